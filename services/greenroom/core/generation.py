@@ -1,0 +1,139 @@
+"""What is asked of a model and what comes back: the vocabulary between a front door and whatever generates."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from greenroom.core.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_SEED = 2**63 - 1
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is picked and when to end.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 is off. ``max_tokens`` None means up to the model's limit.
+    ``logprobs`` n asks for the chosen token's log-probability and those of the n most likely (0: only the chosen).
+    Sampling depends on ``seed`` and the token's position alone, so a request run again gives the same text; with
+    ``seed`` None the request id decides. Log-probabilities are those before temperature, top-k and top-p.
+    Raises InvalidRequest, naming the field, where a value is out of its range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 2:
+            raise InvalidRequest(
+                f"temperature must be from 0 to 2, not {self.temperature}", param="temperature"
+            )
+        if not 0 < self.top_p <= 1:
+            raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}", param="top_p")
+        if self.top_k < 0:
+            raise InvalidRequest(f"top_k must be 0 (off) or more, not {self.top_k}", param="top_k")
+        if self.seed is not None and not -MAX_SEED - 1 <= self.seed <= MAX_SEED:
+            raise InvalidRequest("seed must fit in 64 bits", param="seed")
+        if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
+            raise InvalidRequest(
+                f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop"
+            )
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}", param="max_tokens")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"logprobs must be from 0 to {MAX_LOGPROBS}, not {self.logprobs}", param="logprobs"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt, already tokenised. ``request_id`` is unique among the running requests."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    task_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability (natural) of the chosen token, and of the most likely ones, best first."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The ``index``-th generated token (from 0, without gap)."""
+
+    index: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of every request; ``error`` says why it failed, else None."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    generated_tokens: int
+    error: str | None = None
+
+
+Event = Token | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a front door must know of the model behind it. Lengths are in tokens."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    created: int
+
+
+class Generator(Protocol):
+    """Whatever turns a request into tokens: an engine in this process, or a pipeline of services."""
+
+    @property
+    def model(self) -> ServedModel: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken now."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
+        """Tokens in order, then exactly one Finished.
+
+        The request is taken on the first ``__anext__``, which raises InvalidRequest or Saturated where it is
+        not; after that every end, failures too, is a Finished. Closing the iterator cancels the request, whether
+        it waits or runs.
+        """
+        ...

@@ -1,0 +1,47 @@
+"""What a model's forward pass asks of whoever holds the experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+ExpertWeights = tuple[torch.Tensor, ...]
+"""One expert's tensors, in the order of its record's layout; views that are valid until the next one is asked for."""
+
+
+class ExpertSource(Protocol):
+    """Held by the model's hooks. Called from the one thread that owns the model, layers in ascending order.
+
+    ``layer`` counts the MoE layers from 0 (a dense first layer is not counted); experts are numbered from 0
+    within their layer.
+    """
+
+    def step(
+        self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]
+    ) -> AbstractContextManager[None]:
+        """One forward. ``sequences[T]``: which sequence each row belongs to; ``prefill[T]``: its phase."""
+        ...
+
+    def layer_entered(self, layer: int) -> None:
+        """The layer's attention is about to run."""
+        ...
+
+    def allowed_experts(self, layer: int) -> NDArray[np.bool_] | None:
+        """Row mask ``[T, experts]`` of the experts the router may pick from; None: all."""
+        ...
+
+    def routed(
+        self, layer: int, picks: NDArray[np.int64]
+    ) -> AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]:
+        """The layer's router picked ``picks[T, k]`` (a pick at or above the number of experts is none).
+
+        The iterator yields every distinct picked expert exactly once with its weights, in an order of the
+        source's own choosing; asking for the next one says that the previous is done with. Raises TransferFailed
+        where one can not be had. Leaving the context releases whatever is still held.
+        """
+        ...
