@@ -46,9 +46,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 2:
-            raise InvalidRequest(
-                f"temperature must be from 0 to 2, not {self.temperature}", param="temperature"
-            )
+            raise InvalidRequest(f"temperature must be from 0 to 2, not {self.temperature}", param="temperature")
         if not 0 < self.top_p <= 1:
             raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}", param="top_p")
         if self.top_k < 0:
@@ -56,15 +54,11 @@ class SamplingParams:
         if self.seed is not None and not -MAX_SEED - 1 <= self.seed <= MAX_SEED:
             raise InvalidRequest("seed must fit in 64 bits", param="seed")
         if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
-            raise InvalidRequest(
-                f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop"
-            )
+            raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}", param="max_tokens")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(
-                f"logprobs must be from 0 to {MAX_LOGPROBS}, not {self.logprobs}", param="logprobs"
-            )
+            raise InvalidRequest(f"logprobs must be from 0 to {MAX_LOGPROBS}, not {self.logprobs}", param="logprobs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,7 @@ def parse_bytes(text: str, *, field: str, whole: int | None = None) -> int:
 
     Raises InvalidConfig, naming ``field``, for anything else.
     """
-    allowed = "write a size such as 2GiB or 1500MB" + (
-        ", or a share such as 25%" if whole is not None else ""
-    )
+    allowed = "write a size such as 2GiB or 1500MB" + (", or a share such as 25%" if whole is not None else "")
     match = _SIZE.fullmatch(text)
     if match is None:
         raise InvalidConfig(field, text, allowed)

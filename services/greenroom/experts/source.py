@@ -21,9 +21,7 @@ class ExpertSource(Protocol):
     within their layer.
     """
 
-    def step(
-        self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]
-    ) -> AbstractContextManager[None]:
+    def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> AbstractContextManager[None]:
         """One forward. ``sequences[T]``: which sequence each row belongs to; ``prefill[T]``: its phase."""
         ...
 
