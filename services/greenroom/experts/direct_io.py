@@ -1,0 +1,66 @@
+"""Reading a file past the page cache, straight into memory of one's own."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+from greenroom.experts.layout import PAGE_BYTES, align
+
+
+def page_aligned(nbytes: int) -> memoryview:
+    """Zeroed memory that starts on a page; pages that are never touched cost nothing."""
+    return memoryview(mmap.mmap(-1, align(max(nbytes, 1), PAGE_BYTES)))
+
+
+class DirectFile:
+    """A file opened for direct reads; where the file system refuses these, reads that leave nothing in the page cache.
+
+    Thread-safe: reads carry their own offset.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        self.direct = True
+        try:
+            self._fd = os.open(path, flags | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.direct = False
+            self._fd = os.open(path, flags)
+        self.size = os.fstat(self._fd).st_size
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer``. Offset, address and length are multiples of 4 KiB. Raises OSError, EOFError."""
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            if count == 0:
+                raise EOFError(f"{self._fd}: the file ends within a record")
+            done += count
+        if not self.direct:
+            os.posix_fadvise(self._fd, offset, len(buffer), os.POSIX_FADV_DONTNEED)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Up to ``nbytes`` from ``offset`` (a multiple of 4 KiB), fewer at the file's end."""
+        buffer = page_aligned(nbytes)
+        done = 0
+        while done < nbytes:
+            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            done += count
+            if count == 0 or count % PAGE_BYTES:
+                break
+        return bytes(buffer[: min(done, nbytes)])
+
+    def read_unaligned(self, offset: int, nbytes: int) -> bytes:
+        """Up to ``nbytes`` from any offset."""
+        start = offset // PAGE_BYTES * PAGE_BYTES
+        return self.read(start, offset - start + nbytes)[offset - start :][:nbytes]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,146 @@
+"""A pack appears whole or not at all, and is refused when anything about it is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from greenroom.core.errors import PackError
+from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack import PackFile, PackWriter
+from greenroom.experts.resident import ResidentExperts
+
+LAYOUT = RecordLayout.of([("gate_up_proj", (24, 16), "bfloat16"), ("down_proj", (16, 12), "bfloat16")])
+WIDE = RecordLayout.of([("gate_up_proj", (64, 64), "float32"), ("bias", (5,), "float32")])
+MANIFEST = PackManifest(
+    "mixtral", "bfloat16", "abc", (PackLayer("a.experts", 3, 2, LAYOUT), PackLayer("b.experts", 2, 1, WIDE))
+)
+
+
+def tensors_of(layer: int, expert: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * layer + expert)
+    return [
+        torch.randn(spec.shape, generator=generator).to(getattr(torch, spec.dtype))
+        for spec in MANIFEST.layers[layer].layout.tensors
+    ]
+
+
+def write_pack(path: Path, manifest: PackManifest = MANIFEST) -> None:
+    with PackWriter(path, manifest) as writer:
+        for layer, spec in enumerate(manifest.layers):
+            for expert in range(spec.experts):
+                writer.write(layer, expert, tensors_of(layer, expert))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_pack(tmp_path / "x.pack")
+    return tmp_path / "x.pack"
+
+
+def test_every_expert_comes_back_as_it_was_written(path: Path) -> None:
+    pack = PackFile.open(path, MANIFEST)
+    experts = ResidentExperts.of_pack(pack)
+    for layer, spec in enumerate(MANIFEST.layers):
+        with experts.routed(layer, torch.arange(spec.experts)[None].numpy()) as landing:
+            for expert, weights in landing:
+                for got, wanted in zip(weights, tensors_of(layer, expert), strict=True):
+                    assert torch.equal(got, wanted)
+    pack.verify()
+    pack.close()
+
+
+def test_records_are_page_aligned_and_tensors_on_cache_lines() -> None:
+    for layout in (LAYOUT, WIDE):
+        assert layout.nbytes % 4096 == 0
+        assert all(spec.offset % 64 == 0 for spec in layout.tensors)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.9, 0.9999])
+def test_a_truncated_pack_is_refused(path: Path, share: float) -> None:
+    os.truncate(path, int(path.stat().st_size * share))
+    with pytest.raises(PackError, match=r"truncated.*greenroom pack --force"):
+        PackFile.open(path)
+
+
+@pytest.mark.parametrize("place", ["magic", "manifest", "record", "checksums", "end", "appended"])
+def test_an_altered_pack_is_refused(path: Path, place: str) -> None:
+    size = path.stat().st_size
+    at = {"magic": 1, "manifest": 60, "record": size // 2, "checksums": size - 30, "end": size - 2, "appended": size}
+    data = bytearray(path.read_bytes()) + (b"x" if place == "appended" else b"")
+    data[at[place]] ^= 0x40
+    path.write_bytes(data)
+    with pytest.raises(PackError, match=str(path)):
+        PackFile.open(path, MANIFEST).verify()
+
+
+def test_the_pack_of_another_model_is_refused(path: Path) -> None:
+    other = PackManifest("mixtral", "bfloat16", "other content", MANIFEST.layers)
+    with pytest.raises(PackError, match=r"another model.*source_digest is 'abc', not 'other content'"):
+        PackFile.open(path, other)
+
+
+def test_a_missing_pack_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="greenroom pack"):
+        PackFile.open(tmp_path / "none.pack")
+
+
+def test_an_unfinished_writer_leaves_nothing_behind(tmp_path: Path) -> None:
+    with (
+        pytest.raises(PackError, match="4 of 5 experts were not written"),
+        PackWriter(tmp_path / "x.pack", MANIFEST) as writer,
+    ):
+        writer.write(0, 0, tensors_of(0, 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_of_the_wrong_shape_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="its layout wants"), PackWriter(tmp_path / "x.pack", MANIFEST) as writer:
+        writer.write(0, 0, tensors_of(1, 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def in_child(code: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )  # fmt: skip
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys, pathlib, signal; import test_pack as t; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
+        "try: t.write_pack(pathlib.Path(sys.argv[1]) / 'x.pack')\n"
+        "except t.PackError as error: print(error)\n"
+    )
+    child = in_child(code, tmp_path)
+    out, err = child.communicate(timeout=60)
+    assert "no room for the expert pack" in out, err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; import test_pack as t\n"
+        "with t.PackWriter(pathlib.Path(sys.argv[1]) / 'x.pack', t.MANIFEST) as writer:\n"
+        "    print('open', flush=True); sys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )  # fmt: skip
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "open\n"
+        write_pack(tmp_path / "x.pack")
+        assert len(list(tmp_path.iterdir())) == 2, "the partial file of a living writer is its own"
+        child.send_signal(signal.SIGKILL)
+    write_pack(tmp_path / "x.pack")
+    assert [file.name for file in tmp_path.iterdir()] == ["x.pack"]
