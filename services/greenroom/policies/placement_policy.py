@@ -1,0 +1,158 @@
+"""PlacementPolicy decides which request goes to which worker or executor, and where in its queue.
+
+A pure function of state and ``now_ms``, run by the scheduler at every arrival and completion, and within a process
+for the executors of a graph of whole models (CoE). Times are milliseconds on one clock of the caller's choice.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from greenroom.policies.arrays import NO_KEYS, Keys
+from greenroom.policies.events import UNKNOWN_TASK
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRequest:
+    """A request that is on no worker yet, or one stage of it.
+
+    ``kv_need``: what it reserves (same unit as the worker's). SLOs count from ``arrived_ms``; None is none given.
+    ``expert``: in a graph of models the one that serves this stage. A finished stage comes back as a new pending
+    request of the same ``request_id`` with a higher ``stage``.
+    """
+
+    request_id: str
+    arrived_ms: float
+    input_tokens: int
+    kv_need: int
+    expected_tokens: int
+    deadline_ms: float
+    task: str = UNKNOWN_TASK
+    slo_ttft_ms: float | None = None
+    slo_e2e_ms: float | None = None
+    priority: int = 0
+    expert: int | None = None
+    stage: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRequest:
+    """A request on a worker. ``expected_left``: tokens it is still expected to generate (eMoE's G, Eq. 3)."""
+
+    request: PendingRequest
+    started_ms: float
+    generated_tokens: int
+    expected_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What was profiled of a worker: milliseconds.
+
+    ``token_ms``: a token (eMoE's c; CoServe's K for a request). ``batch_ms``: a batch, whatever its size (CoServe's
+    B). ``load_ms``: loading the experts that a request of a task brings with it (eMoE's ΔE), or one model by key.
+    """
+
+    token_ms: float = 0.0
+    batch_ms: float = 0.0
+    load_ms_by_task: Mapping[str, float] = field(default_factory=dict)
+    load_ms_by_expert: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerView:
+    """One worker or executor, as the caller last heard of it.
+
+    ``running`` and ``queued`` (in its own order) are what was placed there. ``max_running`` and ``kv_free`` are
+    what it can still be given: the policy must exceed neither. ``resident``: experts it holds, where whole
+    models are placed.
+    """
+
+    worker: str
+    running: tuple[PlacedRequest, ...]
+    queued: tuple[PendingRequest, ...]
+    max_running: int
+    max_queued: int
+    kv_total: int
+    kv_free: int
+    costs: Costs = Costs()
+    resident: Keys = field(default_factory=lambda: NO_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementState:
+    """``pending`` in order of arrival; ``workers`` are those that are alive and may be given work."""
+
+    pending: tuple[PendingRequest, ...]
+    workers: tuple[WorkerView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """``request_id`` goes to ``worker``, before position ``position`` of its queue (None: at the end)."""
+
+    request_id: str
+    worker: str
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """A pending request that is given up, and why (``saturated``, ``expired``, ``unservable``)."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementDecision:
+    """To be carried out in order; requests that are in neither list stay pending."""
+
+    place: tuple[Placement, ...] = ()
+    shed: tuple[Shed, ...] = ()
+
+
+class PlacementPolicy(ABC):
+    """Invariants for every policy: no worker gets more than it has room for; no request is placed or shed twice;
+    a pending request past its deadline is shed; equal states and times give equal decisions.
+    """
+
+    @abstractmethod
+    def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
+        """Where to put what waits. Changes nothing in ``state``."""
+
+
+class FcfsPlacement(PlacementPolicy):
+    """First come first served, to the worker with the fewest requests (ties: most free KV, then its name).
+
+    The head of the queue blocks, as in FcfsBatching and for the same reason. Expired requests are shed, and those
+    that are larger than every worker's whole KV memory are unservable, so neither blocks anyone. Without a worker
+    everything else stays pending.
+    """
+
+    def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
+        place: list[Placement] = []
+        shed: list[Shed] = []
+        load = {w.worker: len(w.running) + len(w.queued) for w in state.workers}
+        kv_free = {w.worker: w.kv_free for w in state.workers}
+        room = {w.worker: w.max_running + w.max_queued - load[w.worker] for w in state.workers}
+        largest = max((w.kv_total for w in state.workers), default=None)
+        blocked = False
+        for request in state.pending:
+            if now_ms >= request.deadline_ms:
+                shed.append(Shed(request.request_id, "expired"))
+            elif largest is not None and request.kv_need > largest:
+                shed.append(Shed(request.request_id, "unservable"))
+            elif not blocked:
+                able = [w.worker for w in state.workers if room[w.worker] > 0 and request.kv_need <= kv_free[w.worker]]
+                if not able:
+                    blocked = True
+                    continue
+                chosen = min(able, key=lambda name: (load[name], -kv_free[name], name))
+                place.append(Placement(request.request_id, chosen))
+                load[chosen] += 1
+                room[chosen] -= 1
+                kv_free[chosen] -= request.kv_need
+        return PlacementDecision(place=tuple(place), shed=tuple(shed))

@@ -1,0 +1,56 @@
+"""Policies by name. Choosing another is a change of one word."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from greenroom.core.errors import InvalidConfig, UnknownName
+from greenroom.policies.batch_policy import BatchPolicy, FcfsBatching
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.lru import Lru
+from greenroom.policies.placement_policy import FcfsPlacement, PlacementPolicy
+
+EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
+    "lru": Lru,
+}
+BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching}
+PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {"fcfs": FcfsPlacement}
+
+P = TypeVar("P")
+
+
+def create_policy(name: str, *, catalogue: Catalogue, options: Mapping[str, Any] | None = None) -> ExpertPolicy:
+    """A new expert policy for one pool. ``options`` are the keyword-only arguments of the policy's class.
+
+    Raises UnknownName, listing what is known, for a name or an option that is not; InvalidConfig for a bad value.
+    """
+    return _create("policy", EXPERT_POLICIES, name, options, catalogue)
+
+
+def create_batch_policy(name: str, *, options: Mapping[str, Any] | None = None) -> BatchPolicy:
+    """A new batch policy; errors as create_policy."""
+    return _create("batching", BATCH_POLICIES, name, options)
+
+
+def create_placement_policy(name: str, *, options: Mapping[str, Any] | None = None) -> PlacementPolicy:
+    """A new placement policy; errors as create_policy."""
+    return _create("scheduling", PLACEMENT_POLICIES, name, options)
+
+
+def _create(field: str, known: Mapping[str, type[P]], name: str, options: Mapping[str, Any] | None, *args: object) -> P:
+    try:
+        policy = known[name]
+    except KeyError:
+        raise UnknownName(field, name, known) from None
+    options = options or {}
+    parameters = inspect.signature(policy).parameters.values()
+    allowed = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in allowed:
+            if not allowed:
+                raise InvalidConfig(f"{field} option", option, f"{name} takes no options")
+            raise UnknownName(f"option of {field} {name}", option, allowed)
+    return policy(*args, **options)
