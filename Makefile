@@ -1,0 +1,44 @@
+# Every target sets up what it needs into .venv and is quick when nothing has changed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help run test test-full lint format clean
+.DEFAULT_GOAL := help
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+run: $(STAMP) ## Serve the bundled model at http://127.0.0.1:8000 with a third of its experts in memory
+	$(BIN)/greenroom serve --expert-memory 33%
+
+test: $(STAMP) ## The test suite (minutes)
+	$(BIN)/pytest -m "not full"
+
+test-full: $(STAMP) ## The suite with its full matrices
+	$(BIN)/pytest
+
+lint: $(STAMP) ## Style, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-serve: $(STAMP) ## Tokens/s resident, at a third and at the least budget, on the widened bundled model
+	$(BIN)/python -m benchmarks.budgets
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "greenroom needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a minute or two (PyTorch is large)"; $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[torch]' --group dev
+	@touch $@

@@ -1,0 +1,388 @@
+"""The expert cache engine: the source of experts for a model that does not fit.
+
+Three concerns meet here and live elsewhere: bookkeeping (``ledger``), deciding (the policy) and copying (``tiers``,
+``mover``). Everything but the movers runs on the one thread that owns the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import BudgetTooSmall, TransferFailed
+from greenroom.core.units import format_bytes
+from greenroom.experts.counters import Counters
+from greenroom.experts.layout import PackManifest
+from greenroom.experts.ledger import Ledger, State
+from greenroom.experts.source import ExpertWeights
+from greenroom.experts.tiers import Store, Tiers
+from greenroom.policies.arrays import Keys, Mask
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import LayerRouting, Phase, Reason, Step, Tier, VictimRequest
+from greenroom.policies.expert_policy import ExpertPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """``queue_ahead``: prefetches handed to the movers at a time, so that those behind can still be reordered.
+
+    ``transfer_timeout_s``: how long a layer waits without anything landing. ``approximate``: whether the policy
+    may keep rows from experts (its ``row_mask``); without it outputs are those of the fully resident model.
+    """
+
+    device_slots: int
+    host_slots: int = 0
+    queue_ahead: int = 4
+    transfer_timeout_s: float = 60.0
+    approximate: bool = False
+
+
+def catalogue_of(manifest: PackManifest, pool: str = "model") -> Catalogue:
+    """The experts of a pack; each occupies a slot, whose size is that of the largest record."""
+    slot_bytes = max(layer.layout.nbytes for layer in manifest.layers)
+    return Catalogue(
+        pool,
+        experts_per_layer=[layer.experts for layer in manifest.layers],
+        top_k=[layer.top_k for layer in manifest.layers],
+        expert_bytes=[slot_bytes] * len(manifest.layers),
+    )
+
+
+class ExpertEngine:
+    """An ExpertSource that keeps ``device_slots`` experts in memory and fetches the others as they are needed.
+
+    Owned by one thread. Raises BudgetTooSmall where a layer's top-k experts do not fit.
+    """
+
+    def __init__(self, store: Store, catalogue: Catalogue, policy: ExpertPolicy, config: EngineConfig) -> None:
+        least = int(catalogue.top_k.max())
+        slot_bytes = int(catalogue.bytes_of.max())
+        if config.device_slots < least:
+            raise BudgetTooSmall(
+                f"the expert memory holds {config.device_slots} experts of {format_bytes(slot_bytes)}; a layer's "
+                f"router picks {least}, so give at least {format_bytes(least * slot_bytes)}"
+            )
+        self.catalogue = catalogue
+        self.policy = policy
+        self.counters = Counters()
+        self._config = config
+        self._tiers = Tiers(
+            store,
+            catalogue,
+            device_slots=min(config.device_slots, catalogue.size),
+            host_slots=min(config.host_slots, catalogue.size),
+            make_host_room=self._make_host_room,
+        )
+        self._ahead: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # brought or coming ahead, not yet looked up
+        self._refused: tuple[object, object] | None = None  # the wants under which the policy refused room
+        self._failed: dict[int, str] = {}
+        self._steps = 0
+        self._step = Step(catalogue.pool, 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
+        policy.on_budget_changed(Tier.DEVICE, self.device.slots * slot_bytes)
+        if self._tiers.host is not None:
+            policy.on_budget_changed(Tier.HOST, self._tiers.host.slots * slot_bytes)
+
+    # -- what the model's hooks ask (ExpertSource) ------------------------------------------------------------
+
+    @contextmanager
+    def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> Iterator[None]:
+        """One forward; ``sequences[T]`` and ``prefill[T]`` tell whose row each is and in which phase."""
+        phases = np.where(prefill, Phase.PREFILL, Phase.DECODE).astype(np.uint8)
+        self._steps += 1
+        self._step = Step(self.catalogue.pool, self._steps, sequences, phases)
+        self.counters.steps += 1
+        if "on_step_started" in self.policy.hooks:
+            self.policy.on_step_started(self._step)
+        yield
+
+    def layer_entered(self, layer: int) -> None:
+        if "on_layer_entered" in self.policy.hooks:
+            self.policy.on_layer_entered(self._step, layer)
+        self._deliver()
+        self._fetch_ahead()
+
+    def allowed_experts(self, layer: int) -> Mask | None:
+        if not self._config.approximate or "row_mask" not in self.policy.hooks:
+            return None
+        return self.policy.row_mask(self._step, layer, self.device.resident)
+
+    @contextmanager
+    def routed(self, layer: int, picks: NDArray[np.int64]) -> Iterator[Iterator[tuple[int, ExpertWeights]]]:
+        """See ExpertSource. What has landed comes first, or the policy's order is kept where it has one."""
+        self._deliver()
+        routing = LayerRouting.from_picks(self.catalogue, self._step, layer, picks)
+        experts = routing.experts
+        self._count(experts)
+        self._failed.clear()
+        self.device.pin(experts)
+        pending = dict.fromkeys(experts.tolist())
+        try:
+            self.policy.on_layer_routed(routing)
+            yield self._landing(routing, pending)
+        finally:
+            if pending:
+                self.device.unpin(np.fromiter(pending, dtype=np.int64))
+        if "on_layer_done" in self.policy.hooks:
+            self.policy.on_layer_done(self._step, layer)
+        self._fetch_ahead()
+
+    # -- around it ------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Ledger:
+        return self._tiers.device
+
+    @property
+    def host(self) -> Ledger | None:
+        return self._tiers.host
+
+    def preload(self, keys: Sequence[int], progress: Callable[[int], object] | None = None) -> int:
+        """Fill free device slots with these, the first first; returns how many fitted.
+
+        ``progress`` is told 1 for each. Raises TransferFailed.
+        """
+        wanted = [key for key in dict.fromkeys(keys) if self.device.state[key] == State.ABSENT][: self.device.free]
+        missing = set(wanted)
+        self._failed.clear()
+        for key in wanted:
+            self._tiers.fetch(key, Reason.TARGET)
+        while missing:
+            landed = {key for key in missing if self.device.resident[key]}
+            if progress is not None and landed:
+                progress(len(landed))
+            missing -= landed
+            if missing:
+                self._wait_for(missing)
+        return len(wanted)
+
+    def resident_keys(self) -> Keys:
+        """Who is on the device, ascending."""
+        return np.flatnonzero(self.device.resident)
+
+    def refresh_counters(self) -> Counters:
+        """The counters, with the bytes that the links have moved."""
+        self.counters.bytes_by_link = {mover.name: mover.bytes_moved for mover in self._tiers.movers}
+        return self.counters
+
+    def audit(self, *, idle: bool = False) -> None:
+        """Raises LedgerError where an invariant does not hold; ``idle``: and where anything is still pinned."""
+        self._tiers.audit()
+        if idle and self.device.pinned:
+            raise RuntimeError(f"{self.device.pinned} experts are pinned though nothing runs")
+
+    def close(self) -> None:
+        """Stop the movers."""
+        self._tiers.close()
+
+    # -- a layer's experts ----------------------------------------------------------------------------------------
+
+    def _count(self, experts: Keys) -> None:
+        counters = self.counters
+        counters.lookups += len(experts)
+        counters.hits += int(np.count_nonzero(self.device.resident[experts]))
+        ahead = self._ahead[experts]
+        if ahead.any():
+            counters.prefetches_used += int(np.count_nonzero(ahead))
+            self._ahead[experts] = False
+
+    def _landing(self, routing: LayerRouting, pending: dict[int, None]) -> Iterator[tuple[int, ExpertWeights]]:
+        """Yield every pending expert once it is here; asking for the next takes it out of ``pending`` and unpins it."""
+        first = int(self.catalogue.first[routing.layer])
+        order = (
+            self.policy.compute_order(routing, self.device.resident) if "compute_order" in self.policy.hooks else None
+        )
+        if order is not None:
+            ordered = {int(key): None for key in order}
+            pending_in_order = [key for key in ordered if key in pending]
+        else:
+            pending_in_order = list(pending)
+        tell = "on_experts_done" in self.policy.hooks
+        resident = self.device.resident
+        todo = dict.fromkeys(pending_in_order)
+        self._demand(todo, routing)
+        while todo:
+            if order is not None:
+                head = next(iter(todo))
+                ready = [head] if resident[head] else []
+            else:
+                ready = [key for key in todo if resident[key]]
+            if not ready:
+                self._wait_for(todo)
+                self._demand(todo, routing)
+                continue
+            for key in ready:
+                yield key - first, self._tiers.weights(key)
+                del todo[key], pending[key]
+                done = np.array([key], dtype=np.int64)
+                self.device.unpin(done)
+                if tell:
+                    self.policy.on_experts_done(self._step, routing.layer, done)
+            if todo:
+                self._deliver()
+                self._demand(todo, routing)
+
+    def _demand(self, todo: dict[int, None], routing: LayerRouting) -> None:
+        """Begin to fetch as many of the missing as room can be found for."""
+        self._raise_failure_of(todo)
+        state = self.device.state
+        absent = []
+        for key in todo:
+            if state[key] == State.ABSENT:
+                absent.append(key)
+            elif state[key] == State.LOADING and self._tiers.queued_ahead(key) is not None:
+                self._tiers.hurry(key)
+        if not absent:
+            return
+        while self.device.free < len(absent) and (given_up := self._tiers.withdraw_ahead()) is not None:
+            self._ahead[given_up] = False
+            self.counters.prefetches -= 1
+        if self.device.free < len(absent):
+            self._make_room(len(absent) - self.device.free, absent, routing)
+        for key in absent[: self.device.free]:
+            self.counters.on_demand_fetches += 1
+            self._tiers.fetch(key, Reason.ON_DEMAND)
+
+    def _make_room(self, slots: int, incoming: Sequence[int], routing: LayerRouting) -> None:
+        """Evict up to ``slots`` experts; of the running layer's own only where no one else is left."""
+        evictable = self.device.evictable()
+        others = evictable.copy()
+        others[routing.experts] = False
+        if others.any():
+            evictable = others
+        slots = min(slots, int(np.count_nonzero(evictable)))
+        if slots:
+            self._evict(self._victims(Tier.DEVICE, slots, evictable, Reason.ON_DEMAND, incoming))
+
+    def _wait_for(self, wanted: Iterable[int]) -> None:
+        """Wait until something lands. Raises TransferFailed where one of ``wanted`` can not be had."""
+        begin = time.perf_counter()
+        landed = self._tiers.wait(self._config.transfer_timeout_s)
+        self.counters.stall_seconds += time.perf_counter() - begin
+        self._deliver()
+        self._raise_failure_of(wanted)
+        if not landed:
+            raise TransferFailed(f"no expert has landed for {self._config.transfer_timeout_s:g} s")
+
+    def _raise_failure_of(self, wanted: Iterable[int]) -> None:
+        for key in wanted if self._failed else ():
+            if key in self._failed:
+                layer, index = int(self.catalogue.layer_of[key]), int(self.catalogue.index_of[key])
+                raise TransferFailed(f"expert {index} of MoE layer {layer} could not be had: {self._failed[key]}")
+
+    def _deliver(self) -> None:
+        """Book what the movers have finished and tell the policy."""
+        for transfer in self._tiers.collect():
+            if transfer.error is None:
+                self.policy.on_transfer_done(transfer)
+                continue
+            self.counters.failed_transfers += 1
+            self._ahead[transfer.expert] = False
+            self._failed[transfer.expert] = transfer.error
+            self.policy.on_transfer_failed(transfer)
+
+    # -- fetching ahead -------------------------------------------------------------------------------------------
+
+    def _fetch_ahead(self) -> None:
+        """Hand the movers the most urgent of what the policy wants, a few at a time."""
+        prefetch, target = self.policy.prefetch, self.policy.target
+        if prefetch is None and target is None:
+            return
+        wants = (prefetch, target)
+        if prefetch is not None and prefetch.tier is Tier.DEVICE:
+            self._reorder(prefetch.priority)
+        if self._refused == wants:
+            return
+        if prefetch is not None and prefetch.tier is Tier.DEVICE:
+            wanted = np.flatnonzero((prefetch.priority > 0) & (self.device.state == State.ABSENT))
+            wanted = wanted[np.argsort(-prefetch.priority[wanted], kind="stable")]
+            for key in wanted.tolist():
+                may_evict = prefetch.may_evict is None or bool(prefetch.may_evict[key])
+                priority = float(prefetch.priority[key])
+                if not self._fetch_one_ahead(key, Reason.PREFETCH, priority, self.device.evictable(), may_evict):
+                    self._refused = wants
+                    return
+                if self._tiers.waiting_ahead >= self._config.queue_ahead:
+                    return
+        if target is not None and target.tier is Tier.DEVICE:
+            outside = self.device.evictable() & ~target.wanted
+            if target.drop_others and outside.any():
+                self._evict(np.flatnonzero(outside))
+            for key in np.flatnonzero(target.wanted & (self.device.state == State.ABSENT)).tolist():
+                if self._tiers.waiting_ahead >= self._config.queue_ahead:
+                    return
+                outside = self.device.evictable() & ~target.wanted
+                if not self._fetch_one_ahead(key, Reason.TARGET, 0.0, outside, True):
+                    self._refused = wants
+                    return
+
+    def _fetch_one_ahead(self, key: int, reason: Reason, priority: float, evictable: Mask, may_evict: bool) -> bool:
+        if not self.device.free:
+            if not may_evict or not evictable.any():
+                return False
+            victims = self._victims(Tier.DEVICE, 1, evictable, reason, [key])
+            if not len(victims):
+                return False
+            self._evict(victims)
+        self._tiers.fetch(key, reason, priority)
+        self._ahead[key] = True
+        self.counters.prefetches += 1
+        return True
+
+    def _reorder(self, priority: NDArray[np.float32]) -> None:
+        """What waits follows the newest priorities; what is wanted no more is withdrawn."""
+        for key in np.flatnonzero((self.device.state == State.LOADING) & self._ahead).tolist():
+            job = self._tiers.queued_ahead(key)
+            if job is None or job.reason is not Reason.PREFETCH:
+                continue
+            if priority[key] > 0:
+                self._tiers.reprioritise(key, float(priority[key]))
+            elif self._tiers.withdraw(key):
+                self._ahead[key] = False
+                self.counters.prefetches -= 1
+
+    # -- room -----------------------------------------------------------------------------------------------------
+
+    def _victims(self, tier: Tier, slots: int, evictable: Mask, reason: Reason, incoming: Sequence[int]) -> Keys:
+        ledger = self.device if tier is Tier.DEVICE else self.host
+        assert ledger is not None
+        request = VictimRequest(
+            tier=tier,
+            bytes_needed=slots * self._tiers.slot_bytes,
+            evictable=evictable,
+            resident=ledger.resident,
+            reason=reason,
+            incoming=np.array(incoming, dtype=np.int64),
+        )
+        return self.policy.victims(request)
+
+    def _evict(self, keys: Keys) -> None:
+        for key in keys.tolist():
+            self.device.evict(key)
+        self.counters.evictions += len(keys)
+        unused = self._ahead[keys]
+        if unused.any():
+            self.counters.prefetches_wasted += int(np.count_nonzero(unused))
+            self._ahead[keys] = False
+        if "on_evicted" in self.policy.hooks:
+            self.policy.on_evicted(Tier.DEVICE, keys)
+
+    def _make_host_room(self, incoming: int) -> bool:
+        """One host slot. Who is on the device as well leaves first: no expert is held twice without need."""
+        host = self.host
+        assert host is not None
+        evictable = host.evictable()
+        doubled = evictable & self.device.resident
+        candidates = doubled if doubled.any() else evictable
+        if not candidates.any():
+            return False
+        victims = self._victims(Tier.HOST, 1, candidates, Reason.ON_DEMAND, [incoming])
+        for key in victims.tolist():
+            host.evict(key)
+        if "on_evicted" in self.policy.hooks:
+            self.policy.on_evicted(Tier.HOST, victims)
+        return bool(host.free)

@@ -1,0 +1,124 @@
+"""Bookkeeping of one tier: which expert is in which slot, on its way, or pinned.
+
+Knows nothing of bytes, threads or policies. Belongs to the one thread that owns the engine.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.int64]
+NO_SLOT = -1
+
+
+class State(IntEnum):
+    """Where an expert stands towards a tier."""
+
+    ABSENT = 0
+    LOADING = 1
+    RESIDENT = 2
+
+
+class LedgerError(RuntimeError):
+    """A plan that would break an invariant of the ledger; nothing was changed. A defect, never bad input."""
+
+
+class Ledger:
+    """Slots of one tier and the experts in them.
+
+    Invariants, held by ``audit``: free + loading + resident = slots; an expert has a slot exactly while it is
+    loading or resident, and no slot has two. What is pinned or loading is never evicted.
+    """
+
+    def __init__(self, experts: int, slots: int) -> None:
+        self.slots = slots
+        self.state: NDArray[np.uint8] = np.zeros(experts, dtype=np.uint8)
+        self.slot_of: NDArray[np.int64] = np.full(experts, NO_SLOT, dtype=np.int64)
+        self.resident: NDArray[np.bool_] = np.zeros(experts, dtype=np.bool_)
+        self._pins: NDArray[np.int64] = np.zeros(experts, dtype=np.int64)
+        self._free = list(range(slots - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    @property
+    def loading(self) -> int:
+        """Experts on their way."""
+        return self.slots - len(self._free) - int(np.count_nonzero(self.resident))
+
+    def evictable(self) -> NDArray[np.bool_]:
+        """``[experts]``: resident and not pinned."""
+        unpinned: NDArray[np.bool_] = self._pins == 0
+        return self.resident & unpinned
+
+    def reserve(self, expert: int) -> int:
+        """Give an absent expert a free slot, which its transfer will fill; returns the slot."""
+        if self.state[expert] != State.ABSENT:
+            raise LedgerError(f"expert {expert} is {State(self.state[expert]).name.lower()} already")
+        if not self._free:
+            raise LedgerError(f"no free slot for expert {expert}")
+        slot = self._free.pop()
+        self.state[expert] = State.LOADING
+        self.slot_of[expert] = slot
+        return slot
+
+    def arrived(self, expert: int) -> None:
+        """Its transfer filled the slot."""
+        if self.state[expert] != State.LOADING:
+            raise LedgerError(f"expert {expert} was not on its way")
+        self.state[expert] = State.RESIDENT
+        self.resident[expert] = True
+
+    def abandon(self, expert: int) -> None:
+        """Its transfer failed or was given up; the slot is free again."""
+        if self.state[expert] != State.LOADING:
+            raise LedgerError(f"expert {expert} was not on its way")
+        self._release(expert)
+
+    def evict(self, expert: int) -> None:
+        """Free the slot of a resident expert."""
+        if self.state[expert] != State.RESIDENT:
+            raise LedgerError(f"expert {expert} is {State(self.state[expert]).name.lower()}, not resident")
+        if self._pins[expert]:
+            raise LedgerError(f"expert {expert} is pinned")
+        self._release(expert)
+        self.resident[expert] = False
+
+    def pin(self, experts: Keys) -> None:
+        """Keep distinct experts from being evicted, wherever they are now, until as many ``unpin``."""
+        self._pins[experts] += 1
+
+    def unpin(self, experts: Keys) -> None:
+        """Undo one ``pin`` of distinct experts."""
+        if (self._pins[experts] < 1).any():
+            raise LedgerError("unpinned what was not pinned")
+        self._pins[experts] -= 1
+
+    @property
+    def pinned(self) -> int:
+        """Experts with at least one pin."""
+        return int(np.count_nonzero(self._pins))
+
+    def audit(self) -> None:
+        """Raises LedgerError where an invariant does not hold."""
+        held = np.flatnonzero(self.slot_of != NO_SLOT)
+        occupied = np.flatnonzero(self.state != State.ABSENT)
+        slots = np.sort(np.concatenate([self.slot_of[held], np.array(self._free, dtype=np.int64)]))
+        if not np.array_equal(held, occupied):
+            raise LedgerError("slots and states disagree")
+        if not np.array_equal(slots, np.arange(self.slots)):
+            raise LedgerError("a slot is lost, or held twice")
+        if not np.array_equal(self.resident, self.state == State.RESIDENT):
+            raise LedgerError("the resident set and the states disagree")
+        if (self._pins < 0).any():
+            raise LedgerError("a negative pin")
+
+    def _release(self, expert: int) -> None:
+        self._free.append(int(self.slot_of[expert]))
+        self.slot_of[expert] = NO_SLOT
+        self.state[expert] = State.ABSENT

@@ -1,0 +1,232 @@
+"""Whatever policy, budget and movers do: a layer gets each of its experts once, whole, and nothing leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from greenroom.core.errors import BudgetTooSmall, TransferFailed
+from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.ledger import State
+from greenroom.policies.arrays import Mask
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import LayerRouting
+from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
+from greenroom.policies.lru import Lru
+from greenroom.policies.registry import EXPERT_POLICIES
+from tests.unit.experts.fakes import FakeStore, manifest
+
+LAYERS, EXPERTS, TOP_K = 3, 6, 2
+MANIFEST = manifest(LAYERS, EXPERTS, TOP_K)
+
+
+class RestlessPrefetch(Lru):
+    """Wants other experts after every layer, some at the cost of others, and a target on top: all queues are used."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue)
+        self._random = np.random.default_rng(7)
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        super().on_layer_routed(routing)
+        generation = 0 if self.prefetch is None else self.prefetch.generation + 1
+        shape = self.catalogue.size
+        priority = (self._random.random(shape) * (self._random.random(shape) < 0.4)).astype(np.float32)
+        self.prefetch = Prefetch(generation, priority, may_evict=self._random.random(shape) < 0.5)
+        if generation % 3 == 0:
+            self.target = Target(generation, self._random.random(shape) < 0.3, drop_others=generation % 2 == 0)
+
+
+class BackwardOrder(Lru):
+    """Computes a layer's experts in descending order, whatever is resident."""
+
+    def compute_order(self, routing: LayerRouting, resident: Mask) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return routing.experts[::-1].copy()
+
+
+POLICIES: dict[str, type[ExpertPolicy]] = {**EXPERT_POLICIES, "restless": RestlessPrefetch, "backward": BackwardOrder}
+
+
+def make_engine(
+    policy: str, device_slots: int, host_slots: int, before_read: Callable[[int, int], None] | None = None
+) -> tuple[ExpertEngine, FakeStore]:
+    catalogue = catalogue_of(MANIFEST)
+    store = FakeStore(MANIFEST, before_read)
+    config = EngineConfig(device_slots=device_slots, host_slots=host_slots, transfer_timeout_s=20)
+    return ExpertEngine(store, catalogue, POLICIES[policy](catalogue), config), store
+
+
+def run_layer(engine: ExpertEngine, layer: int, picks: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> list[int]:
+    engine.layer_entered(layer)
+    seen = []
+    with engine.routed(layer, picks) as landing:
+        for expert, (weights,) in landing:
+            engine.audit()
+            assert (weights == 100 * layer + expert).all()
+            seen.append(expert)
+    return seen
+
+
+def run_steps(engine: ExpertEngine, steps: list[list[list[int]]]) -> None:
+    """``steps[s][layer]`` are the experts that one row each, in pairs, is routed to."""
+    for layers in steps:
+        rows = np.zeros(max(map(len, layers)), dtype=np.int64)
+        with engine.step(rows, rows == 0):
+            for layer, experts in enumerate(layers):
+                picks = np.array([[e, (e + 1) % EXPERTS] for e in experts], dtype=np.int64)
+                seen = run_layer(engine, layer, picks)
+                assert sorted(seen) == np.unique(picks).tolist()
+                engine.audit(idle=True)
+    counters = engine.refresh_counters()
+    assert counters.steps == len(steps)
+    assert counters.hits + counters.on_demand_fetches <= counters.lookups
+    assert counters.prefetches_used + counters.prefetches_wasted <= counters.prefetches
+
+
+@pytest.fixture
+def closing() -> Iterator[list[ExpertEngine]]:
+    engines: list[ExpertEngine] = []
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+routes = st.lists(
+    st.lists(st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=5), min_size=LAYERS, max_size=LAYERS),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(steps=routes, device_slots=st.integers(TOP_K, LAYERS * EXPERTS), host_slots=st.integers(0, 8))
+@settings(max_examples=25, deadline=None)
+def test_any_schedule_under_any_budget(
+    policy: str, steps: list[list[list[int]]], device_slots: int, host_slots: int
+) -> None:
+    engine, _ = make_engine(policy, device_slots, host_slots)
+    try:
+        run_steps(engine, steps)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(steps=routes, device_slots=st.integers(TOP_K, 9), host_slots=st.integers(0, 4), seed=st.integers(0, 999))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_random_delays_and_failures_in_the_movers(
+    policy: str, steps: list[list[list[int]]], device_slots: int, host_slots: int, seed: int
+) -> None:
+    """A failed transfer fails the layer that needed it; afterwards everything is as if it had never been asked."""
+    noise = random.Random(seed)
+    pause = threading.Event()
+
+    def trouble(layer: int, expert: int) -> None:
+        pause.wait(noise.random() * 0.002)
+        if noise.random() < 0.3:
+            raise OSError(5, "injected")
+
+    engine, _ = make_engine(policy, device_slots, host_slots, trouble)
+    asked = completed = 0
+    try:
+        for layers in steps:
+            rows = np.zeros(max(map(len, layers)), dtype=np.int64)
+            with engine.step(rows, rows == 0):
+                for layer, experts in enumerate(layers):
+                    picks = np.array([[e, (e + 1) % EXPERTS] for e in experts], dtype=np.int64)
+                    with contextlib.suppress(TransferFailed):
+                        assert sorted(run_layer(engine, layer, picks)) == np.unique(picks).tolist()
+                        completed += 1
+                    engine.audit(idle=True)
+                    asked += 1
+        assert engine.counters.failed_transfers >= asked - completed
+    finally:
+        engine.close()
+
+
+def test_all_resident_after_the_first_pass(closing: list[ExpertEngine]) -> None:
+    engine, store = make_engine("lru", LAYERS * EXPERTS, 0)
+    closing.append(engine)
+    everyone = [[list(range(EXPERTS))] * LAYERS]
+    run_steps(engine, everyone * 3)
+    assert engine.counters.hits == 2 * LAYERS * EXPERTS
+    assert set(store.reads.values()) == {1}, "nothing is moved twice"
+
+
+def test_only_what_the_layer_needs_is_evicted_for_it(closing: list[ExpertEngine]) -> None:
+    engine, store = make_engine("lru", 4, 0)
+    closing.append(engine)
+    run_steps(engine, [[[0], [0], [0]], [[0], [0], [0]]])  # 2 a layer, 3 layers, 4 slots: LRU always misses
+    assert engine.counters.hits == 0
+    assert engine.counters.evictions == 12 - 4
+    assert sum(store.reads.values()) == 12
+
+
+def test_the_host_tier_keeps_what_leaves_the_device(closing: list[ExpertEngine]) -> None:
+    engine, store = make_engine("lru", 2, LAYERS * EXPERTS)
+    closing.append(engine)
+    run_steps(engine, [[[0], [2], [4]]] * 4)
+    assert sum(store.reads.values()) == 6, "read from the disk once, then copied from the host"
+    moved = engine.refresh_counters().bytes_by_link
+    assert moved["host-device"] > moved["disk"] > 0
+
+
+def test_a_layer_that_is_abandoned_holds_nothing(closing: list[ExpertEngine]) -> None:
+    engine, _ = make_engine("lru", 3, 0)
+    closing.append(engine)
+    rows = np.zeros(5, dtype=np.int64)
+    with engine.step(rows, rows == 0):
+        with contextlib.suppress(ZeroDivisionError), engine.routed(0, np.arange(EXPERTS)[:, None]) as landing:
+            next(landing)
+            raise ZeroDivisionError
+        engine.audit(idle=True)
+        assert sorted(run_layer(engine, 1, np.arange(EXPERTS)[:, None])) == list(range(EXPERTS))
+
+
+def test_a_link_that_hangs_is_given_up_after_the_deadline(closing: list[ExpertEngine]) -> None:
+    release = threading.Event()
+    catalogue = catalogue_of(MANIFEST)
+    store = FakeStore(MANIFEST, lambda layer, expert: None if layer else release.wait(20) and None)
+    engine = ExpertEngine(store, catalogue, Lru(catalogue), EngineConfig(device_slots=4, transfer_timeout_s=0.05))
+    closing.append(engine)
+    rows = np.zeros(1, dtype=np.int64)
+    with engine.step(rows, rows == 0):
+        with pytest.raises(TransferFailed, match="landed for"):
+            run_layer(engine, 0, np.array([[0, 1]]))
+        release.set()
+        run_layer(engine, 1, np.array([[0, 1]]))
+    engine.audit(idle=True)
+
+
+def test_preload_fills_in_order_and_remembers(closing: list[ExpertEngine]) -> None:
+    engine, _ = make_engine("lfu", 5, 0)
+    closing.append(engine)
+    told: list[int] = []
+    assert engine.preload([7, 3, 3, 11, 0, 1, 2], told.append) == 5
+    assert sum(told) == 5
+    assert engine.resident_keys().tolist() == [0, 1, 3, 7, 11]
+    run_layer(engine, 0, np.array([[0, 3]]))
+    assert engine.counters.hits == 2
+    assert (engine.device.state[[0, 3]] == State.RESIDENT).all()
+
+
+def test_a_failing_preload_says_which_expert() -> None:
+    def broken(layer: int, expert: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    engine, _ = make_engine("lru", 5, 0, broken)
+    with pytest.raises(TransferFailed, match="expert 1 of MoE layer 1 could not be had: OSError"):
+        engine.preload([7])
+    engine.close()
+
+
+def test_a_budget_below_one_layers_top_k_is_refused() -> None:
+    with pytest.raises(BudgetTooSmall, match="give at least 8 KiB"):
+        make_engine("lru", TOP_K - 1, 0)
