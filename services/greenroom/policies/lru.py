@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import numpy as np
 
-from greenroom.policies.arrays import Keys
+from greenroom.policies.arrays import Counts, Keys
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import LayerRouting, Reason, Transfer, VictimRequest
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.selection import lowest
 
 
-class Lru(ExpertPolicy):
-    """Evicts the expert whose last use is longest ago.
+class Recency:
+    """When each expert was used last, in uses since the start. Experts of one layer are used one after the other."""
 
-    The experts of a layer count as used one after the other, in the order of the event. One that was brought ahead
-    of its use counts as used on arrival, or it would be the next to go.
-    """
+    def __init__(self, size: int) -> None:
+        self.last: Counts = np.zeros(size, dtype=np.int64)
+        self._uses = 1
+
+    def use(self, experts: Keys) -> Counts:
+        """Note the uses, in this order; returns when they were."""
+        times = np.arange(self._uses, self._uses + len(experts))
+        self.last[experts] = times
+        self._uses += len(experts)
+        return times
+
+    def arrived(self, transfer: Transfer) -> None:
+        """An expert brought ahead of its use counts as used on arrival, or it would be the next to go."""
+        if transfer.reason is not Reason.ON_DEMAND:
+            self.last[transfer.expert] = self._uses
+            self._uses += 1
+
+
+class Lru(ExpertPolicy):
+    """Evicts the expert whose last use is longest ago."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
-        self._used = np.zeros(catalogue.size, dtype=np.int64)
-        self._uses = 1
+        self._recency = Recency(catalogue.size)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
-        count = len(routing.experts)
-        self._used[routing.experts] = np.arange(self._uses, self._uses + count)
-        self._uses += count
+        self._recency.use(routing.experts)
 
     def on_transfer_done(self, transfer: Transfer) -> None:
-        if transfer.reason is not Reason.ON_DEMAND:
-            self._used[transfer.expert] = self._uses
-            self._uses += 1
+        self._recency.arrived(transfer)
 
     def victims(self, request: VictimRequest) -> Keys:
-        return lowest(self.catalogue, request, self._used)
+        return lowest(self.catalogue, request, self._recency.last)

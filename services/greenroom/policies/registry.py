@@ -10,11 +10,18 @@ from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.policies.batch_policy import BatchPolicy, FcfsBatching
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.fifo import Fifo
+from greenroom.policies.lfu import Lfu, LfuReset
 from greenroom.policies.lru import Lru
+from greenroom.policies.neighbour_aware import NeighbourAware
 from greenroom.policies.placement_policy import FcfsPlacement, PlacementPolicy
 
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
+    "fifo": Fifo,
+    "lfu": Lfu,
+    "lfu-reset": LfuReset,
     "lru": Lru,
+    "neighbour-aware": NeighbourAware,
 }
 BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching}
 PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {"fcfs": FcfsPlacement}

@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.arrays import NO_KEYS, Keys
+from greenroom.policies.arrays import NO_KEYS, Counts, Keys
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import VictimRequest
 
-_LAST = np.iinfo(np.int64).max
+Worth = NDArray[np.number[Any]]
 
 
-def lowest(catalogue: Catalogue, request: VictimRequest, worth: NDArray[np.int64]) -> Keys:
+def lowest(catalogue: Catalogue, request: VictimRequest, worth: Worth, tie: Worth | None = None) -> Keys:
     """The evictable experts of the least ``worth[N]``, just enough of them for ``bytes_needed``.
 
-    In ascending worth, ties by the lower key; empty where all of them together do not free enough, or nothing is
-    needed. Where sizes differ, those whose bytes the others make up for are spared, the worthiest first.
-    ``worth`` must lie under the largest int64.
+    In ascending worth, ties by the least ``tie[N]``, then by the lower key. Empty where all of them together do not
+    free enough, or where nothing is needed. Where sizes differ, those are spared whose bytes the others make up
+    for, the worthiest first.
     """
-    needed = request.bytes_needed
-    if needed <= 0:
+    if request.bytes_needed <= 0:
         return NO_KEYS
+    candidates = request.evictable.nonzero()[0]
     size = catalogue.record_bytes
     if size is None:
-        return _lowest_by_bytes(catalogue.bytes_of, request, worth)
-    count = -(-needed // size)
-    masked = np.where(request.evictable, worth, _LAST)
-    if count == 1:
-        victim = int(masked.argmin())
-        return np.array([victim], dtype=np.int64) if request.evictable[victim] else NO_KEYS
-    if count > int(np.count_nonzero(request.evictable)):
+        return _just_enough(catalogue.bytes_of, request.bytes_needed, _ranked(candidates, worth, tie))
+    count = -(-request.bytes_needed // size)
+    if count > len(candidates):
         return NO_KEYS
-    if 4 * count < len(masked):
-        # Only what is at or under the count-th least worth needs sorting.
-        bound = np.partition(masked, count - 1)[count - 1]
-        candidates = np.flatnonzero((masked <= bound) & request.evictable)
-    else:
-        candidates = np.flatnonzero(request.evictable)
-    return candidates[np.argsort(masked[candidates], kind="stable")[:count]]
+    of_candidates = worth[candidates]
+    if count == 1 and tie is None:
+        first = int(of_candidates.argmin())
+        return candidates[first : first + 1]
+    if count < len(candidates):
+        # What is worth more than the count-th least can not be among them: this spares sorting the rest.
+        bound = of_candidates.min() if count == 1 else np.partition(of_candidates, count - 1)[count - 1]
+        candidates = candidates[of_candidates <= bound]
+    return _ranked(candidates, worth, tie)[:count]
 
 
-def _lowest_by_bytes(bytes_of: NDArray[np.int64], request: VictimRequest, worth: NDArray[np.int64]) -> Keys:
-    candidates = np.flatnonzero(request.evictable)
-    ranked = candidates[np.argsort(worth[candidates], kind="stable")]
+def _ranked(candidates: Keys, worth: Worth, tie: Worth | None) -> Keys:
+    if len(candidates) == 1:
+        return candidates
+    if tie is None:
+        return candidates[np.argsort(worth[candidates], kind="stable")]
+    return candidates[np.lexsort((tie[candidates], worth[candidates]))]
+
+
+def _just_enough(bytes_of: Counts, bytes_needed: int, ranked: Keys) -> Keys:
     freed = np.cumsum(bytes_of[ranked])
-    count = int(np.searchsorted(freed, request.bytes_needed)) + 1
+    count = int(np.searchsorted(freed, bytes_needed)) + 1
     if count > len(ranked):
         return NO_KEYS
     chosen = ranked[:count]
-    spare = int(freed[count - 1]) - request.bytes_needed
+    spare = int(freed[count - 1]) - bytes_needed
     keep = np.ones(count, dtype=np.bool_)
     for position in range(count - 1, -1, -1):
         size = int(bytes_of[chosen[position]])

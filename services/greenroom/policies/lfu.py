@@ -1,0 +1,61 @@
+"""Least frequently used: over all time, or since the expert was last loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from greenroom.policies.arrays import Counts, Keys
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import LayerRouting, Tier, Transfer, VictimRequest
+from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.lru import Recency
+from greenroom.policies.selection import lowest
+
+
+class Lfu(ExpertPolicy):
+    """Evicts the expert used in the fewest steps since the start; of equals, the least recently used.
+
+    A step in which several rows use an expert counts once: what matters is how often it must be there.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue)
+        self._counts: Counts = np.zeros(catalogue.size, dtype=np.int64)
+        self._recency = Recency(catalogue.size)
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        self._counts[routing.experts] += 1
+        self._recency.use(routing.experts)
+
+    def on_transfer_done(self, transfer: Transfer) -> None:
+        self._recency.arrived(transfer)
+
+    def victims(self, request: VictimRequest) -> Keys:
+        return lowest(self.catalogue, request, self._counts, self._recency.last)
+
+
+class LfuReset(ExpertPolicy):
+    """LFU whose count is lost when the expert leaves the tier: the papers' baseline.
+
+    MoE-Infinity (§8.4) describes BrainStorm's: it "only counts for access frequency for the expert in the cache.
+    When the expert is evicted, the counter is reset". Each tier counts for itself. Of equals, the least recently
+    used goes.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue)
+        self._counts: Counts = np.zeros((len(Tier), catalogue.size), dtype=np.int64)
+        self._recency = Recency(catalogue.size)
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        self._counts[:, routing.experts] += 1
+        self._recency.use(routing.experts)
+
+    def on_transfer_done(self, transfer: Transfer) -> None:
+        self._recency.arrived(transfer)
+
+    def on_evicted(self, tier: Tier, experts: Keys) -> None:
+        self._counts[tier, experts] = 0
+
+    def victims(self, request: VictimRequest) -> Keys:
+        return lowest(self.catalogue, request, self._counts[request.tier], self._recency.last)
