@@ -18,7 +18,7 @@ _SUFFIXES = {
     "g": GIB, "gib": GIB, "gb": 1000**3,
     "t": 1024 * GIB, "tib": 1024 * GIB, "tb": 1000**4,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*|%)\s*")
 
 
 def parse_bytes(text: str, *, field: str, whole: int | None = None) -> int:

@@ -1,0 +1,147 @@
+"""How the memory is shared out between dense weights, KV, experts and the step's own workspace.
+
+Pure: the machine's figures come in, a plan goes out. What was decided and why is part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from greenroom.core.errors import BudgetTooSmall
+from greenroom.core.units import MIB, format_bytes, parse_bytes
+from greenroom.worker.machine import Memory
+
+HEADROOM = 0.05
+"""Share of the available memory that ``auto`` leaves to the rest of the machine."""
+
+KV_SHARE = 0.25
+"""Most that ``auto`` gives to KV of what dense weights leave, as long as the experts do not all fit."""
+
+ALLOCATOR_SLACK = 96 * MIB
+"""What the allocators keep of freed blocks, and the pages of code that a first step touches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the model needs, in bytes. ``least_slots``: the largest router's k. ``kv_for_all``: KV of as many
+    sequences as may run, each at full length. ``kv_for_one``: of one of them.
+    """
+
+    dense: int
+    workspace: int
+    experts: int
+    slot_bytes: int
+    least_slots: int
+    kv_for_one: int
+    kv_for_all: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes, and expert slots. ``base``: what the process occupies before anything is loaded."""
+
+    base: int
+    dense: int
+    workspace: int
+    kv: int
+    slot_bytes: int
+    device_slots: int
+    host_slots: int
+    experts: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def expert_bytes(self) -> int:
+        return self.device_slots * self.slot_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.host_slots * self.slot_bytes
+
+    @property
+    def total(self) -> int:
+        """The most that the process will occupy."""
+        return self.base + self.dense + self.workspace + self.kv + self.expert_bytes + self.host_bytes
+
+    def describe(self) -> str:
+        """The plan as a person reads it, one line a share."""
+        share = self.device_slots / self.experts
+        rows = [
+            ("runtime", self.base, "what Python and torch occupy before anything is loaded"),
+            ("dense weights", self.dense, "attention, routers, embeddings: always in memory"),
+            ("workspace", self.workspace, "activations of the largest step, and allocator slack"),
+            ("KV", self.kv, "running requests"),
+            (
+                "experts",
+                self.expert_bytes,
+                f"{self.device_slots} of {self.experts} experts ({share:.0%}), {format_bytes(self.slot_bytes)} each",
+            ),
+        ]
+        if self.host_slots:
+            rows.append(("host tier", self.host_bytes, f"{self.host_slots} experts between disk and device"))
+        rows.append(("total", self.total, "; ".join(self.notes)))
+        return "\n".join(f"  {name:<14}{format_bytes(size):>10}  {why}".rstrip() for name, size, why in rows)
+
+
+def plan_memory(
+    needs: Needs, machine: Memory, base: int, *, expert_memory: str, host_memory: str, kv_memory: str
+) -> MemoryPlan:
+    """Share out ``machine``. Each of the three is ``auto`` or a size; the experts' two also a share of all experts.
+
+    Raises BudgetTooSmall where the model can not run in what it gets, InvalidConfig for what is no size.
+    """
+    all_experts = needs.experts * needs.slot_bytes
+    fixed = needs.dense + needs.workspace
+    notes = []
+    spare = int(machine.available * (1 - HEADROOM)) - fixed
+    host = _budget(host_memory, "host_memory", all_experts) or 0
+    spare -= host
+    experts = _budget(expert_memory, "expert_memory", all_experts)
+    kv = _budget(kv_memory, "kv_memory", None)
+    if kv is None:
+        kv = _auto_kv(needs, spare, all_experts if experts is None else min(experts, all_experts))
+    if kv < needs.kv_for_one:
+        notes.append(f"KV holds {kv / needs.kv_for_one:.0%} of one request at full length")
+    if experts is None:
+        experts = min(all_experts, spare - kv)
+        limited = "all of them fit" if experts == all_experts else f"{machine.source} has no more"
+        notes.append(f"experts sized to the memory available ({format_bytes(machine.available)}; {limited})")
+    slots = min(needs.experts, max(experts, 0) // needs.slot_bytes)
+    if slots < needs.least_slots:
+        raise BudgetTooSmall(
+            f"{format_bytes(max(experts, 0))} for experts hold {slots} of {format_bytes(needs.slot_bytes)}; one "
+            f"layer's router picks {needs.least_slots}: give at least {format_bytes(needs.least_slots * needs.slot_bytes)} "
+            f"(--expert-memory){', or leave less to KV (--kv-memory)' if expert_memory == 'auto' else ''}"
+        )
+    plan = MemoryPlan(
+        base=base,
+        dense=needs.dense,
+        workspace=needs.workspace,
+        kv=kv,
+        slot_bytes=needs.slot_bytes,
+        device_slots=slots,
+        host_slots=min(needs.experts, host // needs.slot_bytes),
+        experts=needs.experts,
+        notes=tuple(notes),
+    )
+    if plan.total - base > machine.available:
+        raise BudgetTooSmall(
+            f"the model, its KV and its experts would take {format_bytes(plan.total - base)}, but "
+            f"{machine.source} has {format_bytes(machine.available)} available:\n{plan.describe()}\n"
+            "give less to --expert-memory, --host-memory or --kv-memory"
+        )
+    return plan
+
+
+def _auto_kv(needs: Needs, spare: int, experts: int) -> int:
+    """All running requests at full length where that is cheap; else a share, but one whole request if it fits."""
+    beside_experts = spare - experts
+    if needs.kv_for_all <= beside_experts:
+        return needs.kv_for_all
+    share = max(beside_experts, int(spare * KV_SHARE))
+    return max(min(needs.kv_for_all, share), min(needs.kv_for_one, spare - needs.least_slots * needs.slot_bytes), 0)
+
+
+def _budget(text: str, field: str, whole: int | None) -> int | None:
+    """Bytes; None for ``auto``."""
+    return None if text == "auto" else parse_bytes(text, field=field, whole=whole)

@@ -1,0 +1,88 @@
+"""No plan takes more than there is, and every refusal says what would work."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenroom.core.errors import BudgetTooSmall, InvalidConfig
+from greenroom.core.units import GIB, MIB
+from greenroom.worker.machine import Memory
+from greenroom.worker.memory_plan import MemoryPlan, Needs, plan_memory
+
+NEEDS = Needs(
+    dense=1 * GIB, workspace=100 * MIB, experts=96, slot_bytes=11 * MIB, least_slots=2,
+    kv_for_one=64 * MIB, kv_for_all=512 * MIB,
+)  # fmt: skip
+
+
+def plan(
+    available: int, needs: Needs = NEEDS, expert: str = "auto", host: str = "auto", kv: str = "auto"
+) -> MemoryPlan:
+    machine = Memory(2 * available, available, "the machine")
+    return plan_memory(needs, machine, 500 * MIB, expert_memory=expert, host_memory=host, kv_memory=kv)
+
+
+def test_with_plenty_everything_is_resident() -> None:
+    planned = plan(20 * GIB)
+    assert planned.device_slots == 96
+    assert planned.kv == NEEDS.kv_for_all
+    assert "all of them fit" in planned.describe()
+
+
+def test_with_little_kv_gets_a_share_and_experts_the_rest() -> None:
+    planned = plan(2 * GIB)
+    assert 2 < planned.device_slots < 96
+    assert NEEDS.kv_for_one <= planned.kv < NEEDS.kv_for_all
+    assert planned.total - planned.base <= 2 * GIB
+    assert "the machine has no more" in planned.describe()
+
+
+@pytest.mark.parametrize(("text", "slots"), [("33%", 31), ("100%", 96), ("25%", 24), ("100MiB", 9), ("1TiB", 96)])
+def test_an_explicit_expert_budget_is_never_exceeded(text: str, slots: int) -> None:
+    assert plan(20 * GIB, expert=text).device_slots == slots
+
+
+def test_the_host_tier_takes_its_share() -> None:
+    planned = plan(20 * GIB, expert="25%", host="50%")
+    assert planned.host_slots == 48
+    assert "host tier" in planned.describe()
+
+
+def test_less_than_a_routers_top_k_is_refused_with_the_least_that_works() -> None:
+    with pytest.raises(BudgetTooSmall, match=r"hold 1 of 11 MiB; one layer's router picks 2: give at least 22 MiB"):
+        plan(20 * GIB, expert="15MiB")
+
+
+def test_more_than_the_machine_has_is_refused() -> None:
+    with pytest.raises(BudgetTooSmall, match="the machine has 2 GiB available"):
+        plan(2 * GIB, expert="100%", kv="512MiB")
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1GiB", "120%", "1GiBB", "%"])
+def test_what_is_no_size_names_the_field(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="expert_memory"):
+        plan(20 * GIB, expert=text)
+
+
+@given(
+    available=st.integers(0, 8 * GIB),
+    dense=st.integers(0, 2 * GIB),
+    experts=st.integers(2, 3000),
+    slot=st.integers(4096, 64 * MIB),
+    one=st.integers(1, GIB),
+    running=st.integers(1, 64),
+    expert=st.sampled_from(["auto", "25%", "100%", "300MiB"]),
+)
+def test_a_plan_fits_or_is_refused(
+    available: int, dense: int, experts: int, slot: int, one: int, running: int, expert: str
+) -> None:
+    needs = Needs(dense, 10 * MIB, experts, slot, 2, one, one * running)
+    try:
+        planned = plan(available, needs, expert)
+    except BudgetTooSmall:
+        return
+    assert planned.total - planned.base <= available
+    assert 2 <= planned.device_slots <= experts
+    assert 0 <= planned.kv <= needs.kv_for_all
