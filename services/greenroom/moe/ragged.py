@@ -1,0 +1,97 @@
+"""A transformers model that runs forwards over rows of many sequences at once."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.experts.source import ExpertSource
+from greenroom.moe.kv_cache import KVLayout
+from greenroom.moe.ragged_attention import RAGGED, Chunk, RaggedStep, running
+from greenroom.moe.ragged_probe import position_limit, probe, refuse_unsupported
+
+ATTENTIONS = ("sdpa", "eager")
+
+
+class RaggedModel:
+    """A causal language model of transformers whose attention is ragged from now on, until ``restore``.
+
+    ``source`` is told of every forward (None: the model holds its own experts). ``attention`` is the function
+    that each sequence's attention is computed by: "sdpa", or "eager" for the family's own; None: as the model is
+    configured. Of one sequence alone, whole prompt and then token by token, every product has the shapes that it
+    has in transformers' ``generate``.
+
+    Construction runs the model on a handful of tokens, its experts bypassed, to learn what it keeps of a token and
+    to compare ragged rows with its own attention. Raises UnsupportedModel, saying why, for encoder-decoders, for
+    models whose layers keep a state that is not keys and values, and for whatever fails that comparison.
+    Owned by one thread at a time.
+    """
+
+    def __init__(self, model: Any, source: ExpertSource | None = None, *, attention: str | None = None) -> None:
+        refuse_unsupported(model)
+        configured = model.config._attn_implementation
+        attention = attention or configured
+        if attention not in ATTENTIONS:
+            raise InvalidConfig("attention", attention, f"allowed: {', '.join(ATTENTIONS)}")
+        if attention == "sdpa" and not model._supports_sdpa:
+            raise InvalidConfig("attention", attention, f"{model.config.model_type} has an attention of its own: eager")
+        self.model = model.eval()
+        self.attention = attention
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.max_positions = position_limit(model.config)
+        self._configured = configured
+        # What some checkpoints ask for in their configuration is for training and costs a pass over all picks.
+        silent = "output_router_logits" in inspect.signature(model.forward).parameters
+        self._extra = {"output_router_logits": False} if silent else {}
+        self.source: ExpertSource | None = None
+        self.layout: KVLayout = probe(self)
+        self.source = source
+
+    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """One forward over ``chunks``, in this order. Returns the logits ``[n, vocabulary]`` of the last row of each
+        of the n chunks that want logits, after all post-processing of the family's own.
+
+        Writes keys and values behind each ``kv.length`` and leaves the length: the caller commits. Whatever a layer
+        or the source raises comes through, and then nothing has changed.
+        """
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
+        positions = torch.cat(
+            [torch.arange(c.kv.length, c.kv.length + n) for c, n in zip(chunks, lengths, strict=True)]
+        )
+        ends = np.cumsum(lengths) - 1
+        wanted = torch.as_tensor(ends[[chunk.wants_logits for chunk in chunks]], device=self.device)
+        step = RaggedStep(chunks, self.device, self.attention)
+        with torch.inference_mode(), running(step), self._told(chunks, lengths):
+            logits: torch.Tensor = self.model(
+                input_ids=tokens[None],
+                position_ids=positions[None].to(self.device),
+                past_key_values=step,
+                use_cache=True,
+                logits_to_keep=wanted,
+                **self._extra,
+            ).logits
+        return logits[0]
+
+    def _told(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> AbstractContextManager[None]:
+        if self.source is None:
+            return contextlib.nullcontext()
+        sequences = np.repeat(np.array([chunk.sequence for chunk in chunks], dtype=np.int64), lengths)
+        prefill = np.repeat(np.array([chunk.prefill for chunk in chunks], dtype=np.bool_), lengths)
+        return self.source.step(sequences, prefill)
+
+    def engage(self) -> None:
+        """Switch the model's attention to ragged."""
+        self.model.set_attn_implementation(RAGGED)
+
+    def restore(self) -> None:
+        """Give the model the attention back that it was configured with."""
+        self.model.set_attn_implementation(self._configured)

@@ -1,0 +1,219 @@
+"""Attention over rows of many sequences at once, each row seeing its own sequence only.
+
+A forward gets the rows of all its sequences as one batch row ``[1, T]``. Everything but attention treats rows one
+by one anyway; attention comes here, through transformers' registries of attention functions and of masks, and is
+computed sequence by sequence by the family's own function (sdpa, or its ``eager_attention_forward``).
+
+What a row may see is asked of the family itself: its own mask function (causal, sliding window, chunked), that
+transformers would expand to a mask, is evaluated for each sequence. Nothing is read from a configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function
+
+from greenroom.core.errors import UnsupportedModel
+from greenroom.moe.kv_cache import SequenceKV
+
+RAGGED = "greenroom_ragged"
+"""The name of this attention in transformers' registries."""
+
+AttentionFunction = Callable[..., tuple[torch.Tensor, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows of one sequence: ``tokens``, to go behind the rows that ``kv`` holds already."""
+
+    sequence: int
+    tokens: Sequence[int]
+    kv: SequenceKV
+    prefill: bool
+    wants_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What a chunk's rows see of their sequence: the keys from ``first`` on, less what ``mask`` hides.
+
+    ``mask[1, 1, rows, keys]`` is True where a row sees a key; None: each row all keys up to its own.
+    """
+
+    first: int
+    mask: torch.Tensor | None
+
+
+class RaggedMask:
+    """Takes the place of an attention mask on its way through a model: one ``_Sight`` a chunk."""
+
+    __slots__ = ("_additive", "sights", "step")
+
+    def __init__(self, step: RaggedStep, sights: Sequence[_Sight]) -> None:
+        self.step = step
+        self.sights = sights
+        self._additive: list[torch.Tensor | None] | None = None
+
+    def additive(self, dtype: torch.dtype) -> list[torch.Tensor | None]:
+        """The masks as eager attention adds them: 0, or the dtype's least number."""
+        if self._additive is None:
+            least = torch.finfo(dtype).min
+            self._additive = [self._as_additive(i, dtype, least) for i in range(len(self.sights))]
+        return self._additive
+
+    def _as_additive(self, index: int, dtype: torch.dtype, least: float) -> torch.Tensor | None:
+        mask, rows = self.sights[index].mask, len(self.step.chunks[index].tokens)
+        if mask is None:
+            if rows == 1:
+                return None
+            mask = _lower_triangle(rows, self.step.device)
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, least)
+
+
+class RaggedStep(Cache):  # type: ignore[misc]
+    """One forward's chunks; goes through the model as its ``past_key_values``.
+
+    It has no layers of its own, so that transformers takes the sequence to begin here and all offsets for 0;
+    where each chunk really lies, only this module knows.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], device: torch.device, attention: str) -> None:
+        super().__init__(layers=[])
+        self.chunks = chunks
+        self.device = device
+        self.attention = attention
+        self._written: dict[int, torch.Tensor] = {}
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the step's rows to their sequences' memory; hands back what it got."""
+        start = 0
+        for chunk in self.chunks:
+            stop = start + len(chunk.tokens)
+            chunk.kv.write(layer_idx, key_states[:, :, start:stop], value_states[:, :, start:stop])
+            start = stop
+        self._written[layer_idx] = key_states
+        return key_states, value_states
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        mask: RaggedMask,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """``[1, T, heads, value_dim]``: each chunk's rows over their own sequence's keys and values."""
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        expand = None
+        if key is not self._written.pop(layer, None):
+            # Latent attention keeps the latents and makes keys and values of them afterwards.
+            expand = getattr(module, "expand_kv", None)
+            if expand is None:
+                raise UnsupportedModel(f"{type(module).__name__} changes keys and values between cache and attention")
+        eager = self.attention == "eager" or options.get("softcap") is not None
+        function = own_attention(module) if eager else sdpa_attention_forward
+        masks = mask.additive(query.dtype) if eager else [sight.mask for sight in mask.sights]
+        outputs = []
+        start = 0
+        for chunk, sight, visible in zip(self.chunks, mask.sights, masks, strict=True):
+            stop = start + len(chunk.tokens)
+            keys, values = chunk.kv.read(layer, sight.first, chunk.kv.length + len(chunk.tokens))
+            if expand is not None:
+                keys, values = expand(keys, values)
+            output, _ = function(module, query[:, :, start:stop], keys, values, visible, **options)
+            outputs.append(output)
+            start = stop
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+_active = threading.local()
+
+
+@contextmanager
+def running(step: RaggedStep) -> Iterator[None]:
+    """Makes ``step`` the one whose masks are built by this thread. A forward is one thread's, so models that run
+    side by side in a process never meet; attention itself finds its step in the mask it is given.
+    """
+    if getattr(_active, "step", None) is not None:
+        raise RuntimeError("a forward within a forward")
+    _active.step = step
+    try:
+        yield
+    finally:
+        _active.step = None
+
+
+def _ragged_mask(mask_function: Callable[..., torch.Tensor], **kwargs: Any) -> RaggedMask:
+    step: RaggedStep | None = getattr(_active, "step", None)
+    if step is None:
+        raise RuntimeError(f"attention {RAGGED!r} is for the batch loop's forwards only")
+    if kwargs.get("use_vmap"):
+        raise UnsupportedModel("its attention mask is not a function of positions alone")
+    return RaggedMask(step, [_sight(mask_function, chunk, step.device) for chunk in step.chunks])
+
+
+def _sight(mask_function: Callable[..., torch.Tensor], chunk: Chunk, device: torch.device) -> _Sight:
+    before, rows = chunk.kv.length, len(chunk.tokens)
+    if mask_function is causal_mask_function and (rows == 1 or before == 0):
+        return _Sight(0, None)
+    # On the CPU, whatever the device: the answer decides which slice is read.
+    nothing = torch.zeros((), dtype=torch.int64)
+    queries = torch.arange(before, before + rows)[:, None]
+    keys = torch.arange(before + rows)[None, :]
+    mask = mask_function(nothing, nothing, queries, keys).expand(rows, before + rows)
+    first = int(mask.any(dim=0).to(torch.uint8).argmax())
+    mask = mask[:, first:]
+    if before == 0 and first == 0:
+        plain = torch.equal(mask, _lower_triangle(rows, mask.device)[0, 0])
+    else:
+        plain = rows == 1 and bool(mask.all())
+    if plain:
+        return _Sight(first, None)
+    return _Sight(first, mask[None, None].to(device))
+
+
+def _lower_triangle(rows: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(1, 1, rows, rows, dtype=torch.bool, device=device).tril_()
+
+
+def _ragged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: RaggedMask | torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    if not isinstance(attention_mask, RaggedMask):
+        raise UnsupportedModel(f"{type(module).__name__} builds an attention mask of its own")
+    if options.get("position_bias") is not None:
+        raise UnsupportedModel(f"{type(module).__name__} adds a position bias")
+    return attention_mask.step.attend(module, query, key, attention_mask, options), None
+
+
+def own_attention(module: torch.nn.Module) -> AttentionFunction:
+    """The eager attention function of the family that ``module`` belongs to.
+
+    Raises UnsupportedModel where the family has none.
+    """
+    for owner in type(module).__mro__:
+        function = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function  # type: ignore[no-any-return]
+    raise UnsupportedModel(f"{type(module).__name__} has no attention function of its own to delegate to")
+
+
+AttentionInterface.register(RAGGED, _ragged_attention)
+AttentionMaskInterface.register(RAGGED, _ragged_mask)
