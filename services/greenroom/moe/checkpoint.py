@@ -1,0 +1,167 @@
+"""Checkpoints in Hugging Face format: found in a folder or on the hub, and checked before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, UnsupportedModel
+from greenroom.moe.families import unsupported
+from greenroom.moe.quantization import refuse_quantized
+from greenroom.moe.safetensors_files import StoredTensor, merge_headers, read_header
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose files are all there. ``name`` is what was asked for, ``config`` transformers' own."""
+
+    name: str
+    folder: Path
+    config: Any
+    tensors: Mapping[str, StoredTensor] = field(repr=False)
+
+    @property
+    def shards(self) -> list[Path]:
+        return sorted({tensor.shard for tensor in self.tensors.values()})
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype that the checkpoint is meant to run in, as transformers' ``dtype="auto"`` decides."""
+        if self.config.dtype is not None:
+            return str(self.config.dtype).removeprefix("torch.")
+        names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+        return next((names[t.dtype] for t in self.tensors.values() if t.dtype in names), "float32")
+
+
+def resolve(
+    model: str, *, revision: str | None = None, offline: bool = False, cache_dir: Path | None = None
+) -> Checkpoint:
+    """The checkpoint in the folder ``model`` or, failing that, of the hub's repository of that id.
+
+    From the hub only what is needed is downloaded (``revision``: a branch, tag or commit; ``cache_dir``: the hub's
+    cache, by default its own), and refusals come before the weights; ``offline`` takes what is in the cache. Code
+    that comes with a checkpoint never runs. Raises InvalidConfig if there is no such model, CorruptCheckpoint if
+    files are missing or truncated, UnsupportedModel if it is of a kind that is not served.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise InvalidConfig("revision", revision, f"{model} is a folder; only hub repositories have revisions")
+        config = _read_config(folder, model)
+        return _checked(model, folder, config)
+    if _looks_like_path(model):
+        raise InvalidConfig("model", model, "there is no such folder")
+    offline = offline or huggingface_hub.is_offline_mode()
+    folder = _download(model, revision, offline, cache_dir, _SMALL_FILES)
+    config = _read_config(folder, model)
+    weights = sorted(set(_weight_map(folder, model).values())) if (folder / INDEX).exists() else [WEIGHTS]
+    commit = folder.name if not offline else revision
+    folder = _download(model, commit, offline, cache_dir, [*_SMALL_FILES, *weights])
+    return _checked(model, folder, config)
+
+
+def _looks_like_path(model: str) -> bool:
+    return model.startswith((".", "~", os.sep)) or model.count("/") > 1 or "\\" in model or Path(model).exists()
+
+
+def _download(model: str, revision: str | None, offline: bool, cache_dir: Path | None, patterns: list[str]) -> Path:
+    """Patterns are of the repository's top level: other formats of the same weights lie in its folders."""
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                model,
+                revision=revision,
+                cache_dir=cache_dir,
+                local_files_only=offline,
+                allow_patterns=patterns,
+                ignore_patterns=["*/*"],
+            )
+        )
+    except HFValidationError as error:
+        raise InvalidConfig("model", model, f"neither a folder nor a repository id ({error})") from error
+    except GatedRepoError as error:
+        raise InvalidConfig("model", model, "its owner has to grant access: `hf auth login`") from error
+    except RevisionNotFoundError as error:
+        raise InvalidConfig("revision", revision, f"{model} has no such branch, tag or commit") from error
+    except RepositoryNotFoundError as error:
+        raise InvalidConfig("model", model, "there is no such folder, nor such a repository on the hub") from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        at = f" at revision {revision}" if revision else ""
+        why = "offline mode is on" if offline else f"the hub can not be reached ({error})"
+        raise InvalidConfig("model", model, f"there is no such folder, it is not cached{at}, and {why}") from error
+
+
+def _read_config(folder: Path, model: str) -> Any:
+    """transformers' configuration. Raises before any weight is touched if the model is not of a served kind."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise CorruptCheckpoint(f"{model} has no config.json")
+    try:
+        raw = json.loads(path.read_text())
+        model_type = raw["model_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptCheckpoint(f"config.json of {model} can not be read, or has no model_type: {error!r}") from error
+    refuse_quantized(raw, model)
+    if raw.get("transformers_weights"):
+        raise unsupported(model_type, "it keeps its weights under a name of its own (transformers_weights)")
+    if model_type not in CONFIG_MAPPING:
+        own_code = " and needs code of its own (auto_map), which is never run" if "auto_map" in raw else ""
+        raise unsupported(model_type, f"the installed transformers does not know it{own_code}")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # whatever transformers' validation of untrusted JSON raises
+        raise CorruptCheckpoint(f"config.json of {model} is not valid: {error}") from error
+
+
+def _weight_map(folder: Path, model: str) -> dict[str, str]:
+    try:
+        weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+        pairs = {str(key): str(shard) for key, shard in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpoint(f"{INDEX} of {model} can not be read: {error!r}") from error
+    for shard in pairs.values():
+        if Path(shard).name != shard:
+            raise CorruptCheckpoint(f"{INDEX} of {model} names {shard!r}, which is no file beside it")
+    return pairs
+
+
+def _checked(model: str, folder: Path, config: Any) -> Checkpoint:
+    if (folder / WEIGHTS).exists():
+        return Checkpoint(model, folder, config, read_header(folder / WEIGHTS))
+    if not (folder / INDEX).exists():
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.bin.index.json"))
+        if pickled:
+            raise UnsupportedModel(
+                f"{model} has its weights in pytorch_model.bin only; loading pickle can run code, so only safetensors "
+                "are loaded: convert it once with transformers' save_pretrained on a machine where you trust it"
+            )
+        raise CorruptCheckpoint(f"{model} has neither {WEIGHTS} nor {INDEX}")
+    weight_map = _weight_map(folder, model)
+    shards = [folder / name for name in sorted(set(weight_map.values()))]
+    missing = [shard.name for shard in shards if not shard.exists()]
+    if missing:
+        raise CorruptCheckpoint(f"{model} lacks {len(missing)} of {len(shards)} shards: {', '.join(missing[:5])}")
+    tensors = merge_headers({shard: read_header(shard) for shard in shards})
+    lost = [key for key, shard in weight_map.items() if key not in tensors or tensors[key].shard.name != shard]
+    if lost:
+        raise CorruptCheckpoint(f"{model}: {lost[0]} and {len(lost) - 1} more are not where {INDEX} says")
+    return Checkpoint(model, folder, config, {key: tensors[key] for key in weight_map})

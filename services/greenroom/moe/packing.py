@@ -1,0 +1,185 @@
+"""Makes the packed expert file of a checkpoint once, and finds it again.
+
+A pack is named by what it holds: a digest of the expert tensors' bytes and of how they were converted. Reading a
+whole checkpoint to know its digest takes long, so it is remembered under the files' path, size, modification time and
+inode: another start is instant, a changed file is read again and gives another pack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from tqdm import tqdm
+
+from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackError
+from greenroom.core.units import format_bytes
+from greenroom.experts.layout import DTYPES, PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack import FORMAT_VERSION, PackFile, PackWriter
+from greenroom.moe.checkpoint import Checkpoint
+from greenroom.moe.conversion import ExpertPlan
+from greenroom.moe.safetensors_files import ShardReader, as_floats
+
+CONVERSION_VERSION = 1  # raised when the same tensors are to give another pack
+_LOCK_WAIT_S = 6 * 3600.0
+_LOCK_POLL_S = 0.2
+
+
+def default_cache_dir() -> Path:
+    """``$GREENROOM_CACHE``, or ``~/.cache/greenroom``."""
+    return Path(os.environ.get("GREENROOM_CACHE") or "~/.cache/greenroom").expanduser()
+
+
+def resolve_dtype(checkpoint: Checkpoint, dtype: str = "auto") -> torch.dtype:
+    """``auto`` is the checkpoint's own. Raises InvalidConfig for what no expert can be kept in."""
+    name = checkpoint.stored_dtype if dtype == "auto" else dtype
+    if name not in DTYPES:
+        raise InvalidConfig("dtype", name, f"use auto or one of {', '.join(sorted(DTYPES))}")
+    return DTYPES[name]
+
+
+def ensure_pack(
+    checkpoint: Checkpoint,
+    dtype: str = "auto",
+    cache_dir: Path | None = None,
+    *,
+    progress: bool | None = None,
+    force: bool = False,
+    lock_wait_s: float = _LOCK_WAIT_S,
+) -> Path:
+    """The checkpoint's pack in the cache, made first if it is not there; ``force`` makes it anew.
+
+    ``progress`` None shows a bar on a terminal only. Constant memory: one expert at a time. Two processes that want
+    the same pack make it once. Raises UnsupportedModel or CorruptCheckpoint where the experts can not be made,
+    PackError if the disk is too small or if the pack that is there can not be used.
+    """
+    plan = ExpertPlan(checkpoint, resolve_dtype(checkpoint, dtype))
+    cache = cache_dir or default_cache_dir()
+    identity = _identity(plan)
+    with _locked(cache / "locks" / identity, lock_wait_s):
+        digest = None if force else _remembered(cache, identity)
+        if digest is None:
+            digest = _digest(plan, progress)
+            if _identity(plan) != identity:
+                raise CorruptCheckpoint(f"{checkpoint.name} was changed while it was read")
+            _remember(cache, identity, digest)
+        manifest = _manifest(plan, digest)
+        path = cache / "packs" / f"{manifest.model_type}-{manifest.dtype}-{digest}.pack"
+        if force or not path.exists():
+            _write(plan, manifest, path, progress)
+            if _identity(plan) != identity:
+                path.unlink()
+                raise CorruptCheckpoint(f"{checkpoint.name} was changed while it was read")
+        PackFile.open(path, manifest).close()
+        return path
+
+
+def _manifest(plan: ExpertPlan, digest: str) -> PackManifest:
+    layers = []
+    for layer in plan.layers:
+        tensors = [(t.name, t.shape, str(t.dtype).removeprefix("torch.")) for t in layer.tensors]
+        layers.append(PackLayer(layer.name, layer.experts, layer.top_k, RecordLayout.of(tensors)))
+    return PackManifest(
+        plan.checkpoint.config.model_type, str(plan.dtype).removeprefix("torch."), digest, tuple(layers)
+    )
+
+
+def _write(plan: ExpertPlan, manifest: PackManifest, path: Path, progress: bool | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(path.parent).free
+    if free < manifest.record_bytes:
+        raise PackError(
+            f"no room for the expert pack: it takes {format_bytes(manifest.record_bytes)} and {path.parent} has "
+            f"{format_bytes(free)} free; free some space or choose another folder with GREENROOM_CACHE"
+        )
+    with (
+        PackWriter(path, manifest) as writer,
+        ShardReader() as reader,
+        _bar("packing experts", manifest.record_bytes, progress) as bar,
+    ):
+        for number, (layer, recipes) in enumerate(zip(plan.layers, plan.recipes, strict=True)):
+            for expert in range(layer.experts):
+                made: dict[str, torch.Tensor] = {}
+                for recipe in recipes:
+                    sources = [feed.of(expert) for feed in recipe.feeds]
+                    weights = [as_floats(reader.read(stored, part), stored, part) for stored, part in sources]
+                    made |= plan.make(recipe, weights)
+                writer.write(number, expert, [made[tensor.name] for tensor in layer.tensors])
+                bar.update(manifest.layers[number].layout.nbytes)
+
+
+def _digest(plan: ExpertPlan, progress: bool | None) -> str:
+    """Of the bytes of all expert tensors and of everything that decides what becomes of them."""
+    total = xxhash.xxh3_128(f"{CONVERSION_VERSION}\n{FORMAT_VERSION}\n{plan.description()}".encode())
+    stored = plan.stored
+    nbytes = sum(tensor.nbytes for tensor in stored)
+    with ShardReader() as reader, _bar("reading experts", nbytes, progress) as bar:
+        for tensor in stored:
+            for part in range(tensor.shape[0]):
+                data = reader.read(tensor, part)
+                total.update(data.numpy().data)
+                bar.update(data.numel())
+    return total.hexdigest()
+
+
+def _identity(plan: ExpertPlan) -> str:
+    """Of the files as they lie there, without reading them."""
+    text = [f"{CONVERSION_VERSION} {FORMAT_VERSION}", plan.description()]
+    for shard in sorted({tensor.shard for tensor in plan.stored}):
+        state = shard.stat()
+        text.append(f"{shard.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}")
+    return str(xxhash.xxh3_128_hexdigest("\n".join(text).encode()))
+
+
+class _Memo(msgspec.Struct, frozen=True):
+    digest: str
+
+
+def _remembered(cache: Path, identity: str) -> str | None:
+    try:
+        return msgspec.json.decode((cache / "digests" / f"{identity}.json").read_bytes(), type=_Memo).digest
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def _remember(cache: Path, identity: str, digest: str) -> None:
+    path = cache / "digests" / f"{identity}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_bytes(msgspec.json.encode(_Memo(digest)))
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, wait_s: float) -> Iterator[None]:
+    """Hold the lock file; it goes with its holder, so a process that was killed blocks nobody."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait_s
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise PackError(f"another process has been packing this model for over {wait_s:.0f} s") from None
+                time.sleep(_LOCK_POLL_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _bar(what: str, nbytes: int, progress: bool | None) -> tqdm[Any]:
+    disable = not sys.stderr.isatty() if progress is None else not progress
+    return tqdm(total=nbytes, desc=what, unit="B", unit_scale=True, unit_divisor=1024, disable=disable, file=sys.stderr)

@@ -1,0 +1,118 @@
+"""Routers whose logits can be seen, and whose picks can be confined to allowed experts.
+
+A router computes logits by one linear map and goes on with its family's own softmax, top-k and normalisation. A mask
+is laid over the result of that map while the family's own code runs, so what follows is the family's, and a router
+without a mask runs as ever.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from greenroom.core.errors import GreenroomError, UnsupportedModel
+from greenroom.moe.layers import MoeLayer
+from greenroom.moe.seats import Seat
+
+
+class MaskRefused(GreenroomError):
+    """A mask of allowed experts that a router can not honour: of the wrong shape, or with too few experts a row."""
+
+
+def find_router(model: Any, layer: MoeLayer) -> tuple[nn.Module, int] | None:
+    """The router beside a layer's experts, and which of its outputs are the logits; None if it is not to be found.
+
+    transformers declares both, for its ``output_router_logits``.
+    """
+    block = model.get_submodule(layer.name.rpartition(".")[0])
+    recorders = [
+        (module._can_record_outputs or {}).get("router_logits")
+        for module in model.modules()
+        if getattr(module, "_can_record_outputs", None)
+    ]
+    for recorder in recorders:
+        target: Any = getattr(recorder, "target_class", recorder)
+        for child in block.modules() if isinstance(target, type) else ():
+            if isinstance(child, target):
+                return child, int(getattr(recorder, "index", 0))
+    return None
+
+
+def wrap_router(router: nn.Module, logits_index: int, layer: MoeLayer, seat: Seat, refusal: str | None) -> None:
+    """From now on this router shows its logits and obeys masks; ``refusal`` says why it can not obey any."""
+    inner = router.forward
+    one_hot = not layer.stacked
+
+    def forward(_: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        stage = seat.stage
+        allowed = None if stage.source is None else stage.source.allowed_experts(seat.layer)
+        if allowed is None:
+            outputs = inner(hidden_states, *args, **kwargs)
+            logits = outputs[logits_index]
+        else:
+            if refusal is not None:
+                raise UnsupportedModel(f"the routers of this model can not be confined to some experts: {refusal}")
+            outputs, logits = _masked(inner, (hidden_states, *args), kwargs, allowed, layer, one_hot)
+        if stage.on_router_logits is not None:
+            stage.on_router_logits(seat.layer, logits.reshape(-1, layer.experts))
+        return outputs
+
+    router.forward = types.MethodType(forward, router)
+
+
+def _masked(
+    inner: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    allowed: NDArray[np.bool_],
+    layer: MoeLayer,
+    one_hot: bool,
+) -> tuple[Any, torch.Tensor]:
+    """The router's outputs under the mask, and its logits before it."""
+    if allowed.ndim != 2 or allowed.shape[1] != layer.experts:
+        raise MaskRefused(f"the mask for {layer.name} has the shape {allowed.shape}, not (rows, {layer.experts})")
+    if len(allowed) and (fewest := int(allowed.sum(axis=1).min())) < layer.top_k:
+        raise MaskRefused(f"a row may pick from {fewest} experts of {layer.name}, fewer than its top-{layer.top_k}")
+    mode = _MaskedLogits(torch.from_numpy(~allowed), layer)
+    with mode:
+        outputs = inner(*args, **kwargs)
+    if mode.logits is None:
+        raise UnsupportedModel(f"the router of {layer.name} does not compute its logits by a linear map")
+    if one_hot:
+        return outputs, mode.logits
+    logits, weights, picks = outputs
+    return (logits, weights, picks.masked_fill(weights == 0, layer.experts)), mode.logits
+
+
+class _MaskedLogits(TorchFunctionMode):
+    """Puts minus infinity where the mask forbids, in the one linear map to as many outputs as there are experts.
+
+    Bound to the thread that enters it.
+    """
+
+    def __init__(self, forbidden: torch.Tensor, layer: MoeLayer) -> None:
+        super().__init__()
+        self._forbidden = forbidden
+        self._layer = layer
+        self.logits: torch.Tensor | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not nn.functional.linear or result.shape[-1] != self._layer.experts:
+            return result
+        if self.logits is not None:
+            raise UnsupportedModel(f"the router of {self._layer.name} has more than one linear map: which to mask?")
+        rows = result.numel() // self._layer.experts
+        if rows != len(self._forbidden):
+            raise MaskRefused(f"the mask for {self._layer.name} has {len(self._forbidden)} rows, not {rows}")
+        self.logits = result
+        return result.masked_fill(self._forbidden.to(result.device).view(result.shape), -torch.inf)

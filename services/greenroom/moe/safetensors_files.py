@@ -1,0 +1,133 @@
+"""What safetensors files hold, read from their headers alone, and their tensors, read without mapping the file.
+
+Format: 8 bytes little-endian length of the header, the header as JSON (name to dtype, shape and offsets), the data.
+A mapped file counts towards the process's memory wherever it was touched, a read one does not; hence no mmap here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import torch
+
+from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a checkpoint: where its bytes lie and what they mean."""
+
+    name: str
+    shard: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Raises UnsupportedModel for what is no plain floating-point number."""
+        if self.dtype not in _FLOATS:
+            raise UnsupportedModel(
+                f"{self.name} is stored as {self.dtype}; expert weights have to be one of {', '.join(_FLOATS)}"
+            )
+        return _FLOATS[self.dtype]
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def read_header(shard: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file. Raises CorruptCheckpoint if it is missing, truncated or malformed."""
+    try:
+        size = shard.stat().st_size
+        with shard.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+                raise CorruptCheckpoint(f"{shard} is truncated within its header, or is no safetensors file")
+            raw = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+        raw.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
+    except FileNotFoundError:
+        raise CorruptCheckpoint(f"{shard} is missing") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptCheckpoint(f"the header of {shard} can not be read: {error}") from error
+    data = 8 + length
+    tensors = {name: _stored(shard, name, entry, data) for name, entry in entries.items()}
+    end = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=data)
+    if end != size:
+        raise CorruptCheckpoint(
+            f"{shard} has {size} bytes where its header says {end}: it was truncated or not fully downloaded"
+        )
+    return tensors
+
+
+def _stored(shard: Path, name: str, entry: _Entry, data: int) -> StoredTensor:
+    begin, end = entry.data_offsets
+    item = _ITEM_BYTES.get(entry.dtype)
+    if not 0 <= begin <= end or (item is not None and end - begin != math.prod(entry.shape) * item):
+        raise CorruptCheckpoint(f"the header of {shard} contradicts itself about {name}")
+    return StoredTensor(name, shard, entry.dtype, tuple(entry.shape), data + begin, end - begin)
+
+
+class ShardReader:
+    """Open shards of a checkpoint; used as a context manager."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+    def read(self, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
+        """The tensor's bytes, or those of its ``part``-th slice along the first dimension, as uint8.
+
+        Raises CorruptCheckpoint where the file ends before them.
+        """
+        nbytes = tensor.nbytes if part is None else tensor.nbytes // tensor.shape[0]
+        offset = tensor.offset + (0 if part is None else part * nbytes)
+        if tensor.shard not in self._files:
+            self._files[tensor.shard] = os.open(tensor.shard, os.O_RDONLY | os.O_CLOEXEC)
+        data = torch.empty(nbytes, dtype=torch.uint8)
+        view = data.numpy().data
+        while view:
+            count = os.preadv(self._files[tensor.shard], [view], offset)
+            if count == 0:
+                raise CorruptCheckpoint(f"{tensor.shard} ended within {tensor.name}: it was changed while it was read")
+            view, offset = view[count:], offset + count
+        return data
+
+
+def as_floats(data: torch.Tensor, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
+    """``data`` of ``ShardReader.read`` in its own dtype and shape; a part keeps a first dimension of 1."""
+    shape = tensor.shape if part is None else (1, *tensor.shape[1:])
+    return data.view(tensor.torch_dtype).view(shape)
+
+
+def merge_headers(shards: Mapping[Path, dict[str, StoredTensor]]) -> dict[str, StoredTensor]:
+    """All tensors of a checkpoint. Raises CorruptCheckpoint where two files hold the same one."""
+    merged: dict[str, StoredTensor] = {}
+    for shard, tensors in shards.items():
+        for name, tensor in tensors.items():
+            if name in merged:
+                raise CorruptCheckpoint(f"{name} is both in {merged[name].shard.name} and in {shard.name}")
+            merged[name] = tensor
+    return merged

@@ -1,0 +1,51 @@
+"""What ties the modules of a loaded model to the source of its experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from greenroom.experts.source import ExpertSource
+
+RouterObserver = Callable[[int, torch.Tensor], None]
+"""Told ``(layer, logits[T, experts])`` by every router, before any mask; the tensor is the router's own."""
+
+_ATTRIBUTE = "_greenroom_seat"
+
+
+class Stage:
+    """One loaded model's link to whoever holds its experts; both None until attached."""
+
+    def __init__(self) -> None:
+        self.source: ExpertSource | None = None
+        self.on_router_logits: RouterObserver | None = None
+
+
+class Seat:
+    """What an experts module knows: the number of its MoE layer (from 0), and the stage that it belongs to."""
+
+    __slots__ = ("layer", "stage")
+
+    def __init__(self, layer: int, stage: Stage) -> None:
+        self.layer = layer
+        self.stage = stage
+
+    @property
+    def source(self) -> ExpertSource:
+        """Raises RuntimeError before one was attached."""
+        if self.stage.source is None:
+            raise RuntimeError("this model's experts are elsewhere: attach a source of experts before running it")
+        return self.stage.source
+
+
+def take_seat(module: torch.nn.Module, seat: Seat) -> None:
+    object.__setattr__(module, _ATTRIBUTE, seat)
+
+
+def seat_of(module: torch.nn.Module) -> Seat:
+    seat: Any = getattr(module, _ATTRIBUTE, None)
+    if not isinstance(seat, Seat):
+        raise RuntimeError(f"{type(module).__name__} was not loaded by greenroom: it has no seat")
+    return seat
