@@ -16,12 +16,14 @@ class Fifo(ExpertPolicy):
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
-        self._arrived: Counts = np.zeros((len(Tier), catalogue.size), dtype=np.int64)
+        self._arrived: dict[Tier, Counts] = {
+            tier: np.zeros(catalogue.size, dtype=np.int64) for tier in (Tier.DEVICE, Tier.HOST)
+        }
         self._arrivals = 0
 
     def on_transfer_done(self, transfer: Transfer) -> None:
         self._arrivals += 1
-        self._arrived[transfer.target, transfer.expert] = self._arrivals
+        self._arrived[transfer.target][transfer.expert] = self._arrivals
 
     def victims(self, request: VictimRequest) -> Keys:
         return lowest(self.catalogue, request, self._arrived[request.tier])

@@ -44,18 +44,21 @@ class LfuReset(ExpertPolicy):
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
-        self._counts: Counts = np.zeros((len(Tier), catalogue.size), dtype=np.int64)
+        self._counts: dict[Tier, Counts] = {
+            tier: np.zeros(catalogue.size, dtype=np.int64) for tier in (Tier.DEVICE, Tier.HOST)
+        }
         self._recency = Recency(catalogue.size)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
-        self._counts[:, routing.experts] += 1
+        for counts in self._counts.values():
+            counts[routing.experts] += 1
         self._recency.use(routing.experts)
 
     def on_transfer_done(self, transfer: Transfer) -> None:
         self._recency.arrived(transfer)
 
     def on_evicted(self, tier: Tier, experts: Keys) -> None:
-        self._counts[tier, experts] = 0
+        self._counts[tier][experts] = 0
 
     def victims(self, request: VictimRequest) -> Keys:
         return lowest(self.catalogue, request, self._counts[request.tier], self._recency.last)

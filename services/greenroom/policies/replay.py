@@ -123,6 +123,10 @@ class ReplayCache:
         self.lookups = 0
         self.hits = 0
         self.evictions = 0
+        self._transfers = [
+            Transfer(expert, Tier.DISK, Tier.DEVICE, Reason.ON_DEMAND)
+            for expert in range(self.catalogue.size if "on_transfer_done" in policy.hooks else 0)
+        ]
         policy.on_budget_changed(Tier.DEVICE, budget_bytes)
 
     @property
@@ -147,9 +151,9 @@ class ReplayCache:
             self._make_room(incoming - self.free_bytes, experts, missing)
         self.resident[missing] = True
         self.free_bytes -= incoming
-        if "on_transfer_done" in self.policy.hooks:
+        if self._transfers:
             for expert in missing.tolist():
-                self.policy.on_transfer_done(Transfer(expert, Tier.DISK, Tier.DEVICE, Reason.ON_DEMAND))
+                self.policy.on_transfer_done(self._transfers[expert])
 
     def _make_room(self, bytes_needed: int, group: Keys, missing: Keys) -> None:
         evictable = self.resident.copy()

@@ -31,19 +31,20 @@ def lowest(catalogue: Catalogue, request: VictimRequest, worth: Worth, tie: Wort
     if count > len(candidates):
         return NO_KEYS
     of_candidates = worth[candidates]
-    if count == 1 and tie is None:
+    if count == 1:
+        if tie is not None:
+            candidates = candidates[of_candidates == of_candidates.min()]
+            of_candidates = tie[candidates]
         first = int(of_candidates.argmin())
         return candidates[first : first + 1]
     if count < len(candidates):
         # What is worth more than the count-th least can not be among them: this spares sorting the rest.
-        bound = of_candidates.min() if count == 1 else np.partition(of_candidates, count - 1)[count - 1]
+        bound = np.partition(of_candidates, count - 1)[count - 1]
         candidates = candidates[of_candidates <= bound]
     return _ranked(candidates, worth, tie)[:count]
 
 
 def _ranked(candidates: Keys, worth: Worth, tie: Worth | None) -> Keys:
-    if len(candidates) == 1:
-        return candidates
     if tie is None:
         return candidates[np.argsort(worth[candidates], kind="stable")]
     return candidates[np.lexsort((tie[candidates], worth[candidates]))]

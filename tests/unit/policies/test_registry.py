@@ -1,0 +1,52 @@
+"""Policies by name; the wrong name is answered with the right ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenroom.core.errors import InvalidConfig, UnknownName
+from greenroom.policies import (
+    EXPERT_POLICIES,
+    Catalogue,
+    create_batch_policy,
+    create_placement_policy,
+    create_policy,
+)
+from greenroom.policies.batch_policy import FcfsBatching
+from greenroom.policies.placement_policy import FcfsPlacement
+
+CATALOGUE = Catalogue.uniform("pool", layers=1, experts=4, top_k=2)
+
+
+@pytest.mark.parametrize("name", sorted(EXPERT_POLICIES))
+def test_every_known_name_makes_its_policy(name: str) -> None:
+    policy = create_policy(name, catalogue=CATALOGUE)
+
+    assert type(policy) is EXPERT_POLICIES[name]
+    assert policy.catalogue is CATALOGUE
+
+
+def test_the_other_two_kinds_have_their_names_too() -> None:
+    assert isinstance(create_batch_policy("fcfs"), FcfsBatching)
+    assert isinstance(create_placement_policy("fcfs"), FcfsPlacement)
+
+
+def test_an_unknown_policy_is_answered_with_all_known() -> None:
+    with pytest.raises(UnknownName) as caught:
+        create_policy("lruu", catalogue=CATALOGUE)
+
+    assert "'lruu'" in str(caught.value)
+    assert ", ".join(sorted(EXPERT_POLICIES)) in str(caught.value)
+    with pytest.raises(UnknownName, match="known: fcfs"):
+        create_batch_policy("lifo")
+    with pytest.raises(UnknownName, match="known: fcfs"):
+        create_placement_policy("lifo")
+
+
+def test_an_unknown_option_is_answered_with_those_there_are() -> None:
+    with pytest.raises(UnknownName, match="known: radius"):
+        create_policy("neighbour-aware", catalogue=CATALOGUE, options={"width": 2})
+    with pytest.raises(InvalidConfig, match="takes no options"):
+        create_policy("lru", catalogue=CATALOGUE, options={"radius": 2})
+    with pytest.raises(InvalidConfig, match="radius"):
+        create_policy("neighbour-aware", catalogue=CATALOGUE, options={"radius": -2})
