@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import BudgetTooSmall, TransferFailed
 from greenroom.core.units import format_bytes
+from greenroom.experts.ahead import AheadFetcher
 from greenroom.experts.counters import Counters
 from greenroom.experts.layout import PackManifest
 from greenroom.experts.ledger import Ledger, State
+from greenroom.experts.room import Room
 from greenroom.experts.source import ExpertWeights
 from greenroom.experts.tiers import Store, Tiers
 from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Phase, Reason, Step, Tier, VictimRequest
+from greenroom.policies.events import LayerRouting, Phase, Reason, SequenceEnd, SequenceInfo, Step, Tier
 from greenroom.policies.expert_policy import ExpertPolicy
 
 
@@ -71,21 +73,17 @@ class ExpertEngine:
         self.policy = policy
         self.counters = Counters()
         self._config = config
-        self._tiers = Tiers(
-            store,
-            catalogue,
-            device_slots=min(config.device_slots, catalogue.size),
-            host_slots=min(config.host_slots, catalogue.size),
-            make_host_room=self._make_host_room,
-        )
-        self._ahead: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # brought or coming ahead, not yet looked up
-        self._refused: tuple[object, object] | None = None  # the wants under which the policy refused room
+        self._device = Ledger(catalogue.size, min(config.device_slots, catalogue.size))
+        self._host = Ledger(catalogue.size, min(config.host_slots, catalogue.size)) if config.host_slots else None
+        self._room = Room(policy, self._device, self._host, slot_bytes, self.counters)
+        self._tiers = Tiers(store, catalogue, self._device, self._host, make_host_room=self._room.on_host)
+        self._ahead = AheadFetcher(policy, self._tiers, self._room, self.counters, config.queue_ahead)
         self._failed: dict[int, str] = {}
         self._steps = 0
         self._step = Step(catalogue.pool, 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         policy.on_budget_changed(Tier.DEVICE, self.device.slots * slot_bytes)
-        if self._tiers.host is not None:
-            policy.on_budget_changed(Tier.HOST, self._tiers.host.slots * slot_bytes)
+        if self._host is not None:
+            policy.on_budget_changed(Tier.HOST, self._host.slots * slot_bytes)
 
     # -- what the model's hooks ask (ExpertSource) ------------------------------------------------------------
 
@@ -104,7 +102,7 @@ class ExpertEngine:
         if "on_layer_entered" in self.policy.hooks:
             self.policy.on_layer_entered(self._step, layer)
         self._deliver()
-        self._fetch_ahead()
+        self._ahead.pump()
 
     def allowed_experts(self, layer: int) -> Mask | None:
         if not self._config.approximate or "row_mask" not in self.policy.hooks:
@@ -129,17 +127,28 @@ class ExpertEngine:
                 self.device.unpin(np.fromiter(pending, dtype=np.int64))
         if "on_layer_done" in self.policy.hooks:
             self.policy.on_layer_done(self._step, layer)
-        self._fetch_ahead()
+        self._ahead.pump()
+
+    # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------
+
+    def sequence_queued(self, sequence: SequenceInfo) -> None:
+        self.policy.on_sequence_queued(sequence)
+
+    def sequence_started(self, sequence: SequenceInfo) -> None:
+        self.policy.on_sequence_started(sequence)
+
+    def sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
+        self.policy.on_sequence_ended(sequence, end)
 
     # -- around it ------------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> Ledger:
-        return self._tiers.device
+        return self._device
 
     @property
     def host(self) -> Ledger | None:
-        return self._tiers.host
+        return self._host
 
     def preload(self, keys: Sequence[int], progress: Callable[[int], object] | None = None) -> int:
         """Fill free device slots with these, the first first; returns how many fitted.
@@ -185,10 +194,10 @@ class ExpertEngine:
         counters = self.counters
         counters.lookups += len(experts)
         counters.hits += int(np.count_nonzero(self.device.resident[experts]))
-        ahead = self._ahead[experts]
+        ahead = self._room.unused[experts]
         if ahead.any():
             counters.prefetches_used += int(np.count_nonzero(ahead))
-            self._ahead[experts] = False
+            self._room.unused[experts] = False
 
     def _landing(self, routing: LayerRouting, pending: dict[int, None]) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield every pending expert once it is here; asking for the next takes it out of ``pending`` and unpins it."""
@@ -238,25 +247,12 @@ class ExpertEngine:
                 self._tiers.hurry(key)
         if not absent:
             return
-        while self.device.free < len(absent) and (given_up := self._tiers.withdraw_ahead()) is not None:
-            self._ahead[given_up] = False
-            self.counters.prefetches -= 1
+        self._ahead.withdraw_all_but(len(absent))
         if self.device.free < len(absent):
-            self._make_room(len(absent) - self.device.free, absent, routing)
+            self._room.on_demand(len(absent) - self.device.free, absent, routing.experts)
         for key in absent[: self.device.free]:
             self.counters.on_demand_fetches += 1
             self._tiers.fetch(key, Reason.ON_DEMAND)
-
-    def _make_room(self, slots: int, incoming: Sequence[int], routing: LayerRouting) -> None:
-        """Evict up to ``slots`` experts; of the running layer's own only where no one else is left."""
-        evictable = self.device.evictable()
-        others = evictable.copy()
-        others[routing.experts] = False
-        if others.any():
-            evictable = others
-        slots = min(slots, int(np.count_nonzero(evictable)))
-        if slots:
-            self._evict(self._victims(Tier.DEVICE, slots, evictable, Reason.ON_DEMAND, incoming))
 
     def _wait_for(self, wanted: Iterable[int]) -> None:
         """Wait until something lands. Raises TransferFailed where one of ``wanted`` can not be had."""
@@ -281,108 +277,6 @@ class ExpertEngine:
                 self.policy.on_transfer_done(transfer)
                 continue
             self.counters.failed_transfers += 1
-            self._ahead[transfer.expert] = False
+            self._room.unused[transfer.expert] = False
             self._failed[transfer.expert] = transfer.error
             self.policy.on_transfer_failed(transfer)
-
-    # -- fetching ahead -------------------------------------------------------------------------------------------
-
-    def _fetch_ahead(self) -> None:
-        """Hand the movers the most urgent of what the policy wants, a few at a time."""
-        prefetch, target = self.policy.prefetch, self.policy.target
-        if prefetch is None and target is None:
-            return
-        wants = (prefetch, target)
-        if prefetch is not None and prefetch.tier is Tier.DEVICE:
-            self._reorder(prefetch.priority)
-        if self._refused == wants:
-            return
-        if prefetch is not None and prefetch.tier is Tier.DEVICE:
-            wanted = np.flatnonzero((prefetch.priority > 0) & (self.device.state == State.ABSENT))
-            wanted = wanted[np.argsort(-prefetch.priority[wanted], kind="stable")]
-            for key in wanted.tolist():
-                may_evict = prefetch.may_evict is None or bool(prefetch.may_evict[key])
-                priority = float(prefetch.priority[key])
-                if not self._fetch_one_ahead(key, Reason.PREFETCH, priority, self.device.evictable(), may_evict):
-                    self._refused = wants
-                    return
-                if self._tiers.waiting_ahead >= self._config.queue_ahead:
-                    return
-        if target is not None and target.tier is Tier.DEVICE:
-            outside = self.device.evictable() & ~target.wanted
-            if target.drop_others and outside.any():
-                self._evict(np.flatnonzero(outside))
-            for key in np.flatnonzero(target.wanted & (self.device.state == State.ABSENT)).tolist():
-                if self._tiers.waiting_ahead >= self._config.queue_ahead:
-                    return
-                outside = self.device.evictable() & ~target.wanted
-                if not self._fetch_one_ahead(key, Reason.TARGET, 0.0, outside, True):
-                    self._refused = wants
-                    return
-
-    def _fetch_one_ahead(self, key: int, reason: Reason, priority: float, evictable: Mask, may_evict: bool) -> bool:
-        if not self.device.free:
-            if not may_evict or not evictable.any():
-                return False
-            victims = self._victims(Tier.DEVICE, 1, evictable, reason, [key])
-            if not len(victims):
-                return False
-            self._evict(victims)
-        self._tiers.fetch(key, reason, priority)
-        self._ahead[key] = True
-        self.counters.prefetches += 1
-        return True
-
-    def _reorder(self, priority: NDArray[np.float32]) -> None:
-        """What waits follows the newest priorities; what is wanted no more is withdrawn."""
-        for key in np.flatnonzero((self.device.state == State.LOADING) & self._ahead).tolist():
-            job = self._tiers.queued_ahead(key)
-            if job is None or job.reason is not Reason.PREFETCH:
-                continue
-            if priority[key] > 0:
-                self._tiers.reprioritise(key, float(priority[key]))
-            elif self._tiers.withdraw(key):
-                self._ahead[key] = False
-                self.counters.prefetches -= 1
-
-    # -- room -----------------------------------------------------------------------------------------------------
-
-    def _victims(self, tier: Tier, slots: int, evictable: Mask, reason: Reason, incoming: Sequence[int]) -> Keys:
-        ledger = self.device if tier is Tier.DEVICE else self.host
-        assert ledger is not None
-        request = VictimRequest(
-            tier=tier,
-            bytes_needed=slots * self._tiers.slot_bytes,
-            evictable=evictable,
-            resident=ledger.resident,
-            reason=reason,
-            incoming=np.array(incoming, dtype=np.int64),
-        )
-        return self.policy.victims(request)
-
-    def _evict(self, keys: Keys) -> None:
-        for key in keys.tolist():
-            self.device.evict(key)
-        self.counters.evictions += len(keys)
-        unused = self._ahead[keys]
-        if unused.any():
-            self.counters.prefetches_wasted += int(np.count_nonzero(unused))
-            self._ahead[keys] = False
-        if "on_evicted" in self.policy.hooks:
-            self.policy.on_evicted(Tier.DEVICE, keys)
-
-    def _make_host_room(self, incoming: int) -> bool:
-        """One host slot. Who is on the device as well leaves first: no expert is held twice without need."""
-        host = self.host
-        assert host is not None
-        evictable = host.evictable()
-        doubled = evictable & self.device.resident
-        candidates = doubled if doubled.any() else evictable
-        if not candidates.any():
-            return False
-        victims = self._victims(Tier.HOST, 1, candidates, Reason.ON_DEMAND, [incoming])
-        for key in victims.tolist():
-            host.evict(key)
-        if "on_evicted" in self.policy.hooks:
-            self.policy.on_evicted(Tier.HOST, victims)
-        return bool(host.free)

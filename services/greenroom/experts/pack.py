@@ -12,6 +12,7 @@ seen when it is read.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -89,6 +90,18 @@ class PackWriter:
             self._discard()
             raise self._explained(error) from error
         return self
+
+    def identify(self, source_digest: str, path: Path) -> None:
+        """Set the manifest's digest, of the same length, and where in the same folder the pack is to appear.
+
+        For a writer that knows them only once it has read all the weights.
+        """
+        manifest = dataclasses.replace(self._manifest, source_digest=source_digest)
+        encoded = msgspec.json.encode(manifest)
+        if len(encoded) != len(self._json) or path.parent != self._path.parent:
+            raise PackError(f"a pack can not be renamed to {path} with the digest {source_digest} while it is written")
+        self._manifest, self._json, self._path = manifest, encoded, path
+        self._pwrite(_HEADER.pack(_MAGIC, len(encoded), _checksum(encoded)) + encoded, 0)
 
     def write(self, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
         """One expert's tensors, in the order, shapes and dtypes of its layout."""

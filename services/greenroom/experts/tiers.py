@@ -40,9 +40,9 @@ class Tiers:
         self,
         store: Store,
         catalogue: Catalogue,
+        device: Ledger,
+        host: Ledger | None,
         *,
-        device_slots: int,
-        host_slots: int,
         make_host_room: Callable[[int], bool],
     ) -> None:
         layouts = [layer.layout for layer in store.manifest.layers]
@@ -51,15 +51,15 @@ class Tiers:
         self._catalogue = catalogue
         self._make_host_room = make_host_room
         self.slot_bytes = slot_bytes
-        self.device = Ledger(catalogue.size, device_slots)
-        self.host = Ledger(catalogue.size, host_slots) if host_slots else None
-        self._device_arena = Arena(device_slots, slot_bytes, layouts)
-        self._host_arena = Arena(host_slots, slot_bytes, layouts) if host_slots else None
+        self.device = device
+        self.host = host
+        self._device_arena = Arena(device.slots, slot_bytes, layouts)
+        self._host_arena = None if host is None else Arena(host.slots, slot_bytes, layouts)
         self._outbox = Outbox()
         self._jobs: dict[int, Job] = {}  # by expert: queued or running, the hop that is next or under way
         self._without_host_slot: list[Job] = []  # bounded by the device's slots, each holds one
         self._disk = Mover("disk", self._read, self._outbox)
-        self._upload = Mover("host-device", self._copy_up, self._outbox) if host_slots else None
+        self._upload = Mover("host-device", self._copy_up, self._outbox) if host is not None else None
 
     @property
     def movers(self) -> tuple[Mover, ...]:

@@ -1,0 +1,67 @@
+"""``greenroom``: the group of all commands."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import click
+
+from greenroom import __version__
+from greenroom.cli.demo import demo
+from greenroom.cli.generate import generate
+from greenroom.cli.info import info
+from greenroom.cli.pack import pack
+from greenroom.cli.serve import serve
+from greenroom.core.errors import GreenroomError
+
+
+class _Commands(click.Group):
+    """Shows greenroom's own errors as what they are: messages to the user."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except GreenroomError as error:
+            raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            if error.name in ("torch", "transformers", "safetensors"):
+                raise click.ClickException(
+                    f"{error.name} is not installed; models run with: pip install 'greenroom[torch]'"
+                ) from error
+            raise
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"auto_envvar_prefix": "GREENROOM", "help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Every option can be set in the environment: --expert-memory of serve is GREENROOM_SERVE_EXPERT_MEMORY.",
+)
+@click.version_option(__version__, prog_name="greenroom")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged to stderr.",
+)
+def main(log_level: str) -> None:
+    """Serve Mixture-of-Experts models whose experts do not fit in memory.
+
+    \b
+    Examples:
+      greenroom serve                                      the bundled model on http://127.0.0.1:8000
+      greenroom serve --model DIR --expert-memory 8GiB     a checkpoint of yours
+      greenroom generate "What does the kettle cost?"      without a server
+      greenroom info MODEL                                 what a checkpoint needs and what fits
+    """
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+
+
+main.add_command(serve)
+main.add_command(generate)
+main.add_command(info)
+main.add_command(pack)
+main.add_command(demo)

@@ -1,0 +1,91 @@
+"""The options that say which model runs and on what; the same for every command that runs one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from greenroom.demo import bundled_model_path
+
+if TYPE_CHECKING:
+    from greenroom.worker.config import WorkerConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _stack(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def apply(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return apply
+
+
+checkpoint_options = _stack(
+    click.option("--revision", help="Branch, tag or commit of a model on the hub."),
+    click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network."),
+    click.option(
+        "--dtype",
+        default="auto",
+        show_default=True,
+        help="What the weights are computed in: auto (the checkpoint's), bfloat16, float16, float32.",
+    ),
+    click.option(
+        "--cache-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        envvar="GREENROOM_CACHE",
+        help="Where expert packs are kept.  [default: ~/.cache/greenroom]",
+    ),
+)
+
+runtime_options = _stack(
+    click.option(
+        "--expert-memory",
+        default="auto",
+        show_default=True,
+        help="Memory for experts: auto (what the machine allows), a size such as 2GiB, or a share such as 25%.",
+    ),
+    click.option("--host-memory", default="auto", show_default=True, help="A tier between disk and device, likewise."),
+    click.option("--kv-memory", default="auto", show_default=True, help="Memory for keys and values: auto or a size."),
+    click.option("--policy", default="lru", show_default=True, help="Which expert leaves when room is needed."),
+    click.option("--policy-options", default="{}", show_default=True, help="Options of the policy, as JSON."),
+    click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
+    click.option("--max-model-len", type=int, help="Tokens of prompt and answer.  [default: the model's own]"),
+    click.option("--max-running", type=int, default=32, show_default=True, help="Requests running at once."),
+    click.option("--max-waiting", type=int, default=256, show_default=True, help="Requests waiting at most."),
+    click.option("--tokens-per-step", type=int, default=512, show_default=True, help="Rows in one forward."),
+    click.option("--prefill-chunk", type=int, default=256, show_default=True, help="Most rows of one prompt in it."),
+    click.option("--threads", type=int, help="Cores to compute on.  [default: all that are usable]"),
+    click.option("--warm-start/--cold-start", default=True, show_default=True, help="Begin with the experts of last time."),
+)
+
+model_option = click.option("--model", help="A folder, or a model id on the hub.  [default: the bundled model]")
+
+
+def model_options(command: F) -> F:
+    """All of them."""
+    return model_option(checkpoint_options(runtime_options(command)))
+
+
+def worker_config(options: dict[str, Any]) -> WorkerConfig:
+    """Takes the options of ``model_options`` out of ``options``. Raises InvalidConfig, click.BadParameter."""
+    from greenroom.worker.config import WorkerConfig
+
+    known = {field.name for field in fields(WorkerConfig)}
+    chosen = {name: options.pop(name) for name in list(options) if name in known}
+    try:
+        chosen["policy_options"] = json.loads(chosen["policy_options"])
+    except ValueError as error:
+        raise click.BadParameter(f"this is no JSON ({error})", param_hint="--policy-options") from error
+    if not isinstance(chosen["policy_options"], dict):
+        raise click.BadParameter('write a JSON object such as {"alpha": 0.9}', param_hint="--policy-options")
+    if chosen["model"] is None:
+        chosen["model"] = str(bundled_model_path())
+        chosen["served_model_name"] = chosen.get("served_model_name") or "greenroom-understudy"
+    return WorkerConfig(**chosen)

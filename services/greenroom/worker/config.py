@@ -1,0 +1,77 @@
+"""What a worker is told. Command line, environment and Python API all end here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.batch_policy import BatchLimits
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+ATTENTIONS = ("auto", "sdpa", "eager")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One model and what it may use.
+
+    ``model``: a folder or a hub id. ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto``, a size such as
+    ``2GiB`` or, for the experts' two, a share of all experts such as ``25%``; ``host_memory`` ``auto`` is none where
+    the device tier is RAM. ``max_model_len``: tokens of prompt and answer together (None: the model's own).
+    ``tokens_per_step``: rows in one forward; ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to
+    compute on (None: all that the process may use). ``progress``: bars on stderr (None: on a terminal only).
+    Raises InvalidConfig, naming the field.
+    """
+
+    model: str
+    revision: str | None = None
+    offline: bool = False
+    served_model_name: str | None = None
+    dtype: str = "auto"
+    attention: str = "auto"
+    expert_memory: str = "auto"
+    host_memory: str = "auto"
+    kv_memory: str = "auto"
+    policy: str = "lru"
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    max_model_len: int | None = None
+    max_running: int = 32
+    max_waiting: int = 256
+    tokens_per_step: int = 512
+    prefill_chunk: int | None = 256
+    threads: int | None = None
+    warm_start: bool = True
+    cache_dir: Path | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("attention", self.attention, ATTENTIONS)
+        _at_least_one("max_model_len", self.max_model_len)
+        _at_least_one("max_waiting", self.max_waiting)
+        _at_least_one("threads", self.threads)
+        if self.served_model_name == "":
+            raise InvalidConfig("served_model_name", "", "give a name, or leave it out for the model's own")
+        _ = self.limits(0)
+
+    def limits(self, kv_total: int) -> BatchLimits:
+        """The batch policy's limits, with the KV budget in the loop's own unit. Raises InvalidConfig."""
+        return BatchLimits(
+            tokens_per_step=self.tokens_per_step,
+            max_running=self.max_running,
+            kv_total=kv_total,
+            prefill_chunk=self.prefill_chunk,
+        )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidConfig(name, value, f"allowed: {', '.join(allowed)}")
+
+
+def _at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise InvalidConfig(name, value, "at least 1")
