@@ -1,0 +1,119 @@
+"""From logits to the next token, so that a request run again draws the same one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from greenroom.core.errors import GreenroomError
+from greenroom.core.generation import SamplingParams, TokenLogprobs
+
+_NUCLEUS_TRY: Final = 512
+"""How many of the likeliest tokens are sorted before all are; few nuclei are larger."""
+
+
+class InvalidLogits(GreenroomError):
+    """The model computed no usable logits for a request's row (a NaN, or no finite maximum)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one row's token is picked. ``position``: how many tokens precede it, prompt included."""
+
+    params: SamplingParams
+    key: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A row's token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+def sampling_key(seed: int | None, request_id: str) -> int:
+    """The 128-bit key that all of a request's random numbers come from: of the seed, or else of the request's id."""
+    material = f"request {request_id}" if seed is None else f"seed {seed}"
+    return int.from_bytes(hashlib.blake2b(material.encode(), digest_size=16).digest(), "little")
+
+
+def uniform(key: int, position: int) -> float:
+    """A number in [0, 1), the same one for the same arguments whatever was drawn before.
+
+    53 bits of the Philox 4x64-10 block that ``position`` counts (Salmon et al., "Parallel Random Numbers: As Easy
+    as 1, 2, 3", SC 2011, §3.3): a random number generator that has no state to lose.
+    """
+    return (int(np.random.Philox(key=key, counter=position).random_raw()) >> 11) * 2.0**-53
+
+
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | InvalidLogits]:
+    """A token for each row of ``logits[n, vocabulary]``; for a row without usable logits the reason in its place.
+
+    Greedy rows take the largest logit, of equal ones the lowest token id, as transformers does. The others draw from
+    the softmax of the logits over the temperature, less what top-k and then top-p leave out.
+    """
+    tokens = logits.argmax(dim=-1, keepdim=True)  # a NaN counts as the largest
+    best: list[float] = logits.gather(-1, tokens).squeeze(-1).tolist()
+    greedy: list[int] = tokens.squeeze(-1).tolist()
+    return [_pick(logits[i], draw, greedy[i], best[i]) for i, draw in enumerate(draws)]
+
+
+def _pick(row: torch.Tensor, draw: Draw, greedy: int, best: float) -> Picked | InvalidLogits:
+    if not np.isfinite(best):
+        return InvalidLogits(f"the model computed {best} as the largest logit of token {draw.position}")
+    params = draw.params
+    token = greedy if params.temperature == 0 else _draw(row, params, uniform(draw.key, draw.position))
+    return Picked(token, None if params.logprobs is None else _logprobs(row, token, params.logprobs))
+
+
+def _draw(row: torch.Tensor, params: SamplingParams, number: float) -> int:
+    """Inverse of the distribution function at ``number``.
+
+    The function runs over token ids, not from likely to unlikely: two tokens whose logits trade places in the last
+    bit then do not trade their share of [0, 1) too.
+    """
+    weights = row.double()
+    ids: torch.Tensor | None = None
+    if 0 < params.top_k < len(row):
+        least = weights.topk(params.top_k).values[-1]
+        ids = (weights >= least).nonzero().squeeze(-1)
+        weights = weights[ids]
+    weights = ((weights - weights.max()) / params.temperature).exp_()
+    if params.top_p < 1:
+        kept = (weights >= _nucleus_edge(weights, params.top_p)).nonzero().squeeze(-1)
+        weights = weights[kept]
+        ids = kept if ids is None else ids[kept]
+    below = weights.cumsum(0)
+    drawn = int(torch.searchsorted(below, below[-1] * number, right=True))
+    drawn = min(drawn, len(below) - 1)
+    return drawn if ids is None else int(ids[drawn])
+
+
+def _nucleus_edge(weights: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The least weight inside the smallest set of largest weights that holds ``top_p`` of the whole.
+
+    Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020, §3.1. Weights equal to the edge are
+    inside, so that the set does not depend on how a sort breaks ties.
+    """
+    share = top_p * weights.sum()
+    likeliest = weights.topk(min(_NUCLEUS_TRY, len(weights))).values
+    if likeliest.sum() < share:
+        likeliest = weights.sort(descending=True).values
+    before = likeliest.cumsum(0) - likeliest
+    return likeliest[(before < share).nonzero()[-1, 0]]
+
+
+def _logprobs(row: torch.Tensor, token: int, top: int) -> TokenLogprobs:
+    logprobs = row.float().log_softmax(dim=-1)
+    if top == 0:
+        return TokenLogprobs(float(logprobs[token]))
+    best = logprobs.topk(min(top, len(row)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return TokenLogprobs(float(logprobs[token]), tuple((int(i), float(value)) for i, value in pairs))
