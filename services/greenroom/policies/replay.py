@@ -40,6 +40,8 @@ class RoutingTrace:
 
     def __post_init__(self) -> None:
         starts = self.seq_starts
+        if self.experts.dtype.kind not in "iu":
+            raise TraceError(f"experts must be integers, not {self.experts.dtype}")
         if self.experts.ndim != 3 or 0 in self.experts.shape[1:]:
             raise TraceError(f"experts must be [tokens, layers, k], not of shape {self.experts.shape}")
         if len(starts) < 1 or starts[0] != 0 or starts[-1] != len(self.experts) or (np.diff(starts) < 0).any():
@@ -51,10 +53,11 @@ class RoutingTrace:
     def load(cls, path: Path) -> RoutingTrace:
         """Reads an ``.npz`` with ``experts``, ``seq_starts`` and ``num_experts``. Raises TraceError."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return cls(arrays["experts"], arrays["seq_starts"].astype(np.int64), int(arrays["num_experts"].item()))
+            with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+                experts, starts, width = arrays["experts"], arrays["seq_starts"], arrays["num_experts"].item()
         except (OSError, KeyError, ValueError, BadZipFile) as error:
             raise TraceError(f"{path} is no routing trace: {error}") from error
+        return cls(experts, starts.astype(np.int64), int(width))
 
     def catalogue(self, *, expert_bytes: int = 1) -> Catalogue:
         """The experts of the traced model; a size of 1 makes every budget a number of slots."""

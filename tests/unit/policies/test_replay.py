@@ -1,0 +1,208 @@
+"""Replay: which steps a trace gives, and what is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from greenroom.core.errors import BudgetTooSmall, InvalidConfig
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import LayerRouting, Step
+from greenroom.policies.lru import Lru
+from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.replay import ReplayCache, ReplayResult, RoutingTrace, TraceError, replay
+from tests.unit.policies.bench import routing_of
+
+
+def trace_of(*lengths: int, layers: int = 1, k: int = 1, experts: int = 4, seed: int = 0) -> RoutingTrace:
+    random = np.random.default_rng(seed)
+    tokens = sum(lengths)
+    picks = np.argsort(random.random((tokens, layers, experts)), axis=-1)[:, :, :k].astype(np.uint8)
+    return RoutingTrace(picks, np.concatenate(([0], np.cumsum(lengths))), experts)
+
+
+def test_a_sequence_that_ends_is_replaced_at_once() -> None:
+    trace = trace_of(3, 1, 0, 2, 1)
+
+    assert [step.sequences.tolist() for step in trace.steps(concurrent=2)] == [[0, 1], [0, 3], [0, 3], [4]]
+    assert [step.sequences.tolist() for step in trace.steps()] == [[0], [0], [0], [1], [3], [3], [4]]
+
+
+def test_a_step_has_each_sequences_own_next_row() -> None:
+    trace = trace_of(2, 2, layers=3, k=2)
+
+    first, second = trace.steps(concurrent=2)
+
+    assert first.picks.tolist() == trace.experts[[0, 2]].tolist()
+    assert second.picks.tolist() == trace.experts[[1, 3]].tolist()
+
+
+@pytest.mark.parametrize(("tokens", "sizes"), [(0, []), (1, [1]), (4, [2, 2]), (5, [2, 2, 1]), (99, [2, 2, 2, 1])])
+def test_it_stops_in_the_midst_when_the_tokens_are_used(tokens: int, sizes: list[int]) -> None:
+    steps = list(trace_of(4, 3).steps(concurrent=2, tokens=tokens))
+
+    assert [len(step.sequences) for step in steps] == sizes
+
+
+def test_no_sequence_at_once_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="concurrent"):
+        list(trace_of(2).steps(concurrent=0))
+
+
+def test_lru_by_hand() -> None:
+    # One layer, one pick a token, two slots:  0 1 0 2 1 2  ->  miss miss hit miss(1 out) miss(0 out) hit
+    picks = np.array([0, 1, 0, 2, 1, 2], dtype=np.uint8).reshape(-1, 1, 1)
+    trace = RoutingTrace(picks, np.array([0, 6]), 3)
+
+    result = replay(Lru(trace.catalogue()), trace.steps(), 2)
+
+    assert result == ReplayResult(lookups=6, hits=2, evictions=2)
+    assert result.misses == 4
+    assert result.hit_rate == pytest.approx(1 / 3)
+
+
+def test_a_layer_of_several_rows_looks_up_its_distinct_experts() -> None:
+    picks = np.array([[[0, 1]], [[1, 2]]], dtype=np.uint8)
+    trace = RoutingTrace(picks, np.array([0, 1, 2]), 3)
+
+    result = replay(Lru(trace.catalogue()), trace.steps(concurrent=2), 3)
+
+    assert (result.lookups, result.hits) == (3, 0)
+
+
+@pytest.mark.parametrize("name", sorted(EXPERT_POLICIES))
+def test_with_room_for_all_each_expert_misses_once(name: str) -> None:
+    trace = trace_of(40, 40, layers=3, k=2, experts=8)
+    catalogue = trace.catalogue()
+
+    result = replay(create_policy(name, catalogue=catalogue), trace.steps(concurrent=2), catalogue.size)
+
+    assert result.misses == len({*map(tuple, np.argwhere(distinct(trace)))})
+    assert result.evictions == 0
+
+
+@pytest.mark.parametrize("name", sorted(EXPERT_POLICIES))
+def test_sizes_in_bytes_are_slots_in_disguise(name: str) -> None:
+    trace = trace_of(60, layers=3, k=2, experts=8)
+    large, small = trace.catalogue(expert_bytes=4096), trace.catalogue()
+
+    in_bytes = replay(create_policy(name, catalogue=large), trace.steps(), 9 * 4096 + 4095)
+    in_slots = replay(create_policy(name, catalogue=small), trace.steps(), 9)
+
+    assert in_bytes == in_slots
+    assert 0 < in_slots.hits < in_slots.lookups
+
+
+def test_the_experts_of_the_current_group_stay() -> None:
+    catalogue = Catalogue.uniform("pool", layers=1, experts=4, top_k=2)
+    cache = ReplayCache(Lru(catalogue), 2)
+    cache.route(routing_of(catalogue, [0, 1]))
+
+    cache.route(routing_of(catalogue, [2, 0]))
+
+    assert cache.resident.tolist() == [True, False, True, False]
+    assert cache.result == ReplayResult(lookups=4, hits=1, evictions=1)
+
+
+def test_different_sizes_fill_the_budget_and_never_exceed_it() -> None:
+    catalogue = Catalogue.of_models("graph", [5, 3, 4, 2])
+    cache = ReplayCache(Lru(catalogue), 9)
+    for expert in (0, 1, 2, 3, 0, 2):
+        cache.route(routing_of(catalogue, [expert]))
+
+        held = int(catalogue.bytes_of[cache.resident].sum())
+        assert held + cache.free_bytes == 9
+        assert cache.free_bytes >= 0
+        assert cache.resident[expert]
+
+
+def test_a_layer_that_does_not_fit_at_once_is_refused() -> None:
+    trace = trace_of(4, k=3)
+
+    with pytest.raises(BudgetTooSmall, match="3 experts at once"):
+        replay(Lru(trace.catalogue()), trace.steps(), 2)
+
+
+def test_a_policy_is_told_of_steps_and_layers_in_order() -> None:
+    told: list[object] = []
+
+    class Listening(Lru):
+        def on_step_started(self, step: Step) -> None:
+            told.append(("step", step.number, step.sequences.tolist()))
+
+        def on_layer_entered(self, step: Step, layer: int) -> None:
+            told.append(("entered", layer))
+
+        def on_layer_routed(self, routing: LayerRouting) -> None:
+            super().on_layer_routed(routing)
+            told.append(("routed", routing.layer, routing.by_sequence().sum()))
+
+        def on_layer_done(self, step: Step, layer: int) -> None:
+            told.append(("done", layer))
+
+    trace = trace_of(1, 1, layers=2, k=2)
+
+    replay(Listening(trace.catalogue()), trace.steps(), 8)
+
+    one_step = [("entered", 0), ("routed", 0, 2), ("done", 0), ("entered", 1), ("routed", 1, 2), ("done", 1)]
+    assert told == [("step", 0, [0]), *one_step, ("step", 1, [1]), *one_step]
+
+
+def test_a_trace_survives_the_file(tmp_path: Path) -> None:
+    trace = trace_of(3, 4, layers=2, k=2)
+    path = tmp_path / "trace.npz"
+    np.savez(path, experts=trace.experts, seq_starts=trace.seq_starts, num_experts=np.int64(4), layer_ids=np.arange(2))
+
+    read = RoutingTrace.load(path)
+
+    assert read.experts.tolist() == trace.experts.tolist()
+    assert read.seq_starts.tolist() == [0, 3, 7]
+    assert read.num_experts == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"experts": np.zeros((7, 2), np.uint8)}, "must be"),
+        ({"experts": np.full((7, 2, 2), 4, np.uint8)}, "from 0 to 3"),
+        ({"experts": np.zeros((7, 2, 2), np.float32)}, "integers"),
+        ({"seq_starts": np.array([0, 5])}, "seq_starts"),
+        ({"seq_starts": np.array([0, 5, 3, 7])}, "seq_starts"),
+        ({"seq_starts": np.array([], np.int64)}, "seq_starts"),
+        ({"num_experts": np.array([4, 4])}, "no routing trace"),
+        ({"experts": None}, "no routing trace"),
+        ({"experts": np.array([None] * 4)}, "no routing trace"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, change: dict[str, object], complaint: str) -> None:
+    sound: dict[str, object] = {
+        "experts": np.zeros((7, 2, 2), np.uint8),
+        "seq_starts": np.array([0, 3, 7]),
+        "num_experts": np.int64(4),
+    }
+    arrays = {name: value for name, value in (sound | change).items() if value is not None}
+    path = tmp_path / "trace.npz"
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+
+    with pytest.raises(TraceError, match=complaint):
+        RoutingTrace.load(path)
+
+
+def test_a_file_that_is_not_there_or_no_archive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no routing trace"):
+        RoutingTrace.load(tmp_path / "absent.npz")
+    for number, content in enumerate((b"", b"PK\x03\x04 cut short", b"\x93NUMPY no archive")):
+        broken = tmp_path / f"{number}.npz"
+        broken.write_bytes(content)
+        with pytest.raises(TraceError, match="no routing trace"):
+            RoutingTrace.load(broken)
+
+
+def distinct(trace: RoutingTrace) -> np.ndarray:
+    """``[layers, experts]``: who is used at all."""
+    used = np.zeros((trace.experts.shape[1], trace.num_experts), dtype=np.bool_)
+    for layer in range(used.shape[0]):
+        used[layer, np.unique(trace.experts[:, layer])] = True
+    return used

@@ -1,0 +1,69 @@
+"""The replay against an independent simulator's hit rates on the routing of a real model, gpt-oss-20b.
+
+Needs that trace: GREENROOM_DATA names the folder that holds ``routing/gpt-oss-20b.npz``. The stream: sequences in
+file order until 30,000 rows are used, one row of each running sequence a step, an ended one replaced at once; a
+cache for all layers, empty at the start; all experts of the current group unevictable from its start.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from greenroom.policies.registry import create_policy
+from greenroom.policies.replay import RoutingTrace, replay
+
+SLOTS = (96, 192, 256, 384)
+PUBLISHED = {
+    ("lru", 1): (44.6, 62.4, 75.4, 90.7),
+    ("lru", 8): (0.0, 0.0, 0.0, 20.9),
+    ("lfu-reset", 1): (6.2, 31.9, 40.8, 61.3),
+    ("lfu-reset", 8): (0.0, 22.9, 25.6, 55.4),
+    ("lfu", 1): (28.4, 50.6, 62.5, 80.9),
+    ("lfu", 8): (16.9, 37.1, 49.7, 71.6),
+}
+TABLE = [
+    (policy, concurrent, slots, rate)
+    for (policy, concurrent), rates in PUBLISHED.items()
+    for slots, rate in zip(SLOTS, rates, strict=True)
+]
+# Each policy with each concurrency, and every budget: the quickest such choice.
+EVERY_DAY = [
+    ("lru", 1, 384),
+    ("lru", 8, 384),
+    ("lfu", 1, 256),
+    ("lfu", 8, 192),
+    ("lfu-reset", 1, 384),
+    ("lfu-reset", 8, 96),
+]
+
+
+@pytest.fixture(scope="module")
+def trace() -> RoutingTrace:
+    folder = os.environ.get("GREENROOM_DATA")
+    if folder is None:
+        pytest.skip("GREENROOM_DATA does not name the folder with the real routing trace")
+    path = Path(folder) / "routing" / "gpt-oss-20b.npz"
+    if not path.is_file():
+        pytest.skip(f"GREENROOM_DATA has no {path.relative_to(folder)}")
+    return RoutingTrace.load(path)
+
+
+@pytest.mark.parametrize(
+    ("policy", "concurrent", "slots", "published"),
+    [
+        pytest.param(*row, id=f"{row[0]}-{row[1]}-{row[2]}", marks=[] if row[:3] in EVERY_DAY else [pytest.mark.full])
+        for row in TABLE
+    ],
+)
+def test_hit_rates_are_the_published_ones_to_a_tenth_of_a_point(
+    trace: RoutingTrace, policy: str, concurrent: int, slots: int, published: float
+) -> None:
+    expert_policy = create_policy(policy, catalogue=trace.catalogue())
+
+    result = replay(expert_policy, trace.steps(concurrent=concurrent, tokens=30_000), slots)
+
+    # The published figures are rounded to a tenth.
+    assert 100 * result.hit_rate == pytest.approx(published, abs=0.0501)
