@@ -45,6 +45,8 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if not 0 <= self.temperature <= 2:
             raise InvalidRequest(f"temperature must be from 0 to 2, not {self.temperature}", param="temperature")
         if not 0 < self.top_p <= 1:

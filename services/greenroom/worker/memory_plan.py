@@ -84,16 +84,26 @@ class MemoryPlan:
 
 
 def plan_memory(
-    needs: Needs, machine: Memory, base: int, *, expert_memory: str, host_memory: str, kv_memory: str
+    needs: Needs,
+    machine: Memory,
+    base: int,
+    *,
+    expert_memory: str,
+    host_memory: str,
+    kv_memory: str,
+    loaded: int = 0,
 ) -> MemoryPlan:
-    """Share out ``machine``. Each of the three is ``auto`` or a size; the experts' two also a share of all experts.
+    """Share out ``machine``.
 
-    Raises BudgetTooSmall where the model can not run in what it gets, InvalidConfig for what is no size.
+    ``loaded``: bytes of ``needs`` that are in memory already. Each memory is ``auto`` or a size; the experts' two may
+    also be a share of all experts. Raises BudgetTooSmall where the model can not run in what it gets, InvalidConfig
+    for what is no size.
     """
     all_experts = needs.experts * needs.slot_bytes
     fixed = needs.dense + needs.workspace
     notes = []
-    spare = int(machine.available * (1 - HEADROOM)) - fixed
+    available = machine.available + loaded
+    spare = int(available * (1 - HEADROOM)) - fixed
     host = _budget(host_memory, "host_memory", all_experts) or 0
     spare -= host
     experts = _budget(expert_memory, "expert_memory", all_experts)
@@ -105,12 +115,13 @@ def plan_memory(
     if experts is None:
         experts = min(all_experts, spare - kv)
         limited = "all of them fit" if experts == all_experts else f"{machine.source} has no more"
-        notes.append(f"experts sized to the memory available ({format_bytes(machine.available)}; {limited})")
+        notes.append(f"experts sized to the memory available ({format_bytes(available)}; {limited})")
     slots = min(needs.experts, max(experts, 0) // needs.slot_bytes)
     if slots < needs.least_slots:
         raise BudgetTooSmall(
             f"{format_bytes(max(experts, 0))} for experts hold {slots} of {format_bytes(needs.slot_bytes)}; one "
-            f"layer's router picks {needs.least_slots}: give at least {format_bytes(needs.least_slots * needs.slot_bytes)} "
+            f"layer's router picks {needs.least_slots}: give at least "
+            f"{format_bytes(needs.least_slots * needs.slot_bytes)} "
             f"(--expert-memory){', or leave less to KV (--kv-memory)' if expert_memory == 'auto' else ''}"
         )
     plan = MemoryPlan(
@@ -124,10 +135,10 @@ def plan_memory(
         experts=needs.experts,
         notes=tuple(notes),
     )
-    if plan.total - base > machine.available:
+    if plan.total - base > available:
         raise BudgetTooSmall(
             f"the model, its KV and its experts would take {format_bytes(plan.total - base)}, but "
-            f"{machine.source} has {format_bytes(machine.available)} available:\n{plan.describe()}\n"
+            f"{machine.source} has {format_bytes(available)} available:\n{plan.describe()}\n"
             "give less to --expert-memory, --host-memory or --kv-memory"
         )
     return plan

@@ -1,0 +1,195 @@
+"""The engine as a Python object::
+
+from greenroom import LLM, SamplingParams
+
+with LLM("mistralai/Mixtral-8x7B-Instruct-v0.1", expert_memory="16GiB", policy="lfu") as llm:
+    for completion in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=8)):
+        print(completion.text)
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from greenroom.core.errors import GreenroomError, InvalidRequest
+from greenroom.core.generation import (
+    Event,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    Token,
+    TokenLogprobs,
+)
+from greenroom.demo import bundled_model_path
+from greenroom.text import TextStream
+from greenroom.worker.config import WorkerConfig
+from greenroom.worker.worker import Worker
+
+Prompt = str | Sequence[int]
+ChatMessage = Mapping[str, str]
+
+_ADMISSION_WAIT_S = 3600.0
+_EVENT_WAIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A prompt and what was generated for it. ``logprobs`` has one entry a token where they were asked for."""
+
+    prompt: Prompt
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None
+
+
+class GenerationFailed(GreenroomError):
+    """A request failed on its way; the others went on."""
+
+
+class LLM:
+    """A model, ready to generate. Settings are those of ``greenroom serve``, see WorkerConfig.
+
+    Not to be used from several threads at once. Close it, or use it as a context manager: that stops its threads and
+    remembers which experts were resident.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        """``model``: a folder or a hub id; None is the bundled model. Raises GreenroomError."""
+        self.worker = Worker(WorkerConfig(model=model or str(bundled_model_path()), **settings))
+        self._numbers = itertools.count()
+        self._name = uuid.uuid4().hex
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        task_types: Sequence[str | None] | None = None,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Complete each prompt (text, or token ids); results in the order of the prompts.
+
+        ``sampling``: one for all, or one for each. ``progress`` None shows a bar on a terminal only. Raises
+        InvalidRequest before anything runs if one of them can not be served, GenerationFailed if one fails.
+        """
+        wanted = _as_prompts(prompts)
+        params = _for_each(sampling if sampling is not None else SamplingParams(), len(wanted))
+        tasks = list(task_types) if task_types is not None else [None] * len(wanted)
+        if len(tasks) != len(wanted):
+            raise InvalidRequest(f"{len(wanted)} prompts, but {len(tasks)} task types", param="task_types")
+        requests = [
+            GenerationRequest(f"{self._name}-{next(self._numbers)}", self._ids(prompt), one, task)
+            for prompt, one, task in zip(wanted, params, tasks, strict=True)
+        ]
+        for request in requests:
+            self.worker.loop.engine.admit_check(request)
+        return [self._completion(*parts) for parts in zip(wanted, requests, self._run(requests, progress), strict=True)]
+
+    def chat(
+        self,
+        conversations: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Answer one conversation, or each of several, by the model's chat template.
+
+        A message is ``{"role": ..., "content": ...}``. Raises as ``generate``, and InvalidRequest without a template.
+        """
+        several = [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
+        chat = self.worker.text.chat
+        texts = [chat.render([dict(message) for message in messages]) for messages in several]  # type: ignore[arg-type]
+        encode = self.worker.text.tokenizer.encode
+        return self.generate([encode(text, add_special_tokens=False) for text in texts], sampling, progress=progress)
+
+    def close(self) -> None:
+        self.worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self.worker.text.tokenizer.encode(prompt, add_special_tokens=True))
+        return tuple(prompt)
+
+    def _run(self, requests: Sequence[GenerationRequest], progress: bool | None) -> list[list[Event]]:
+        """All requests at once, as far as the loop takes them; what is still running is cancelled on the way out."""
+        arrived: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()  # bounded by the requests' max_tokens
+        events: list[list[Event]] = [[] for _ in requests]
+        running: dict[int, int] = {}
+        waiting = iter(enumerate(requests))
+        disable = not sys.stderr.isatty() if progress is None else not progress
+        with tqdm(total=len(requests), desc="generating", unit="request", disable=disable) as bar:
+            try:
+                room = self.worker.config.max_running + self.worker.config.max_waiting
+                for place, request in itertools.islice(waiting, room):
+                    running[place] = self._submit(place, request, arrived)
+                while running:
+                    place, event = arrived.get(timeout=_EVENT_WAIT_S)
+                    events[place].append(event)
+                    if isinstance(event, Finished):
+                        del running[place]
+                        bar.update()
+                        for place, request in itertools.islice(waiting, 1):
+                            running[place] = self._submit(place, request, arrived)
+            except queue.Empty:
+                raise GenerationFailed(f"nothing was generated for {_EVENT_WAIT_S:.0f} s") from None
+            finally:
+                for number in running.values():
+                    self.worker.loop.cancel(number)
+        return events
+
+    def _submit(self, place: int, request: GenerationRequest, arrived: queue.SimpleQueue[tuple[int, Event]]) -> int:
+        return self.worker.loop.submit(request, lambda event: arrived.put((place, event)), wait_s=_ADMISSION_WAIT_S)
+
+    def _completion(self, prompt: Prompt, request: GenerationRequest, events: Sequence[Event]) -> Completion:
+        end = events[-1]
+        assert isinstance(end, Finished)
+        if end.reason is FinishReason.FAILED:
+            raise GenerationFailed(end.error or "the request failed")
+        tokens = [event for event in events if isinstance(event, Token)]
+        stream = TextStream(self.worker.text.tokenizer, request.sampling.stop, behind_text=isinstance(prompt, str))
+        text = "".join(stream.push(token.token_id) for token in tokens) + stream.finish()
+        asked = request.sampling.logprobs is not None
+        return Completion(
+            prompt=prompt,
+            prompt_token_ids=request.prompt_ids,
+            text=text,
+            token_ids=tuple(token.token_id for token in tokens),
+            finish_reason=end.reason,
+            logprobs=tuple(token.logprobs for token in tokens if token.logprobs is not None) if asked else None,
+        )
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]  # one prompt, as token ids
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _for_each(sampling: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * count
+    if len(sampling) != count:
+        raise InvalidRequest(f"{count} prompts, but {len(sampling)} sampling parameters", param="sampling")
+    return list(sampling)

@@ -1,0 +1,167 @@
+"""One model, assembled: checkpoint, pack, memory plan, expert engine and batch loop."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+import torch
+from tqdm import tqdm
+
+from greenroom.core.errors import UnsupportedModel
+from greenroom.core.generation import ServedModel
+from greenroom.core.units import format_bytes
+from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.pack import PackFile
+from greenroom.moe.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch_loop import BatchLoop
+from greenroom.moe.checkpoint import Checkpoint, resolve
+from greenroom.moe.families import ENCODER_DECODER_REASON, family_of
+from greenroom.moe.loading import LoadedMoE, attach, load
+from greenroom.moe.packing import ensure_pack
+from greenroom.moe.ragged import RaggedModel
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.registry import create_policy
+from greenroom.text import StopChecker, TextProcessor
+from greenroom.worker.config import WorkerConfig
+from greenroom.worker.generator import LoopGenerator
+from greenroom.worker.machine import memory, resident_bytes, usable_cores
+from greenroom.worker.memory_plan import MemoryPlan, plan_memory
+from greenroom.worker.needs import needs_of
+from greenroom.worker.warm_start import ResidentSetFile, first_residents
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """A model that is ready to generate; a context manager that closes it.
+
+    Construction does everything that takes long, with progress bars: packing at first use, loading, filling the
+    expert slots. Raises GreenroomError of the kind that says what is wrong; then nothing is left running.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        torch.set_num_threads(config.threads or usable_cores())
+        # What can be refused is refused before anything that takes long.
+        create_policy(config.policy, catalogue=Catalogue.uniform("", layers=1, experts=1, top_k=1),
+                      options=config.policy_options)  # fmt: skip
+        self.config = config
+        self.checkpoint: Checkpoint = resolve(config.model, revision=config.revision, offline=config.offline)
+        if not family_of(self.checkpoint.config).decoder_only:
+            raise UnsupportedModel(ENCODER_DECODER_REASON)
+        self.text = TextProcessor.from_folder(self.checkpoint.folder)
+        path = ensure_pack(self.checkpoint, config.dtype, config.cache_dir, progress=config.progress)
+        self.pack = PackFile.open(path)
+        try:
+            self._assemble()
+        except BaseException:
+            self.pack.close()
+            raise
+
+    def _assemble(self) -> None:
+        config = self.config
+        loaded = load(self.checkpoint, config.dtype)
+        ragged = RaggedModel(loaded.model, attention=None if config.attention == "auto" else config.attention)
+        max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
+        needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len)
+        runtime = max(0, resident_bytes() - needs.dense)  # after a first forward: with all the code it needs
+        self.plan: MemoryPlan = plan_memory(
+            needs,
+            memory(),
+            runtime,
+            expert_memory=config.expert_memory,
+            host_memory=config.host_memory,
+            kv_memory=config.kv_memory,
+            loaded=needs.dense,
+        )
+        self.experts = self._start_experts()
+        try:
+            attach(loaded, self.experts)
+            ragged.source = self.experts
+            self.loop = self._start_loop(loaded, ragged, max_model_len)
+        except BaseException:
+            self.experts.close()
+            raise
+        self.served = ServedModel(
+            name=config.served_model_name or self.checkpoint.name,
+            max_model_len=self.loop.engine.max_model_len,
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=loaded.eos_token_ids,
+            created=int(time.time()),
+        )
+
+    def _start_experts(self) -> ExpertEngine:
+        catalogue = catalogue_of(self.pack.manifest)
+        policy = create_policy(self.config.policy, catalogue=catalogue, options=self.config.policy_options)
+        slots = EngineConfig(device_slots=self.plan.device_slots, host_slots=self.plan.host_slots)
+        engine = ExpertEngine(self.pack, catalogue, policy, slots)
+        try:
+            remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
+            wanted = first_residents(catalogue, remembered)
+            progress = self.config.progress
+            with tqdm(
+                total=min(len(wanted), engine.device.slots),
+                desc="loading experts",
+                unit="expert",
+                disable=not sys.stderr.isatty() if progress is None else not progress,
+            ) as bar:
+                engine.preload(wanted, bar.update)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def _start_loop(self, loaded: LoadedMoE, ragged: RaggedModel, max_model_len: int) -> BatchLoop:
+        config = self.config
+        batch = BatchConfig(
+            kv_budget_bytes=self.plan.kv,
+            max_model_len=max_model_len,
+            tokens_per_step=config.tokens_per_step,
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+            prefill_chunk=config.prefill_chunk,
+        )
+        engine = BatchEngine(
+            ragged,
+            batch,
+            eos_token_ids=loaded.eos_token_ids,
+            stop_checkers=lambda stops: StopChecker(self.text.tokenizer, stops),
+            observer=self.experts,
+        )
+        return BatchLoop(engine).start()
+
+    def generator(self) -> LoopGenerator:
+        """This model as an asyncio Generator; to be used from one event loop."""
+        return LoopGenerator(self.loop, self.served)
+
+    def describe(self) -> str:
+        """What is served and what was decided, as a person reads it."""
+        reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
+        return (
+            f"model {self.served.name}: {self.checkpoint.config.model_type}, {self.pack.manifest.dtype}, "
+            f"{len(self.pack.manifest.layers)} MoE layers, {self.served.max_model_len} tokens a request\n"
+            f"experts: policy {self.config.policy}, read {reads} from {self.pack.path} "
+            f"({format_bytes(self.pack.manifest.record_bytes)})\n"
+            f"memory:\n{self.plan.describe()}"
+        )
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take nothing more, let what runs go on for ``drain_s``, stop, and remember the resident experts."""
+        try:
+            self.loop.stop(drain_s)
+        finally:
+            if self.config.warm_start:
+                ResidentSetFile(self.pack.path).save(self.experts.catalogue, self.experts.resident_keys().tolist())
+            self.experts.close()
+            self.pack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
