@@ -1,0 +1,91 @@
+"""One suite for all placement policies: random queues and workers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from greenroom.policies.placement_policy import PendingRequest, PlacedRequest, PlacementState, WorkerView
+from greenroom.policies.registry import PLACEMENT_POLICIES, create_placement_policy
+
+slos = st.none() | st.floats(-1e6, 1e9, allow_nan=False)
+
+
+@st.composite
+def requests(draw: st.DrawFn, name: str) -> PendingRequest:
+    return PendingRequest(
+        name,
+        arrived_ms=draw(st.floats(0, 1000)),
+        input_tokens=draw(st.integers(1, 10**6)),
+        kv_need=draw(st.integers(1, 120)),
+        expected_tokens=draw(st.integers(0, 10**6)),
+        deadline_ms=draw(st.floats(0, 2000)),
+        task=draw(st.sampled_from(["unknown", "classify", "never heard of"])),
+        slo_ttft_ms=draw(slos),
+        slo_e2e_ms=draw(slos),
+        priority=draw(st.integers(-3, 3)),
+    )
+
+
+@st.composite
+def states(draw: st.DrawFn) -> PlacementState:
+    pending = tuple(draw(requests(f"p{n}")) for n in range(draw(st.integers(0, 8))))
+    workers = []
+    for number in range(draw(st.integers(0, 4))):
+        name = f"w{number}"
+        running = tuple(
+            PlacedRequest(draw(requests(f"{name}r{n}")), draw(st.floats(0, 1000)), n, n)
+            for n in range(draw(st.integers(0, 3)))
+        )
+        workers.append(
+            WorkerView(
+                name,
+                running=running,
+                queued=tuple(draw(requests(f"{name}q{n}")) for n in range(draw(st.integers(0, 2)))),
+                max_running=draw(st.integers(0, 5)),
+                max_queued=draw(st.integers(0, 3)),
+                kv_total=100,
+                kv_free=draw(st.integers(0, 100)),
+            )
+        )
+    return PlacementState(pending, tuple(workers))
+
+
+@pytest.mark.parametrize("name", sorted(PLACEMENT_POLICIES))
+@settings(deadline=None)
+@given(state=states(), now_ms=st.floats(0, 2000))
+def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
+    name: str, state: PlacementState, now_ms: float
+) -> None:
+    decision = create_placement_policy(name).decide(state, now_ms)
+
+    assert create_placement_policy(name).decide(state, now_ms) == decision
+    pending = {request.request_id: request for request in state.pending}
+    fates = [placement.request_id for placement in decision.place] + [shed.request_id for shed in decision.shed]
+    assert len(set(fates)) == len(fates)
+    assert set(fates) <= set(pending)
+    shed = {shed.request_id: shed.reason for shed in decision.shed}
+    assert {name for name, request in pending.items() if request.deadline_ms <= now_ms} <= set(shed)
+    assert all(reason for reason in shed.values())
+    for worker in state.workers:
+        given_to_it = [
+            pending[placement.request_id] for placement in decision.place if placement.worker == worker.worker
+        ]
+        assert sum(request.kv_need for request in given_to_it) <= worker.kv_free
+        room = worker.max_running + worker.max_queued - len(worker.running) - len(worker.queued)
+        assert len(given_to_it) <= max(room, 0)
+    known = {worker.worker for worker in state.workers}
+    assert {placement.worker for placement in decision.place} <= known
+
+
+@pytest.mark.parametrize("name", sorted(PLACEMENT_POLICIES))
+@settings(deadline=None)
+@given(state=states())
+def test_an_idle_worker_takes_something_that_fits(name: str, state: PlacementState) -> None:
+    idle = WorkerView("idle", (), (), max_running=8, max_queued=0, kv_total=120, kv_free=120)
+    everyone = PlacementState(state.pending, (*state.workers, idle))
+
+    decision = create_placement_policy(name).decide(everyone, -1.0)
+
+    assert bool(decision.place) == bool(state.pending)
