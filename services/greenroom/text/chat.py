@@ -38,7 +38,12 @@ class ChatTemplate:
             raise CorruptCheckpoint(f"the model's chat template is not valid Jinja: {error}") from error
         self._source = source
         self._special_tokens = dict(special_tokens)
-        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree)) - _GIVEN
+        self.variables = (
+            frozenset(jinja2.meta.find_undeclared_variables(tree))
+            - _GIVEN
+            - frozenset(self._special_tokens)
+            - frozenset(_ENVIRONMENT.globals)
+        )
         """The names that the template reads beside the messages: what a caller can set."""
 
     def mentions(self, word: str) -> bool:

@@ -208,9 +208,8 @@ def test_what_the_sandbox_or_the_template_refuses_is_the_requests_fault(template
 
 
 def test_variables_are_what_a_caller_can_set() -> None:
-    template = ChatTemplate(HEADERS, {"bos_token": "<s>"})
-    assert "enable_thinking" in template.variables
-    assert not template.variables & {"messages", "tools", "m", "ns", "strftime_now"}
+    assert ChatTemplate(HEADERS, {"bos_token": "<s>", "eos_token": "</s>"}).variables == {"enable_thinking"}
+    assert ChatTemplate(DATED, {}).variables == set()
 
 
 def test_the_date_is_todays() -> None:

@@ -1,0 +1,55 @@
+"""Who may come in: while the server is ready, and not more at once than it is set to hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from greenroom.gateway.errors import saturated, unavailable
+
+
+class Admission:
+    """Counts the requests that are being answered. Once ``drain`` was called nobody new is let in."""
+
+    def __init__(self, max_in_flight: int, ready: Callable[[], bool]) -> None:
+        self._max_in_flight = max_in_flight
+        self._ready = ready
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.in_flight = 0
+        self.draining = False
+
+    def check_ready(self) -> None:
+        """Raises ApiError (503) with the reason."""
+        if self.draining:
+            raise unavailable("the server is stopping and takes no new requests", "draining", retry_after_s=5.0)
+        if not self._ready():
+            raise unavailable("the server is not ready yet", "not_ready")
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Counts as long as it is open. Raises ApiError: 503 if not ready, 429 if full."""
+        self.check_ready()
+        if self.in_flight >= self._max_in_flight:
+            raise saturated(f"{self.in_flight} requests are being answered, as many as are allowed", 1.0)
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self._idle.set()
+
+    def drain(self) -> None:
+        self.draining = True
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Whether nothing is left to answer, waiting for it up to ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,97 @@
+"""From the events of one generation to the parts of one choice of a reply. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from greenroom.core.errors import GreenroomError
+from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, Token, TokenLogprobs
+from greenroom.text import TextStream, Tokenizer
+
+
+class GenerationFailed(GreenroomError):
+    """A generation that did not come to a usable end; ``reason`` is FAILED or CANCELLED."""
+
+    def __init__(self, message: str, reason: FinishReason) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence to generate: the ``index``-th choice of the reply. ``behind_text``: it continues the prompt's text,
+    so its first word keeps the space before it. ``keep_stop``: a stop string stays in the text."""
+
+    index: int
+    request: GenerationRequest
+    behind_text: bool = False
+    keep_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """A generated token with its log-probabilities; ``offset`` is its place in the text, in characters."""
+
+    token_id: int
+    offset: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained. ``finish`` and ``generated`` (tokens in all) come with its last."""
+
+    index: int
+    text: str
+    records: tuple[TokenRecord, ...] = ()
+    finish: FinishReason | None = None
+    generated: int = 0
+
+
+class ChoiceAssembler:
+    """Detokenises, applies stop strings and keeps the log-probabilities of one choice.
+
+    The text of a token that ends the generation (EOS, or one of ``stop_token_ids``) is left out, its log-probability
+    is not: there is one for every token that usage counts.
+    """
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, eos_token_ids: Collection[int]) -> None:
+        sampling = job.request.sampling
+        self._index = job.index
+        self._text = TextStream(tokenizer, sampling.stop, keep_match=job.keep_stop, behind_text=job.behind_text)
+        self._ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+        self._wants_logprobs = sampling.logprobs is not None
+        self._generated = 0
+        self.finish: FinishReason | None = None
+        """Why it ended, None until then."""
+
+    def push(self, event: Event) -> Delta | None:
+        """What ``event`` adds, None if nothing. Raises GenerationFailed."""
+        if isinstance(event, Finished):
+            return self._end(event)
+        if self._text.matched is not None:
+            return self._last("", FinishReason.STOP)
+        self._generated += 1
+        offset = self._text.length
+        text = "" if event.token_id in self._ends else self._text.push(event.token_id)
+        if self._wants_logprobs:
+            return Delta(self._index, text, (_record(event, offset),))
+        return Delta(self._index, text) if text else None
+
+    def _end(self, finished: Finished) -> Delta:
+        if finished.reason in (FinishReason.FAILED, FinishReason.CANCELLED):
+            message = finished.error or f"the generation was {finished.reason.value}"
+            raise GenerationFailed(message, finished.reason)
+        text = self._text.finish()
+        return self._last(text, finished.reason if self._text.matched is None else FinishReason.STOP)
+
+    def _last(self, text: str, finish: FinishReason) -> Delta:
+        self.finish = finish
+        return Delta(self._index, text, (), finish, self._generated)
+
+
+def _record(token: Token, offset: int) -> TokenRecord:
+    if token.logprobs is None:
+        raise GenerationFailed("log-probabilities were asked for and did not come", FinishReason.FAILED)
+    return TokenRecord(token.token_id, offset, token.logprobs)

@@ -1,0 +1,121 @@
+"""Errors as a client sees them: an HTTP status and OpenAI's object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
+from greenroom.core.generation import FinishReason
+from greenroom.gateway.choices import GenerationFailed
+
+INVALID = "invalid_request_error"
+RATE = "rate_limit_error"
+SERVER = "server_error"
+
+
+class ApiError(GreenroomError):
+    """What is answered instead of a reply. ``code`` is a stable word; ``param`` the field at fault, if it is one."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        kind: str = INVALID,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.kind = kind
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """OpenAI's error object in JSON."""
+        detail = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": detail})
+
+    def response(self) -> web.Response:
+        return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=self.headers)
+
+
+class ClientGone(Exception):
+    """The client closed its connection, or was too slow and lost it: nothing can be answered any more."""
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+def saturated(message: str, retry_after_s: float) -> ApiError:
+    return ApiError(429, message, code="saturated", kind=RATE, headers=retry_after(retry_after_s))
+
+
+def unavailable(message: str, code: str, retry_after_s: float = 1.0) -> ApiError:
+    return ApiError(503, message, code=code, kind=SERVER, headers=retry_after(retry_after_s))
+
+
+def failed(message: str, code: str = "generation_failed") -> ApiError:
+    return ApiError(500, message, code=code, kind=SERVER)
+
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the request's body is larger than the {limit} bytes allowed here", code="body_too_large")
+
+
+def expired(after_s: float) -> ApiError:
+    return ApiError(504, f"the request was not finished within {after_s:g} seconds", code="expired", kind=SERVER)
+
+
+def model_not_found(name: str, served: str) -> ApiError:
+    message = f"the model {name!r} does not exist here; served: {served}"
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def as_api_error(error: Exception) -> ApiError | None:
+    """How ``error`` is answered; None for a defect, of which nothing is told."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest():
+            return ApiError(400, str(error), code=error.code or "invalid_value", param=error.param)
+        case Saturated():
+            return saturated(str(error), error.retry_after_s)
+        case GenerationFailed() if error.reason is FinishReason.CANCELLED:
+            return unavailable(str(error), "cancelled")
+        case GreenroomError():
+            return failed(str(error))
+        case web.HTTPRequestEntityTooLarge():
+            return ApiError(413, "the request's body is larger than allowed here", code="body_too_large")
+        case web.HTTPException():
+            return _from_http(error)
+        case _:
+            return None
+
+
+def _from_http(error: web.HTTPException) -> ApiError:
+    """The router's own refusals: unknown path, method not allowed."""
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    codes = {404: "unknown_path", 405: "method_not_allowed"}
+    messages = {
+        404: "there is nothing at this path; see /v1/models, /v1/chat/completions and /v1/completions",
+        405: f"this path takes {headers.get('Allow', 'other methods')} only",
+    }
+    status = error.status
+    kind = INVALID if status < 500 else SERVER
+    phrase = HTTPStatus(status).phrase
+    code = codes.get(status, phrase.lower().replace(" ", "_"))
+    return ApiError(status, messages.get(status, phrase), code=code, kind=kind, headers=headers)
+
+
+def defect() -> ApiError:
+    """For what should not happen: the log has it, the client learns nothing of the inside."""
+    return ApiError(500, "the server failed on this request; its log says why", code="internal_error", kind=SERVER)

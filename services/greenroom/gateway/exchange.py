@@ -1,0 +1,152 @@
+"""One HTTP exchange: its id, its log line, its metrics, and errors in OpenAI's shape whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from greenroom.gateway.config import GatewayConfig
+from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect, too_large
+from greenroom.gateway.metrics import GatewayMetrics
+from greenroom.gateway.sse import drop
+
+ACCESS_LOG = logging.getLogger("greenroom.gateway.access")
+_LOG = logging.getLogger(__name__)
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+CLIENT_CLOSED = 499
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class Note:
+    """What the log line of one exchange will say beside the usual; filled in while it is answered."""
+
+    request_id: str
+    user: str | None = None
+    code: str | None = None
+
+
+_NOTE = web.RequestKey("note", Note)
+
+
+def note_of(request: web.Request) -> Note:
+    return request[_NOTE]
+
+
+def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """The outermost middleware: nothing leaves the server but through it."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began = time.monotonic()
+        note = request[_NOTE] = Note(request.headers.get("X-Request-Id", ""))
+        status = CLIENT_CLOSED
+        try:
+            response = await _answer(request, handler, note)
+            await _send(request, response, config.slow_client_timeout_s)
+            status = response.status
+            return response
+        except ClientGone:
+            note.code = "client_gone"
+            return web.Response(status=CLIENT_CLOSED)
+        except asyncio.CancelledError:
+            note.code = "client_gone"
+            raise
+        finally:
+            path = _route(request)
+            metrics.answered(path, status)
+            if note.code is not None:
+                metrics.error(note.code)
+            ACCESS_LOG.info(
+                "%s %s %s %d %.1f ms%s%s",
+                note.request_id,
+                request.method,
+                request.rel_url.raw_path,
+                status,
+                (time.monotonic() - began) * 1000,
+                f" error={note.code}" if note.code else "",
+                f" user={note.user!r:.80}" if note.user else "",
+            )
+
+    return middleware
+
+
+async def name_reply(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler: every reply carries the request's id."""
+    response.headers["X-Request-Id"] = note_of(request).request_id
+    response.headers["Server"] = "greenroom"
+
+
+async def read_json(request: web.Request, config: GatewayConfig) -> bytes:
+    """The body, which must say that it is JSON: so no web page can send it unasked.
+
+    Raises ApiError: 415, 413, 408, 400.
+    """
+    if "Content-Type" not in request.headers or request.content_type != "application/json":
+        raise ApiError(
+            415, "send the body as JSON, with the header Content-Type: application/json", code="unsupported_media_type"
+        )
+    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
+        raise ApiError(415, "send the body in UTF-8", code="unsupported_media_type")
+    if (request.content_length or 0) > config.max_body_bytes:
+        raise too_large(config.max_body_bytes)
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            return await request.read()
+    except TimeoutError:
+        message = f"the body did not come within {config.body_timeout_s:g} seconds"
+        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large(config.max_body_bytes) from None
+    except ConnectionError as error:
+        raise ClientGone("closed the connection before its request was complete") from error
+    except web.RequestPayloadError as error:
+        raise ApiError(400, f"the body can not be read: {error}", code="invalid_body") from error
+
+
+async def _answer(request: web.Request, handler: Handler, note: Note) -> web.StreamResponse:
+    try:
+        _check_id(note)
+        return await handler(request)
+    except ClientGone:
+        raise
+    except Exception as error:
+        shaped = as_api_error(error)
+        if shaped is None:
+            _LOG.exception("%s failed", note.request_id)
+            shaped = defect()
+        note.code = shaped.code
+        return shaped.response()
+
+
+def _check_id(note: Note) -> None:
+    given, note.request_id = note.request_id, note.request_id or f"req-{uuid.uuid4().hex}"
+    if given and not _REQUEST_ID.fullmatch(given):
+        note.request_id = f"req-{uuid.uuid4().hex}"
+        raise ApiError(
+            400, "the header X-Request-Id takes 1 to 128 visible ASCII characters", code="invalid_request_id"
+        )
+
+
+async def _send(request: web.Request, response: web.StreamResponse, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        drop(request)
+        raise ClientGone(f"took nothing for {timeout_s:g} seconds") from None
+    except ConnectionError as error:
+        raise ClientGone("closed the connection") from error
+
+
+def _route(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return "unmatched" if resource is None else resource.canonical

@@ -1,0 +1,136 @@
+"""The generations of one HTTP request, side by side, merged into one stream of parts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from greenroom.core.errors import InvalidRequest, Saturated
+from greenroom.core.generation import Event, FinishReason, Generator, Token
+from greenroom.gateway.choices import ChoiceAssembler, Delta, GenerationFailed, Job
+from greenroom.gateway.metrics import SequenceMeter
+
+_LOG = logging.getLogger(__name__)
+CLOSE_TIMEOUT_S = 10.0
+
+
+class Generations:
+    """One task a sequence moves its parts into a bounded buffer; leaving the context cancels what still runs and
+    waits until every generator is closed.
+
+    ``tasks`` holds the running ones for whoever stops the server.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        jobs: Sequence[tuple[Job, ChoiceAssembler]],
+        *,
+        meter: Callable[[Job], SequenceMeter],
+        buffer: int,
+        tasks: set[asyncio.Task[None]],
+    ) -> None:
+        self._generator = generator
+        self._jobs = jobs
+        self._meter = meter
+        self._buffer: asyncio.Queue[Delta | Exception] = asyncio.Queue(buffer)
+        self._all_tasks = tasks
+        self._tasks: list[asyncio.Task[None]] = []
+        self._left = len(jobs)
+
+    @property
+    def done(self) -> bool:
+        """Whether every choice has ended."""
+        return self._left == 0
+
+    async def __aenter__(self) -> Self:
+        for job, assembler in self._jobs:
+            task = asyncio.create_task(self._pump(job, assembler), name=f"generate {job.request.request_id}")
+            self._tasks.append(task)
+            self._all_tasks.add(task)
+            task.add_done_callback(self._all_tasks.discard)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancel()
+        if self._tasks:
+            _, running = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+            for task in running:
+                _LOG.error("%s did not close within %g seconds", task.get_name(), CLOSE_TIMEOUT_S)
+
+    async def parts(self, timeout_s: float) -> list[Delta]:
+        """All parts that have come, in order; empty if none comes within ``timeout_s``.
+
+        Raises the first failure: InvalidRequest, Saturated, GenerationFailed, or what ``abort`` was told.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                item = await self._buffer.get()
+        except TimeoutError:
+            return []
+        parts: list[Delta] = []
+        while True:
+            if isinstance(item, Exception):
+                raise item
+            parts.append(item)
+            self._left -= item.finish is not None
+            if self._buffer.empty():
+                return parts
+            item = self._buffer.get_nowait()
+
+    def abort(self, error: Exception) -> None:
+        """Ends all of them; the next ``parts`` raises ``error``."""
+        self._cancel()
+        while not self._buffer.empty():
+            self._buffer.get_nowait()
+        self._buffer.put_nowait(error)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _pump(self, job: Job, assembler: ChoiceAssembler) -> None:
+        meter = self._meter(job)
+        outcome: FinishReason | None = FinishReason.CANCELLED
+        failure: Exception | None = None
+        try:
+            await self._run(job, assembler, meter)
+            outcome = assembler.finish
+        except (InvalidRequest, Saturated) as refusal:
+            outcome, failure = None, refusal
+        except GenerationFailed as error:
+            outcome, failure = error.reason, error
+        except Exception as error:
+            _LOG.exception("%s failed", job.request.request_id)
+            outcome, failure = FinishReason.FAILED, error
+        finally:
+            meter.end(outcome)
+        if failure is not None:
+            await self._buffer.put(failure)
+
+    async def _run(self, job: Job, assembler: ChoiceAssembler, meter: SequenceMeter) -> None:
+        events = self._generator.generate(job.request)
+        try:
+            async for event in events:
+                if isinstance(event, Token):
+                    meter.token()
+                part = assembler.push(event)
+                if part is not None:
+                    await self._buffer.put(part)
+                if assembler.finish is not None:
+                    return
+        finally:
+            await _close(events)
+        raise GenerationFailed("the generation ended without an outcome", FinishReason.FAILED)
+
+
+async def _close(events: AsyncIterator[Event]) -> None:
+    """Whoever generates learns that nobody listens any more; an iterator without ``aclose`` has nothing to end."""
+    close = getattr(events, "aclose", None)
+    if close is not None:
+        await close()

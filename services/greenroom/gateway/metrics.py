@@ -1,0 +1,102 @@
+"""What the front door knows about its requests, named as vLLM names it, with our prefix."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from greenroom.core.generation import FinishReason
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0,
+            320.0, 640.0, 1280.0, 2560.0)  # fmt: skip
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+
+
+class GatewayMetrics:
+    """Registers at construction; one for a registry, since names are unique there."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"greenroom_{name}", text, ["model_name"], registry=registry).labels(model_name)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"greenroom_{name}", text, ["model_name"], registry=registry).labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(f"greenroom_{name}", text, ["model_name"], buckets=buckets, registry=registry)
+            return made.labels(model_name)
+
+        self.waiting = gauge("num_requests_waiting", "Sequences accepted that have no token yet")
+        self.running = gauge("num_requests_running", "Sequences of which tokens are coming")
+        self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token", _SECONDS)
+        self.inter_token = histogram("inter_token_latency_seconds", "From one token to the next", _SECONDS)
+        self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the end", _SECONDS)
+        self.prompt_lengths = histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
+        self.generation_lengths = histogram("request_generation_tokens", "Tokens generated for a sequence", _TOKENS)
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of the prompts that were begun")
+        self.generation_tokens = counter("generation_tokens", "Tokens generated")
+        self._success = Counter(
+            "greenroom_request_success",
+            "Sequences that ended, by the reason for it",
+            ["model_name", "finished_reason"],
+            registry=registry,
+        )
+        for reason in FinishReason:
+            self._success.labels(model_name, reason.value)
+        self._model_name = model_name
+        self._http = Counter("greenroom_http_requests", "HTTP requests answered", ["path", "status"], registry=registry)
+        self._errors = Counter(
+            "greenroom_http_errors", "HTTP requests and streams that ended with an error", ["code"], registry=registry
+        )
+
+    def ended(self, reason: FinishReason) -> None:
+        self._success.labels(self._model_name, reason.value).inc()
+
+    def answered(self, path: str, status: int) -> None:
+        """``path`` as the route is written, so that their number is bounded."""
+        self._http.labels(path, str(status)).inc()
+
+    def error(self, code: str) -> None:
+        self._errors.labels(code).inc()
+
+
+class SequenceMeter:
+    """Times one sequence. ``arrived`` is monotonic, in seconds."""
+
+    def __init__(self, metrics: GatewayMetrics, prompt_tokens: int, arrived: float) -> None:
+        self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
+        self._arrived = arrived
+        self._last: float | None = None
+        self._tokens = 0
+        metrics.waiting.inc()
+
+    def token(self) -> None:
+        now = time.monotonic()
+        metrics = self._metrics
+        if self._last is None:
+            self._begin()
+            metrics.first_token.observe(now - self._arrived)
+        else:
+            metrics.inter_token.observe(now - self._last)
+        self._last = now
+        self._tokens += 1
+        metrics.generation_tokens.inc()
+
+    def _begin(self) -> None:
+        metrics = self._metrics
+        metrics.waiting.dec()
+        metrics.running.inc()
+        metrics.prompt_tokens.inc(self._prompt_tokens)
+        metrics.prompt_lengths.observe(self._prompt_tokens)
+
+    def end(self, reason: FinishReason | None) -> None:
+        """``reason`` None: it was never taken, so it leaves no trace but in the errors."""
+        metrics = self._metrics
+        (metrics.waiting if self._last is None else metrics.running).dec()
+        if reason is None:
+            return
+        metrics.end_to_end.observe(time.monotonic() - self._arrived)
+        metrics.generation_lengths.observe(self._tokens)
+        metrics.ended(reason)

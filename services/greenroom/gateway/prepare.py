@@ -1,0 +1,293 @@
+"""From a request's body to the sequences to generate: templates, tokens, limits. No I/O, but work for the processor."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from greenroom.core.errors import InvalidRequest
+from greenroom.core.generation import MAX_SEED, GenerationRequest, SamplingParams, ServedModel
+from greenroom.gateway.choices import Job
+from greenroom.gateway.schema import (
+    NEUTRAL_IN_MESSAGE,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Message,
+    refuse_unsupported,
+)
+from greenroom.text import ChatTemplate, TextProcessor
+
+ROLES = ("system", "developer", "user", "assistant")
+MAX_STOP_TOKEN_IDS = 256
+MAX_TASK_TYPE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """``prompt_tokens``: of all prompts, each counted once however many choices it has."""
+
+    jobs: tuple[Job, ...]
+    prompt_tokens: int
+    stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    ids: tuple[int, ...]
+    behind_text: bool
+
+
+def prepare_chat(
+    body: ChatBody, text: TextProcessor, model: ServedModel, *, reply_id: str, max_choices: int
+) -> Prepared:
+    """Raises InvalidRequest, naming the field."""
+    template = text.chat
+    rendered = _render(body, template)
+    prompt = _Prompt(
+        tuple(text.tokenizer.encode(rendered, add_special_tokens=bool(body.add_special_tokens))),
+        behind_text=bool(body.continue_final_message),
+    )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if body.max_tokens not in (None, limit):
+        raise InvalidRequest("max_completion_tokens and max_tokens differ; send one of them", param="max_tokens")
+    limit_field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+    return _prepared(body, [prompt], "messages", logprobs, limit, limit_field, model, reply_id, max_choices)
+
+
+def prepare_completion(
+    body: CompletionBody, text: TextProcessor, model: ServedModel, *, reply_id: str, max_choices: int
+) -> Prepared:
+    """Raises InvalidRequest, naming the field."""
+    prompts = _prompts(body.prompt)
+    if len(prompts) > max_choices:
+        raise InvalidRequest(f"prompt has {len(prompts)} prompts; at most {max_choices} are allowed", param="prompt")
+    special = body.add_special_tokens is not False
+    encoded = [
+        _Prompt(
+            tuple(text.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt),
+            behind_text=True,
+        )
+        for prompt in prompts
+    ]
+    return _prepared(
+        body, encoded, "prompt", body.logprobs, body.max_tokens, "max_tokens", model, reply_id, max_choices
+    )
+
+
+def _prepared(
+    body: GenerationBody,
+    prompts: Sequence[_Prompt],
+    prompt_field: str,
+    logprobs: int | None,
+    limit: int | None,
+    limit_field: str,
+    model: ServedModel,
+    reply_id: str,
+    max_choices: int,
+) -> Prepared:
+    n = 1 if body.n is None else body.n
+    if not 1 <= n * len(prompts) <= max_choices:
+        raise InvalidRequest(f"n must be at least 1, and n times the prompts at most {max_choices}", param="n")
+    if limit is not None and limit < 1:
+        raise InvalidRequest(f"{limit_field} must be at least 1, not {limit}", param=limit_field)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is for stream: true only", param="stream_options")
+    if body.task_type is not None and not 1 <= len(body.task_type) <= MAX_TASK_TYPE:
+        raise InvalidRequest(f"task_type must have 1 to {MAX_TASK_TYPE} characters", param="task_type")
+    jobs: list[Job] = []
+    for prompt in prompts:
+        allowed = _allowed_tokens(prompt.ids, limit, model, prompt_field, limit_field)
+        for choice in range(n):
+            sampling = _sampling(body, logprobs, allowed, model, choice)
+            request = GenerationRequest(f"{reply_id}-{len(jobs)}", prompt.ids, sampling, body.task_type)
+            jobs.append(Job(len(jobs), request, prompt.behind_text, bool(body.include_stop_str_in_output)))
+    return Prepared(
+        jobs=tuple(jobs),
+        prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+    )
+
+
+def _allowed_tokens(
+    ids: Sequence[int], limit: int | None, model: ServedModel, prompt_field: str, limit_field: str
+) -> int:
+    """How many tokens may be generated: ``limit``, or up to the context's end."""
+    if not ids:
+        raise InvalidRequest(f"{prompt_field} is empty: it has no tokens", param=prompt_field)
+    stray = next((token_id for token_id in ids if not 0 <= token_id < model.vocab_size), None)
+    if stray is not None:
+        raise InvalidRequest(
+            f"{prompt_field} has the token id {stray}; the model's are 0 to {model.vocab_size - 1}", param=prompt_field
+        )
+    room = model.max_model_len - len(ids)
+    if room < (1 if limit is None else limit):
+        asked = "at least 1" if limit is None else str(limit)
+        raise InvalidRequest(
+            f"this model's maximum context length is {model.max_model_len} tokens, but {len(ids)} in the "
+            f"{prompt_field} and {asked} to generate were asked for; shorten the {prompt_field}"
+            + ("" if limit is None else f" or lower {limit_field}"),
+            param=prompt_field if room < 1 else limit_field,
+            code="context_length_exceeded",
+        )
+    return room if limit is None else limit
+
+
+def _sampling(
+    body: GenerationBody, logprobs: int | None, max_tokens: int, model: ServedModel, choice: int
+) -> SamplingParams:
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    stop_token_ids = tuple(body.stop_token_ids or ())
+    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS or not all(0 <= stop < model.vocab_size for stop in stop_token_ids):
+        raise InvalidRequest(
+            f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids from 0 to {model.vocab_size - 1}",
+            param="stop_token_ids",
+        )
+    try:
+        return SamplingParams(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=0 if body.top_k in (None, -1) else body.top_k,
+            seed=_seed(body.seed, choice),
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            max_tokens=max_tokens,
+            ignore_eos=bool(body.ignore_eos),
+            logprobs=logprobs,
+        )
+    except InvalidRequest as error:
+        if error.param == "logprobs" and isinstance(body, ChatBody):
+            raise InvalidRequest(f"top_{error}", param="top_logprobs") from error
+        raise
+
+
+def _seed(seed: int | None, choice: int) -> int | None:
+    """The first choice has the request's own seed, so it is the one that n=1 gives; the others derive theirs."""
+    if seed is None or choice == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) & MAX_SEED
+
+
+def _prompts(prompt: str | list[int | str | list[int]]) -> list[str] | list[list[int]]:
+    """Every form of OpenAI's ``prompt`` as a list of texts or of token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    texts = [item for item in prompt if isinstance(item, str)]
+    ids = [item for item in prompt if isinstance(item, int)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if not prompt or len(prompt) not in (len(texts), len(ids), len(lists)):
+        raise InvalidRequest(
+            "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids, and not "
+            "empty",
+            param="prompt",
+        )
+    return texts or lists or [ids]
+
+
+def _render(body: ChatBody, template: ChatTemplate) -> str:
+    if not body.messages:
+        raise InvalidRequest("messages is empty", param="messages")
+    continues = bool(body.continue_final_message)
+    prompts_reply = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
+    if continues and prompts_reply:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt can not both be true", param="add_generation_prompt"
+        )
+    if continues and body.messages[-1].role != "assistant":
+        raise InvalidRequest(
+            "continue_final_message needs a final message of the assistant", param="continue_final_message"
+        )
+    messages = [_message(message, place, template) for place, message in enumerate(body.messages)]
+    variables = _variables(body, template)
+
+    def render(talk: Sequence[Mapping[str, Any]]) -> str:
+        return template.render(
+            talk, add_generation_prompt=prompts_reply, continue_final_message=continues, variables=variables
+        )
+
+    rendered = render(messages)
+    named = next((place for place, message in enumerate(messages) if "name" in message), None)
+    if named is not None and rendered == render([{**message, "name": None} for message in messages]):
+        raise InvalidRequest(
+            f"messages[{named}].name is not supported: the model's chat template does not use it",
+            param=f"messages[{named}].name",
+            code="unsupported_field",
+        )
+    return rendered
+
+
+def _message(message: Message, place: int, template: ChatTemplate) -> dict[str, Any]:
+    where = f"messages[{place}]"
+    if message.role in ("tool", "function"):
+        raise InvalidRequest(
+            f"{where}.role: tools are not supported, so there is no role {message.role}",
+            param=f"{where}.role",
+            code="unsupported_field",
+        )
+    if message.role not in ROLES:
+        raise InvalidRequest(
+            f"{where}.role: {message.role!r:.64} is not a role; known: {', '.join(ROLES)}", param=f"{where}.role"
+        )
+    refuse_unsupported(message, NEUTRAL_IN_MESSAGE, f"{where}.")
+    # templates of models without developer messages know them as system messages
+    role = "system" if message.role == "developer" and not template.mentions("developer") else message.role
+    rendered: dict[str, Any] = {"role": role, "content": _content(message, where)}
+    if message.name is not None:
+        rendered["name"] = message.name
+    return rendered
+
+
+def _content(message: Message, where: str) -> str:
+    content = message.content
+    if content is None:
+        raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content", code="missing_field")
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for place, part in enumerate(content):
+        field = f"{where}.content[{place}]"
+        kind = part.get("type")
+        if kind != "text":
+            raise InvalidRequest(
+                f"{field}.type: content parts of type {kind!r:.64} are not supported; known: 'text'",
+                param=f"{field}.type",
+                code="unsupported_field",
+            )
+        extra = next((key for key in part if key not in ("type", "text")), None)
+        if extra is not None:
+            raise InvalidRequest(
+                f"unknown field: {field}.{extra:.64}", param=f"{field}.{extra:.64}", code="unknown_field"
+            )
+        if not isinstance(text := part.get("text"), str):
+            raise InvalidRequest(f"{field}.text: expected a string", param=f"{field}.text", code="invalid_type")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _variables(body: ChatBody, template: ChatTemplate) -> dict[str, Any]:
+    """What the caller sets in the template; a name that it does not read would be ignored, so it is refused."""
+    variables = dict(body.chat_template_kwargs or {})
+    for name in variables:
+        if name not in template.variables:
+            known = ", ".join(sorted(template.variables)) or "none"
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name:.64}: the model's chat template has no such variable; known: {known}",
+                param="chat_template_kwargs",
+            )
+    if body.reasoning_effort is not None:
+        if "reasoning_effort" not in template.variables:
+            raise InvalidRequest(
+                "reasoning_effort is not supported: the model's chat template does not use it; leave it out",
+                param="reasoning_effort",
+                code="unsupported_field",
+            )
+        variables["reasoning_effort"] = body.reasoning_effort
+    return variables

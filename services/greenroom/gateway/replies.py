@@ -1,0 +1,192 @@
+"""The shapes of replies, whole and in parts, of both APIs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from greenroom.core.generation import FinishReason
+from greenroom.gateway.choices import Delta, TokenRecord
+from greenroom.text import Tokenizer
+
+Json = dict[str, Any]
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is the same in all parts of one reply."""
+
+    reply_id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceResult:
+    """One choice as a whole."""
+
+    index: int
+    text: str
+    records: Sequence[TokenRecord]
+    finish: FinishReason
+
+
+class ReplyStyle(Protocol):
+    """How one of the APIs writes its replies; ``usage`` as ``usage_of`` makes it."""
+
+    def opening(self, index: int) -> Json | None:
+        """The part that comes before the first text of a choice, None where there is none."""
+        ...
+
+    def part(self, delta: Delta) -> Json: ...
+
+    def closing(self, delta: Delta) -> Json:
+        """The last part of a choice, behind its last text."""
+        ...
+
+    def usage(self, usage: Json) -> Json:
+        """The part of its own that ``stream_options.include_usage`` asks for."""
+        ...
+
+    def whole(self, results: Iterable[ChoiceResult], usage: Json) -> Json: ...
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+class ChatStyle:
+    """chat.completion and chat.completion.chunk."""
+
+    def __init__(self, head: Head, tokenizer: Tokenizer, *, include_usage: bool, logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._whole = _envelope(head, "chat.completion")
+        self._chunk = _envelope(head, "chat.completion.chunk")
+        self._usage: Json = {"usage": None} if include_usage else {}
+
+    def opening(self, index: int) -> Json | None:
+        return self._part(index, {"role": "assistant", "content": ""})
+
+    def part(self, delta: Delta) -> Json:
+        return self._part(delta.index, {"content": delta.text}, self._logprobs_of(delta.records))
+
+    def closing(self, delta: Delta) -> Json:
+        assert delta.finish is not None
+        return self._part(delta.index, {}, finish=delta.finish)
+
+    def usage(self, usage: Json) -> Json:
+        return {**self._chunk, "choices": [], "usage": usage}
+
+    def whole(self, results: Iterable[ChoiceResult], usage: Json) -> Json:
+        choices = [
+            {
+                "index": result.index,
+                "message": {"role": "assistant", "content": result.text, "refusal": None},
+                "logprobs": self._logprobs_of(result.records),
+                "finish_reason": result.finish.value,
+            }
+            for result in results
+        ]
+        return {**self._whole, "choices": choices, "usage": usage}
+
+    def _part(self, index: int, delta: Json, logprobs: Json | None = None, finish: FinishReason | None = None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish and finish.value}
+        return {**self._chunk, "choices": [choice], **self._usage}
+
+    def _logprobs_of(self, records: Iterable[TokenRecord]) -> Json | None:
+        if not self._logprobs:
+            return None
+        content = [
+            {
+                **self._token(record.token_id, record.logprobs.chosen),
+                "top_logprobs": [self._token(token_id, logprob) for token_id, logprob in record.logprobs.top],
+            }
+            for record in records
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> Json:
+        raw = self._tokenizer.token_bytes(token_id)
+        return {"token": token_text(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+class CompletionStyle:
+    """text_completion, whole and in parts."""
+
+    def __init__(self, head: Head, tokenizer: Tokenizer, *, include_usage: bool, logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._head = _envelope(head, "text_completion")
+        self._usage: Json = {"usage": None} if include_usage else {}
+
+    def opening(self, index: int) -> Json | None:
+        return None
+
+    def part(self, delta: Delta) -> Json:
+        return self._part(delta.index, delta.text, delta.records, None)
+
+    def closing(self, delta: Delta) -> Json:
+        return self._part(delta.index, "", (), delta.finish)
+
+    def usage(self, usage: Json) -> Json:
+        return {**self._head, "choices": [], "usage": usage}
+
+    def whole(self, results: Iterable[ChoiceResult], usage: Json) -> Json:
+        choices = [self._choice(result.index, result.text, result.records, result.finish) for result in results]
+        return {**self._head, "choices": choices, "usage": usage}
+
+    def _part(self, index: int, text: str, records: Iterable[TokenRecord], finish: FinishReason | None) -> Json:
+        return {**self._head, "choices": [self._choice(index, text, records, finish)], **self._usage}
+
+    def _choice(self, index: int, text: str, records: Iterable[TokenRecord], finish: FinishReason | None) -> Json:
+        logprobs = self._logprobs_of(list(records)) if self._logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish and finish.value}
+
+    def _logprobs_of(self, records: Sequence[TokenRecord]) -> Json:
+        return {
+            "tokens": [self._text(record.token_id) for record in records],
+            "token_logprobs": [_finite(record.logprobs.chosen) for record in records],
+            "top_logprobs": [self._top(record) for record in records],
+            "text_offset": [record.offset for record in records],
+        }
+
+    def _top(self, record: TokenRecord) -> dict[str, float]:
+        """The most likely by their text, best first, and the chosen one in any case."""
+        top: dict[str, float] = {}
+        for token_id, logprob in (*record.logprobs.top, (record.token_id, record.logprobs.chosen)):
+            top.setdefault(self._text(token_id), _finite(logprob))
+        return top
+
+    def _text(self, token_id: int) -> str:
+        return token_text(self._tokenizer.token_bytes(token_id))
+
+
+def token_text(raw: bytes) -> str:
+    """A token by itself; one that is only part of a character is written as OpenAI does, ``bytes:\\xe6\\x97``."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _LEAST_LOGPROB
+
+
+def _envelope(head: Head, kind: str) -> Json:
+    return {
+        "id": head.reply_id,
+        "object": kind,
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": head.fingerprint,
+    }

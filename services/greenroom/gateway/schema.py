@@ -1,0 +1,237 @@
+"""Request bodies: every field of OpenAI's API, none of them ignored.
+
+A field is either supported, or taken at the values that ask for nothing (``NEUTRAL``), or unknown. All else is an
+InvalidRequest that names the field. docs/architecture/http-api.md has the same as a table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from greenroom.core.errors import InvalidRequest
+
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Body = TypeVar("Body", bound="GenerationBody")
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "metadata": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Fields that are not supported, and the values that ask for nothing; null is always one of them."""
+
+NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "reasoning": (),
+    "reasoning_content": (),
+    "refusal": (),
+    "tool_call_id": (),
+    "tool_calls": ([],),
+}
+"""The same for the fields of a message: a reply sent back as it came has them."""
+
+NEUTRAL_IN_STREAM_OPTIONS: Mapping[str, tuple[object, ...]] = {
+    "continuous_usage_stats": (False,),
+    "include_obfuscation": (False,),
+}
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: Any = None
+    include_obfuscation: Any = None
+
+
+class Message(Struct, forbid_unknown_fields=True, kw_only=True):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    refusal: Any = None
+    tool_call_id: Any = None
+    tool_calls: Any = None
+
+
+class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both APIs take."""
+
+    model: str
+    n: Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Int64 | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    # not OpenAI's, but vLLM's
+    top_k: Int64 | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Int64] | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    # greenroom's own
+    task_type: str | None = None
+    # neutral only, in both
+    frequency_penalty: Any = None
+    length_penalty: Any = None
+    logit_bias: Any = None
+    metadata: Any = None
+    min_p: Any = None
+    min_tokens: Any = None
+    presence_penalty: Any = None
+    priority: Any = None
+    repetition_penalty: Any = None
+    response_format: Any = None
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    use_beam_search: Any = None
+
+
+class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int64 | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    audio: Any = None
+    echo: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    service_tier: Any = None
+    store: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[int | str | list[Int64]]
+    logprobs: Int64 | None = None
+    best_of: Any = None
+    echo: Any = None
+    suffix: Any = None
+
+
+_DECODERS: Mapping[type[Struct], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (ChatBody, CompletionBody)
+}
+_TOP_LEVEL = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_AT = re.compile(r" - at `\$\.?([^`]*)`$")
+_NAMED = re.compile(r"(?:unknown|required) field `([^`]*)`")
+
+
+def decode_body(raw: bytes, kind: type[Body]) -> Body:
+    """The body as ``kind``. Raises InvalidRequest for anything that is not one, naming the field at fault."""
+    try:
+        body: Body = _DECODERS[kind].decode(raw)
+    except msgspec.ValidationError as error:
+        raise _not_valid(raw, kind, str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
+    refuse_unsupported(body, NEUTRAL)
+    if body.stream_options is not None:
+        refuse_unsupported(body.stream_options, NEUTRAL_IN_STREAM_OPTIONS, "stream_options.")
+    return body
+
+
+def refuse_unsupported(part: Struct, neutral: Mapping[str, tuple[object, ...]], where: str = "") -> None:
+    """Raises InvalidRequest for the first field of ``part`` that asks for something which is not supported."""
+    for field in part.__struct_fields__:
+        allowed = neutral.get(field)
+        if allowed is None:
+            continue
+        value = getattr(part, field)
+        if value is None or any(_same(value, neutral_value) for neutral_value in allowed):
+            continue
+        instead = " or ".join(msgspec.json.encode(choice).decode() for choice in allowed)
+        hint = f"leave it out{f' or send {instead}' if instead else ''}"
+        raise InvalidRequest(f"{where}{field} is not supported; {hint}", param=where + field, code="unsupported_field")
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Equal as JSON values: a boolean is no number."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _not_valid(raw: bytes, kind: type[Struct], message: str) -> InvalidRequest:
+    at = _AT.search(message)
+    path = at[1] if at else ""
+    named = _NAMED.search(message)
+    if named is None:
+        return InvalidRequest(
+            _say(message[: at.start()] if at else message, path), param=path or None, code="invalid_type"
+        )
+    if "required" in message:
+        field = f"{path}.{named[1]}" if path else named[1]
+        return InvalidRequest(f"{field} is missing", param=field, code="missing_field")
+    unknown = [f"{path}.{named[1]}"] if path else _unknown_fields(raw, kind)
+    return InvalidRequest(f"unknown field: {', '.join(unknown)}", param=unknown[0], code="unknown_field")
+
+
+def _unknown_fields(raw: bytes, kind: type[Struct]) -> list[str]:
+    """All of them, so that a client learns of them at once; long names are cut."""
+    return [f"{field:.64}" for field in _TOP_LEVEL.decode(raw) if field not in kind.__struct_fields__][:16]
+
+
+def _say(what: str, path: str) -> str:
+    return f"{path or 'the body'}: {what[0].lower()}{what[1:]}"

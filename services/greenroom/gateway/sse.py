@@ -1,0 +1,68 @@
+"""Server-sent events to a client that may be slow, or gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+
+from greenroom.gateway.errors import ApiError, ClientGone
+
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def frame(value: object) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def error_frame(error: ApiError) -> bytes:
+    return b"event: error\ndata: " + error.body() + b"\n\n"
+
+
+class EventStream:
+    """One reply in parts. Every write has a deadline: a client that takes nothing until then is dropped."""
+
+    def __init__(self, request: web.Request, write_timeout_s: float) -> None:
+        self._request = request
+        self._timeout_s = write_timeout_s
+        self.response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+        )
+
+    async def open(self) -> None:
+        await self.response.prepare(self._request)
+
+    async def send(self, frames: bytes) -> None:
+        """Raises ClientGone."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self.response.write(frames)
+        except TimeoutError:
+            drop(self._request)
+            raise ClientGone(f"took nothing for {self._timeout_s:g} seconds") from None
+        except ConnectionError as error:
+            raise ClientGone("closed the connection") from error
+
+    async def keep_alive(self) -> None:
+        """A comment, which clients pass over."""
+        await self.send(_KEEP_ALIVE)
+
+    async def close(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self.response.write_eof()
+        except (TimeoutError, ConnectionError) as error:
+            drop(self._request)
+            raise ClientGone("did not take the end of the reply") from error
+
+
+def drop(request: web.Request) -> None:
+    """Closes the connection at once, whatever is still to be sent."""
+    if request.transport is not None:
+        request.transport.abort()
