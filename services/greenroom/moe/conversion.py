@@ -28,6 +28,7 @@ from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.checkpoint import Checkpoint
 from greenroom.moe.families import unsupported
 from greenroom.moe.layers import MoeLayer, blueprint, describe_layers
+from greenroom.moe.quantization import DequantizeMxfp4, dequantizing_converters
 from greenroom.moe.safetensors_files import StoredTensor
 
 
@@ -67,7 +68,7 @@ class Recipe:
 
 
 class ExpertPlan:
-    """How every expert of a checkpoint is made from its tensors.
+    """How every expert of a checkpoint is made from its tensors; ``dense`` are those that the rest is made from.
 
     Raises, without reading any weight, UnsupportedModel for a mapping that can not be applied expert by expert and
     CorruptCheckpoint if tensors are missing or have other shapes than the configuration says.
@@ -78,13 +79,15 @@ class ExpertPlan:
         self.dtype = dtype
         self._model = blueprint(checkpoint.config, dtype)
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
+        self.dense: list[StoredTensor] = []
         self.recipes = self._recipes()
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
             self._check(layer, recipes)
 
     def make(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """A single expert's tensors by name; weights are cast first, as transformers does."""
-        return recipe.make([weight.to(recipe.dtype) for weight in weights], self._model)
+        cast = [weight.to(recipe.dtype) if weight.is_floating_point() else weight for weight in weights]
+        return recipe.make(cast, self._model)
 
     @property
     def stored(self) -> list[StoredTensor]:
@@ -105,6 +108,7 @@ class ExpertPlan:
 
     def _recipes(self) -> list[list[Recipe]]:
         mapping = get_model_conversion_mapping(self._model)
+        mapping += dequantizing_converters(self.checkpoint.config, self.dtype)
         renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
@@ -131,9 +135,12 @@ class ExpertPlan:
             renamed, pattern = rename_source_key(key, renamings, converters, prefix, state)
             if renamed not in state and key in state:
                 renamed, pattern = rename_source_key(key, [], [], prefix, state)
+            stored = self.checkpoint.tensors[key]
             if renamed in owners:
                 layer, tensor = owners[renamed]
-                collected[layer][tensor][pattern or ""].append(self.checkpoint.tensors[key])
+                collected[layer][tensor][pattern or ""].append(stored)
+            elif renamed in state:
+                self.dense.append(stored)
         return collected
 
     def _recipe(
@@ -146,8 +153,9 @@ class ExpertPlan:
         merges = converter is not None and any(isinstance(op, MergeModulelist) for op in converter.operations)
         stacked = layer.stacked and not merges
         feeds = tuple(Feed(pattern, tuple(found), stacked) for pattern, found in fed.items())
+        dequantized = converter is not None and isinstance(converter.operations[0], DequantizeMxfp4)
         for feed in feeds:
-            _check_feed(layer, target, feed)
+            _check_feed(layer, target, feed, dequantized)
         if converter is not None:
             if lacking := [pattern for pattern in converter.source_patterns if pattern not in fed]:
                 raise CorruptCheckpoint(f"{layer.name}.{target}: the checkpoint has nothing for {', '.join(lacking)}")
@@ -173,9 +181,12 @@ class ExpertPlan:
                 )
 
 
-def _check_feed(layer: MoeLayer, target: str, feed: Feed) -> None:
+def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> None:
     """That there is exactly one tensor an expert, in their order, or one with all of them."""
     what = f"{layer.name}.{target}"
+    coded = [tensor for tensor in feed.tensors if not tensor.is_float]
+    if coded and not dequantized:
+        raise UnsupportedModel(f"{coded[0].name} is stored as {coded[0].dtype}, as quantised weights are")
     if feed.stacked:
         if len(feed.tensors) != 1:
             raise CorruptCheckpoint(f"{what} is stored {len(feed.tensors)} times")

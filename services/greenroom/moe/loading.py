@@ -20,6 +20,7 @@ from transformers.activations import ACT2FN
 
 from greenroom.experts.source import ExpertSource
 from greenroom.moe.checkpoint import Checkpoint
+from greenroom.moe.conversion import ExpertPlan
 from greenroom.moe.experts_forward import switch_expert, switch_experts_forward
 from greenroom.moe.families import Family, family_of
 from greenroom.moe.layers import MoeLayer
@@ -79,12 +80,13 @@ def load(checkpoint: Checkpoint, dtype: str = "auto", attn_implementation: str |
     """
     family = family_of(checkpoint.config)
     kept = resolve_dtype(checkpoint, dtype)
-    model, layers = load_skeleton(checkpoint, kept, attn_implementation)
+    plan = ExpertPlan(checkpoint, kept)
+    model = load_skeleton(plan, attn_implementation)
     masking = family.masking(checkpoint.config)
     stage = Stage()
-    for number, layer in enumerate(layers):
+    for number, layer in enumerate(plan.layers):
         _seat(model, layer, Seat(number, stage), masking)
-    return LoadedMoE(model, checkpoint, family, layers, kept, masking, stage)
+    return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, stage)
 
 
 def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: RouterObserver | None = None) -> None:

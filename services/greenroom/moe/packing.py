@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,12 +28,14 @@ from greenroom.core.units import format_bytes
 from greenroom.experts.layout import DTYPES, PackLayer, PackManifest, RecordLayout
 from greenroom.experts.pack import FORMAT_VERSION, PackFile, PackWriter
 from greenroom.moe.checkpoint import Checkpoint
-from greenroom.moe.conversion import ExpertPlan
-from greenroom.moe.safetensors_files import ShardReader, as_floats
+from greenroom.moe.conversion import ExpertPlan, Recipe
+from greenroom.moe.safetensors_files import ShardReader, typed
 
 CONVERSION_VERSION = 1  # raised when the same tensors are to give another pack
 _LOCK_WAIT_S = 6 * 3600.0
 _LOCK_POLL_S = 0.2
+_DIGEST_LENGTH = 32
+_PACKING = threading.Lock()  # unfinished packs are named by process
 
 
 def default_cache_dir() -> Path:
@@ -68,20 +71,31 @@ def ensure_pack(
     identity = _identity(plan)
     with _locked(cache / "locks" / identity, lock_wait_s):
         digest = None if force else _remembered(cache, identity)
-        if digest is None:
+        if digest is None and not force and _has_similar(cache, plan):
             digest = _digest(plan, progress)
-            if _identity(plan) != identity:
-                raise CorruptCheckpoint(f"{checkpoint.name} was changed while it was read")
-            _remember(cache, identity, digest)
-        manifest = _manifest(plan, digest)
-        path = cache / "packs" / f"{manifest.model_type}-{manifest.dtype}-{digest}.pack"
-        if force or not path.exists():
-            _write(plan, manifest, path, progress)
-            if _identity(plan) != identity:
-                path.unlink()
-                raise CorruptCheckpoint(f"{checkpoint.name} was changed while it was read")
-        PackFile.open(path, manifest).close()
+            _remember(plan, cache, identity, digest)
+        if digest is None or not _path(cache, plan, digest).exists():
+            digest = _write(plan, cache, progress)
+            _remember(plan, cache, identity, digest)
+        path = _path(cache, plan, digest)
+        PackFile.open(path, _manifest(plan, digest)).close()
         return path
+
+
+def _path(cache: Path, plan: ExpertPlan, digest: str) -> Path:
+    dtype = str(plan.dtype).removeprefix("torch.")
+    return cache / "packs" / f"{plan.checkpoint.config.model_type}-{dtype}-{digest}.pack"
+
+
+def _has_similar(cache: Path, plan: ExpertPlan) -> bool:
+    """Whether a pack that is there could be this checkpoint's: then reading it to know saves writing it to know."""
+    for path in cache.joinpath("packs").glob(_path(cache, plan, "*").name):
+        with contextlib.suppress(PackError, OSError):
+            pack = PackFile.open(path)
+            pack.close()
+            if pack.manifest.layers == _manifest(plan, "").layers:
+                return True
+    return False
 
 
 def _manifest(plan: ExpertPlan, digest: str) -> PackManifest:
@@ -94,42 +108,62 @@ def _manifest(plan: ExpertPlan, digest: str) -> PackManifest:
     )
 
 
-def _write(plan: ExpertPlan, manifest: PackManifest, path: Path, progress: bool | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(path.parent).free
+def _write(plan: ExpertPlan, cache: Path, progress: bool | None) -> str:
+    """Make the pack while its weights are read, once; returns their digest."""
+    manifest = _manifest(plan, "0" * _DIGEST_LENGTH)
+    folder = cache / "packs"
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
     if free < manifest.record_bytes:
         raise PackError(
-            f"no room for the expert pack: it takes {format_bytes(manifest.record_bytes)} and {path.parent} has "
+            f"no room for the expert pack: it takes {format_bytes(manifest.record_bytes)} and {folder} has "
             f"{format_bytes(free)} free; free some space or choose another folder with GREENROOM_CACHE"
         )
+    total = _new_digest(plan)
     with (
-        PackWriter(path, manifest) as writer,
+        PackWriter(folder / "unfinished", manifest) as writer,
         ShardReader() as reader,
         _bar("packing experts", manifest.record_bytes, progress) as bar,
     ):
-        for number, (layer, recipes) in enumerate(zip(plan.layers, plan.recipes, strict=True)):
+        for number, layer in enumerate(plan.layers):
             for expert in range(layer.experts):
                 made: dict[str, torch.Tensor] = {}
-                for recipe in recipes:
-                    sources = [feed.of(expert) for feed in recipe.feeds]
-                    weights = [as_floats(reader.read(stored, part), stored, part) for stored, part in sources]
+                for recipe, weights in _stored(plan, reader, total, number, expert):
                     made |= plan.make(recipe, weights)
                 writer.write(number, expert, [made[tensor.name] for tensor in layer.tensors])
                 bar.update(manifest.layers[number].layout.nbytes)
+        digest = str(total.hexdigest())
+        writer.identify(digest, _path(cache, plan, digest))
+    return digest
 
 
 def _digest(plan: ExpertPlan, progress: bool | None) -> str:
     """Of the bytes of all expert tensors and of everything that decides what becomes of them."""
-    total = xxhash.xxh3_128(f"{CONVERSION_VERSION}\n{FORMAT_VERSION}\n{plan.description()}".encode())
-    stored = plan.stored
-    nbytes = sum(tensor.nbytes for tensor in stored)
+    total = _new_digest(plan)
+    nbytes = sum(tensor.nbytes for tensor in plan.stored)
     with ShardReader() as reader, _bar("reading experts", nbytes, progress) as bar:
-        for tensor in stored:
-            for part in range(tensor.shape[0]):
-                data = reader.read(tensor, part)
-                total.update(data.numpy().data)
-                bar.update(data.numel())
-    return total.hexdigest()
+        for number, layer in enumerate(plan.layers):
+            for expert in range(layer.experts):
+                for _, weights in _stored(plan, reader, total, number, expert):
+                    bar.update(sum(weight.nbytes for weight in weights))
+    return str(total.hexdigest())
+
+
+def _new_digest(plan: ExpertPlan) -> xxhash.xxh3_128:
+    return xxhash.xxh3_128(f"{CONVERSION_VERSION}\n{FORMAT_VERSION}\n{plan.description()}".encode())
+
+
+def _stored(
+    plan: ExpertPlan, reader: ShardReader, total: xxhash.xxh3_128, number: int, expert: int
+) -> Iterator[tuple[Recipe, list[torch.Tensor]]]:
+    """An expert's weights as the checkpoint has them, recipe after recipe; ``total`` digests them."""
+    for recipe in plan.recipes[number]:
+        weights = []
+        for stored, part in (feed.of(expert) for feed in recipe.feeds):
+            data = reader.read(stored, part)
+            total.update(data.numpy().data)
+            weights.append(typed(data, stored, part))
+        yield recipe, weights
 
 
 def _identity(plan: ExpertPlan) -> str:
@@ -152,7 +186,10 @@ def _remembered(cache: Path, identity: str) -> str | None:
         return None
 
 
-def _remember(cache: Path, identity: str, digest: str) -> None:
+def _remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -> None:
+    if _identity(plan) != identity:
+        _path(cache, plan, digest).unlink(missing_ok=True)
+        raise CorruptCheckpoint(f"{plan.checkpoint.name} was changed while it was read; start again")
     path = cache / "digests" / f"{identity}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
@@ -165,19 +202,30 @@ def _locked(path: Path, wait_s: float) -> Iterator[None]:
     """Hold the lock file; it goes with its holder, so a process that was killed blocks nobody."""
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
+    if not _PACKING.acquire(timeout=wait_s):
+        raise _still_packing(wait_s)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise PackError(f"another process has been packing this model for over {wait_s:.0f} s") from None
-                time.sleep(_LOCK_POLL_S)
+        while not _try_lock(fd):
+            if time.monotonic() > deadline:
+                raise _still_packing(wait_s)
+            time.sleep(_LOCK_POLL_S)
         yield
     finally:
         os.close(fd)
+        _PACKING.release()
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _still_packing(wait_s: float) -> PackError:
+    return PackError(f"another packing of this model has not ended for {wait_s:.0f} s")
 
 
 def _bar(what: str, nbytes: int, progress: bool | None) -> tqdm[Any]:

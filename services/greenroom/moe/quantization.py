@@ -1,15 +1,22 @@
-"""Quantised checkpoints: which there are, and what to do about each."""
+"""Quantised checkpoints: the one kind that is served, and what to do about each other.
+
+gpt-oss ships with its experts in MXFP4: 32 numbers of 4 bits to a block, with a scale of 8 bits. They are dequantised
+while they are packed, one expert at a time, by transformers' own dequantiser, and so take four times their room on
+disk. Its dense weights are not quantised.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
 from greenroom.core.errors import UnsupportedModel
 
 _ADVICE = {
-    "mxfp4": "make a bf16 copy once with transformers: from_pretrained(…, quantization_config=Mxfp4Config("
-    "dequantize=True)), then save_pretrained",
     "fp8": "make a bf16 copy once with transformers: from_pretrained(…, quantization_config=FineGrainedFP8Config("
     "dequantize=True)), then save_pretrained",
     "bitsandbytes": "use the checkpoint that it was quantised from, or dequantize() it with transformers and save that",
@@ -18,6 +25,8 @@ _ADVICE = {
     "bitsandbytes_8bit": "use the checkpoint that it was quantised from, or dequantize() it with transformers and save "
     "that",
 }
+_MXFP4 = "mxfp4"
+_MXFP4_FAMILIES = ("gpt_oss",)
 _DEFAULT_ADVICE = "use the unquantised checkpoint that it was made from"
 
 
@@ -31,11 +40,46 @@ def quantization_method(config: Mapping[str, Any]) -> str | None:
 
 
 def refuse_quantized(config: Mapping[str, Any], model: str) -> None:
-    """Raises UnsupportedModel, with what to do, if the checkpoint is quantised."""
+    """Raises UnsupportedModel, with what to do, if the checkpoint is quantised in a way that is not served."""
     method = quantization_method(config)
-    if method is None:
+    if method is None or (method == _MXFP4 and config.get("model_type") in _MXFP4_FAMILIES):
         return
     advice = _ADVICE.get(method, _DEFAULT_ADVICE)
     raise UnsupportedModel(
-        f"{model} is quantised ({method}); greenroom serves checkpoints in float32, bfloat16 and float16: {advice}"
+        f"{model} is quantised ({method}); greenroom serves checkpoints in float32, bfloat16 and float16, and gpt-oss "
+        f"in MXFP4: {advice}"
     )
+
+
+class DequantizeMxfp4(ConversionOps):  # type: ignore[misc]
+    """Blocks ``[experts, out, in/32, 16]`` and scales ``[experts, out, in/32]`` to ``[experts, in, out]``."""
+
+    dim = 1  # the first of the dimensions that it acts along: each expert stays by itself
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
+        (blocks,), (scales,) = (input_dict[pattern] for pattern in source_patterns)
+        if blocks.is_meta:
+            experts, out, groups, packed = blocks.shape
+            made = torch.empty((experts, groups * packed * 2, out), dtype=self._dtype, device="meta")
+        else:
+            made = convert_moe_packed_tensors(blocks, scales, dtype=self._dtype)
+        return {target_patterns[0]: made}
+
+
+def dequantizing_converters(config: Any, dtype: torch.dtype) -> list[WeightConverter]:
+    """What transformers' conversion mapping lacks for a checkpoint that is quantised; none for any other."""
+    if getattr(config, "quantization_config", None) is None:
+        return []
+    return [
+        WeightConverter(
+            source_patterns=[rf"\.experts\.{name}_blocks", rf"\.experts\.{name}_scales"],
+            target_patterns=f".experts.{name}",
+            operations=[DequantizeMxfp4(dtype)],
+        )
+        for name in ("gate_up_proj", "down_proj")
+    ]

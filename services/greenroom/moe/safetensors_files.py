@@ -18,8 +18,15 @@ import torch
 
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = _FLOATS | {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -36,12 +43,14 @@ class StoredTensor:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Raises UnsupportedModel for what is no plain floating-point number."""
-        if self.dtype not in _FLOATS:
-            raise UnsupportedModel(
-                f"{self.name} is stored as {self.dtype}; expert weights have to be one of {', '.join(_FLOATS)}"
-            )
-        return _FLOATS[self.dtype]
+        """Raises UnsupportedModel for the formats of quantised weights."""
+        if self.dtype not in _DTYPES:
+            raise UnsupportedModel(f"{self.name} is stored as {self.dtype}; known: {', '.join(_DTYPES)}")
+        return _DTYPES[self.dtype]
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in _FLOATS
 
 
 class _Entry(msgspec.Struct):
@@ -77,8 +86,8 @@ def read_header(shard: Path) -> dict[str, StoredTensor]:
 
 def _stored(shard: Path, name: str, entry: _Entry, data: int) -> StoredTensor:
     begin, end = entry.data_offsets
-    item = _ITEM_BYTES.get(entry.dtype)
-    if not 0 <= begin <= end or (item is not None and end - begin != math.prod(entry.shape) * item):
+    dtype = _DTYPES.get(entry.dtype)
+    if not 0 <= begin <= end or (dtype is not None and end - begin != math.prod(entry.shape) * dtype.itemsize):
         raise CorruptCheckpoint(f"the header of {shard} contradicts itself about {name}")
     return StoredTensor(name, shard, entry.dtype, tuple(entry.shape), data + begin, end - begin)
 
@@ -116,7 +125,7 @@ class ShardReader:
         return data
 
 
-def as_floats(data: torch.Tensor, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
+def typed(data: torch.Tensor, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
     """``data`` of ``ShardReader.read`` in its own dtype and shape; a part keeps a first dimension of 1."""
     shape = tensor.shape if part is None else (1, *tensor.shape[1:])
     return data.view(tensor.torch_dtype).view(shape)

@@ -1,41 +1,38 @@
 """A model without its experts: all dense weights in memory, loaded by transformers itself.
 
 The load goes through a throwaway subclass of the model's class, which drops the experts' parameters right after
-construction, when they are still on the meta device. To transformers the checkpoint's expert tensors are then merely
-unexpected and never read. Nothing of transformers is patched, so other threads may load other models meanwhile.
+construction, when they are still on the meta device, and it is given the dense tensors alone. Nothing of
+transformers is patched, so other threads may load other models meanwhile. The tensors are read, not mapped: a mapped
+checkpoint would be memory that nobody counted, and a file that may not be touched while the model serves.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import copy
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from greenroom.core.errors import CorruptCheckpoint
-from greenroom.moe.checkpoint import Checkpoint
+from greenroom.moe.conversion import ExpertPlan
 from greenroom.moe.experts_forward import IMPLEMENTATION
-from greenroom.moe.layers import MoeLayer, describe_layers, model_class
+from greenroom.moe.layers import MoeLayer, model_class
+from greenroom.moe.safetensors_files import ShardReader, typed
 
 
-def load_skeleton(
-    checkpoint: Checkpoint, dtype: torch.dtype, attn_implementation: str | None = None
-) -> tuple[Any, tuple[MoeLayer, ...]]:
-    """The model without its experts' weights, and its MoE layers.
+def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> Any:
+    """The model of ``plan``'s checkpoint in its dtype, without its experts' weights.
 
-    ``attn_implementation`` None is transformers' own choice. Raises UnsupportedModel as ``describe_layers`` does,
-    CorruptCheckpoint if dense weights are missing or of another shape.
+    ``attn_implementation`` None is transformers' own choice. Raises CorruptCheckpoint if dense weights are missing
+    or of another shape.
     """
+    checkpoint = plan.checkpoint
     base = model_class(checkpoint.config)
-    layers: list[MoeLayer] = []
 
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         base.__init__(self, config, *args, **kwargs)
-        layers.extend(describe_layers(self, config, dtype))
-        expected = _expert_keys(layers, self.base_model_prefix)
-        self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *expected}
-        for layer in layers:
+        for layer in plan.layers:
             _strip(self, layer)
 
     # transformers looks at a class's name and module to know what it is, so these stay those of the base
@@ -43,13 +40,11 @@ def load_skeleton(
     skeleton: Any = type(base.__name__, (base,), own)
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     model, report = skeleton.from_pretrained(
-        checkpoint.folder,
-        config=checkpoint.config,
-        dtype=dtype,
+        None,
+        config=_unquantized(checkpoint.config),
+        state_dict=_dense_weights(plan),
+        dtype=plan.dtype,
         experts_implementation=IMPLEMENTATION,
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
         output_loading_info=True,
         **options,
     )
@@ -58,12 +53,23 @@ def load_skeleton(
         raise CorruptCheckpoint(
             f"{checkpoint.name} lacks {len(wrong)} dense tensors, or has them in another shape: {', '.join(wrong[:5])}"
         )
-    return model, tuple(layers)
+    if (checkpoint.folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+    return model
 
 
-def _expert_keys(layers: Sequence[MoeLayer], prefix: str) -> list[str]:
-    """Patterns for the names, with or without the base model's prefix, under which experts are unexpected."""
-    return [rf"^({prefix}\.)?{re.escape(layer.name.removeprefix(f'{prefix}.'))}\." for layer in layers]
+def _unquantized(config: Any) -> Any:
+    """Only experts are ever quantised here; left in the configuration it would send for transformers' quantiser."""
+    if getattr(config, "quantization_config", None) is None:
+        return config
+    config = copy.deepcopy(config)
+    del config.quantization_config
+    return config
+
+
+def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
+    with ShardReader() as reader:
+        return {stored.name: typed(reader.read(stored), stored) for stored in plan.dense}
 
 
 def _strip(model: Any, layer: MoeLayer) -> None:
