@@ -1,0 +1,117 @@
+"""What a training run is made of: its settings, and the batches that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from greenroom.demo import ragged
+from greenroom.demo.tasks import TASKS
+from greenroom.demo.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, SPECIAL_TOKENS, USER_ID, conversation, render
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: How often each task is drawn, in the order of TASKS: the harder ones more often.
+_TASK_WEIGHTS: Final = (0.19, 0.18, 0.28, 0.22, 0.13)
+_ECHO_SHARE: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the result.
+
+    Attributes:
+        steps: optimiser steps of the whole schedule.
+        tokens: tokens a step, roughly (whole conversations, never cut).
+        learning_rate: peak, after `warmup` steps and before the cosine down to 2 % of it.
+        balance: weight of each layer's balance loss.
+        echo_steps: over so many first steps, conversations that only repeat random tokens are mixed in, from
+            half of them down to none: a dense signal to the heads that copy (see `demo.start`).
+        prompt_loss: weight of a prompt token's loss; one prompt token in four is looked at.
+        shards: parts of a batch that are computed at once, each by a thread of its own that does all its operators
+            alone. (Threads inside each operator meet thousands of times a step; on a busy machine that is 20 × slower.)
+    """
+
+    steps: int = 2400
+    tokens: int = 2304
+    seed: int = 0
+    learning_rate: float = 3e-3
+    warmup: int = 80
+    weight_decay: float = 0.05
+    balance: float = 0.01
+    echo_steps: int = 160
+    prompt_loss: float = 0.1
+    shards: int = 2
+    vocab: int = 2048
+    hidden: int = 128
+    layers: int = 6
+    heads: int = 4
+    kv_heads: int = 2
+    experts: int = 16
+    top_k: int = 2
+    width: int = 128
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows laid flat, and what the loss looks at: flat positions, the token that follows each, and its weight."""
+
+    rows: ragged.Ragged
+    at: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+def training_rows(tokenizer: Tokenizer, settings: Settings, step: int) -> list[list[int]]:
+    """Whole conversations of about `settings.tokens` tokens, of all tasks mixed; the same for the same step."""
+    rng = Random(f"{settings.seed}/batch/{step}")
+    rows: list[list[int]] = []
+    total = 0
+    while total < settings.tokens:
+        if rng.random() < _ECHO_SHARE * (1 - step / settings.echo_steps):
+            said = rng.choices(range(len(SPECIAL_TOKENS), settings.vocab), k=rng.randint(4, 24))
+            rows.append([BOS_ID, USER_ID, *said, END_ID, ASSISTANT_ID, *said, END_ID])
+            total += len(rows[-1])
+            continue
+        task = rng.choices(TASKS, _TASK_WEIGHTS)[0]
+        turns = conversation(rng, settings.seed, rng.getrandbits(48), task)
+        rows.append(tokenizer.encode(render(turns, generation_prompt=False)).ids)
+        total += len(rows[-1])
+    return rows
+
+
+def to_batch(rows: Sequence[Sequence[int]], prompt_loss: float) -> Batch:
+    """Weighs answers by 1/√length, so that long replies do not drown one-word labels."""
+    at: list[int] = []
+    targets: list[int] = []
+    weights: list[float] = []
+    base = 0
+    for row in rows:
+        answers = list(answer_spans(row))
+        inside = {position: end - start for start, end in answers for position in range(start, end)}
+        for position in range(len(row) - 1):
+            length = inside.get(position + 1)
+            if length is None and (prompt_loss == 0 or position % 4 != len(at) % 4):
+                continue
+            at.append(base + position)
+            targets.append(row[position + 1])
+            weights.append(prompt_loss / 4 if length is None else length**-0.5)
+        base += len(row)
+    return Batch(ragged.lay_flat(rows), torch.tensor(at), torch.tensor(targets), torch.tensor(weights))
+
+
+def answer_spans(row: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """`[start, end)` of each assistant turn's content, its end-of-turn token included."""
+    start: int | None = None
+    for position, token in enumerate(row):
+        if token == ASSISTANT_ID:
+            start = position + 1
+        elif token == END_ID and start is not None:
+            yield start, position + 1
+            start = None
