@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from greenroom.core.errors import GreenroomError, InvalidRequest
+from greenroom.core.errors import GreenroomError, InvalidConfig, InvalidRequest
 from greenroom.core.generation import (
     Event,
     Finished,
@@ -65,9 +65,16 @@ class LLM:
     remembers which experts were resident.
     """
 
-    def __init__(self, model: str | None = None, **settings: Any) -> None:
-        """``model``: a folder or a hub id; None is the bundled model. Raises GreenroomError."""
-        self.worker = Worker(WorkerConfig(model=model or str(bundled_model_path()), **settings))
+    def __init__(self, model: str | None = None, *, config: WorkerConfig | None = None, **settings: Any) -> None:
+        """``model``: a folder or a hub id; None is the bundled model. ``config`` says everything at once instead.
+
+        Raises GreenroomError.
+        """
+        if config is None:
+            config = WorkerConfig(model=model or str(bundled_model_path()), **settings)
+        elif model is not None or settings:
+            raise InvalidConfig("config", "...", "give either a config, or a model and settings")
+        self.worker = Worker(config)
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex
 

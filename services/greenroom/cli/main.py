@@ -34,7 +34,11 @@ class _Commands(click.Group):
 
 @click.group(
     cls=_Commands,
-    context_settings={"auto_envvar_prefix": "GREENROOM", "help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "auto_envvar_prefix": "GREENROOM",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    },
     epilog="Every option can be set in the environment: --expert-memory of serve is GREENROOM_SERVE_EXPERT_MEMORY.",
 )
 @click.version_option(__version__, prog_name="greenroom")

@@ -62,7 +62,9 @@ runtime_options = _stack(
     click.option("--tokens-per-step", type=int, default=512, show_default=True, help="Rows in one forward."),
     click.option("--prefill-chunk", type=int, default=256, show_default=True, help="Most rows of one prompt in it."),
     click.option("--threads", type=int, help="Cores to compute on.  [default: all that are usable]"),
-    click.option("--warm-start/--cold-start", default=True, show_default=True, help="Begin with the experts of last time."),
+    click.option(
+        "--warm-start/--cold-start", default=True, show_default=True, help="Begin with the experts of last time."
+    ),
 )
 
 model_option = click.option("--model", help="A folder, or a model id on the hub.  [default: the bundled model]")

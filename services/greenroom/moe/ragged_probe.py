@@ -91,6 +91,19 @@ def probe(ragged: RaggedModel) -> KVLayout:
     return layout
 
 
+def kv_layout_of(model: Any) -> KVLayout:
+    """What a model without weights (on the meta device) would keep of a token.
+
+    Raises UnsupportedModel, saying why, for what the batch loop is known not to serve.
+    """
+    refuse_unsupported(model)
+    recorder = _Recorder()
+    device = torch.device("meta")
+    with torch.inference_mode(), experts_bypassed(model):
+        model(input_ids=torch.zeros((1, _TOKENS), dtype=torch.int64, device=device), past_key_values=recorder)
+    return recorder.layout(device)
+
+
 def _worst_difference(ragged: RaggedModel, layout: KVLayout, tokens: list[int], reference: torch.Tensor) -> float:
     """Largest difference of a logit from ``reference[tokens, vocabulary]``, as a share of its standard deviation."""
     store = KVStore(layout, 2 * layout.nbytes(len(tokens)))

@@ -53,8 +53,8 @@ class WorkerCollector(Collector):
         rows.add_metric(["prefill"], stats.prefill_rows)
         rows.add_metric(["decode"], stats.decode_rows)
         yield rows
-        yield _gauge("num_requests_running", "Requests that generate.", stats.running)
-        yield _gauge("num_requests_waiting", "Requests that wait for admission.", stats.waiting)
+        yield _gauge("batch_requests_running", "Requests in the batch.", stats.running)
+        yield _gauge("batch_requests_waiting", "Requests that wait to join the batch.", stats.waiting)
         yield _counter("request_queue_time_seconds_sum", "Time that admitted requests had waited.", stats.queue_seconds)
         yield _counter("requests_started", "Requests admitted.", stats.started)
         yield _gauge("kv_reserved_bytes", "Memory reserved for keys and values.", stats.kv_reserved_bytes)

@@ -1,0 +1,111 @@
+"""``greenroom generate``: prompts in, completions out, without a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from greenroom.cli.model_options import model_options, worker_config
+
+
+@click.command()
+@click.argument("prompts", nargs=-1)
+@click.option(
+    "--file",
+    "-f",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="Prompts from a file, one a line, or JSON Lines with a field `prompt`; - is stdin.",
+)
+@click.option("--raw", is_flag=True, help="Complete the text as it is, without the chat template.")
+@click.option("--system", help="A system message for every prompt.")
+@click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens of an answer.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", type=float, default=1.0, show_default=True)
+@click.option("--top-k", type=int, default=0, show_default=True, help="0 is off.")
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--stop", multiple=True, help="End the answer at this string; may be given several times.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a prompt, in the order of the prompts.")
+@model_options
+def generate(
+    prompts: tuple[str, ...],
+    file: Path | None,
+    raw: bool,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    seed: int | None,
+    stop: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Answer PROMPTS: from arguments, from a file, or from stdin.
+
+    All prompts run at once, batched. Through the model's chat template if it has one and --raw is not given.
+
+    \b
+    Examples:
+      greenroom generate "Is a lamp at 30 dollars cheaper than a chair at 45 dollars?"
+      greenroom generate --file prompts.jsonl --json --expert-memory 25% > answers.jsonl
+      echo "Once upon a time" | greenroom generate --raw --model ./checkpoint --temperature 0.8 --seed 7
+    """
+    from greenroom.core.generation import SamplingParams
+    from greenroom.llm import LLM
+
+    texts = list(prompts) + (_read(file) if file is not None or not prompts else [])
+    if not texts:
+        raise click.UsageError("no prompts: give them as arguments, with --file, or on stdin")
+    sampling = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop, max_tokens=max_tokens
+    )
+    config = worker_config(options)
+    with LLM(config=config) as llm:
+        click.echo(llm.worker.describe(), err=True)
+        if raw or not llm.worker.text.has_chat:
+            answers = llm.generate(texts, sampling, progress=config.progress)
+        else:
+            answers = llm.chat([_conversation(text, system) for text in texts], sampling, progress=config.progress)
+    for text, answer in zip(texts, answers, strict=True):
+        if as_json:
+            record = {
+                "prompt": text,
+                "text": answer.text,
+                "finish_reason": answer.finish_reason.value,
+                "prompt_tokens": len(answer.prompt_token_ids),
+                "completion_tokens": len(answer.token_ids),
+            }
+            click.echo(json.dumps(record, ensure_ascii=False))
+        else:
+            click.echo(answer.text if len(texts) == 1 else f"> {text}\n{answer.text}\n")
+
+
+def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return [*messages, {"role": "user", "content": text}]
+
+
+def _read(file: Path | None) -> list[str]:
+    """Lines of a file or of stdin. Raises click.UsageError, naming the line, for JSON that has no prompt."""
+    if file is None or str(file) == "-":
+        lines: Sequence[str] = sys.stdin.read().splitlines()
+    else:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if line.lstrip().startswith("{"):
+            try:
+                prompt = json.loads(line)["prompt"]
+            except (ValueError, KeyError):
+                raise click.UsageError(f"line {number} is no JSON object with a field `prompt`") from None
+            if not isinstance(prompt, str):
+                raise click.UsageError(f"line {number}: `prompt` is no string")
+            prompts.append(prompt)
+        elif line.strip():
+            prompts.append(line)
+    return prompts

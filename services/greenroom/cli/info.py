@@ -1,0 +1,54 @@
+"""``greenroom info``: what a checkpoint is, what it needs and what fits here. Reads no weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from greenroom.core.units import format_bytes
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--revision", help="Branch, tag or commit of a model on the hub.")
+@click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network.")
+@click.option("--dtype", default="auto", show_default=True, help="As for serve.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(model: str | None, revision: str | None, offline: bool, dtype: str, as_json: bool) -> None:
+    """Show layers, experts and sizes of MODEL (a folder or a hub id), and what fits into this machine.
+
+    \b
+    Examples:
+      greenroom info                     the bundled model
+      greenroom info ./checkpoint --json
+    """
+    from greenroom.demo import bundled_model_path
+    from greenroom.moe.checkpoint import resolve
+    from greenroom.worker.machine import memory
+    from greenroom.worker.summary import summarise
+
+    summary = summarise(resolve(model or str(bundled_model_path()), revision=revision, offline=offline), dtype)
+    if as_json:
+        click.echo(json.dumps(asdict(summary), indent=2))
+        return
+    machine = memory()
+    kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
+    rows = [
+        ("model", f"{summary.name} ({summary.model_type}, {summary.dtype})"),
+        ("MoE layers", f"{summary.moe_layers} with {summary.experts_per_layer} experts, top-{summary.top_k}"),
+        (
+            "experts",
+            f"{summary.experts} of {format_bytes(summary.expert_bytes)}: {format_bytes(summary.all_experts_bytes)}",
+        ),
+        ("dense weights", format_bytes(summary.dense_bytes)),
+        ("KV", kv),
+        ("context", f"{summary.max_model_len} tokens"),
+        ("batch loop", summary.refused or "served"),
+        ("least memory", f"{format_bytes(summary.least_bytes)} for dense weights and {summary.top_k} experts"),
+        ("this machine", f"{format_bytes(machine.available)} available ({machine.source})"),
+        ("what fits", summary.fits(machine.available)),
+    ]
+    for name, value in rows:
+        click.echo(f"{name:<14}{value}")
