@@ -95,35 +95,35 @@ class Generations:
             task.cancel()
 
     async def _pump(self, job: Job, assembler: ChoiceAssembler) -> None:
+        """By the time its last part can be read, the generator is closed and the sequence counted."""
         meter = self._meter(job)
         outcome: FinishReason | None = FinishReason.CANCELLED
-        failure: Exception | None = None
         try:
-            await self._run(job, assembler, meter)
+            last: Delta | Exception = await self._run(job, assembler, meter)
             outcome = assembler.finish
         except (InvalidRequest, Saturated) as refusal:
-            outcome, failure = None, refusal
+            outcome, last = None, refusal
         except GenerationFailed as error:
-            outcome, failure = error.reason, error
+            outcome, last = error.reason, error
         except Exception as error:
             _LOG.exception("%s failed", job.request.request_id)
-            outcome, failure = FinishReason.FAILED, error
+            outcome, last = FinishReason.FAILED, error
         finally:
             meter.end(outcome)
-        if failure is not None:
-            await self._buffer.put(failure)
+        await self._buffer.put(last)
 
-    async def _run(self, job: Job, assembler: ChoiceAssembler, meter: SequenceMeter) -> None:
+    async def _run(self, job: Job, assembler: ChoiceAssembler, meter: SequenceMeter) -> Delta:
+        """Hands over all parts but the last, which it returns. Raises what the generator raises, GenerationFailed."""
         events = self._generator.generate(job.request)
         try:
             async for event in events:
                 if isinstance(event, Token):
                     meter.token()
                 part = assembler.push(event)
+                if part is not None and part.finish is not None:
+                    return part
                 if part is not None:
                     await self._buffer.put(part)
-                if assembler.finish is not None:
-                    return
         finally:
             await _close(events)
         raise GenerationFailed("the generation ended without an outcome", FinishReason.FAILED)

@@ -224,13 +224,19 @@ def _not_valid(raw: bytes, kind: type[Struct], message: str) -> InvalidRequest:
     if "required" in message:
         field = f"{path}.{named[1]}" if path else named[1]
         return InvalidRequest(f"{field} is missing", param=field, code="missing_field")
-    unknown = [f"{path}.{named[1]}"] if path else _unknown_fields(raw, kind)
+    first = f"{named[1]:.64}"
+    unknown = [f"{path}.{first}"] if path else _unknown_fields(raw, kind) or [first]
     return InvalidRequest(f"unknown field: {', '.join(unknown)}", param=unknown[0], code="unknown_field")
 
 
 def _unknown_fields(raw: bytes, kind: type[Struct]) -> list[str]:
-    """All of them, so that a client learns of them at once; long names are cut."""
-    return [f"{field:.64}" for field in _TOP_LEVEL.decode(raw) if field not in kind.__struct_fields__][:16]
+    """All of them, so that a client learns of them at once; long names are cut. Empty if the rest is not readable:
+    the first was found before the end was read."""
+    try:
+        fields = _TOP_LEVEL.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    return [f"{field:.64}" for field in fields if field not in kind.__struct_fields__][:16]
 
 
 def _say(what: str, path: str) -> str:

@@ -1,0 +1,131 @@
+"""From events to the parts of a choice, and to JSON."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greenroom.core.generation import (
+    Event,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    Token,
+    TokenLogprobs,
+)
+from greenroom.gateway.choices import ChoiceAssembler, Delta, GenerationFailed, Job
+from greenroom.gateway.replies import ChatStyle, CompletionStyle, Head, token_text
+from greenroom.text import Tokenizer
+from tests import small_tokenizers
+
+HEAD = Head("id", 1, "m", "fp")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_folder(small_tokenizers.write_chat(Path(tmp_path_factory.mktemp("x"))))
+
+
+@pytest.fixture(scope="module")
+def llama_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = small_tokenizers.write(tmp_path_factory.mktemp("y"), small_tokenizers.byte_fallback())
+    return Tokenizer.from_folder(folder)
+
+
+def tokens(tokenizer: Tokenizer, text: str, logprob: float | None = None) -> list[Token]:
+    logprobs = None if logprob is None else TokenLogprobs(logprob, ((3, logprob),))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return [Token(place, token_id, logprobs) for place, token_id in enumerate(ids)]
+
+
+def assemble(tokenizer: Tokenizer, events: list[Event], eos: int = 4, **fields: Any) -> tuple[str, Delta]:
+    """The text and the last part."""
+    job_fields = {name: fields.pop(name) for name in ("behind_text", "keep_stop") if name in fields}
+    job = Job(5, GenerationRequest("r", (1,), SamplingParams(**fields)), **job_fields)
+    assembler = ChoiceAssembler(job, tokenizer, [eos])
+    parts = [part for event in events if assembler.finish is None and (part := assembler.push(event))]
+    assert all(part.index == 5 for part in parts)
+    assert [part.finish for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert assembler.finish is parts[-1].finish
+    return "".join(part.text for part in parts), parts[-1]
+
+
+def test_text_and_count(tokenizer: Tokenizer) -> None:
+    said = tokens(tokenizer, "hello 🚀")
+    text, last = assemble(tokenizer, [*said, Finished(FinishReason.LENGTH, 1, len(said))])
+    assert (text, last.finish, last.generated) == ("hello 🚀", FinishReason.LENGTH, len(said))
+
+
+def test_a_half_character_at_the_end_is_marked(tokenizer: Tokenizer) -> None:
+    said = tokens(tokenizer, "🚀")[:-1]
+    assert said
+    text, _ = assemble(tokenizer, [*said, Finished(FinishReason.LENGTH, 1, len(said))])
+    assert text == "\ufffd"
+
+
+def test_text_held_back_for_a_stop_string_comes_at_the_end(tokenizer: Tokenizer) -> None:
+    said = tokens(tokenizer, "hello the")
+    text, last = assemble(tokenizer, [*said, Finished(FinishReason.LENGTH, 1, len(said))], stop=("there",))
+    assert (text, last.finish) == ("hello the", FinishReason.LENGTH)
+
+
+def test_a_generator_that_goes_on_behind_a_stop_string_is_cut(tokenizer: Tokenizer) -> None:
+    said = tokens(tokenizer, "hello there! hello")
+    text, last = assemble(tokenizer, [*said], stop=("!",))
+    at = len(tokens(tokenizer, "hello there!"))
+    assert (text, last.finish, last.generated) == ("hello there", FinishReason.STOP, at)
+
+
+def test_the_text_of_the_ending_token_is_left_out(tokenizer: Tokenizer) -> None:
+    """Even where the tokenizer does not call it special."""
+    said = tokens(tokenizer, "hello<tool>")
+    end = said[-1].token_id
+    events: list[Event] = [*said, Finished(FinishReason.STOP, 1, len(said))]
+    assert assemble(tokenizer, events, eos=end)[0] == "hello"
+    assert assemble(tokenizer, events, stop_token_ids=(end,))[0] == "hello"
+    assert assemble(tokenizer, events, eos=end, ignore_eos=True)[0] == "hello<tool>"
+
+
+def test_the_first_word_keeps_its_space_only_behind_a_text(llama_like: Tokenizer) -> None:
+    said = tokens(llama_like, "hello the")
+    events: list[Event] = [*said, Finished(FinishReason.STOP, 1, len(said))]
+    assert assemble(llama_like, events)[0] == "hello the"
+    assert assemble(llama_like, events, behind_text=True)[0] == " hello the"
+
+
+@pytest.mark.parametrize("reason", [FinishReason.FAILED, FinishReason.CANCELLED])
+def test_failures(tokenizer: Tokenizer, reason: FinishReason) -> None:
+    with pytest.raises(GenerationFailed, match="out of luck") as caught:
+        assemble(tokenizer, [Finished(reason, 1, 0, "out of luck")])
+    assert caught.value.reason is reason
+
+
+def test_json_has_no_infinity(tokenizer: Tokenizer) -> None:
+    said = tokens(tokenizer, "a", -math.inf)
+    job = Job(0, GenerationRequest("r", (1,), SamplingParams(logprobs=1)))
+    part = ChoiceAssembler(job, tokenizer, ()).push(said[0])
+    assert part is not None
+    for style in (ChatStyle, CompletionStyle):
+        written = style(HEAD, tokenizer, include_usage=False, logprobs=True).part(part)
+        assert "inf" not in str(written)
+        assert "-9999.0" in str(written)
+
+
+def test_the_chosen_token_is_among_the_most_likely(tokenizer: Tokenizer) -> None:
+    first, second = tokens(tokenizer, "ab")[:2] if len(tokens(tokenizer, "ab")) > 1 else tokens(tokenizer, "a b")[:2]
+    record = Token(0, first.token_id, TokenLogprobs(-2.0, ((second.token_id, -0.5),)))
+    job = Job(0, GenerationRequest("r", (1,), SamplingParams(logprobs=1)))
+    part = ChoiceAssembler(job, tokenizer, ()).push(record)
+    assert part is not None
+    style = CompletionStyle(HEAD, tokenizer, include_usage=False, logprobs=True)
+    [top] = style.part(part)["choices"][0]["logprobs"]["top_logprobs"]
+    assert list(top.values()) == [-0.5, -2.0]
+
+
+def test_bytes_that_are_no_character_are_written_as_bytes() -> None:
+    assert token_text(" é".encode()) == " é"
+    assert token_text(b"\xe6\x97") == r"bytes:\xe6\x97"

@@ -1,0 +1,160 @@
+"""From bodies to sequences: what reaches the template, the tokenizer and the sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from greenroom.core.errors import InvalidRequest
+from greenroom.core.generation import MAX_SEED, ServedModel
+from greenroom.gateway.prepare import Prepared, prepare_chat, prepare_completion
+from greenroom.gateway.schema import ChatBody, CompletionBody
+from greenroom.text import TextProcessor
+from tests import small_tokenizers
+
+MODEL = ServedModel("m", max_model_len=128, vocab_size=600, eos_token_ids=(4,), created=0)
+RICH = (
+    "{{ bos_token }}{% if effort is defined %}[{{ effort }}]{% endif %}"
+    "{% if reasoning_effort is defined %}({{ reasoning_effort }}){% endif %}"
+    "{% for m in messages %}{% if m.role == 'developer' %}DEV{% endif %}{{ m.role }}"
+    "{% if m.name is defined %}/{{ m.name }}{% endif %}: {{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}\nassistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
+    return TextProcessor.from_folder(small_tokenizers.write_chat(tmp_path_factory.mktemp("chatml")))
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
+    return TextProcessor.from_folder(small_tokenizers.write_chat(tmp_path_factory.mktemp("rich"), template=RICH))
+
+
+@pytest.fixture(scope="module")
+def llama_like(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
+    tokenizer = small_tokenizers.byte_fallback()
+    return TextProcessor.from_folder(small_tokenizers.write_chat(tmp_path_factory.mktemp("llama"), tokenizer))
+
+
+def chat(text: TextProcessor, messages: list[dict[str, Any]], model: ServedModel = MODEL, **fields: Any) -> Prepared:
+    body = msgspec.convert({"model": "m", "messages": messages, **fields}, ChatBody)
+    return prepare_chat(body, text, model, reply_id="r", max_choices=8)
+
+
+def complete(text: TextProcessor, prompt: Any, model: ServedModel = MODEL, **fields: Any) -> Prepared:
+    body = msgspec.convert({"model": "m", "prompt": prompt, **fields}, CompletionBody)
+    return prepare_completion(body, text, model, reply_id="r", max_choices=8)
+
+
+def shown(text: TextProcessor, prepared: Prepared) -> str:
+    ids = prepared.jobs[0].request.prompt_ids
+    return str(text.tokenizer._backend.decode(list(ids), skip_special_tokens=False))
+
+
+def user(content: Any = "hi", **fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **fields}
+
+
+def test_parts_of_text_are_joined_by_lines(text: TextProcessor) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert "<|im_start|>user\none\ntwo<|im_end|>" in shown(text, chat(text, [user(parts)]))
+
+
+def test_developer_is_system_where_the_template_does_not_know_it(text: TextProcessor, rich: TextProcessor) -> None:
+    messages = [{"role": "developer", "content": "be brief"}, user()]
+    assert shown(text, chat(text, messages)).startswith("<|im_start|>system\nbe brief")
+    assert "DEVdeveloper: be brief" in shown(rich, chat(rich, messages))
+
+
+def test_names_go_to_templates_that_use_them(text: TextProcessor, rich: TextProcessor) -> None:
+    assert "user/Ann: hi" in shown(rich, chat(rich, [user(name="Ann")]))
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]\.name is not supported"):
+        chat(text, [user(), user(name="Ann")])
+
+
+def test_template_variables(rich: TextProcessor) -> None:
+    prepared = chat(rich, [user()], chat_template_kwargs={"effort": "much"}, reasoning_effort="low")
+    assert shown(rich, prepared).startswith("<s>[much](low)user: hi")
+    for name in ("bos_token", "messages", "add_generation_prompt", "loop", "other"):
+        with pytest.raises(InvalidRequest, match=f"{name}: .*known: effort, reasoning_effort"):
+            chat(rich, [user()], chat_template_kwargs={name: "x"})
+
+
+def test_generation_prompt_and_continuation(text: TextProcessor, llama_like: TextProcessor) -> None:
+    start = "<|im_start|>assistant\n"
+    assert shown(text, chat(text, [user()])).endswith(start)
+    assert not shown(text, chat(text, [user()], add_generation_prompt=False)).endswith(start)
+    talk = [user(), {"role": "assistant", "content": "I say"}]
+    continued = chat(text, talk, continue_final_message=True)
+    assert shown(text, continued).endswith(start + "I say")
+    assert continued.jobs[0].behind_text
+    assert not chat(llama_like, [user()]).jobs[0].behind_text
+    assert complete(llama_like, "hi").jobs[0].behind_text
+
+
+def test_special_tokens_around_prompts(llama_like: TextProcessor) -> None:
+    bos = llama_like.tokenizer.token_id("<s>")
+    assert complete(llama_like, "hi").jobs[0].request.prompt_ids[0] == bos
+    assert complete(llama_like, "hi", add_special_tokens=False).jobs[0].request.prompt_ids[0] != bos
+    assert chat(llama_like, [user()]).jobs[0].request.prompt_ids[0] != bos
+    assert chat(llama_like, [user()], add_special_tokens=True).jobs[0].request.prompt_ids[0] == bos
+
+
+def test_defaults(text: TextProcessor) -> None:
+    [job] = chat(text, [user()]).jobs
+    sampling = job.request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (1.0, 1.0, 0, None)
+    assert (sampling.stop, sampling.stop_token_ids, sampling.ignore_eos, sampling.logprobs) == ((), (), False, None)
+    assert sampling.max_tokens == MODEL.max_model_len - len(job.request.prompt_ids)
+    assert chat(text, [user()], top_k=-1).jobs[0].request.sampling.top_k == 0
+
+
+def test_the_context_may_be_filled_to_its_end_and_not_beyond(text: TextProcessor) -> None:
+    assert complete(text, [7] * 127).jobs[0].request.sampling.max_tokens == 1
+    assert complete(text, [7] * 100, max_tokens=28).jobs[0].request.sampling.max_tokens == 28
+    with pytest.raises(InvalidRequest, match="128 tokens, but 100 in the prompt and 29 to generate") as caught:
+        complete(text, [7] * 100, max_tokens=29)
+    assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
+    with pytest.raises(InvalidRequest, match="128 in the prompt and at least 1 to generate") as caught:
+        complete(text, [7] * 128)
+    assert caught.value.param == "prompt"
+
+
+def test_one_long_prompt_of_several_refuses_all(text: TextProcessor) -> None:
+    with pytest.raises(InvalidRequest, match="128 in the prompt"):
+        complete(text, [[7], [7] * 128])
+
+
+def test_seeds_of_choices(text: TextProcessor) -> None:
+    seeds = [job.request.sampling.seed for job in complete(text, ["a", "b"], n=3, seed=9).jobs]
+    assert seeds[:3] == seeds[3:]  # a prompt gives the same alone and among others
+    assert seeds[0] == 9
+    assert len(set(seeds)) == 3
+    assert all(seed is not None and 0 <= seed <= MAX_SEED for seed in seeds)
+    assert [job.request.sampling.seed for job in complete(text, "a", n=2).jobs] == [None, None]
+
+
+def test_ids_and_places(text: TextProcessor) -> None:
+    prepared = complete(text, ["a", "b"], n=2, task_type="compare")
+    assert [job.index for job in prepared.jobs] == [0, 1, 2, 3]
+    assert [job.request.request_id for job in prepared.jobs] == ["r-0", "r-1", "r-2", "r-3"]
+    assert {job.request.task_type for job in prepared.jobs} == {"compare"}
+    assert prepared.prompt_tokens == 2
+
+
+def test_top_logprobs_is_named_by_its_own_field(text: TextProcessor) -> None:
+    assert chat(text, [user()], logprobs=True).jobs[0].request.sampling.logprobs == 0
+    assert chat(text, [user()], logprobs=True, top_logprobs=20).jobs[0].request.sampling.logprobs == 20
+    with pytest.raises(InvalidRequest, match=r"^top_logprobs must be from 0 to 20") as caught:
+        chat(text, [user()], logprobs=True, top_logprobs=-1)
+    assert caught.value.param == "top_logprobs"
+
+
+def test_text_whose_tokens_the_model_does_not_have(text: TextProcessor) -> None:
+    small = ServedModel("m", 128, vocab_size=10, eos_token_ids=(4,), created=0)
+    with pytest.raises(InvalidRequest, match="the model's are 0 to 9"):
+        complete(text, "hello", small)
