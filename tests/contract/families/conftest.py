@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from greenroom.moe.checkpoint import Checkpoint, resolve
+from greenroom.moe.layers import model_class
+from greenroom.moe.loading import LoadedMoE, attach, load
+from greenroom.moe.packing import ensure_pack
+from tests.contract.families.sources import ScriptedExperts
+from tests.random_checkpoints import save_random
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Models as small as these are faster on one thread, and other tests may run beside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    yield
+    transformers.utils.logging.enable_progress_bar()
+    torch.set_num_threads(threads)
+
+
+@dataclass
+class Pair:
+    """One random checkpoint, as transformers runs it and as greenroom does."""
+
+    checkpoint: Checkpoint
+    eager: Any
+    loaded: LoadedMoE
+    source: ScriptedExperts
+
+
+class Pairs:
+    """Makes each pair once a session; ``get`` gives it with nothing scripted."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[str, Pair] = {}
+
+    def get(self, family: str, dtype: str = "float32", **changes: Any) -> Pair:
+        key = f"{family}-{dtype}" + "".join(f"-{name}={value}" for name, value in sorted(changes.items()))
+        if key not in self._made:
+            with torch.inference_mode(False):  # a test's own mode is not to mark weights that others use
+                folder = save_random(family, self._root / key, dtype=getattr(torch, dtype), **changes)
+                self._made[key] = make_pair(folder, self._root / "cache")
+        pair = self._made[key]
+        pair.source.reset()
+        attach(pair.loaded, pair.source)
+        return pair
+
+    def forget(self, family: str) -> None:
+        """For a test that spoiled its pair."""
+        self._made = {key: pair for key, pair in self._made.items() if not key.startswith(f"{family}-")}
+
+
+def make_pair(folder: Path, cache: Path, dtype: str = "auto") -> Pair:
+    checkpoint = resolve(str(folder))
+    source = ScriptedExperts.at(ensure_pack(checkpoint, dtype, cache))
+    loaded = load(checkpoint, dtype)
+    attach(loaded, source)
+    eager = model_class(checkpoint.config).from_pretrained(folder, dtype=loaded.dtype, experts_implementation="eager")
+    return Pair(checkpoint, eager.eval(), loaded, source)
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    return Pairs(tmp_path_factory.mktemp("families"))
