@@ -44,16 +44,16 @@ def complete(
         for place, request in enumerate(requests):
             collector = _Collector(place, len(request.prompt_ids), on_token, on_finished)
             collectors.append(collector)
-            while deadline is None or time.monotonic() < deadline:
+            while (left := _left(deadline)) > 0:
                 try:
-                    numbers.append(loop.submit(request, collector.take, wait_s=_LOOK_S))
+                    numbers.append(loop.submit(request, collector.take, wait_s=left))
                     break
                 except Saturated:
                     continue
             else:
                 collector.take(Finished(FinishReason.CANCELLED, collector.prompt_tokens, 0))
         for collector in collectors:
-            while not collector.done.wait(_LOOK_S):
+            while not collector.done.wait(_left(deadline)):
                 if deadline is not None and time.monotonic() >= deadline:
                     for number in numbers:
                         loop.cancel(number)
@@ -65,6 +65,11 @@ def complete(
             loop.cancel(number)
         raise
     return [collector.completion() for collector in collectors]
+
+
+def _left(deadline: float | None) -> float:
+    """Seconds to wait before looking around again: until the deadline, but never long."""
+    return _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - time.monotonic()))
 
 
 class _Collector:

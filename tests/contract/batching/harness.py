@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from greenroom.core.generation import Event, Finished, GenerationRequest, SamplingParams, Token
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.ragged import RaggedModel
+from greenroom.moe.ragged_attention import Chunk
 from tests.random_checkpoints import DECODER_ONLY, random_model
 
 torch.set_num_threads(1)  # tiny products: a second thread only waits for the first
@@ -112,6 +114,23 @@ def generate_logits(
 ) -> torch.Tensor:
     """The logits ``[tokens, vocabulary]`` that they were picked from."""
     return _generate(tuple(prompt), tokens, family, attention, dtype, _freeze(changes))[1]
+
+
+@contextmanager
+def recorded(model: RaggedModel) -> Iterator[list[torch.Tensor]]:
+    """The logits of every forward while it is open."""
+    seen: list[torch.Tensor] = []
+
+    def forward(chunks: Sequence[Chunk]) -> torch.Tensor:
+        logits = RaggedModel.forward(model, chunks)
+        seen.append(logits)
+        return logits
+
+    model.forward = forward  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        del model.forward
 
 
 def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:

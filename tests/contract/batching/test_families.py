@@ -20,6 +20,7 @@ from tests.contract.batching.harness import (
     generate_logits,
     prompt_of,
     ragged,
+    recorded,
     request,
 )
 from tests.random_checkpoints import DECODER_ONLY, random_model
@@ -67,16 +68,12 @@ def check(family: str, attention: str, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("family", "attention"), CASES)
-def test_a_request_alone_has_the_logits_of_generate_to_the_bit(
-    family: str, attention: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_alone_has_the_logits_of_generate_to_the_bit(family: str, attention: str, dtype: torch.dtype) -> None:
     model = ragged(family, attention, dtype)
-    seen: list[torch.Tensor] = []
-    forward = RaggedModel.forward
-    monkeypatch.setattr(RaggedModel, "forward", lambda self, chunks: seen.append(forward(self, chunks)) or seen[-1])
     driver = Driver(model)
     answer = driver.add(request("alone", prompt_of(21), 6))
-    driver.run()
+    with recorded(model) as seen:
+        driver.run()
     assert answer.ids == generate(prompt_of(21), 6, family, attention, dtype)
     assert torch.equal(torch.cat(seen).float(), generate_logits(prompt_of(21), 6, family, attention, dtype).float())
 
@@ -95,15 +92,10 @@ def test_the_same_batch_has_the_same_bits_again(family: str) -> None:
     def run() -> list[torch.Tensor]:
         model = ragged(family, "eager" if family == "gpt_oss" else "sdpa", torch.bfloat16)
         driver = Driver(model, tokens_per_step=16)
-        seen = []
-        inner = model.forward
-        model.forward = lambda chunks: seen.append(inner(chunks)) or seen[-1]  # type: ignore[method-assign]
-        try:
-            for length in (3, 30, 12):
-                driver.add(request(f"r{length}", prompt_of(length), 5))
+        for length in (3, 30, 12):
+            driver.add(request(f"r{length}", prompt_of(length), 5))
+        with recorded(model) as seen:
             driver.run()
-        finally:
-            del model.forward
         return seen
 
     first, second = run(), run()

@@ -1,0 +1,186 @@
+"""Reservations, roll-back and memory of keys and values."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from greenroom.moe.kv_cache import KVAuditError, KVLayout, KVStore, LayerKV, SequenceKV, mapped_bytes
+
+CPU = torch.device("cpu")
+SMALL = KVLayout((LayerKV(2, 4, 2, 4), LayerKV(1, 6, 1, 2)), torch.float32, CPU)
+PAGE = mmap.PAGESIZE
+
+
+def rows(layer: LayerKV, count: int, value: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.full((1, layer.key_heads, count, layer.key_dim), value),
+        torch.full((1, layer.value_heads, count, layer.value_dim), value),
+    )
+
+
+def test_bytes_per_token_are_the_sum_over_layers_in_the_dtype() -> None:
+    assert SMALL.bytes_per_token == (16 + 8) * 4
+    assert KVLayout(SMALL.layers, torch.bfloat16, CPU).bytes_per_token == (16 + 8) * 2
+
+
+@given(st.integers(1, 4000), st.integers(0, 1 << 20))
+def test_what_fits_within_a_budget_is_exact(count: int, budget: int) -> None:
+    assert (SMALL.nbytes(count) <= budget) == (count <= SMALL.rows_within(budget))
+    assert SMALL.nbytes(count) % PAGE == 0
+    assert SMALL.nbytes(count) >= count * SMALL.bytes_per_token
+
+
+def test_views_of_layers_do_not_overlap() -> None:
+    kv = SequenceKV(SMALL, 5)
+    for index, layer in enumerate(SMALL.layers):
+        kv.write(index, *rows(layer, 5, float(index + 1)))
+    for index in range(kv.layers):
+        keys, values = kv.read(index, 0, 5)
+        assert bool((keys == index + 1).all())
+        assert bool((values == index + 1).all())
+
+
+def test_rows_of_a_failed_forward_are_written_over() -> None:
+    kv = SequenceKV(SMALL, 4)
+    kv.write(0, *rows(SMALL.layers[0], 2, 1.0))
+    kv.commit(2)
+    kv.write(0, *rows(SMALL.layers[0], 2, 2.0))  # never committed
+    kv.write(0, *rows(SMALL.layers[0], 1, 3.0))
+    kv.commit(1)
+    assert kv.read(0, 0, kv.length)[0][0, 0, :, 0].tolist() == [1.0, 1.0, 3.0]
+
+
+def test_a_sequence_can_not_outgrow_its_reservation() -> None:
+    kv = SequenceKV(SMALL, 4)
+    with pytest.raises(ValueError, match="5 rows do not fit into a reservation of 4"):
+        kv.write(0, *rows(SMALL.layers[0], 5, 1.0))
+    with pytest.raises(ValueError, match="5 more rows"):
+        kv.commit(5)
+    with pytest.raises(ValueError, match="layer 1 keeps"):
+        kv.write(1, *rows(SMALL.layers[0], 1, 1.0))
+    assert kv.length == 0
+
+
+def test_a_store_refuses_without_changing_and_takes_back_once() -> None:
+    store = KVStore(SMALL, 2 * PAGE)
+    first = store.reserve(1)
+    with pytest.raises(ValueError, match="bytes asked for"):
+        store.reserve(2 * PAGE // SMALL.bytes_per_token)
+    with pytest.raises(ValueError, match="reservation of 0 rows"):
+        store.reserve(0)
+    assert store.reserved_bytes == PAGE
+    store.release(first)
+    with pytest.raises(KeyError):
+        store.release(first)
+    store.audit()
+    assert (store.reserved_bytes, store.peak_bytes, len(store)) == (0, PAGE, 0)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [("reserved_bytes", 1, "are accounted for"), ("peak_bytes", 0, "at most 0"), ("budget_bytes", 1, "of 1")],
+)
+def test_the_audit_finds_what_is_wrong(attribute: str, value: int, message: str) -> None:
+    store = KVStore(SMALL, 8 * PAGE)
+    kv = store.reserve(3)
+    store.audit()
+    setattr(store, attribute, value)
+    with pytest.raises(KVAuditError, match=message):
+        store.audit()
+    kv.drop()
+
+
+def test_the_audit_finds_a_length_beyond_its_reservation() -> None:
+    store = KVStore(SMALL, 8 * PAGE)
+    store.reserve(3).length = 4
+    with pytest.raises(KVAuditError, match="4 KV rows in a reservation of 3"):
+        store.audit()
+
+
+def test_memory_is_only_what_was_written_and_goes_with_the_reservation() -> None:
+    layer = LayerKV(2, 64, 2, 64)
+    layout = KVLayout((layer,) * 4, torch.float32, CPU)
+    process = psutil.Process()
+    store = KVStore(layout, 1 << 30)
+    before = process.memory_info().rss
+    kv = store.reserve(store.max_rows // 2)
+    assert mapped_bytes() == kv.nbytes > 500 << 20
+    untouched = process.memory_info().rss - before
+    assert untouched < 8 << 20, f"{untouched >> 20} MiB for nothing written"
+    count = 8192
+    for index in range(4):
+        kv.write(index, *rows(layer, count, 1.0))
+    written = process.memory_info().rss - before
+    assert written >= 0.9 * count * layout.bytes_per_token, "the measure does not see what is written"
+    store.release(kv)
+    assert mapped_bytes() == 0
+    left = process.memory_info().rss - before
+    assert left < written / 2, f"{left >> 20} of {written >> 20} MiB are still there"
+
+
+class Reservations(RuleBasedStateMachine):
+    """Against a model: a dictionary of what each sequence was told."""
+
+    @initialize(pages=st.integers(1, 12))
+    def start(self, pages: int) -> None:
+        self.store = KVStore(SMALL, pages * PAGE)
+        self.expected: dict[SequenceKV, list[float]] = {}
+        self.value = 0.0
+
+    @rule(count=st.integers(1, 300))
+    def reserve(self, count: int) -> None:
+        fits = sum(kv.nbytes for kv in self.expected) + SMALL.nbytes(count) <= self.store.budget_bytes
+        assert self.store.can_reserve(count) == fits
+        if fits:
+            self.expected[self.store.reserve(count)] = []
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), count=st.integers(1, 40), commit=st.booleans())
+    def forward(self, data: Any, count: int, commit: bool) -> None:
+        kv = data.draw(st.sampled_from(list(self.expected)))
+        count = min(count, kv.capacity - kv.length)
+        if count == 0:
+            return
+        self.value += 1
+        for index, layer in enumerate(SMALL.layers):
+            kv.write(index, *rows(layer, count, self.value))
+        if commit:
+            kv.commit(count)
+            self.expected[kv] += [self.value] * count
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def release(self, data: Any) -> None:
+        kv = data.draw(st.sampled_from(list(self.expected)))
+        del self.expected[kv]
+        self.store.release(kv)
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        self.store.audit()
+        assert self.store.reserved_bytes == sum(kv.nbytes for kv in self.expected) <= self.store.budget_bytes
+        for kv, values in self.expected.items():
+            for index in range(kv.layers):
+                keys, kept = kv.read(index, 0, kv.length)
+                assert keys[0, 0, :, 0].tolist() == values
+                assert kept[0, 0, :, -1].tolist() == values
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            for kv in list(self.expected):
+                self.store.release(kv)
+            assert self.store.reserved_bytes == 0
+
+
+TestReservations = Reservations.TestCase
+TestReservations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
