@@ -4,11 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help run test test-full lint format clean
+.PHONY: help run test test-full lint format bench-budgets clean
 .DEFAULT_GOAL := help
 
 help: ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 run: $(STAMP) ## Serve the bundled model at http://127.0.0.1:8000 with a third of its experts in memory
 	$(BIN)/greenroom serve --expert-memory 33%
@@ -29,7 +29,7 @@ format: $(STAMP) ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-serve: $(STAMP) ## Tokens/s resident, at a third and at the least budget, on the widened bundled model
+bench-budgets: $(STAMP) ## Tokens/s resident, at a third and at the least budget, on the widened bundled model
 	$(BIN)/python -m benchmarks.budgets
 
 clean: ## Remove what the targets made
