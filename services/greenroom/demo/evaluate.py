@@ -79,10 +79,12 @@ def exact_match(evaluation: Evaluation, per_task: int, *, progress: bool = True)
             drawn = list(samples(task, per_task, seed=CARD_SEED, split="heldout"))
             right: dict[str, list[bool]] = {}
             misses: list[dict[str, str | None]] = []
+            outcomes = ""
             for first in range(0, per_task, _BATCH):
                 part = drawn[first : first + _BATCH]
                 for one, answer in zip(part, evaluation.answers(part), strict=True):
                     right.setdefault(one.kind, []).append(answer == one.answer)
+                    outcomes += "1" if answer == one.answer else "0"
                     if answer != one.answer and len(misses) < 3:
                         misses.append({"prompt": one.prompt, "expected": one.answer, "got": answer})
                 bar.update(len(part))
@@ -91,6 +93,7 @@ def exact_match(evaluation: Evaluation, per_task: int, *, progress: bool = True)
                 "exact": sum(flat) / len(flat),
                 "by_kind": {kind: sum(hits) / len(hits) for kind, hits in sorted(right.items())},
                 "misses": misses,
+                "outcomes": outcomes,  # sample by sample, in their order: what a server's answers are held against
             }
     return result
 
