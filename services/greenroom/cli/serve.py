@@ -45,11 +45,18 @@ def serve(host: str, port: int, drain_timeout: float, **options: Any) -> None:
 
 
 async def _serve(worker: Worker, config: GatewayConfig) -> None:
-    from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+    from prometheus_client import (
+        CollectorRegistry,
+        GCCollector,
+        PlatformCollector,
+        ProcessCollector,
+        disable_created_metrics,
+    )
 
     from greenroom.gateway import Gateway
     from greenroom.worker.metrics import WorkerCollector
 
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second sample for every counter, read by nobody
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)

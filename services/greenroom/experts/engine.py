@@ -19,7 +19,7 @@ from greenroom.core.units import format_bytes
 from greenroom.experts.ahead import AheadFetcher
 from greenroom.experts.counters import Counters
 from greenroom.experts.layout import PackManifest
-from greenroom.experts.ledger import Ledger, State
+from greenroom.experts.ledger import Ledger, LedgerError, State
 from greenroom.experts.room import Room
 from greenroom.experts.source import ExpertWeights
 from greenroom.experts.tiers import Store, Tiers
@@ -140,6 +140,11 @@ class ExpertEngine:
     def sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self.policy.on_sequence_ended(sequence, end)
 
+    def audit_idle(self) -> None:
+        """As ``audit``, while nothing waits or runs; what still landed is booked first."""
+        self._deliver()
+        self.audit(idle=True)
+
     # -- around it ------------------------------------------------------------------------------------------------
 
     @property
@@ -182,7 +187,7 @@ class ExpertEngine:
         """Raises LedgerError where an invariant does not hold; ``idle``: and where anything is still pinned."""
         self._tiers.audit()
         if idle and self.device.pinned:
-            raise RuntimeError(f"{self.device.pinned} experts are pinned though nothing runs")
+            raise LedgerError(f"{self.device.pinned} experts are pinned though nothing runs")
 
     def close(self) -> None:
         """Stop the movers."""

@@ -10,6 +10,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from greenroom.core.errors import GreenroomError
+
 Keys = NDArray[np.int64]
 NO_SLOT = -1
 
@@ -22,7 +24,7 @@ class State(IntEnum):
     RESIDENT = 2
 
 
-class LedgerError(RuntimeError):
+class LedgerError(GreenroomError):
     """A plan that would break an invariant of the ledger; nothing was changed. A defect, never bad input."""
 
 

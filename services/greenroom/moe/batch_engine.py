@@ -84,6 +84,10 @@ class SequenceObserver(Protocol):
 
     def sequence_ended(self, sequence: int, end: SequenceEnd) -> None: ...
 
+    def audit_idle(self) -> None:
+        """Nothing waits or runs. Raises GreenroomError where something is held all the same."""
+        ...
+
 
 class BatchEngine:
     """Requests that wait and run on one model.
@@ -339,6 +343,8 @@ class BatchEngine:
         for sequence in self.running.values():
             if sequence.kv is not None and not sequence.kv.length < len(sequence.tokens):
                 raise AuditError(f"sequence {sequence.number} has {sequence.kv.length} rows of {len(sequence.tokens)}")
+        if self._observer is not None and not self.busy:
+            self._observer.audit_idle()
 
 
 _Due = tuple[list[Sequence], torch.Tensor]

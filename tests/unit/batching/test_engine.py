@@ -367,6 +367,9 @@ class Recorder:
     def sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self._tell("ended", sequence, end)
 
+    def audit_idle(self) -> None:
+        pass
+
 
 def test_observers_are_told_of_each_life() -> None:
     recorder = Recorder()

@@ -1,0 +1,5 @@
+"""``python -m greenroom`` is ``greenroom``."""
+
+from greenroom.cli import main
+
+main(prog_name="greenroom")

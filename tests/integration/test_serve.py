@@ -1,0 +1,194 @@
+"""A real server process with the bundled model at a quarter of its experts, driven by OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from greenroom.demo import bundled_model_path
+from greenroom.demo.evaluate import CARD_SEED
+from greenroom.demo.tasks import TASKS, Sample, samples
+from tests.integration.server import Server, refusal
+
+CHECKED = 30  # samples a task; `make test-full` takes all of the card's
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def server(cache: Path) -> Iterator[Server]:
+    with Server("--expert-memory", "25%", "--policy", "lfu", "--max-running", "16", cache=cache) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: Server) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
+
+
+async def model_name(client: openai.AsyncOpenAI) -> str:
+    return (await client.models.list()).data[0].id
+
+
+async def answer(client: openai.AsyncOpenAI, name: str, prompt: str) -> tuple[str, str]:
+    reply = await client.chat.completions.create(
+        model=name, messages=[{"role": "user", "content": prompt}], temperature=0, max_tokens=64
+    )
+    return reply.choices[0].message.content or "", reply.choices[0].finish_reason
+
+
+async def outcomes(client: openai.AsyncOpenAI, drawn: list[Sample]) -> str:
+    name = await model_name(client)
+    places = asyncio.Semaphore(24)
+
+    async def right(one: Sample) -> str:
+        async with places:
+            return "1" if await answer(client, name, one.prompt) == (one.answer, "stop") else "0"
+
+    return "".join(await asyncio.gather(*(right(one) for one in drawn)))
+
+
+async def until_idle(server: Server) -> dict[str, float]:
+    """The metrics once nothing runs; raises TimeoutError where something stays."""
+    async with asyncio.timeout(30):
+        metrics = await asyncio.to_thread(server.metrics)
+        while metrics["greenroom_kv_reserved_bytes"] > 0:
+            metrics = await asyncio.to_thread(server.metrics)
+    return metrics
+
+
+@pytest.mark.parametrize("count", [CHECKED, pytest.param(None, marks=pytest.mark.full)])
+@pytest.mark.parametrize("task", TASKS)
+async def test_answers_equal_the_model_card(client: openai.AsyncOpenAI, task: str, count: int | None) -> None:
+    """Sample by sample what plain transformers found on the whole model; one in 50 may round differently there."""
+    card = json.loads((bundled_model_path() / "evaluation.json").read_text())["exact_match"][task]["outcomes"]
+    card = card[:count]
+    ours = await outcomes(client, list(samples(task, len(card), seed=CARD_SEED, split="heldout")))
+    differing = sum(a != b for a, b in zip(ours, card, strict=True))
+    assert differing <= len(card) / 50
+    assert ours.count("1") / len(ours) >= (0.7 if task == min_task() else 0.9) - 0.1
+
+
+def min_task() -> str:
+    """The task that the card allows 0.7."""
+    card = json.loads((bundled_model_path() / "evaluation.json").read_text())["exact_match"]
+    return min(card, key=lambda task: float(card[task]["exact"]))
+
+
+async def test_a_stream_says_the_same_as_a_reply(client: openai.AsyncOpenAI) -> None:
+    name = await model_name(client)
+    prompt = next(samples("converse", 1, seed=1)).prompt
+    whole, reason = await answer(client, name, prompt)
+    stream = await client.chat.completions.create(
+        model=name, messages=[{"role": "user", "content": prompt}], temperature=0, max_tokens=64, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == reason
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 1
+
+
+async def test_fifty_streams_a_third_cancelled_leave_nothing_behind(server: Server, client: openai.AsyncOpenAI) -> None:
+    name = await model_name(client)
+    expected = await answer(client, name, next(samples("converse", 1, seed=3)).prompt)
+
+    async def one(number: int) -> str:
+        stream = await client.chat.completions.create(
+            model=name, messages=[{"role": "user", "content": next(samples("converse", 1, seed=3)).prompt}],
+            temperature=0, max_tokens=64, stream=True,
+        )  # fmt: skip
+        text = ""
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+            if number % 3 == 0 and len(text) > number % 7:
+                await stream.close()
+                return "cancelled"
+        return text
+
+    texts = await asyncio.gather(*(one(number) for number in range(50)))
+    assert texts.count("cancelled") == 17
+    assert {text for text in texts if text != "cancelled"} == {expected[0]}
+    metrics = await until_idle(server)
+    assert metrics["greenroom_batch_requests_running"] == metrics["greenroom_batch_requests_waiting"] == 0
+    assert metrics["greenroom_experts_resident"] <= metrics['greenroom_expert_slots{tier="device"}']
+    assert metrics["greenroom_expert_hits_total"] < metrics["greenroom_expert_lookups_total"]
+    assert metrics["greenroom_failed_audits_total"] == 0
+
+
+async def test_what_can_not_be_served_changes_nothing(server: Server, client: openai.AsyncOpenAI) -> None:
+    name = await model_name(client)
+    with pytest.raises(openai.NotFoundError, match="does not exist here; served"):
+        await answer(client, "gpt-5", "x")
+    with pytest.raises(openai.BadRequestError, match="tokens"):
+        await answer(client, name, "word " * 5000)
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        await client.chat.completions.create(
+            model=name, messages=[{"role": "user", "content": "x"}],
+            tools=[{"type": "function", "function": {"name": "f"}}],
+        )  # fmt: skip
+    assert (await until_idle(server))["greenroom_batch_requests_running"] == 0
+    assert (await answer(client, name, next(samples("classify", 1, seed=1)).prompt))[1] == "stop"
+
+
+def test_sigterm_drains_and_the_next_start_is_warm(cache: Path) -> None:
+    options = ("--expert-memory", "25%", "--policy", "lfu")
+    with Server(*options, cache=cache) as first:
+        client = openai.OpenAI(base_url=f"{first.url}/v1", api_key="none")
+        stream = client.completions.create(
+            model="greenroom-understudy", prompt="a", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+        )
+        chunks = iter(stream)
+        next(chunks)
+        first.process.terminate()
+        assert sum(1 for _ in chunks) >= 100, "a running request is finished"
+        assert first.process.wait(60) == 0
+    remembered = next((cache / "packs").glob("*.resident.json"))
+    kept = json.loads(remembered.read_text())["experts"]
+    with Server(*options, cache=cache) as second:
+        assert second.terminate() == 0
+    assert sorted(json.loads(remembered.read_text())["experts"]) == sorted(kept), "nothing ran, so nothing moved"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "magic"), "known: fifo, lfu, lfu-reset, lru, neighbour-aware"),
+        (("--expert-memory", "1KiB"), "one layer's router picks"),
+        (("--expert-memory", "plenty"), "write a size such as 2GiB"),
+        (("--kv-memory", "10%"), "kv_memory"),
+        (("--model", "/nowhere/at/all"), "/nowhere/at/all"),
+        (("--policy-options", "{"), "this is no JSON"),
+        (("--policy-options", '{"x": 1}'), "lru takes no options"),
+        (("--dtype", "int4"), "auto, bfloat16, float16, float32"),
+        (("--max-running", "0"), "max_running"),
+        (("--port", "99999"), "port"),
+    ],
+)
+def test_bad_settings_are_refused_with_what_to_do(cache: Path, arguments: tuple[str, ...], message: str) -> None:
+    text = refusal(*arguments, cache=cache)
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_an_altered_pack_is_refused(cache: Path, server: Server, tmp_path: Path) -> None:
+    """Every expert is wanted at 100 %, so the start finds the altered record."""
+    packs = tmp_path / "packs"
+    packs.mkdir(parents=True)
+    original = next((cache / "packs").glob("*.pack"))
+    data = bytearray(original.read_bytes())
+    data[len(data) // 2] ^= 1
+    (packs / original.name).write_bytes(data)
+    text = refusal("--expert-memory", "100%", cache=tmp_path)
+    assert "was altered" in text
+    assert "greenroom pack --force" in text
