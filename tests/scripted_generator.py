@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from greenroom.core.generation import (
     Event,
@@ -38,6 +39,7 @@ class ScriptedGenerator:
         self.outcomes: dict[str, FinishReason] = {}
         self.refusal: Exception | None = None
         self.refuse_from: int | None = None
+        self.on_refusal: Callable[[], object] = lambda: None
         self.fail_at: int | None = None
         self.raise_at: int | None = None
         self.cancel_at: int | None = None
@@ -74,6 +76,7 @@ class ScriptedGenerator:
         number = len(self.seen)
         self.seen.append(request)
         if self.refusal is not None and (self.refuse_from is None or number >= self.refuse_from):
+            self.on_refusal()
             raise self.refusal
         await self._note(lambda: self.active.__setitem__(request.request_id, request))
         reason = FinishReason.CANCELLED
@@ -104,7 +107,7 @@ class ScriptedGenerator:
         reason, error = FinishReason.LENGTH, None
         while index < limit:
             async with self._changed:
-                await self._changed.wait_for(lambda at=index: self._allowed is None or at < self._allowed)
+                await self._changed.wait_for(partial(self._may_give, index))
             if index == self.raise_at:
                 raise RuntimeError("a defect of the engine")
             if index == self.vanish_at:
@@ -121,6 +124,9 @@ class ScriptedGenerator:
                 reason = FinishReason.STOP
                 break
         yield Finished(reason, len(request.prompt_ids), index, error)
+
+    def _may_give(self, index: int) -> bool:
+        return self._allowed is None or index < self._allowed
 
     def _logprobs(self, request: GenerationRequest, token_id: int, index: int) -> TokenLogprobs | None:
         count = request.sampling.logprobs

@@ -13,11 +13,20 @@ from typing import Any, Generic
 import msgspec
 from aiohttp import web
 
+from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import Generator
 from greenroom.gateway.admission import Admission
 from greenroom.gateway.choices import ChoiceAssembler, Delta, Job, TokenRecord
 from greenroom.gateway.config import GatewayConfig
-from greenroom.gateway.errors import ClientGone, as_api_error, defect, expired, model_not_found, unavailable
+from greenroom.gateway.errors import (
+    ApiError,
+    ClientGone,
+    as_api_error,
+    defect,
+    expired,
+    model_not_found,
+    unavailable,
+)
 from greenroom.gateway.exchange import note_of, read_json
 from greenroom.gateway.generations import CLOSE_TIMEOUT_S, Generations
 from greenroom.gateway.metrics import GatewayMetrics, SequenceMeter
@@ -112,6 +121,12 @@ class Api:
                 try:
                     running = _Running(prepared, generations, style, arrived + self._config.request_timeout_s)
                     return await (self._stream(request, running) if prepared.stream else self._whole(running))
+                except (ApiError, InvalidRequest, Saturated):
+                    raise
+                except GreenroomError as error:
+                    if self._generator.ready:
+                        raise
+                    raise unavailable(str(error), "not_ready") from error
                 finally:
                     self._active.discard(generations)
 

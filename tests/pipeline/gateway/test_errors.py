@@ -215,6 +215,16 @@ async def test_a_body_too_large(server: Server, form: str) -> None:
     assert (await server.post("/v1/completions", COMPLETION))[0] == 200
 
 
+async def test_a_body_that_says_it_is_too_large_is_not_waited_for(server: Server) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+    writer.write(b"Content-Length: 99999999\r\n\r\n{")
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    assert b" 413 " in head.split(b"\r\n")[0]
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_a_body_that_is_not_what_its_encoding_says(server: Server) -> None:
     headers = {**JSON, "Content-Encoding": "gzip"}
     async with server.http.post(server.url + "/v1/completions", data=b"not gzip at all", headers=headers) as response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from typing import Any
 
 import aiohttp
@@ -12,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.text import TextProcessor
 from tests import small_tokenizers
@@ -172,14 +173,30 @@ async def test_without_a_chat_template_only_chat_is_refused(tmp_path: Any) -> No
         await gateway.stop()
 
 
-async def test_a_large_prompt_does_not_hold_up_others(server: Server) -> None:
-    """A body beyond the size that is tokenised at once goes to a thread and comes to the same result."""
+async def test_a_large_prompt_is_prepared_in_a_thread(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it holds up no other request; what comes out is the same, errors too."""
     short, long = "hello there ", "hello there " * 3000
     server.generator.model = ScriptedGenerator(server.text.tokenizer, max_model_len=10**6).model
+    encode, threads = server.text.tokenizer.encode, []
+
+    def encode_and_note(text: str, *, add_special_tokens: bool) -> list[int]:
+        if text in (short, long):
+            threads.append(threading.current_thread() is threading.main_thread())
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(server.text.tokenizer, "encode", encode_and_note)
     for prompt in (short, long):
         status, _, _ = await server.post("/v1/completions", {**COMPLETION, "prompt": prompt, "max_tokens": 1})
         assert status == 200
-        expected = server.text.tokenizer.encode(prompt, add_special_tokens=True)
-        assert list(server.generator.seen[-1].prompt_ids) == expected
+        assert list(server.generator.seen[-1].prompt_ids) == encode(prompt, add_special_tokens=True)
     status, body, _ = await server.post("/v1/completions", {**COMPLETION, "prompt": long, "temperature": 9})
     assert (status, shaped(body)["param"]) == (400, "temperature")
+    assert threads == [True, False, False]
+
+
+async def test_a_generator_that_just_died_is_not_the_requests_fault(server: Server) -> None:
+    server.generator.refusal = GreenroomError("the batch loop has stopped")
+    server.generator.on_refusal = lambda: setattr(server.generator, "ready", False)
+    status, body, headers = await server.post("/v1/completions", COMPLETION)
+    assert (status, shaped(body)["code"], headers["Retry-After"]) == (503, "not_ready", "1")
+    assert "the batch loop has stopped" in body["error"]["message"]

@@ -80,6 +80,12 @@ def test_a_generator_that_goes_on_behind_a_stop_string_is_cut(tokenizer: Tokeniz
     assert (text, last.finish, last.generated) == ("hello there", FinishReason.STOP, at)
 
 
+def test_a_stop_string_with_the_last_allowed_token_is_a_stop(tokenizer: Tokenizer) -> None:
+    said = tokens(tokenizer, "hello!")
+    text, last = assemble(tokenizer, [*said, Finished(FinishReason.LENGTH, 1, len(said))], stop=("!",))
+    assert (text, last.finish, last.generated) == ("hello", FinishReason.STOP, len(said))
+
+
 def test_the_text_of_the_ending_token_is_left_out(tokenizer: Tokenizer) -> None:
     """Even where the tokenizer does not call it special."""
     said = tokens(tokenizer, "hello<tool>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -104,6 +105,13 @@ def test_every_untyped_field_is_a_neutral_one() -> None:
     for struct, table in {**tables, StreamOptions: NEUTRAL_IN_STREAM_OPTIONS}.items():
         untyped = {field.name for field in msgspec.structs.fields(struct) if field.type is Any}
         assert untyped == set(table) & set(struct.__struct_fields__)
+
+
+def test_the_documentation_names_every_field() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "architecture" / "http-api.md").read_text(encoding="utf-8")
+    for struct in (ChatBody, CompletionBody, Message, StreamOptions):
+        missing = [field for field in struct.__struct_fields__ if f"`{field}`" not in page]
+        assert missing in ([], ["role"])
 
 
 def test_all_unknown_fields_are_named_at_once() -> None:
