@@ -74,9 +74,12 @@ def resolve(
     folder = _download(model, revision, offline, cache_dir, _SMALL_FILES)
     config = _read_config(folder, model)
     weights = sorted(set(_weight_map(folder, model).values())) if (folder / INDEX).exists() else [WEIGHTS]
-    commit = folder.name if not offline else revision
-    folder = _download(model, commit, offline, cache_dir, [*_SMALL_FILES, *weights])
-    return _checked(model, folder, config)
+    folder = _download(model, folder.name, offline, cache_dir, weights)  # of the same commit, whatever was pushed
+    try:
+        return _checked(model, folder, config)
+    except CorruptCheckpoint as error:
+        hint = "; the cache does not have all of it, so run once without offline mode" if offline else ""
+        raise CorruptCheckpoint(f"{error}{hint}") from error
 
 
 def _looks_like_path(model: str) -> bool:
@@ -148,13 +151,12 @@ def _checked(model: str, folder: Path, config: Any) -> Checkpoint:
     if (folder / WEIGHTS).exists():
         return Checkpoint(model, folder, config, read_header(folder / WEIGHTS))
     if not (folder / INDEX).exists():
-        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.bin.index.json"))
-        if pickled:
+        if any(folder.glob("*.bin")) or any(folder.glob("*.bin.index.json")):
             raise UnsupportedModel(
-                f"{model} has its weights in pytorch_model.bin only; loading pickle can run code, so only safetensors "
-                "are loaded: convert it once with transformers' save_pretrained on a machine where you trust it"
+                f"{model} has its weights as pickle (.bin) only, which can run code when it is loaded: convert it once "
+                "with transformers' save_pretrained on a machine where that may happen"
             )
-        raise CorruptCheckpoint(f"{model} has neither {WEIGHTS} nor {INDEX}")
+        raise CorruptCheckpoint(f"{model} has neither {WEIGHTS} nor {INDEX}; only safetensors are loaded")
     weight_map = _weight_map(folder, model)
     shards = [folder / name for name in sorted(set(weight_map.values()))]
     missing = [shard.name for shard in shards if not shard.exists()]

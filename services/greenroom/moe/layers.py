@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 
 from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.families import unsupported
+
+CONSTRUCTING = threading.Lock()
+"""Held while transformers builds a model: it sets torch's default dtype, which all threads share, meanwhile."""
 
 _INTERFACE = ("num_experts", "has_gate", "has_bias", "is_transposed", "is_concatenated", "_apply_gate", "config")
 _TOP_K_NAMES = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k", "moe_k", "top_k")
@@ -59,7 +63,7 @@ def model_class(config: Any) -> type[Any]:
 
 def blueprint(config: Any, dtype: torch.dtype) -> Any:
     """The whole model on the meta device: names, shapes and dtypes without memory."""
-    with torch.device("meta"):
+    with CONSTRUCTING, torch.device("meta"):
         return model_class(config)._from_config(config, dtype=dtype)
 
 

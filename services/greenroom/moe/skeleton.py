@@ -2,8 +2,8 @@
 
 The load goes through a throwaway subclass of the model's class, which drops the experts' parameters right after
 construction, when they are still on the meta device, and it is given the dense tensors alone. Nothing of
-transformers is patched, so other threads may load other models meanwhile. The tensors are read, not mapped: a mapped
-checkpoint would be memory that nobody counted, and a file that may not be touched while the model serves.
+transformers is patched. The tensors are read, not mapped: a mapped checkpoint would be memory that nobody counted,
+and a file that may not be touched while the model serves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.conversion import ExpertPlan
 from greenroom.moe.experts_forward import IMPLEMENTATION
-from greenroom.moe.layers import MoeLayer, model_class
+from greenroom.moe.layers import CONSTRUCTING, MoeLayer, model_class
 from greenroom.moe.safetensors_files import ShardReader, typed
 
 
@@ -39,15 +39,17 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
     own = {"__init__": init, "__module__": base.__module__, "__qualname__": base.__qualname__}
     skeleton: Any = type(base.__name__, (base,), own)
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    model, report = skeleton.from_pretrained(
-        None,
-        config=_unquantized(checkpoint.config),
-        state_dict=_dense_weights(plan),
-        dtype=plan.dtype,
-        experts_implementation=IMPLEMENTATION,
-        output_loading_info=True,
-        **options,
-    )
+    dense = _dense_weights(plan)
+    with CONSTRUCTING:
+        model, report = skeleton.from_pretrained(
+            None,
+            config=_unquantized(checkpoint.config),
+            state_dict=dense,
+            dtype=plan.dtype,
+            experts_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            **options,
+        )
     model.__class__ = base
     if wrong := [*sorted(report["missing_keys"]), *sorted(key for key, *_ in report["mismatched_keys"])]:
         raise CorruptCheckpoint(
