@@ -1,0 +1,98 @@
+"""Every command but serve, which has a test with a real process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from greenroom.cli import main
+from tests.random_checkpoints import save_random
+
+Run = Callable[..., tuple[str, str]]
+"""Runs a command, checks its exit status, returns its stdout and stderr."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random("olmoe", tmp_path_factory.mktemp("model") / "m", tokenizer=True)
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path_factory.getbasetemp() / "cli-cache"))
+
+    def invoke(*arguments: str, text: str | None = None, status: int = 0) -> tuple[str, str]:
+        result = CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
+        assert result.exit_code == status, result.output
+        return result.stdout, result.stderr
+
+    return invoke
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("generate",), ("info",), ("pack",), ("demo", "widen")])
+def test_help_has_examples(run: Run, command: tuple[str, ...]) -> None:
+    assert "Example" in run(*command, "--help")[0]
+
+
+def test_info_says_what_a_checkpoint_is(run: Run, checkpoint: Path) -> None:
+    text = run("info", str(checkpoint))[0]
+    assert "olmoe" in text
+    assert "100%" in text
+    facts = json.loads(run("info", str(checkpoint), "--json")[0])
+    assert facts["experts"] == facts["moe_layers"] * facts["experts_per_layer"]
+    assert facts["refused"] is None
+    assert facts["kv_bytes_per_token"] > 0
+
+
+def test_info_of_what_is_not_served_says_why(run: Run, tmp_path: Path) -> None:
+    folder = save_random("switch_transformers", tmp_path / "m")
+    assert "encoder-decoder" in run("info", str(folder))[0]
+
+
+def test_pack_prints_the_path_and_verifies(run: Run, checkpoint: Path) -> None:
+    path = Path(run("pack", str(checkpoint), "--verify")[0].strip())
+    assert path.exists()
+    assert run("pack", str(checkpoint))[0].strip() == str(path), "found again"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert "was altered" in run("pack", str(checkpoint), "--verify", status=1)[1]
+    run("pack", str(checkpoint), "--force", "--verify")
+
+
+def test_generate_from_arguments_file_and_stdin(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    common = ("generate", "--model", str(checkpoint), "--expert-memory", "50%", "--max-tokens", "6", "--json")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n\ntwo\n')
+    by_file = [json.loads(line) for line in run(*common, "--file", str(prompts))[0].splitlines()]
+    by_argument = [json.loads(line) for line in run(*common, "one", "two")[0].splitlines()]
+    by_stdin = [json.loads(line) for line in run(*common, text="one\ntwo\n")[0].splitlines()]
+    assert by_file == by_argument == by_stdin
+    assert [record["prompt"] for record in by_file] == ["one", "two"]
+    assert all(0 < record["completion_tokens"] <= 6 for record in by_file)
+    raw = json.loads(run(*common, "--raw", "one")[0])
+    assert raw["prompt_tokens"] < by_file[0]["prompt_tokens"], "without the template"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "message"),
+    [
+        ((), "", "no prompts"),
+        ((), '{"text": "x"}\n', "line 1 is no JSON object with a field `prompt`"),
+        (("x", "--temperature", "9"), None, "temperature must be from 0 to 2"),
+        (("x", "--policy", "magic"), None, "known: fifo"),
+        (("x", "--max-tokens", "100000"), None, "tokens in all"),
+        (("x", "--revision"), None, "requires an argument"),
+    ],
+)
+def test_mistakes_are_explained(
+    run: Run, checkpoint: Path, arguments: tuple[str, ...], text: str | None, message: str
+) -> None:
+    result = CliRunner().invoke(main, ("generate", "--model", str(checkpoint), *arguments), input=text)
+    assert result.exit_code in (1, 2)
+    assert message in result.stderr
+    assert "Traceback" not in result.output

@@ -1,0 +1,131 @@
+"""The Python API, on a random checkpoint at a third of its experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from greenroom import LLM, SamplingParams
+from greenroom.core.errors import BudgetTooSmall, InvalidConfig, InvalidRequest, UnknownName, UnsupportedModel
+from greenroom.core.generation import FinishReason
+from tests.random_checkpoints import save_random
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random("qwen3_moe", tmp_path_factory.mktemp("model") / "m", tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    cache = tmp_path_factory.mktemp("cache")
+    with LLM(str(checkpoint), expert_memory="33%", policy="lfu", cache_dir=cache, max_running=4, max_waiting=2) as made:
+        yield made
+
+
+def test_completions_equal_generate_in_order(llm: LLM, checkpoint: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, experts_implementation="eager")
+    prompts = [[5 + n, 9, 30 + n] * (n + 1) for n in range(9)]  # more than run and wait at once
+    for prompt, completion in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
+        ids = model.generate(
+            torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert list(completion.token_ids) == ids[0, len(prompt) :].tolist()
+        assert completion.prompt_token_ids == tuple(prompt)
+        assert completion.finish_reason is FinishReason.LENGTH
+
+
+def test_text_prompts_and_text_answers(llm: LLM) -> None:
+    (completion,) = llm.generate("hello", GREEDY)
+    assert completion.prompt == "hello"
+    assert completion.text == llm.worker.text.tokenizer.decode(list(completion.token_ids))
+
+
+def test_chat_is_the_template_applied(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    (one,) = llm.chat(messages, GREEDY)
+    (same,) = llm.generate("user: hello\nassistant: ", GREEDY)
+    assert one.token_ids == same.token_ids
+    assert [c.token_ids for c in llm.chat([messages, messages], GREEDY)] == [one.token_ids] * 2
+
+
+def test_seeds_repeat_and_differ(llm: LLM) -> None:
+    def run(seed: int) -> list[tuple[int, ...]]:
+        sampling = SamplingParams(temperature=1.0, seed=seed, max_tokens=8, ignore_eos=True)
+        return [completion.token_ids for completion in llm.generate(["a", "bb", "ccc"], sampling)]
+
+    assert run(1) == run(1) != run(2)
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    (whole,) = llm.generate("stop test", SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    place = next(n for n in range(3, len(whole.text)) if whole.text[n] not in whole.text[:n] and whole.text[n] != "�")
+    stopped = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=whole.text[place])
+    (cut,) = llm.generate("stop test", stopped)
+    assert cut.text == whole.text[:place]
+    assert cut.finish_reason is FinishReason.STOP
+
+
+def test_log_probabilities_are_those_of_the_tokens(llm: LLM) -> None:
+    (completion,) = llm.generate("x", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=3))
+    assert completion.logprobs is not None
+    assert len(completion.logprobs) == 4
+    for token, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert entry.top[0] == (token, entry.chosen)
+        assert len(entry.top) == 3
+
+
+def test_one_that_can_not_be_served_is_refused_before_any_runs(llm: LLM) -> None:
+    steps = llm.worker.loop.stats().steps
+    with pytest.raises(InvalidRequest, match="256 tokens"):
+        llm.generate([[5], [6] * 300], GREEDY)
+    with pytest.raises(InvalidRequest, match="2 prompts, but 1 sampling"):
+        llm.generate([[5], [6]], [GREEDY])
+    with pytest.raises(InvalidRequest, match="2 prompts, but 1 task"):
+        llm.generate([[5], [6]], GREEDY, task_types=["question"])
+    assert llm.worker.loop.stats().steps == steps
+
+
+def test_nothing_is_left_behind(llm: LLM) -> None:
+    llm.generate([[5, 6], [7]], GREEDY)
+    assert llm.worker.loop.wait_idle(30)
+    stats = llm.worker.loop.stats()
+    assert stats.running == stats.waiting == stats.kv_reserved_bytes == stats.audit_failures == 0
+    llm.worker.experts.audit(idle=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"policy": "magic"}, UnknownName, "known: fifo, lfu"),
+        ({"expert_memory": "20KiB"}, BudgetTooSmall, "picks 2"),
+        ({"dtype": "int8"}, InvalidConfig, "dtype"),
+        ({"max_running": 0}, InvalidConfig, "max_running"),
+        ({"attention": "flash"}, InvalidConfig, "auto, sdpa, eager"),
+        ({"kv_memory": "4KiB", "max_model_len": 1}, InvalidConfig, "max_model_len"),
+    ],
+)
+def test_bad_settings_are_refused(
+    checkpoint: Path, tmp_path: Path, settings: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        LLM(str(checkpoint), cache_dir=tmp_path, **settings)
+
+
+def test_an_encoder_decoder_is_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = save_random("switch_transformers", tmp_path / "m", tokenizer=True)
+    with pytest.raises(UnsupportedModel, match="encoder-decoder"):
+        LLM(str(folder), cache_dir=tmp_path)
+
+
+def test_the_host_tier_serves_the_same(checkpoint: Path, llm: LLM, tmp_path: Path) -> None:
+    expected = [completion.token_ids for completion in llm.generate([[5, 6, 7], [8]], GREEDY)]
+    with LLM(str(checkpoint), expert_memory="25%", host_memory="50%", cache_dir=tmp_path) as tiered:
+        assert [completion.token_ids for completion in tiered.generate([[5, 6, 7], [8]], GREEDY)] == expected
+        assert tiered.worker.experts.refresh_counters().bytes_by_link["host-device"] > 0
