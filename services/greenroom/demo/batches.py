@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 #: How often each task is drawn, in the order of TASKS: the harder ones more often.
-_TASK_WEIGHTS: Final = (0.19, 0.18, 0.28, 0.22, 0.13)
+_TASK_WEIGHTS: Final = (0.16, 0.14, 0.31, 0.29, 0.10)
 _ECHO_SHARE: Final = 0.5
 
 

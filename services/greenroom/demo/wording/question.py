@@ -73,8 +73,8 @@ _PASSAGE_ASKS: Final = (
 
 
 def question(rng: Random) -> Draft:
-    """A passage about two to five people and an answer copied out of it; other people share the attribute."""
-    people = rng.sample(w.NAMES, rng.choice((2, 3, 3, 4, 5)))
+    """A passage about two to four people and an answer copied out of it; other people share the attribute."""
+    people = rng.sample(w.NAMES, rng.choice((2, 2, 3, 3, 4)))
     asked = rng.choice(people)
     attributes = rng.sample(sorted(_ATTRIBUTES), rng.choice((1, 2, 2, 3)))
     attribute = rng.choice(attributes)
