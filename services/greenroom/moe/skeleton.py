@@ -47,6 +47,7 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
             state_dict=dense,
             dtype=plan.dtype,
             experts_implementation=IMPLEMENTATION,
+            ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
             **options,
         )

@@ -70,7 +70,12 @@ def test_the_weights_are_read_once(folder: Path, cache: Path, monkeypatch: pytes
     plan = ExpertPlan(resolve(str(folder)), torch.bfloat16)
     read: list[int] = []
     original = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda *arguments: read.append(original(*arguments)) or read[-1])
+
+    def preadv(*arguments: Any) -> int:
+        read.append(original(*arguments))
+        return read[-1]
+
+    monkeypatch.setattr(os, "preadv", preadv)
     pack(folder, cache)
     assert sum(read) >= sum(stored.nbytes for stored in plan.stored)
     read_by_pack_itself = 3 * 4096  # opening it to see that it is whole
@@ -250,7 +255,12 @@ def test_an_interrupted_packing_leaves_nothing_behind(
 def test_two_threads_make_it_once(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
     original = packing._write
-    monkeypatch.setattr(packing, "_write", lambda *arguments: written.append(folder) or original(*arguments))
+
+    def write(plan: ExpertPlan, cache: Path, progress: bool | None) -> str:
+        written.append(folder)
+        return original(plan, cache, progress)
+
+    monkeypatch.setattr(packing, "_write", write)
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(pack(folder, cache))) for _ in range(3)]
     for thread in threads:
