@@ -62,6 +62,15 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
+def strips_two() -> Tokenizer:
+    """Like byte_fallback, but two leading spaces go, so that the first tokens may show nothing."""
+    tokenizer = byte_fallback()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)]
+    )
+    return tokenizer
+
+
 def metaspace() -> Tokenizer:
     """As T5 and Switch Transformers have."""
     vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((word, -float(len(word))) for word in _words())]
@@ -95,6 +104,7 @@ def words_only() -> Tokenizer:
 ALL: dict[str, Callable[[], Tokenizer]] = {
     "byte_level": byte_level,
     "byte_fallback": byte_fallback,
+    "strips_two": strips_two,
     "metaspace": metaspace,
     "wordpiece": wordpiece,
     "words_only": words_only,

@@ -36,7 +36,8 @@ class Generations:
         self._generator = generator
         self._jobs = jobs
         self._meter = meter
-        self._buffer: asyncio.Queue[Delta | Exception] = asyncio.Queue(buffer)
+        self._buffer: asyncio.Queue[Delta | Exception | None] = asyncio.Queue(buffer)
+        self._alarm = _Alarm(self._break_silence)
         self._all_tasks = tasks
         self._tasks: list[asyncio.Task[None]] = []
         self._left = len(jobs)
@@ -57,6 +58,7 @@ class Generations:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._alarm.cancel()
         self._cancel()
         if self._tasks:
             _, running = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
@@ -68,20 +70,23 @@ class Generations:
 
         Raises the first failure: InvalidRequest, Saturated, GenerationFailed, or what ``abort`` was told.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                item = await self._buffer.get()
-        except TimeoutError:
-            return []
+        self._alarm.set(timeout_s)
+        item = await self._buffer.get()
         parts: list[Delta] = []
         while True:
             if isinstance(item, Exception):
                 raise item
-            parts.append(item)
-            self._left -= item.finish is not None
+            if item is not None:
+                parts.append(item)
+                self._left -= item.finish is not None
             if self._buffer.empty():
                 return parts
             item = self._buffer.get_nowait()
+
+    def _break_silence(self) -> None:
+        """Wakes a reader that waits; where something has come it is awake, or does not read now."""
+        if self._buffer.empty():
+            self._buffer.put_nowait(None)
 
     def abort(self, error: Exception) -> None:
         """Ends all of them; the next ``parts`` raises ``error``."""
@@ -127,6 +132,37 @@ class Generations:
         finally:
             await _close(events)
         raise GenerationFailed("the generation ended without an outcome", FinishReason.FAILED)
+
+
+class _Alarm:
+    """Calls back once no ``set`` has been made for the time of the last one. A ``set`` for every token must cost
+    nothing, so the timer is left where it is and looks again when it fires."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, after_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._at = loop.time() + after_s
+        if self._timer is not None and self._timer.when() > self._at:
+            self.cancel()
+        if self._timer is None:
+            self._timer = loop.call_at(self._at, self._look)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._at:
+            self._timer = loop.call_at(self._at, self._look)
+        else:
+            self._ring()
 
 
 async def _close(events: AsyncIterator[Event]) -> None:

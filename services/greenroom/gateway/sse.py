@@ -10,6 +10,7 @@ from aiohttp import web
 from greenroom.gateway.errors import ApiError, ClientGone
 
 DONE = b"data: [DONE]\n\n"
+_NEVER_WAITS_BYTES = 32 * 1024  # a transport asks its writers to wait beyond 64 KiB
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -41,6 +42,9 @@ class EventStream:
     async def send(self, frames: bytes) -> None:
         """Raises ClientGone."""
         try:
+            if self._takes(len(frames)):
+                await self.response.write(frames)
+                return
             async with asyncio.timeout(self._timeout_s):
                 await self.response.write(frames)
         except TimeoutError:
@@ -48,6 +52,11 @@ class EventStream:
             raise ClientGone(f"took nothing for {self._timeout_s:g} seconds") from None
         except ConnectionError as error:
             raise ClientGone("closed the connection") from error
+
+    def _takes(self, size: int) -> bool:
+        """Whether the connection takes so much without waiting, so that no deadline has to be set up."""
+        transport = self._request.transport
+        return transport is not None and transport.get_write_buffer_size() + size <= _NEVER_WAITS_BYTES
 
     async def keep_alive(self) -> None:
         """A comment, which clients pass over."""

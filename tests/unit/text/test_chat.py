@@ -148,6 +148,15 @@ def test_special_tokens_of_the_config_equal_transformers(tmp_path: Path, config:
     assert ours.named_tokens == theirs.special_tokens_map
 
 
+def test_truncation_and_padding_that_training_left_behind_are_off(tmp_path: Path) -> None:
+    tokenizer = small_tokenizers.byte_level()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=64)
+    plain = small_tokenizers.byte_level().encode("hello there, hello there").ids
+    folder = small_tokenizers.write(tmp_path, tokenizer)
+    assert Tokenizer.from_folder(folder).encode("hello there, hello there", add_special_tokens=True) == plain
+
+
 def test_special_tokens_map_is_read_where_the_config_says_nothing(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -102,6 +102,14 @@ def test_the_prefix_space_is_dropped_at_the_beginning_only() -> None:
     assert pushed(tokenizer, [word, word], behind_text=True) == [" h", " h", ""]
 
 
+def test_tokens_that_show_nothing_yet_are_remembered() -> None:
+    tokenizer = load("strips_two")
+    space, word = tokenizer.token_id("▁"), tokenizer.token_id("▁h")
+    assert space is not None
+    assert word is not None
+    assert pushed(tokenizer, [space, word, word]) == ["", "h", " h", ""]
+
+
 def test_pending_is_what_flush_would_give_and_changes_nothing() -> None:
     tokenizer = load("byte_fallback")
     stream = tokenizer.detokenizer()
