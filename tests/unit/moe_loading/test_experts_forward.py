@@ -98,7 +98,7 @@ def test_equal_to_the_bit(kind: str, dtype: torch.dtype, wide_weights: bool) -> 
         expected = case.eager(hidden, picks, weights)
         assert result.dtype == expected.dtype
         if kind == "without gate" and wide_weights:  # NemotronH alone adds up in the weights' dtype
-            torch.testing.assert_close(result, expected, rtol=0.02, atol=0.02)
+            torch.testing.assert_close(result, expected, rtol=0, atol=0.01 * expected.abs().max().item())
         else:
             assert torch.equal(result, expected)
         assert expected.abs().sum() > 0
