@@ -21,6 +21,7 @@ ACCESS_LOG = logging.getLogger("greenroom.gateway.access")
 _LOG = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CLIENT_CLOSED = 499
+_PROBES = ("/health", "/live", "/metrics")  # asked every few seconds, so not worth a line while all is well
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -64,7 +65,8 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
             metrics.answered(path, status)
             if note.code is not None:
                 metrics.error(note.code)
-            ACCESS_LOG.info(
+            ACCESS_LOG.log(
+                logging.DEBUG if path in _PROBES and status < 400 else logging.INFO,
                 "%s %s %s %d %.1f ms%s%s",
                 note.request_id,
                 request.method,

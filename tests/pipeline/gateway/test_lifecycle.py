@@ -145,12 +145,16 @@ async def test_the_access_log_is_one_line_an_exchange(server: Server, caplog: py
         headers = {"X-Request-Id": "mine"}
         await server.post("/v1/completions", {**COMPLETION, "user": "ann\nbob"}, headers=headers)
         await server.post("/v1/completions?x=a%0Ab", {**COMPLETION, "n": 0}, headers=headers)
+        await get(server, "/health")
+        server.generator.ready = False
+        await get(server, "/health")
     lines = [record.getMessage() for record in caplog.records if record.name == "greenroom.gateway.access"]
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert lines[0].startswith("mine POST /v1/completions 200 ")
     assert lines[0].endswith(r"user='ann\nbob'")
     assert lines[1].startswith("mine POST /v1/completions 400 ")
     assert lines[1].endswith("error=invalid_value")
+    assert " GET /health 503 " in lines[2]  # the one that was well has no line
     assert "\n" not in "".join(lines)
 
 
