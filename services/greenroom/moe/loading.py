@@ -36,7 +36,8 @@ _DEFAULT_MODEL_LEN = 2048
 class LoadedMoE:
     """A model without its experts. ``layers`` are its MoE layers in the order in which they run.
 
-    ``masking`` says why its routers can not be confined to allowed experts; None: they can.
+    ``masking`` says why its routers can not be confined to allowed experts; None: they can. Of a model whose routers
+    are not found it says so, and those neither show their logits nor ask for masks.
     """
 
     model: Any
@@ -82,10 +83,16 @@ def load(checkpoint: Checkpoint, dtype: str = "auto", attn_implementation: str |
     kept = resolve_dtype(checkpoint, dtype)
     plan = ExpertPlan(checkpoint, kept)
     model = load_skeleton(plan, attn_implementation)
+    routers = [find_router(model, layer) for layer in plan.layers]
     masking = family.masking(checkpoint.config)
+    if None in routers:
+        masking = "its routers are not where transformers' own declarations say"
     stage = Stage()
-    for number, layer in enumerate(plan.layers):
-        _seat(model, layer, Seat(number, stage), masking)
+    for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
+        seat = Seat(number, stage)
+        _seat(model, layer, seat)
+        if router is not None:
+            wrap_router(router, layer, seat, masking)
     return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, stage)
 
 
@@ -95,16 +102,13 @@ def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: Rou
     loaded.stage.on_router_logits = on_router_logits
 
 
-def _seat(model: Any, layer: MoeLayer, seat: Seat, masking: str | None) -> None:
+def _seat(model: Any, layer: MoeLayer, seat: Seat) -> None:
     experts = model.get_submodule(layer.name)
     take_seat(experts, seat)
     if not layer.stacked:
         experts.greenroom_expert = switch_expert(ACT2FN[model.config.dense_act_fn])
         experts.forward = types.MethodType(switch_experts_forward, experts)
     _decoder_layer(model, layer.name).register_forward_pre_hook(lambda *_: _entered(seat))
-    if (found := find_router(model, layer)) is not None:
-        router, logits_index = found
-        wrap_router(router, logits_index, layer, seat, masking)
 
 
 def _entered(seat: Seat) -> None:

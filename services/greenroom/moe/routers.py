@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,10 +26,17 @@ class MaskRefused(GreenroomError):
     """A mask of allowed experts that a router can not honour: of the wrong shape, or with too few experts a row."""
 
 
-def find_router(model: Any, layer: MoeLayer) -> tuple[nn.Module, int] | None:
-    """The router beside a layer's experts, and which of its outputs are the logits; None if it is not to be found.
+class Router(NamedTuple):
+    """A router module, and which of its outputs are the logits."""
 
-    transformers declares both, for its ``output_router_logits``.
+    module: nn.Module
+    logits_index: int
+
+
+def find_router(model: Any, layer: MoeLayer) -> Router | None:
+    """The router beside a layer's experts; None if it is not to be found.
+
+    transformers declares the class and the index, for its ``output_router_logits``.
     """
     block = model.get_submodule(layer.name.rpartition(".")[0])
     recorders = [
@@ -41,13 +48,13 @@ def find_router(model: Any, layer: MoeLayer) -> tuple[nn.Module, int] | None:
         target: Any = getattr(recorder, "target_class", recorder)
         for child in block.modules() if isinstance(target, type) else ():
             if isinstance(child, target):
-                return child, int(getattr(recorder, "index", 0))
+                return Router(child, int(getattr(recorder, "index", 0)))
     return None
 
 
-def wrap_router(router: nn.Module, logits_index: int, layer: MoeLayer, seat: Seat, refusal: str | None) -> None:
+def wrap_router(router: Router, layer: MoeLayer, seat: Seat, refusal: str | None) -> None:
     """From now on this router shows its logits and obeys masks; ``refusal`` says why it can not obey any."""
-    inner = router.forward
+    inner = router.module.forward
     one_hot = not layer.stacked
 
     def forward(_: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -55,16 +62,17 @@ def wrap_router(router: nn.Module, logits_index: int, layer: MoeLayer, seat: Sea
         allowed = None if stage.source is None else stage.source.allowed_experts(seat.layer)
         if allowed is None:
             outputs = inner(hidden_states, *args, **kwargs)
-            logits = outputs[logits_index]
+            logits = outputs[router.logits_index]
         else:
             if refusal is not None:
                 raise UnsupportedModel(f"the routers of this model can not be confined to some experts: {refusal}")
             outputs, logits = _masked(inner, (hidden_states, *args), kwargs, allowed, layer, one_hot)
+            logits = logits.to(outputs[router.logits_index].dtype)
         if stage.on_router_logits is not None:
             stage.on_router_logits(seat.layer, logits.reshape(-1, layer.experts))
         return outputs
 
-    router.forward = types.MethodType(forward, router)
+    router.module.forward = types.MethodType(forward, router.module)
 
 
 def _masked(

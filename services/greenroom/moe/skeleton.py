@@ -57,7 +57,10 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
             f"{checkpoint.name} lacks {len(wrong)} dense tensors, or has them in another shape: {', '.join(wrong[:5])}"
         )
     if (checkpoint.folder / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        except Exception as error:  # whatever transformers' validation of untrusted JSON raises
+            raise CorruptCheckpoint(f"generation_config.json of {checkpoint.name} is not valid: {error}") from error
     return model
 
 

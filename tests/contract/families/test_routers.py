@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.core.errors import UnsupportedModel
+from greenroom.moe import loading
 from greenroom.moe.loading import attach
 from greenroom.moe.routers import MaskRefused, find_router
 from tests.contract.families.conftest import Pair, Pairs
@@ -111,7 +112,7 @@ def test_a_mask_that_allows_all_changes_nothing(pairs: Pairs, family: str) -> No
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_come_out_before_the_mask(pairs: Pairs, family: str) -> None:
-    pair = pairs.get(family)
+    pair = pairs.get(family, "bfloat16")
     ids = prompts(2, 7)
     expected: dict[int, torch.Tensor] = {}
     for number, layer in enumerate(pair.loaded.layers):
@@ -131,6 +132,7 @@ def test_logits_come_out_before_the_mask(pairs: Pairs, family: str) -> None:
         layer = pair.loaded.layers[0]
         pair.source.masks = {0: random_masks(14, layer.experts, layer.top_k)}
         logits(pair, pair.loaded.model, ids)
+        assert seen[0].dtype == expected[0].dtype
         assert torch.equal(seen[0], expected[0])
 
 
@@ -150,6 +152,14 @@ def test_a_pick_without_weight_is_no_pick(pairs: Pairs) -> None:
         router.weight.data.copy_(kept)
     assert sorted(picks[0].tolist()) == [3, 8]
     assert sorted(weights[0].tolist()) == [0.0, 1.0]
+
+
+def test_routers_that_are_not_found_can_not_be_masked(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy must know it before it counts on its masks: nobody would ask for them."""
+    monkeypatch.setattr(loading, "find_router", lambda *_: None)
+    loaded = loading.load(pairs.get("mixtral").checkpoint)
+    assert loaded.masking is not None
+    assert "not where" in loaded.masking
 
 
 def test_too_few_allowed_is_refused(pairs: Pairs) -> None:

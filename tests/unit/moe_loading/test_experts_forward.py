@@ -131,7 +131,7 @@ def test_any_order_adds_up_to_the_same(rows: int, k: int, seed: int, order: list
     experts = torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)
     reference = torch.zeros_like(hidden)
     for expert in range(EXPERTS):
-        slot, token = torch.where(expert == picks.T)
+        slot, token = torch.where(picks.T.eq(expert))
         reference.index_add_(0, token, ((hidden[token] @ experts[expert]) * weights[token, slot, None]).to(dtype))
 
     def arriving() -> Iterator[tuple[int, ExpertWeights]]:

@@ -105,6 +105,12 @@ def test_ends_are_those_of_the_generation_settings(folder: Path) -> None:
     assert load(resolve(str(folder))).eos_token_ids == (2,)
 
 
+def test_generation_settings_that_can_not_be_read_are_refused(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(CorruptCheckpoint, match=r"generation_config\.json of .* is not valid"):
+        load(resolve(str(folder)))
+
+
 def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:
     save_random("granitemoe", tmp_path, tie_word_embeddings=True)
     model = load(resolve(str(tmp_path))).model
