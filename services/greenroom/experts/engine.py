@@ -205,59 +205,80 @@ class ExpertEngine:
             self._room.unused[experts] = False
 
     def _landing(self, routing: LayerRouting, pending: dict[int, None]) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield every pending expert once it is here; asking for the next takes it out of ``pending`` and unpins it."""
+        """Yield every pending expert once it is here. Who has run leaves ``pending`` and loses its pin: at once where
+        others wait for its slot, else with the next ones that have run.
+        """
         first = int(self.catalogue.first[routing.layer])
-        order = (
-            self.policy.compute_order(routing, self.device.resident) if "compute_order" in self.policy.hooks else None
-        )
-        if order is not None:
-            ordered = {int(key): None for key in order}
-            pending_in_order = [key for key in ordered if key in pending]
-        else:
-            pending_in_order = list(pending)
-        tell = "on_experts_done" in self.policy.hooks
-        resident = self.device.resident
-        todo = dict.fromkeys(pending_in_order)
-        self._demand(todo, routing)
+        order = self._compute_order(routing)
+        todo = dict.fromkeys(pending if order is None else order)
+        starved = self._demand(todo, routing)
         while todo:
-            if order is not None:
-                head = next(iter(todo))
-                ready = [head] if resident[head] else []
-            else:
-                ready = [key for key in todo if resident[key]]
+            ready = self._ready(todo, order is not None)
             if not ready:
                 self._wait_for(todo)
-                self._demand(todo, routing)
+                starved = self._demand(todo, routing)
                 continue
-            for key in ready:
-                yield key - first, self._tiers.weights(key)
-                del todo[key], pending[key]
-                done = np.array([key], dtype=np.int64)
-                self.device.unpin(done)
-                if tell:
-                    self.policy.on_experts_done(self._step, routing.layer, done)
-            if todo:
-                self._deliver()
-                self._demand(todo, routing)
+            run: list[int] = []
+            for key, weights in zip(ready, self._tiers.weights(ready, routing.layer), strict=True):
+                yield key - first, weights
+                del todo[key]
+                run.append(key)
+                if starved:
+                    self._have_run(run, routing, pending)
+                    run = []
+                    self._deliver()
+                    starved = self._demand(todo, routing)
+            if run:
+                self._have_run(run, routing, pending)
+            self._deliver()
 
-    def _demand(self, todo: dict[int, None], routing: LayerRouting) -> None:
-        """Begin to fetch as many of the missing as room can be found for."""
+    def _compute_order(self, routing: LayerRouting) -> list[int] | None:
+        if "compute_order" not in self.policy.hooks:
+            return None
+        order = self.policy.compute_order(routing, self.device.resident)
+        return None if order is None else order.tolist()
+
+    def _ready(self, todo: dict[int, None], in_order: bool) -> list[int]:
+        """Who can run now: everyone who is resident, or where an order is kept those before the first who is not."""
+        keys = list(todo)
+        here = self.device.resident[keys]
+        if here.all():
+            return keys
+        if in_order:
+            return keys[: int(here.argmin())]
+        return [key for key, there in zip(keys, here.tolist(), strict=True) if there]
+
+    def _have_run(self, keys: list[int], routing: LayerRouting, pending: dict[int, None]) -> None:
+        run = np.array(keys, dtype=np.int64)
+        for key in keys:
+            del pending[key]
+        self.device.unpin(run)
+        if "on_experts_done" in self.policy.hooks:
+            self.policy.on_experts_done(self._step, routing.layer, run)
+
+    def _demand(self, todo: dict[int, None], routing: LayerRouting) -> bool:
+        """Begin to fetch as many of the missing as room can be found for; True: some have found none yet."""
         self._raise_failure_of(todo)
-        state = self.device.state
+        keys = list(todo)
+        states = self.device.state[keys]
+        if (states == State.RESIDENT).all():
+            return False
         absent = []
-        for key in todo:
-            if state[key] == State.ABSENT:
+        for key, state in zip(keys, states.tolist(), strict=True):
+            if state == State.ABSENT:
                 absent.append(key)
-            elif state[key] == State.LOADING and self._tiers.queued_ahead(key) is not None:
+            elif state == State.LOADING and self._tiers.queued_ahead(key) is not None:
                 self._tiers.hurry(key)
         if not absent:
-            return
+            return False
         self._ahead.withdraw_all_but(len(absent))
         if self.device.free < len(absent):
             self._room.on_demand(len(absent) - self.device.free, absent, routing.experts)
-        for key in absent[: self.device.free]:
+        begun = absent[: self.device.free]
+        for key in begun:
             self.counters.on_demand_fetches += 1
             self._tiers.fetch(key, Reason.ON_DEMAND)
+        return len(begun) < len(absent)
 
     def _wait_for(self, wanted: Iterable[int]) -> None:
         """Wait until something lands. Raises TransferFailed where one of ``wanted`` can not be had."""

@@ -6,7 +6,7 @@ and whom to evict is told by the engine, room is made before. With a host tier a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -75,9 +75,10 @@ class Tiers:
         """Queued moves that no layer waits for."""
         return sum(mover.waiting_ahead for mover in self.movers) + len(self._without_host_slot)
 
-    def weights(self, key: int) -> ExpertWeights:
-        """A resident expert's tensors, valid while it is pinned."""
-        return self._device_arena.weights(int(self.device.slot_of[key]), int(self._catalogue.layer_of[key]))
+    def weights(self, keys: Sequence[int], layer: int) -> list[ExpertWeights]:
+        """The tensors of resident experts of one layer, valid while they are pinned."""
+        slots = self.device.slot_of[keys].tolist()
+        return [self._device_arena.weights(slot, layer) for slot in slots]
 
     def fetch(self, key: int, reason: Reason, priority: float = 0.0) -> None:
         """Begin to bring an absent expert to the device, where a slot is free."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 import torch
 from tqdm import tqdm
+from transformers.utils import logging as transformers_logging
 
 from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
@@ -32,8 +34,6 @@ from greenroom.worker.machine import memory, resident_bytes, usable_cores
 from greenroom.worker.memory_plan import MemoryPlan, plan_memory
 from greenroom.worker.needs import needs_of
 from greenroom.worker.warm_start import ResidentSetFile, first_residents
-
-log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -63,7 +63,8 @@ class Worker:
 
     def _assemble(self) -> None:
         config = self.config
-        loaded = load(self.checkpoint, config.dtype)
+        with _transformers_bars(self._shows_progress):
+            loaded = load(self.checkpoint, config.dtype)
         ragged = RaggedModel(loaded.model, attention=None if config.attention == "auto" else config.attention)
         max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
         needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len)
@@ -101,12 +102,11 @@ class Worker:
         try:
             remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
             wanted = first_residents(catalogue, remembered)
-            progress = self.config.progress
             with tqdm(
                 total=min(len(wanted), engine.device.slots),
                 desc="loading experts",
                 unit="expert",
-                disable=not sys.stderr.isatty() if progress is None else not progress,
+                disable=not self._shows_progress,
             ) as bar:
                 engine.preload(wanted, bar.update)
         except BaseException:
@@ -132,6 +132,10 @@ class Worker:
             observer=self.experts,
         )
         return BatchLoop(engine).start()
+
+    @property
+    def _shows_progress(self) -> bool:
+        return sys.stderr.isatty() if self.config.progress is None else self.config.progress
 
     def generator(self) -> LoopGenerator:
         """This model as an asyncio Generator; to be used from one event loop."""
@@ -165,3 +169,14 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _transformers_bars(shown: bool) -> Iterator[None]:
+    """transformers shows its own bars wherever stderr goes; these follow our setting."""
+    before = transformers_logging.is_progress_bar_enabled()
+    (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
+    try:
+        yield
+    finally:
+        (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()

@@ -17,7 +17,7 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.ledger import State
 from greenroom.policies.arrays import Mask
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting
+from greenroom.policies.events import LayerRouting, Step
 from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.lru import Lru
 from greenroom.policies.registry import EXPERT_POLICIES
@@ -176,6 +176,31 @@ def test_the_host_tier_keeps_what_leaves_the_device(closing: list[ExpertEngine])
     assert sum(store.reads.values()) == 6, "read from the disk once, then copied from the host"
     moved = engine.refresh_counters().bytes_by_link
     assert moved["host-device"] > moved["disk"] > 0
+
+
+class Masking(Lru):
+    """Would keep every row from expert 0."""
+
+    def row_mask(self, step: Step, layer: int, resident: Mask) -> Mask | None:
+        mask = np.ones((step.rows, EXPERTS), dtype=np.bool_)
+        mask[:, 0] = False
+        return mask
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_rows_are_kept_from_experts_only_where_approximation_was_opted_into(approximate: bool) -> None:
+    catalogue = catalogue_of(MANIFEST)
+    config = EngineConfig(device_slots=4, approximate=approximate)
+    engine = ExpertEngine(FakeStore(MANIFEST), catalogue, Masking(catalogue), config)
+    rows = np.zeros(3, dtype=np.int64)
+    with engine.step(rows, rows == 0):
+        mask = engine.allowed_experts(1)
+    engine.close()
+    if not approximate:
+        assert mask is None
+    else:
+        assert mask is not None
+        assert mask.shape == (3, EXPERTS)
 
 
 def test_a_layer_that_is_abandoned_holds_nothing(closing: list[ExpertEngine]) -> None:
