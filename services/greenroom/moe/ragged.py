@@ -45,7 +45,7 @@ class RaggedModel:
         self.model = model.eval()
         self.attention = attention
         self.device: torch.device = model.get_input_embeddings().weight.device
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.max_positions = position_limit(model.config)
         self._configured = configured
         # What some checkpoints ask for in their configuration is for training and costs a pass over all picks.

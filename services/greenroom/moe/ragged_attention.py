@@ -80,15 +80,30 @@ class RaggedMask:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, least)
 
 
-class RaggedStep(Cache):  # type: ignore[misc]
+class KeysAndValues(Cache):  # type: ignore[misc]
+    """A cache without layers of its own, for subclasses that keep what ``update`` is given elsewhere.
+
+    Transformers takes the sequence to begin here and all offsets for 0. Whatever else a family would have a cache keep
+    (states of convolutions and recurrences, keys of an indexer) raises UnsupportedModel.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedModel("its layers keep more of a sequence than keys and values")
+
+    get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = update_indexer = _refuse
+
+
+class RaggedStep(KeysAndValues):
     """One forward's chunks; goes through the model as its ``past_key_values``.
 
-    It has no layers of its own, so that transformers takes the sequence to begin here and all offsets for 0;
-    where each chunk really lies, only this module knows.
+    Where each chunk really lies, only this module knows.
     """
 
     def __init__(self, chunks: Sequence[Chunk], device: torch.device, attention: str) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.chunks = chunks
         self.device = device
         self.attention = attention

@@ -8,20 +8,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from greenroom.core.errors import GreenroomError, UnsupportedModel
 from greenroom.moe.kv_cache import KVLayout, KVStore, LayerKV
-from greenroom.moe.ragged_attention import Chunk
+from greenroom.moe.ragged_attention import Chunk, KeysAndValues
 
 if TYPE_CHECKING:
     from greenroom.moe.ragged import RaggedModel
 
 _BYPASS = "greenroom_bypass"
 _TOKENS = 6
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest difference of a logit, as a share of the logits' spread, that counts as rounding."""
+_TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 2e-2}
+_TOLERANCE_ELSE = 1e-3
+"""Root mean square by which a row's logits may be off and it still counts as rounding, as a share of their standard
+deviation. Measured in bf16: at most 0.008 over 32 layers, and 0.16 and more where one layer mixes rows.
+"""
 
 _STATEFUL_LAYERS = ("linear", "mamba", "conv", "recurrent", "hybrid", "compressed")
 
@@ -53,13 +55,15 @@ def position_limit(config: Any) -> int:
     on their neighbours, so such models stop where theirs begin to change.
     """
     config = config.get_text_config()
-    limit = int(config.max_position_embeddings)
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        raise UnsupportedModel(f"the configuration of {config.model_type} does not say how long a sequence may be")
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         if parameters.get("rope_type") == "longrope":
             original = parameters.get("original_max_position_embeddings")
             limit = min(limit, int(original or config.original_max_position_embeddings))
-    return limit
+    return int(limit)
 
 
 def probe(ragged: RaggedModel) -> KVLayout:
@@ -71,18 +75,19 @@ def probe(ragged: RaggedModel) -> KVLayout:
     model, family = ragged.model, ragged.model.config.model_type
     tokens = [(7 * i + 3) % ragged.vocab_size for i in range(_TOKENS)]
     recorder = _Recorder()
-    with torch.inference_mode(), experts_bypassed(model):
-        model.set_attn_implementation(ragged.attention)
-        reference = model(input_ids=torch.tensor([tokens], device=ragged.device), past_key_values=recorder).logits[0]
-        layout = recorder.layout(ragged.device)
-        ragged.engage()
-        try:
+    try:
+        with torch.inference_mode(), experts_bypassed(model):
+            model.set_attn_implementation(ragged.attention)
+            ids = torch.tensor([tokens], device=ragged.device)
+            reference = model(input_ids=ids, past_key_values=recorder, use_cache=True).logits[0]
+            layout = recorder.layout(ragged.device)
+            ragged.engage()
             off = _worst_difference(ragged, layout, tokens, reference)
-        except Exception as error:
-            ragged.restore()
-            reason = str(error) if isinstance(error, GreenroomError) else f"{type(error).__name__}: {error}"
-            raise UnsupportedModel(f"{family} can not run in the batch loop: {reason}") from error
-    if not off <= _TOLERANCE[layout.dtype]:
+    except Exception as error:
+        ragged.restore()
+        reason = str(error) if isinstance(error, GreenroomError) else f"{type(error).__name__}: {error}"
+        raise UnsupportedModel(f"{family} can not run in the batch loop: {reason}") from error
+    if not off <= _TOLERANCE.get(layout.dtype, _TOLERANCE_ELSE):
         ragged.restore()
         raise UnsupportedModel(
             f"{family} computes something else in the batch loop than alone (off by {off:.2g} of the logits' spread):"
@@ -105,7 +110,7 @@ def kv_layout_of(model: Any) -> KVLayout:
 
 
 def _worst_difference(ragged: RaggedModel, layout: KVLayout, tokens: list[int], reference: torch.Tensor) -> float:
-    """Largest difference of a logit from ``reference[tokens, vocabulary]``, as a share of its standard deviation."""
+    """By how much the worst row is off ``reference[tokens, vocabulary]``: root mean square over standard deviation."""
     store = KVStore(layout, 2 * layout.nbytes(len(tokens)))
     kvs = [store.reserve(len(tokens)) for _ in range(2)]
     worst = 0.0
@@ -116,16 +121,18 @@ def _worst_difference(ragged: RaggedModel, layout: KVLayout, tokens: list[int], 
         ]
         logits = ragged.forward(chunks)
         for ours, chunk, stop in zip(logits, chunks, stops, strict=True):
-            worst = max(worst, float((ours - reference[stop - 1]).float().abs().max()))
+            row = reference[stop - 1].float()
+            off = float((ours.float() - row).square().mean().sqrt() / row.std())
+            worst = worst if off <= worst else off  # a NaN is the worst
             chunk.kv.commit(len(chunk.tokens))
-    return worst / float(reference.float().std())
+    return worst
 
 
-class _Recorder(Cache):  # type: ignore[misc]
+class _Recorder(KeysAndValues):
     """A cache that keeps nothing but the shapes of what it is given."""
 
     def __init__(self) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self._seen: dict[int, LayerKV] = {}
         self._dtype = torch.float32
 

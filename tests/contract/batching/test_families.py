@@ -23,7 +23,7 @@ from tests.contract.batching.harness import (
     recorded,
     request,
 )
-from tests.random_checkpoints import DECODER_ONLY, random_model
+from tests.random_checkpoints import DECODER_ONLY, random_model, randomise
 
 LENGTHS = (1, 4, 13, 29, 22, 9)
 
@@ -144,13 +144,70 @@ def test_layers_with_a_running_state_are_refused_by_name() -> None:
         RaggedModel(hybrid)
 
 
+def test_layers_that_keep_more_than_keys_and_values_are_refused_by_name() -> None:
+    indexed = tiny(
+        "DeepseekV32Config",
+        "DeepseekV32ForCausalLM",
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        q_lora_rank=24,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_topk=64,
+    )
+    with pytest.raises(UnsupportedModel, match="deepseek_v32 can not run in the batch loop: its layers keep more"):
+        RaggedModel(indexed)
+
+
+def test_attention_in_fixed_chunks_of_the_context() -> None:
+    """Llama 4's layers see their own chunk of positions only: neither causal over all nor a sliding window."""
+
+    def llama(seed: int = 0) -> Any:
+        model = tiny(
+            "Llama4TextConfig",
+            "Llama4ForCausalLM",
+            vocab_size=260,
+            head_dim=8,
+            intermediate_size_mlp=32,
+            num_local_experts=4,
+            attention_chunk_size=7,
+            layer_types=["chunked_attention", "full_attention"],
+        )
+        randomise(model, seed)
+        return model
+
+    own, driver = llama(), Driver(RaggedModel(llama()), tokens_per_step=9, prefill_chunk=4)
+    answers = {length: driver.add(request(str(length), prompt_of(length), 9)) for length in (3, 12, 25)}
+    driver.run()
+    for length, answer in answers.items():
+        out = own.generate(
+            torch.tensor([prompt_of(length)]),
+            attention_mask=torch.ones(1, length, dtype=torch.long),
+            max_new_tokens=9,
+            min_new_tokens=9,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert answer.ids == tuple(out[0, length:].tolist())
+
+
 def test_encoder_decoders_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModel, match="switch_transformers is an encoder-decoder"):
         RaggedModel(random_model("switch_transformers"))
 
 
-def test_a_layer_that_mixes_rows_is_found_out_before_the_first_request() -> None:
-    model = random_model("mixtral")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_that_mixes_rows_is_found_out_before_the_first_request(dtype: torch.dtype) -> None:
+    model = random_model("mixtral", dtype=dtype)
     model.model.layers[1].mlp.register_forward_hook(lambda module, args, output: output + args[0].mean(1, keepdim=True))
     with pytest.raises(UnsupportedModel, match="mixtral computes something else in the batch loop than alone"):
         RaggedModel(model)
