@@ -10,7 +10,6 @@ with LLM("mistralai/Mixtral-8x7B-Instruct-v0.1", expert_memory="16GiB", policy="
 from __future__ import annotations
 
 import itertools
-import queue
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,25 +20,15 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from greenroom.core.errors import GreenroomError, InvalidConfig, InvalidRequest
-from greenroom.core.generation import (
-    Event,
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    Token,
-    TokenLogprobs,
-)
+from greenroom.core.generation import Finished, FinishReason, GenerationRequest, SamplingParams, TokenLogprobs
 from greenroom.demo import bundled_model_path
+from greenroom.moe import completions
 from greenroom.text import TextStream
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.worker import Worker
 
 Prompt = str | Sequence[int]
 ChatMessage = Mapping[str, str]
-
-_ADMISSION_WAIT_S = 3600.0
-_EVENT_WAIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,52 +126,29 @@ class LLM:
             return tuple(self.worker.text.tokenizer.encode(prompt, add_special_tokens=True))
         return tuple(prompt)
 
-    def _run(self, requests: Sequence[GenerationRequest], progress: bool | None) -> list[list[Event]]:
-        """All requests at once, as far as the loop takes them; what is still running is cancelled on the way out."""
-        arrived: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()  # bounded by the requests' max_tokens
-        events: list[list[Event]] = [[] for _ in requests]
-        running: dict[int, int] = {}
-        waiting = iter(enumerate(requests))
+    def _run(self, requests: Sequence[GenerationRequest], progress: bool | None) -> list[completions.Completion]:
         disable = not sys.stderr.isatty() if progress is None else not progress
         with tqdm(total=len(requests), desc="generating", unit="request", disable=disable) as bar:
-            try:
-                room = self.worker.config.max_running + self.worker.config.max_waiting
-                for place, request in itertools.islice(waiting, room):
-                    running[place] = self._submit(place, request, arrived)
-                while running:
-                    place, event = arrived.get(timeout=_EVENT_WAIT_S)
-                    events[place].append(event)
-                    if isinstance(event, Finished):
-                        del running[place]
-                        bar.update()
-                        for place, request in itertools.islice(waiting, 1):
-                            running[place] = self._submit(place, request, arrived)
-            except queue.Empty:
-                raise GenerationFailed(f"nothing was generated for {_EVENT_WAIT_S:.0f} s") from None
-            finally:
-                for number in running.values():
-                    self.worker.loop.cancel(number)
-        return events
 
-    def _submit(self, place: int, request: GenerationRequest, arrived: queue.SimpleQueue[tuple[int, Event]]) -> int:
-        return self.worker.loop.submit(request, lambda event: arrived.put((place, event)), wait_s=_ADMISSION_WAIT_S)
+            def finished(place: int, end: Finished) -> None:
+                bar.update()
 
-    def _completion(self, prompt: Prompt, request: GenerationRequest, events: Sequence[Event]) -> Completion:
-        end = events[-1]
-        assert isinstance(end, Finished)
-        if end.reason is FinishReason.FAILED:
-            raise GenerationFailed(end.error or "the request failed")
-        tokens = [event for event in events if isinstance(event, Token)]
-        stream = TextStream(self.worker.text.tokenizer, request.sampling.stop, behind_text=isinstance(prompt, str))
-        text = "".join(stream.push(token.token_id) for token in tokens) + stream.finish()
-        asked = request.sampling.logprobs is not None
+            return completions.complete(self.worker.loop, requests, on_finished=finished)
+
+    def _completion(self, prompt: Prompt, request: GenerationRequest, made: completions.Completion) -> Completion:
+        if made.finished.reason in (FinishReason.FAILED, FinishReason.CANCELLED):
+            raise GenerationFailed(made.finished.error or "the request was cancelled")
+        sampling = request.sampling
+        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.worker.served.eos_token_ids)}
+        stream = TextStream(self.worker.text.tokenizer, sampling.stop, behind_text=isinstance(prompt, str))
+        text = "".join(stream.push(token) for token in made.token_ids if token not in ends) + stream.finish()
         return Completion(
             prompt=prompt,
             prompt_token_ids=request.prompt_ids,
             text=text,
-            token_ids=tuple(token.token_id for token in tokens),
-            finish_reason=end.reason,
-            logprobs=tuple(token.logprobs for token in tokens if token.logprobs is not None) if asked else None,
+            token_ids=made.token_ids,
+            finish_reason=made.finished.reason,
+            logprobs=None if sampling.logprobs is None else made.logprobs,
         )
 
 

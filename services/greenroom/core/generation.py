@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -92,12 +92,16 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of every request; ``error`` says why it failed, else None."""
+    """The last event of every request; ``error`` says why it failed, else None.
+
+    ``queue_seconds``: how long it waited before it was run, its whole life if it never was.
+    """
 
     reason: FinishReason
     prompt_tokens: int
     generated_tokens: int
     error: str | None = None
+    queue_seconds: float = field(default=0.0, compare=False)
 
 
 Event = Token | Finished

@@ -124,6 +124,8 @@ class Generations:
             async for event in events:
                 if isinstance(event, Token):
                     meter.token()
+                else:
+                    meter.queued(event.queue_seconds)
                 part = assembler.push(event)
                 if part is not None and part.finish is not None:
                     return part

@@ -31,6 +31,7 @@ class GatewayMetrics:
         self.running = gauge("num_requests_running", "Sequences of which tokens are coming")
         self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token", _SECONDS)
         self.inter_token = histogram("inter_token_latency_seconds", "From one token to the next", _SECONDS)
+        self.queued = histogram("request_queue_time_seconds", "Between acceptance and the first step", _SECONDS)
         self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the end", _SECONDS)
         self.prompt_lengths = histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
         self.generation_lengths = histogram("request_generation_tokens", "Tokens generated for a sequence", _TOKENS)
@@ -90,6 +91,10 @@ class SequenceMeter:
         metrics.running.inc()
         metrics.prompt_tokens.inc(self._prompt_tokens)
         metrics.prompt_lengths.observe(self._prompt_tokens)
+
+    def queued(self, seconds: float) -> None:
+        """How long it waited where it is generated."""
+        self._metrics.queued.observe(seconds)
 
     def end(self, reason: FinishReason | None) -> None:
         """``reason`` None: it was never taken, so it leaves no trace but in the errors."""

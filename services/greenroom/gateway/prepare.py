@@ -23,6 +23,7 @@ from greenroom.text import ChatTemplate, TextProcessor
 ROLES = ("system", "developer", "user", "assistant")
 MAX_STOP_TOKEN_IDS = 256
 MAX_TASK_TYPE = 64
+DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,11 @@ def prepare_completion(
         )
         for prompt in prompts
     ]
-    return _prepared(
-        body, encoded, "prompt", body.logprobs, body.max_tokens, "max_tokens", model, reply_id, max_choices
-    )
+    limit = body.max_tokens
+    if limit is None:  # as OpenAI and vLLM have it, where the context has room for so many
+        room = model.max_model_len - max((len(prompt.ids) for prompt in encoded), default=0)
+        limit = min(DEFAULT_COMPLETION_TOKENS, room) if room > 0 else None
+    return _prepared(body, encoded, "prompt", body.logprobs, limit, "max_tokens", model, reply_id, max_choices)
 
 
 def _prepared(

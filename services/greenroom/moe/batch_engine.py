@@ -310,7 +310,9 @@ class BatchEngine:
                 self._observer.sequence_ended(sequence.number, _ENDS.get(reason, SequenceEnd.FINISHED))
         if self.on_ended is not None:
             self.on_ended(sequence)
-        _deliver(sequence, Finished(reason, sequence.prompt_tokens, sequence.generated, error))
+        until = self._clock() if sequence.started_at is None else sequence.started_at
+        queued = until - sequence.submitted_at
+        _deliver(sequence, Finished(reason, sequence.prompt_tokens, sequence.generated, error, queued))
 
     @contextlib.contextmanager
     def _observed(self) -> Iterator[None]:

@@ -55,7 +55,6 @@ class WorkerCollector(Collector):
         yield rows
         yield _gauge("batch_requests_running", "Requests in the batch.", stats.running)
         yield _gauge("batch_requests_waiting", "Requests that wait to join the batch.", stats.waiting)
-        yield _counter("request_queue_time_seconds_sum", "Time that admitted requests had waited.", stats.queue_seconds)
         yield _counter("requests_started", "Requests admitted.", stats.started)
         yield _counter("failed_audits", "Times that an idle audit found a defect.", stats.audit_failures)
         yield _gauge("kv_reserved_bytes", "Memory reserved for keys and values.", stats.kv_reserved_bytes)

@@ -21,7 +21,7 @@ from tests.pipeline.gateway.conftest import Server
 from tests.pipeline.gateway.test_errors import shaped
 from tests.scripted_generator import DEADLINE_S, TEXT, ScriptedGenerator
 
-COMPLETION: dict[str, Any] = {"model": "org/small", "prompt": "hello"}
+COMPLETION: dict[str, Any] = {"model": "org/small", "prompt": "hello", "max_tokens": 100}
 STREAM = {**COMPLETION, "stream": True}
 
 

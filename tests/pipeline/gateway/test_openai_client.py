@@ -108,7 +108,13 @@ async def test_a_stop_string_ends_it_whether_or_not_the_generator_looks(
     client: AsyncOpenAI, server: Server, stream: bool, checks: bool
 ) -> None:
     server.generator.checks_stops = checks
-    arguments: dict[str, Any] = {"model": MODEL, "prompt": "hello", "stop": "STOP h", "stream": stream}
+    arguments: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "hello",
+        "stop": "STOP h",
+        "max_tokens": 100,
+        "stream": stream,
+    }
     if stream:
         parts = [part async for part in await client.completions.create(**arguments)]
         text, finish = "".join(part.choices[0].text for part in parts), parts[-1].choices[0].finish_reason

@@ -22,7 +22,7 @@ CHAT: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
 }
-COMPLETION: dict[str, Any] = {"model": "org/small", "prompt": "hello", "stream": True}
+COMPLETION: dict[str, Any] = {"model": "org/small", "prompt": "hello", "max_tokens": 100, "stream": True}
 
 
 def events(raw: bytes) -> list[tuple[str, Any]]:
@@ -220,7 +220,9 @@ async def test_a_slow_reader_is_dropped_and_its_request_cancelled(server: Server
     slow = SlowClient(server.port, body)
     try:
         await server.generator.until(lambda: len(server.generator.seen) == 1)
-        status, reply, _ = await server.post("/v1/completions", {"model": "org/small", "prompt": "hello"})
+        status, reply, _ = await server.post(
+            "/v1/completions", {"model": "org/small", "prompt": "hello", "max_tokens": 100}
+        )
         assert (status, reply["choices"][0]["text"]) == (200, TEXT)
         await server.settled()
     finally:

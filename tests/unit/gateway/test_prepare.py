@@ -110,6 +110,7 @@ def test_defaults(text: TextProcessor) -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (1.0, 1.0, 0, None)
     assert (sampling.stop, sampling.stop_token_ids, sampling.ignore_eos, sampling.logprobs) == ((), (), False, None)
     assert sampling.max_tokens == MODEL.max_model_len - len(job.request.prompt_ids)
+    assert complete(text, [7] * 100).jobs[0].request.sampling.max_tokens == 16
     assert chat(text, [user()], top_k=-1).jobs[0].request.sampling.top_k == 0
 
 
