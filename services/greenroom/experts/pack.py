@@ -75,6 +75,8 @@ class PackWriter:
         self._geometry = _Geometry(manifest, len(self._json))
         self._checksums = np.zeros(manifest.experts, dtype="<u8")
         self._written = np.zeros(manifest.experts, dtype=bool)
+        self._record = np.zeros(0, dtype=np.uint8)
+        self._record_layout: RecordLayout | None = None
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._fd = -1
 
@@ -106,7 +108,9 @@ class PackWriter:
     def write(self, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
         """One expert's tensors, in the order, shapes and dtypes of its layout."""
         layout = self._manifest.layers[layer].layout
-        record = np.zeros(layout.nbytes, dtype=np.uint8)
+        if self._record_layout != layout:
+            self._record, self._record_layout = np.zeros(layout.nbytes, dtype=np.uint8), layout
+        record = self._record  # only the tensors' bytes ever change, so the padding stays zero
         _check_tensors(layout, tensors, self._manifest.layers[layer].name, expert)
         for spec, tensor in zip(layout.tensors, tensors, strict=True):
             flat = tensor.detach().contiguous().view(-1).view(torch.uint8)

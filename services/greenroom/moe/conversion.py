@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    ConversionOps,
     MergeModulelist,
     WeightConverter,
     WeightRenaming,
@@ -62,9 +63,24 @@ class Recipe:
         converter = copy.deepcopy(self.converter)
         for feed, weight in zip(self.feeds, weights, strict=True):
             converter.collected_tensors[feed.pattern].append(weight)
+        if isinstance(converter.operations[0], MergeModulelist):  # of one tensor it is a copy with a dimension more
+            converter.collected_tensors = {
+                key: [one.unsqueeze(0)] for key, (one,) in converter.collected_tensors.items()
+            }
+            converter.operations = converter.operations[1:] or [_Rename()]
         made = converter.convert(f"{self.layer}.{self.target}", model=model, config=model.config)
         tensors = {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
         return {name.removeprefix(f"{self.layer}."): tensor.squeeze(0) for name, tensor in tensors.items()}
+
+
+class _Rename(ConversionOps):  # type: ignore[misc]
+    """What is left of a converter that only merges."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
+        ((tensor,),) = input_dict.values()
+        return {target_patterns[0]: tensor}
 
 
 class ExpertPlan:

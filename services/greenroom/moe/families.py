@@ -15,7 +15,7 @@ ENCODER_DECODER_REASON = (
 )
 
 
-def _always(_: Any) -> str | None:
+def _sound(_: Any) -> str | None:
     return None
 
 
@@ -35,10 +35,6 @@ def _deepseek_v3_masking(_: Any) -> str | None:
     )
 
 
-def _switch_masking(_: Any) -> str | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """``masking`` says, given a model's configuration, why its router may not be masked (None: it may).
@@ -56,16 +52,16 @@ class Family:
 PROVEN: dict[str, Family] = {
     family.model_type: family
     for family in (
-        Family("mixtral", _always),
-        Family("qwen2_moe", _always),
-        Family("qwen3_moe", _always),
-        Family("olmoe", _always),
+        Family("mixtral", _sound),
+        Family("qwen2_moe", _sound),
+        Family("qwen3_moe", _sound),
+        Family("olmoe", _sound),
         Family("deepseek_v2", _deepseek_v2_masking),
         Family("deepseek_v3", _deepseek_v3_masking),
-        Family("gpt_oss", _always),
-        Family("granitemoe", _always),
-        Family("phimoe", _always),
-        Family("switch_transformers", _switch_masking, decoder_only=False),
+        Family("gpt_oss", _sound),
+        Family("granitemoe", _sound),
+        Family("phimoe", _sound),
+        Family("switch_transformers", _sound, decoder_only=False),
     )
 }
 

@@ -32,6 +32,9 @@ from greenroom.moe.conversion import ExpertPlan, Recipe
 from greenroom.moe.safetensors_files import ShardReader, typed
 
 CONVERSION_VERSION = 1  # raised when the same tensors are to give another pack
+Buffers = dict[tuple[str, str], torch.Tensor]
+"""Memory that is read into again and again, by recipe and feed."""
+
 _LOCK_WAIT_S = 6 * 3600.0
 _LOCK_POLL_S = 0.2
 _DIGEST_LENGTH = 32
@@ -125,10 +128,11 @@ def _write(plan: ExpertPlan, cache: Path, progress: bool | None) -> str:
         ShardReader() as reader,
         _bar("packing experts", manifest.record_bytes, progress) as bar,
     ):
+        buffers: Buffers = {}
         for number, layer in enumerate(plan.layers):
             for expert in range(layer.experts):
                 made: dict[str, torch.Tensor] = {}
-                for recipe, weights in _stored(plan, reader, total, number, expert):
+                for recipe, weights in _stored(plan, reader, total, buffers, number, expert):
                     made |= plan.make(recipe, weights)
                 writer.write(number, expert, [made[tensor.name] for tensor in layer.tensors])
                 bar.update(manifest.layers[number].layout.nbytes)
@@ -142,9 +146,10 @@ def _digest(plan: ExpertPlan, progress: bool | None) -> str:
     total = _new_digest(plan)
     nbytes = sum(tensor.nbytes for tensor in plan.stored)
     with ShardReader() as reader, _bar("reading experts", nbytes, progress) as bar:
+        buffers: Buffers = {}
         for number, layer in enumerate(plan.layers):
             for expert in range(layer.experts):
-                for _, weights in _stored(plan, reader, total, number, expert):
+                for _, weights in _stored(plan, reader, total, buffers, number, expert):
                     bar.update(sum(weight.nbytes for weight in weights))
     return str(total.hexdigest())
 
@@ -154,13 +159,19 @@ def _new_digest(plan: ExpertPlan) -> xxhash.xxh3_128:
 
 
 def _stored(
-    plan: ExpertPlan, reader: ShardReader, total: xxhash.xxh3_128, number: int, expert: int
+    plan: ExpertPlan, reader: ShardReader, total: xxhash.xxh3_128, buffers: Buffers, number: int, expert: int
 ) -> Iterator[tuple[Recipe, list[torch.Tensor]]]:
-    """An expert's weights as the checkpoint has them, recipe after recipe; ``total`` digests them."""
+    """An expert's weights as the checkpoint has them, recipe after recipe; ``total`` digests them.
+
+    They lie in ``buffers`` until the next expert's are asked for.
+    """
     for recipe in plan.recipes[number]:
         weights = []
-        for stored, part in (feed.of(expert) for feed in recipe.feeds):
-            data = reader.read(stored, part)
+        for feed in recipe.feeds:
+            stored, part = feed.of(expert)
+            data = buffers[recipe.target, feed.pattern] = reader.read(
+                stored, part, buffers.get((recipe.target, feed.pattern))
+            )
             total.update(data.numpy().data)
             weights.append(typed(data, stored, part))
         yield recipe, weights

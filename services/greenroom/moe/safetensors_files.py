@@ -106,16 +106,17 @@ class ShardReader:
             os.close(fd)
         self._files.clear()
 
-    def read(self, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
+    def read(self, tensor: StoredTensor, part: int | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """The tensor's bytes, or those of its ``part``-th slice along the first dimension, as uint8.
 
-        Raises CorruptCheckpoint where the file ends before them.
+        They are read into ``into`` where it has just that size, which saves the system from finding and clearing
+        fresh memory every time. Raises CorruptCheckpoint where the file ends before them.
         """
         nbytes = tensor.nbytes if part is None else tensor.nbytes // tensor.shape[0]
         offset = tensor.offset + (0 if part is None else part * nbytes)
         if tensor.shard not in self._files:
             self._files[tensor.shard] = os.open(tensor.shard, os.O_RDONLY | os.O_CLOEXEC)
-        data = torch.empty(nbytes, dtype=torch.uint8)
+        data = into if into is not None and into.numel() == nbytes else torch.empty(nbytes, dtype=torch.uint8)
         view = data.numpy().data
         while view:
             count = os.preadv(self._files[tensor.shard], [view], offset)
