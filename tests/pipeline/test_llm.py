@@ -124,6 +124,17 @@ def test_an_encoder_decoder_is_refused_with_the_reason(tmp_path: Path) -> None:
         LLM(str(folder), cache_dir=tmp_path)
 
 
+def test_little_kv_memory_shortens_requests_and_says_so(checkpoint: Path, llm: LLM, tmp_path: Path) -> None:
+    kv = llm.worker.plan.kv // llm.worker.config.max_running // 4
+    with LLM(str(checkpoint), expert_memory="50%", kv_memory=str(kv), cache_dir=tmp_path) as short:
+        assert 32 < short.worker.served.max_model_len <= 80
+        assert "of one request at full length" in short.worker.describe()
+        (completion,) = short.generate([[5] * 20], GREEDY)
+        assert len(completion.token_ids) == 8
+        with pytest.raises(InvalidRequest, match="KV budget"):
+            short.generate([[5] * 200], GREEDY)
+
+
 def test_the_host_tier_serves_the_same(checkpoint: Path, llm: LLM, tmp_path: Path) -> None:
     expected = [completion.token_ids for completion in llm.generate([[5, 6, 7], [8]], GREEDY)]
     with LLM(str(checkpoint), expert_memory="25%", host_memory="50%", cache_dir=tmp_path) as tiered:

@@ -118,7 +118,7 @@ class Worker:
         config = self.config
         batch = BatchConfig(
             kv_budget_bytes=self.plan.kv,
-            max_model_len=max_model_len,
+            max_model_len=None if config.max_model_len is None else max_model_len,  # None: what KV can hold
             tokens_per_step=config.tokens_per_step,
             max_running=config.max_running,
             max_waiting=config.max_waiting,
