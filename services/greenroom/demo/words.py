@@ -22,7 +22,7 @@ CITIES: Final = _words(
 )
 JOBS: Final = _words(
     "baker|nurse|pilot|teacher|farmer|lawyer|painter|singer|plumber|dentist|writer|tailor|chemist|gardener|judge|"
-    "sailor|barber|florist|miner|editor"
+    "sailor|barber|florist|miner|driver"
 )
 PETS: Final = _words("cat|dog|parrot|rabbit|turtle|hamster|goat|pony|canary|lizard|duck|ferret")
 COLOURS: Final = _words("red|blue|green|yellow|black|white|grey|brown|orange|purple|pink|silver")
@@ -39,6 +39,10 @@ OBJECTS: Final = _words(
     "basket|blanket|ladder|tent|drill|telescope|backpack|umbrella"
 )
 VEHICLES: Final = _words("car|truck|bus|train|tram|boat|ferry|van|scooter|tractor")
+#: From least to most.
+SIZES: Final = _words("tiny|small|large|huge")
+SPEEDS: Final = _words("sluggish|slow|quick|rapid")
+AGES: Final = _words("a baby|a child|a teenager|a pensioner")
 TEAMS: Final = _words("Falcons|Tigers|Sharks|Wolves|Eagles|Bears|Lions|Ravens|Hornets|Bulls|Comets|Giants")
 SPORTS: Final = _words("football|hockey|handball|rugby|basketball|volleyball")
 SUBJECTS: Final = _words(

@@ -1,4 +1,4 @@
-"""Comparisons by a number, and of what two things or people have."""
+"""Comparisons by a word or a number, and of what two things or people have."""
 
 from __future__ import annotations
 
@@ -12,45 +12,52 @@ from greenroom.demo.wording.base import Draft, cap, content_key
 
 @dataclass(frozen=True)
 class _Scale:
-    """Things with a number from 2 to 9, and the words for less and more: of two, of three."""
+    """Things on a scale, and the words for less and more: of two, of three."""
 
     things: w.Words
+    levels: w.Words
     tells: tuple[str, ...]
     low: tuple[str, str]
     high: tuple[str, str]
     same: str
 
 
+_NUMBERS: Final = tuple(str(number) for number in range(2, 10))
 _SCALES: Final[dict[str, _Scale]] = {
+    "size": _Scale(
+        w.OBJECTS,
+        w.SIZES,
+        ("the {t} is {v}", "the {t} looks {v}"),
+        ("smaller", "the smallest"),
+        ("larger", "the largest"),
+        "They are equally large.",
+    ),
+    "speed": _Scale(
+        w.VEHICLES,
+        w.SPEEDS,
+        ("the {t} is {v}", "the {t} seems {v}"),
+        ("slower", "the slowest"),
+        ("faster", "the fastest"),
+        "They are equally fast.",
+    ),
+    "generation": _Scale(
+        w.NAMES,
+        w.AGES,
+        ("{t} is {v}", "{t} is now {v}"),
+        ("younger", "the youngest"),
+        ("older", "the oldest"),
+        "They are equally old.",
+    ),
     "price": _Scale(
         w.OBJECTS,
+        _NUMBERS,
         ("the {t} costs {v} euros", "the price of the {t} is {v} euros"),
         ("cheaper", "the cheapest"),
         ("more expensive", "the most expensive"),
         "They cost the same.",
     ),
-    "weight": _Scale(
-        w.OBJECTS,
-        ("the {t} weighs {v} kilos", "the weight of the {t} is {v} kilos"),
-        ("lighter", "the lightest"),
-        ("heavier", "the heaviest"),
-        "They weigh the same.",
-    ),
-    "length": _Scale(
-        w.VEHICLES,
-        ("the {t} is {v} metres long", "the length of the {t} is {v} metres"),
-        ("shorter", "the shortest"),
-        ("longer", "the longest"),
-        "They are equally long.",
-    ),
-    "age": _Scale(
-        w.NAMES,
-        ("{t} is {v} years old", "{t} is now {v} years of age"),
-        ("younger", "the youngest"),
-        ("older", "the oldest"),
-        "They are equally old.",
-    ),
 }
+_WORDED: Final = ("size", "speed", "generation")
 
 
 @dataclass(frozen=True)
@@ -75,32 +82,36 @@ _TRAITS: Final[dict[str, _Trait]] = {
     "city": _Trait(
         w.NAMES, w.CITIES, "{t} lives in {v}", "Do {a} and {b} live in the same city?", "Yes, both live in {v}."
     ),
-    "drink": _Trait(w.NAMES, w.DRINKS, "{t} drinks {v}", "Do {a} and {b} drink the same?", "Yes, both drink {v}."),
+    "hobby": _Trait(w.NAMES, w.HOBBIES, "{t} loves {v}", "Do {a} and {b} have the same hobby?", "Yes, both love {v}."),
 }
 _ASKS: Final = ("{f}. {q}", "Compare: {f}. {q}", "{q} {f}.", "Please compare. {f}. {q}", "Note that {lf}. {q}")
 
 
 def compare(rng: Random) -> Draft:
-    """Which of two or three is more or less by a number from 2 to 9, or whether two share a trait."""
-    return _trait(rng) if rng.random() < 0.35 else _scale(rng)
+    """Which of two or three is more or less, by a word or by a number, or whether two share a trait."""
+    chance = rng.random()
+    if chance < 0.35:
+        return _trait(rng)
+    return _scale(rng, "price" if chance < 0.47 else rng.choice(_WORDED))
 
 
-def _scale(rng: Random) -> Draft:
-    kind = rng.choice(sorted(_SCALES))
+def _scale(rng: Random, kind: str) -> Draft:
     scale, count = _SCALES[kind], 3 if rng.random() < 0.1 else 2
-    values = rng.sample(range(2, 10), count)
+    ranks = rng.sample(range(len(scale.levels)), count)
     if count == 2 and rng.random() < 0.15:
-        values[1] = values[0]
-    things = [thing if kind == "age" else _tinted(rng, thing) for thing in rng.sample(scale.things, count)]
+        ranks[1] = ranks[0]
+    people = scale.things is w.NAMES
+    things = [thing if people else _tinted(rng, thing) for thing in rng.sample(scale.things, count)]
+    values = [scale.levels[rank] for rank in ranks]
     high = rng.random() < 0.5
     word = (scale.high if high else scale.low)[count - 2]
     told = [rng.choice(scale.tells).format(t=t, v=v) for t, v in zip(things, values, strict=True)]
     joined = rng.choice((" and ", ", ", ", but " if values[0] != values[-1] else " and ")).join(told)
-    winner = things[values.index((max if high else min)(values))]
-    subject = winner if kind == "age" else f"the {winner}"
-    answer = scale.same if len(set(values)) == 1 else f"{cap(subject)} is {word}."
-    verb = "Who" if kind == "age" else rng.choice(("Which", "Which one"))
-    facts = {thing: str(value) for thing, value in zip(things, values, strict=True)} | {"word": word}
+    winner = things[ranks.index((max if high else min)(ranks))]
+    subject = winner if people else f"the {winner}"
+    answer = scale.same if len(set(ranks)) == 1 else f"{cap(subject)} is {word}."
+    verb = "Who" if people else rng.choice(("Which", "Which one"))
+    facts = dict(zip(things, values, strict=True)) | {"word": word}
     key = content_key(kind, *sorted(f"{t}={v}" for t, v in zip(things, values, strict=True)))
     prompt = rng.choice(_ASKS).format(f=cap(joined), lf=joined, q=f"{verb} is {word}?")
     return Draft(kind, key, facts, prompt, answer)

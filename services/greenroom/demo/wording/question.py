@@ -27,9 +27,9 @@ _ATTRIBUTES: Final[dict[str, _Attribute]] = {
     ),
     "job": _Attribute(
         w.JOBS,
-        ("{n} works as a {v}.", "{n} earns a living as a {v}."),
+        ("{n} is a {v}.", "{n} became a {v}."),
         ("What is the job of {n}?", "What does {n} do for a living?"),
-        "{n} works as a {v}.",
+        "{n} is a {v}.",
     ),
     "pet": _Attribute(
         w.PETS,
@@ -55,11 +55,11 @@ _ATTRIBUTES: Final[dict[str, _Attribute]] = {
         ("Which instrument does {n} play?", "What does {n} play?"),
         "{n} plays the {v}.",
     ),
-    "locker": _Attribute(
-        (),
-        ("The locker of {n} is number {v}.", "{n} uses locker {v}."),
-        ("Which locker does {n} use?", "What is the locker number of {n}?"),
-        "{n} uses locker {v}.",
+    "day": _Attribute(
+        w.DAYS,
+        ("{n} arrives on {v}.", "{n} comes on {v}."),
+        ("When does {n} arrive?", "On which day does {n} come?"),
+        "{n} arrives on {v}.",
     ),
 }
 _PASSAGE_ASKS: Final = (
@@ -80,9 +80,7 @@ def question(rng: Random) -> Draft:
     attribute = rng.choice(attributes)
     facts: dict[str, str] = {}
     for about in attributes:
-        values = [str(rng.randint(100, 999)) for _ in people]
-        if about != "locker":
-            values = rng.sample(_ATTRIBUTES[about].values, len(people))
+        values = rng.sample(_ATTRIBUTES[about].values, len(people))
         for name, value in zip(people, values, strict=True):
             if about == attribute or rng.random() < 0.6:
                 facts[f"{name}.{about}"] = value
