@@ -213,7 +213,9 @@ class ExpertEngine:
         todo = dict.fromkeys(pending if order is None else order)
         starved = self._demand(todo, routing)
         while todo:
-            ready = self._ready(todo, order is not None)
+            ready = self._ready(todo, in_order=order is not None)
+            if not ready and starved and not self._tiers.moving:
+                ready = self._ready(todo, in_order=False)  # those before them can not come until these have run
             if not ready:
                 self._wait_for(todo)
                 starved = self._demand(todo, routing)
@@ -238,7 +240,7 @@ class ExpertEngine:
         order = self.policy.compute_order(routing, self.device.resident)
         return None if order is None else order.tolist()
 
-    def _ready(self, todo: dict[int, None], in_order: bool) -> list[int]:
+    def _ready(self, todo: dict[int, None], *, in_order: bool) -> list[int]:
         """Who can run now: everyone who is resident, or where an order is kept those before the first who is not."""
         keys = list(todo)
         here = self.device.resident[keys]
@@ -282,6 +284,9 @@ class ExpertEngine:
 
     def _wait_for(self, wanted: Iterable[int]) -> None:
         """Wait until something lands. Raises TransferFailed where one of ``wanted`` can not be had."""
+        self._raise_failure_of(wanted)
+        if not self._tiers.moving:
+            raise LedgerError("a layer waits for experts, and nothing moves")
         begin = time.perf_counter()
         landed = self._tiers.wait(self._config.transfer_timeout_s)
         self.counters.stall_seconds += time.perf_counter() - begin

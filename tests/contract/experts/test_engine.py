@@ -114,6 +114,7 @@ def test_any_schedule_under_any_budget(
     engine, _ = make_engine(policy, device_slots, host_slots)
     try:
         run_steps(engine, steps)
+        assert engine.counters.stall_seconds < 10, "a layer waited though nothing moved"
     finally:
         engine.close()
 
@@ -135,18 +136,23 @@ def test_random_delays_and_failures_in_the_movers(
 
     engine, _ = make_engine(policy, device_slots, host_slots, trouble)
     asked = completed = 0
+    messages: list[str] = []
     try:
         for layers in steps:
             rows = np.zeros(max(map(len, layers)), dtype=np.int64)
             with engine.step(rows, rows == 0):
                 for layer, experts in enumerate(layers):
                     picks = np.array([[e, (e + 1) % EXPERTS] for e in experts], dtype=np.int64)
-                    with contextlib.suppress(TransferFailed):
+                    try:
                         assert sorted(run_layer(engine, layer, picks)) == np.unique(picks).tolist()
                         completed += 1
+                    except TransferFailed as error:
+                        messages.append(str(error))
                     engine.audit(idle=True)
                     asked += 1
-        assert engine.counters.failed_transfers >= asked - completed
+        assert engine.counters.failed_transfers >= asked - completed == len(messages)
+        assert all("injected" in message for message in messages), "no layer waits until its deadline"
+        assert engine.counters.stall_seconds < 10
     finally:
         engine.close()
 
