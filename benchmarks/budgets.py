@@ -88,7 +88,7 @@ def main(rounds: int, policies: tuple[str, ...], expert_mib: float, concurrency:
     """Measure and print."""
     model = _widened(expert_mib)
     with ExitStack() as stack:
-        arms = []
+        arms: list[Arm] = []
         budgets = [("100%", policies[0]), *(("33%", policy) for policy in policies), ("least", policies[0])]
         for budget, policy in budgets:
             memory = budget if budget != "least" else str(_least_bytes(arms[0].llm))

@@ -80,7 +80,7 @@ async def test_answers_equal_the_model_card(client: openai.AsyncOpenAI, task: st
 def min_task() -> str:
     """The task that the card allows 0.7."""
     card = json.loads((bundled_model_path() / "evaluation.json").read_text())["exact_match"]
-    return min(card, key=lambda task: float(card[task]["exact"]))
+    return str(min(card, key=lambda task: float(card[task]["exact"])))
 
 
 async def test_a_stream_says_the_same_as_a_reply(client: openai.AsyncOpenAI) -> None:

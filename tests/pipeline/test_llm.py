@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def test_seeds_repeat_and_differ(llm: LLM) -> None:
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     (whole,) = llm.generate("stop test", SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
     place = next(n for n in range(3, len(whole.text)) if whole.text[n] not in whole.text[:n] and whole.text[n] != "�")
-    stopped = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=whole.text[place])
+    stopped = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=(whole.text[place],))
     (cut,) = llm.generate("stop test", stopped)
     assert cut.text == whole.text[:place]
     assert cut.finish_reason is FinishReason.STOP
@@ -112,7 +113,7 @@ def test_nothing_is_left_behind(llm: LLM) -> None:
     ],
 )
 def test_bad_settings_are_refused(
-    checkpoint: Path, tmp_path: Path, settings: dict[str, object], error: type[Exception], message: str
+    checkpoint: Path, tmp_path: Path, settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         LLM(str(checkpoint), cache_dir=tmp_path, **settings)

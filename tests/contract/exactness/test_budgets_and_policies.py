@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from _pytest.mark import ParameterSet
 
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
@@ -98,7 +99,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str,
         model.pack.close()
 
 
-def combinations() -> list[object]:
+def combinations() -> list[ParameterSet]:
     """All of them; those beyond a pairwise cover are marked ``full``."""
     chosen = []
     for (f, family), (b, budget), (p, policy) in product(

@@ -224,7 +224,12 @@ def test_a_layer_that_is_abandoned_holds_nothing(closing: list[ExpertEngine]) ->
 def test_a_link_that_hangs_is_given_up_after_the_deadline(closing: list[ExpertEngine]) -> None:
     release = threading.Event()
     catalogue = catalogue_of(MANIFEST)
-    store = FakeStore(MANIFEST, lambda layer, expert: None if layer else release.wait(20) and None)
+
+    def hang(layer: int, expert: int) -> None:
+        if layer == 0:
+            release.wait(20)
+
+    store = FakeStore(MANIFEST, hang)
     engine = ExpertEngine(store, catalogue, Lru(catalogue), EngineConfig(device_slots=4, transfer_timeout_s=0.05))
     closing.append(engine)
     rows = np.zeros(1, dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,13 @@ def test_every_neutral_field_belongs_to_a_body() -> None:
 
 def test_every_untyped_field_is_a_neutral_one() -> None:
     """A field declared without a type and forgotten in the table would be ignored."""
-    tables = {ChatBody: NEUTRAL, CompletionBody: NEUTRAL, Message: NEUTRAL_IN_MESSAGE}
-    for struct, table in {**tables, StreamOptions: NEUTRAL_IN_STREAM_OPTIONS}.items():
+    tables: dict[type[msgspec.Struct], Collection[str]] = {
+        ChatBody: NEUTRAL,
+        CompletionBody: NEUTRAL,
+        Message: NEUTRAL_IN_MESSAGE,
+        StreamOptions: NEUTRAL_IN_STREAM_OPTIONS,
+    }
+    for struct, table in tables.items():
         untyped = {field.name for field in msgspec.structs.fields(struct) if field.type is Any}
         assert untyped == set(table) & set(struct.__struct_fields__)
 

@@ -19,7 +19,7 @@ from tests import small_tokenizers
 SYSTEM = {"role": "system", "content": "Be brief & <kind>."}
 USER = {"role": "user", "content": "  Hi 'there'\n"}
 ASSISTANT = {"role": "assistant", "content": "Hello!  "}
-TALKS = {
+TALKS: dict[str, list[dict[str, Any]]] = {
     "user": [USER],
     "system": [SYSTEM, USER],
     "turns": [SYSTEM, USER, ASSISTANT, {"role": "user", "content": "日本 <|im_end|>"}],
