@@ -1,0 +1,64 @@
+"""The bundled model in bf16: greedy tokens equal transformers' own ``generate``, at every budget under every policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from greenroom import LLM, SamplingParams
+from greenroom.demo import bundled_model_path
+from greenroom.demo.tasks import TASKS, samples
+from greenroom.policies.registry import EXPERT_POLICIES
+
+PROMPTS = [one.prompt for task in TASKS for one in samples(task, 3, seed=77)]
+BUDGETS = ("100%", "33%", "25%", "smallest")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """One prompt at a time: no padding, which would round otherwise."""
+    path = bundled_model_path()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.bfloat16, experts_implementation="eager"
+    )
+    texts = []
+    for prompt in PROMPTS:
+        encoded = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        ids = model.generate(**encoded, do_sample=False, max_new_tokens=48)
+        texts.append(ids[0, encoded["input_ids"].shape[1] :].tolist())
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("budget", "policy"),
+    [
+        pytest.param(budget, policy, marks=() if (b + p) % 3 == 0 else pytest.mark.full)
+        for b, budget in enumerate(BUDGETS)
+        for p, policy in enumerate(sorted(EXPERT_POLICIES))
+    ],
+)
+def test_greedy_tokens_equal_generate(expected: list[list[int]], cache: Path, budget: str, policy: str) -> None:
+    with _llm(budget, policy, cache) as llm:
+        conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+        answers = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=48))
+        assert [list(answer.token_ids) for answer in answers] == expected
+        assert budget == "100%" or llm.worker.experts.counters.evictions > 0
+
+
+def _llm(budget: str, policy: str, cache: Path) -> LLM:
+    if budget != "smallest":
+        return LLM(expert_memory=budget, policy=policy, cache_dir=cache, warm_start=False, threads=1)
+    with LLM(expert_memory="100%", cache_dir=cache, warm_start=False, threads=1) as whole:
+        least = int(whole.worker.experts.catalogue.top_k.max()) * whole.worker.plan.slot_bytes
+    return LLM(expert_memory=str(least), policy=policy, cache_dir=cache, warm_start=False, threads=1)
