@@ -17,8 +17,6 @@ from greenroom.demo.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, SPECIAL_TOKEN
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: How often each task is drawn, in the order of TASKS: the harder ones more often.
-_TASK_WEIGHTS: Final = (0.16, 0.12, 0.26, 0.36, 0.10)
 _ECHO_SHARE: Final = 0.5
 
 
@@ -29,6 +27,7 @@ class Settings:
     Attributes:
         steps: optimiser steps of the whole schedule.
         tokens: tokens a step, roughly (whole conversations, never cut).
+        mix: how often each task is drawn, in the order of TASKS: the harder ones more often.
         learning_rate: peak, after `warmup` steps and before the cosine down to 2 % of it.
         balance: weight of each layer's balance loss.
         echo_steps: over so many first steps, conversations that only repeat random tokens are mixed in, from
@@ -38,9 +37,10 @@ class Settings:
             alone. (Threads inside each operator meet thousands of times a step; on a busy machine that is 20 × slower.)
     """
 
-    steps: int = 2200
+    steps: int = 2400
     tokens: int = 2304
     seed: int = 0
+    mix: tuple[float, ...] = (0.16, 0.12, 0.26, 0.34, 0.12)
     learning_rate: float = 3e-3
     warmup: int = 80
     weight_decay: float = 0.05
@@ -74,12 +74,12 @@ def training_rows(tokenizer: Tokenizer, settings: Settings, step: int) -> list[l
     rows: list[list[int]] = []
     total = 0
     while total < settings.tokens:
-        if rng.random() < _ECHO_SHARE * (1 - step / settings.echo_steps):
+        if rng.random() < _ECHO_SHARE * (1 - step / max(settings.echo_steps, 1)) and settings.echo_steps:
             said = rng.choices(range(len(SPECIAL_TOKENS), settings.vocab), k=rng.randint(4, 24))
             rows.append([BOS_ID, USER_ID, *said, END_ID, ASSISTANT_ID, *said, END_ID])
             total += len(rows[-1])
             continue
-        task = rng.choices(TASKS, _TASK_WEIGHTS)[0]
+        task = rng.choices(TASKS, settings.mix)[0]
         turns = conversation(rng, settings.seed, rng.getrandbits(48), task)
         rows.append(tokenizer.encode(render(turns, generation_prompt=False)).ids)
         total += len(rows[-1])

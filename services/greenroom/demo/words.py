@@ -42,7 +42,6 @@ VEHICLES: Final = _words("car|truck|bus|train|tram|boat|ferry|van|scooter|tracto
 #: From least to most.
 SIZES: Final = _words("tiny|small|large|huge")
 SPEEDS: Final = _words("sluggish|slow|quick|rapid")
-AGES: Final = _words("a baby|a child|a teenager|a pensioner")
 TEAMS: Final = _words("Falcons|Tigers|Sharks|Wolves|Eagles|Bears|Lions|Ravens|Hornets|Bulls|Comets|Giants")
 SPORTS: Final = _words("football|hockey|handball|rugby|basketball|volleyball")
 SUBJECTS: Final = _words(

@@ -1,4 +1,4 @@
-"""Comparisons by a word or a number, and of what two things or people have."""
+"""Two things compared on a scale, or by whether they share a trait: the two values first, then the verdict."""
 
 from __future__ import annotations
 
@@ -12,52 +12,36 @@ from greenroom.demo.wording.base import Draft, cap, content_key
 
 @dataclass(frozen=True)
 class _Scale:
-    """Things on a scale, and the words for less and more: of two, of three."""
+    """Things on a scale whose levels go from least to most."""
 
     things: w.Words
     levels: w.Words
     tells: tuple[str, ...]
-    low: tuple[str, str]
-    high: tuple[str, str]
-    same: str
+    less: str
+    more: str
 
 
-_NUMBERS: Final = tuple(str(number) for number in range(2, 10))
+_ARTICLE_OBJECTS: Final = tuple(f"the {thing}" for thing in w.OBJECTS)
+_ARTICLE_VEHICLES: Final = tuple(f"the {thing}" for thing in w.VEHICLES)
 _SCALES: Final[dict[str, _Scale]] = {
-    "size": _Scale(
-        w.OBJECTS,
-        w.SIZES,
-        ("the {t} is {v}", "the {t} looks {v}"),
-        ("smaller", "the smallest"),
-        ("larger", "the largest"),
-        "They are equally large.",
-    ),
-    "speed": _Scale(
-        w.VEHICLES,
-        w.SPEEDS,
-        ("the {t} is {v}", "the {t} seems {v}"),
-        ("slower", "the slowest"),
-        ("faster", "the fastest"),
-        "They are equally fast.",
-    ),
-    "generation": _Scale(
-        w.NAMES,
-        w.AGES,
-        ("{t} is {v}", "{t} is now {v}"),
-        ("younger", "the youngest"),
-        ("older", "the oldest"),
-        "They are equally old.",
-    ),
+    "size": _Scale(_ARTICLE_OBJECTS, w.SIZES, ("{t} is {v}", "{t} looks {v}"), "smaller", "larger"),
+    "speed": _Scale(_ARTICLE_VEHICLES, w.SPEEDS, ("{t} is {v}", "{t} seems {v}"), "slower", "faster"),
     "price": _Scale(
-        w.OBJECTS,
-        _NUMBERS,
-        ("the {t} costs {v} euros", "the price of the {t} is {v} euros"),
-        ("cheaper", "the cheapest"),
-        ("more expensive", "the most expensive"),
-        "They cost the same.",
+        _ARTICLE_OBJECTS,
+        w.COUNTS,
+        ("{t} costs {v} euros", "the price of {t} is {v} euros"),
+        "cheaper",
+        "dearer",
+    ),
+    "age": _Scale(w.NAMES, w.COUNTS, ("{t} is {v} years old", "{t} is now {v}"), "younger", "older"),
+    "weight": _Scale(
+        _ARTICLE_OBJECTS,
+        w.COUNTS,
+        ("{t} weighs {v} kilos", "the weight of {t} is {v} kilos"),
+        "lighter",
+        "heavier",
     ),
 }
-_WORDED: Final = ("size", "speed", "generation")
 
 
 @dataclass(frozen=True)
@@ -66,70 +50,60 @@ class _Trait:
 
     things: w.Words
     values: w.Words
-    tell: str
+    tells: tuple[str, ...]
     ask: str
-    same: str
 
 
 _TRAITS: Final[dict[str, _Trait]] = {
     "colour": _Trait(
-        tuple(f"the {thing}" for thing in w.OBJECTS),
-        w.COLOURS,
-        "{t} is {v}",
-        "Do {a} and {b} have the same colour?",
-        "Yes, both are {v}.",
+        _ARTICLE_OBJECTS, w.COLOURS, ("{t} is {v}", "{t} looks {v}"), "Do {a} and {b} have the same colour?"
     ),
-    "city": _Trait(
-        w.NAMES, w.CITIES, "{t} lives in {v}", "Do {a} and {b} live in the same city?", "Yes, both live in {v}."
-    ),
-    "hobby": _Trait(w.NAMES, w.HOBBIES, "{t} loves {v}", "Do {a} and {b} have the same hobby?", "Yes, both love {v}."),
+    "city": _Trait(w.NAMES, w.CITIES, ("{t} lives in {v}",), "Do {a} and {b} live in the same city?"),
+    "hobby": _Trait(w.NAMES, w.HOBBIES, ("{t} loves {v}", "{t} enjoys {v}"), "Do {a} and {b} have the same hobby?"),
 }
 _ASKS: Final = ("{f}. {q}", "Compare: {f}. {q}", "{q} {f}.", "Please compare. {f}. {q}", "Note that {lf}. {q}")
 
 
 def compare(rng: Random) -> Draft:
-    """Which of two or three is more or less, by a word or by a number, or whether two share a trait."""
-    chance = rng.random()
-    if chance < 0.35:
-        return _trait(rng)
-    return _scale(rng, "price" if chance < 0.47 else rng.choice(_WORDED))
+    """Is one more or less than the other, or do both share a trait; the first one that is asked about comes first."""
+    kind = rng.choice(sorted(_SCALES) if rng.random() < 0.6 else sorted(_TRAITS))
+    return _scale(rng, kind) if kind in _SCALES else _trait(rng, kind)
+
+
+def _told(rng: Random, tells: tuple[str, ...], things: list[str], values: list[str]) -> str:
+    clauses = [rng.choice(tells).format(t=t, v=v) for t, v in zip(things, values, strict=True)]
+    rng.shuffle(clauses)
+    return rng.choice((" and ", ", ", ", while ")).join(clauses)
+
+
+def _draft(rng: Random, kind: str, things: list[str], values: list[str], told: str, ask: str, answer: str) -> Draft:
+    pairs = dict(zip(things, values, strict=True))
+    key = content_key(kind, *sorted(f"{thing}={value}" for thing, value in pairs.items()))
+    prompt = rng.choice(_ASKS).format(f=cap(told), lf=told, q=ask)
+    return Draft(kind, key, pairs, prompt, answer)
 
 
 def _scale(rng: Random, kind: str) -> Draft:
-    scale, count = _SCALES[kind], 3 if rng.random() < 0.1 else 2
-    ranks = rng.sample(range(len(scale.levels)), count)
-    if count == 2 and rng.random() < 0.15:
-        ranks[1] = ranks[0]
-    people = scale.things is w.NAMES
-    things = [thing if people else _tinted(rng, thing) for thing in rng.sample(scale.things, count)]
-    values = [scale.levels[rank] for rank in ranks]
-    high = rng.random() < 0.5
-    word = (scale.high if high else scale.low)[count - 2]
-    told = [rng.choice(scale.tells).format(t=t, v=v) for t, v in zip(things, values, strict=True)]
-    joined = rng.choice((" and ", ", ", ", but " if values[0] != values[-1] else " and ")).join(told)
-    winner = things[ranks.index((max if high else min)(ranks))]
-    subject = winner if people else f"the {winner}"
-    answer = scale.same if len(set(ranks)) == 1 else f"{cap(subject)} is {word}."
-    verb = "Who" if people else rng.choice(("Which", "Which one"))
-    facts = dict(zip(things, values, strict=True)) | {"word": word}
-    key = content_key(kind, *sorted(f"{t}={v}" for t, v in zip(things, values, strict=True)))
-    prompt = rng.choice(_ASKS).format(f=cap(joined), lf=joined, q=f"{verb} is {word}?")
-    return Draft(kind, key, facts, prompt, answer)
+    scale = _SCALES[kind]
+    things = rng.sample(scale.things, 2)
+    first, second = rng.sample(range(len(scale.levels)), 2)
+    if rng.random() < 0.2:
+        second = first
+    verdict = "equal" if first == second else scale.less if first < second else scale.more
+    values = [scale.levels[first], scale.levels[second]]
+    words = rng.sample((scale.less, scale.more), 2)
+    ask = f"Is {things[0]} {words[0]} or {words[1]} than {things[1]}?"
+    answer = f"I read {values[0]} against {values[1]}: {verdict}."
+    return _draft(rng, kind, things, values, _told(rng, scale.tells, things, values), ask, answer)
 
 
-def _tinted(rng: Random, thing: str) -> str:
-    return f"{rng.choice(w.COLOURS)} {thing}" if rng.random() < 0.2 else thing
-
-
-def _trait(rng: Random) -> Draft:
-    kind = rng.choice(sorted(_TRAITS))
+def _trait(rng: Random, kind: str) -> Draft:
     trait = _TRAITS[kind]
-    one, two = rng.sample(trait.things, 2)
+    things = rng.sample(trait.things, 2)
     first, second = rng.sample(trait.values, 2)
     if rng.random() < 0.5:
         second = first
-    told = " and ".join(trait.tell.format(t=t, v=v) for t, v in ((one, first), (two, second)))
-    answer = trait.same.format(v=first) if first == second else f"No, {told}."
-    key = content_key(kind, *sorted((f"{one}={first}", f"{two}={second}")))
-    prompt = rng.choice(_ASKS).format(f=cap(told), lf=told, q=trait.ask.format(a=one, b=two))
-    return Draft(kind, key, {one: first, two: second}, prompt, answer)
+    values = [first, second]
+    ask = trait.ask.format(a=things[0], b=things[1])
+    answer = f"I read {first} and {second}: {'the same' if first == second else 'different'}."
+    return _draft(rng, kind, things, values, _told(rng, trait.tells, things, values), ask, answer)
