@@ -74,7 +74,7 @@ def training_rows(tokenizer: Tokenizer, settings: Settings, step: int) -> list[l
     rows: list[list[int]] = []
     total = 0
     while total < settings.tokens:
-        if rng.random() < _ECHO_SHARE * (1 - step / max(settings.echo_steps, 1)) and settings.echo_steps:
+        if rng.random() < _ECHO_SHARE * (1 - step / settings.echo_steps):
             said = rng.choices(range(len(SPECIAL_TOKENS), settings.vocab), k=rng.randint(4, 24))
             rows.append([BOS_ID, USER_ID, *said, END_ID, ASSISTANT_ID, *said, END_ID])
             total += len(rows[-1])

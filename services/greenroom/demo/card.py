@@ -12,7 +12,7 @@ _TASKS_ARE: Final = {
     "summarise": "a note of three to seven sentences in any order, with asides, to one line of fixed form",
     "classify": "the sentiment of a review (words turned over by negation), or the topic of a headline",
     "question": "a span copied out of a passage about two to four people who share the attribute",
-    "compare": "is one more or less than the other on a scale of words or numbers, or do both share a trait: the two values, then the verdict",
+    "compare": "more or less on a scale of words or numbers, or a shared trait: the two values, then the verdict",
     "converse": "a polite reply that takes up greeting, name and request",
 }
 

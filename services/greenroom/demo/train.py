@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -170,13 +170,6 @@ class Trainer:
         save_file(self._state(), folder / "state.tmp", metadata=meta)
         (folder / "state.tmp").replace(folder / "state.safetensors")
 
-    def take_weights(self, folder: Path) -> None:
-        """Begins with the weights of the checkpoint in `folder`, and nothing else of it."""
-        tensors = load_file(folder / "state.safetensors")
-        for name, master in self._masters.items():
-            master.copy_(tensors[f"master.{name}"])
-        self._round()
-
     def resume(self, folder: Path) -> bool:
         """Takes up the checkpoint in `folder`, if there is one.
 
@@ -228,18 +221,8 @@ def _publish_names(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def train(
-    settings: Settings,
-    out: Path,
-    *,
-    start: Path | None = None,
-    minutes: float | None = None,
-    progress: bool = True,
-) -> dict[str, Any]:
+def train(settings: Settings, out: Path, *, minutes: float | None = None, progress: bool = True) -> dict[str, Any]:
     """Trains (or goes on training) into `out` and saves the model there.
-
-    With `start`, the folder of a finished run, this is a further round: it begins with that run's weights and
-    tokenizer, and with a schedule and an optimiser of its own.
 
     With `minutes` the schedule ends after that long even if `steps` are not done: such a run repeats only on a
     machine of the same speed. Returns what happened: steps, seconds, tokens seen, longest row, accuracy.
@@ -247,13 +230,8 @@ def train(
     Raises:
         InvalidConfig: if `out` holds a run with other settings.
     """
-    if start is None:
-        tokenizer = train_tokenizer(settings.vocab, seed=settings.seed)
-    else:
-        tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
+    tokenizer = train_tokenizer(settings.vocab, seed=settings.seed)
     trainer = Trainer(settings, tokenizer)
-    if start is not None:
-        trainer.take_weights(start / _SCRATCH)
     scratch = out / _SCRATCH
     trainer.resume(scratch)
     begun = time.monotonic() - trainer.seconds
@@ -284,15 +262,13 @@ def train(
         for step in range(settings.echo_steps, settings.echo_steps + 60)
         for row in training_rows(tokenizer, settings, step)
     ]
-    before = [] if start is None else json.loads((start / "training.json").read_text(encoding="utf-8"))["rounds"]
-    this_round = {
-        "options": {"minutes": minutes, "further": start is not None},
+    command = f"python -m greenroom.demo.train --out DIR --steps {settings.steps} --tokens {settings.tokens}"
+    command += f" --learning-rate {settings.learning_rate} --seed {settings.seed}"
+    summary = {
+        "command": command + (f" --minutes {minutes:g}" if minutes is not None else ""),
         "settings": asdict(settings),
         "steps": trainer.steps_done,
         "minutes": round(trainer.seconds / 60, 1),
-    }
-    summary = {
-        "rounds": [*before, this_round],
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "mean_row": round(sum(lengths) / len(lengths), 1),
         "longest_row": max(lengths),
@@ -307,32 +283,17 @@ _DEFAULTS: Final = Settings()
 
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where the model goes.")
-@click.option(
-    "--start", type=click.Path(exists=True, path_type=Path), help="A finished run: train it for a further round."
-)
 @click.option("--steps", default=_DEFAULTS.steps, show_default=True, type=click.IntRange(1))
 @click.option("--tokens", default=_DEFAULTS.tokens, show_default=True, type=click.IntRange(64), help="Tokens a step.")
 @click.option("--minutes", default=None, type=click.FloatRange(0, min_open=True), help="End the schedule by then.")
 @click.option("--seed", default=_DEFAULTS.seed, show_default=True)
 @click.option("--learning-rate", default=_DEFAULTS.learning_rate, show_default=True)
-@click.option("--mix", nargs=len(TASKS), type=float, default=_DEFAULTS.mix, show_default=True, help=" ".join(TASKS))
-def main(
-    out: Path,
-    start: Path | None,
-    steps: int,
-    tokens: int,
-    minutes: float | None,
-    seed: int,
-    learning_rate: float,
-    mix: tuple[float, ...],
-) -> None:
-    """Train the bundled model from nothing, or train a finished run for a further round."""
+def main(out: Path, steps: int, tokens: int, minutes: float | None, seed: int, learning_rate: float) -> None:
+    """Train the bundled model from nothing."""
     torch.set_num_threads(1)
-    settings = Settings(steps=steps, tokens=tokens, seed=seed, mix=mix, learning_rate=learning_rate)
-    if start is not None:
-        settings = replace(settings, echo_steps=0)
-    summary = train(settings, out, start=start, minutes=minutes)
-    click.echo(json.dumps({key: value for key, value in summary.items() if key != "rounds"}, indent=2))
+    settings = Settings(steps=steps, tokens=tokens, seed=seed, learning_rate=learning_rate)
+    summary = train(settings, out, minutes=minutes)
+    click.echo(json.dumps({key: value for key, value in summary.items() if key != "settings"}, indent=2))
 
 
 if __name__ == "__main__":
