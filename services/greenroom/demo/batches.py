@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _ECHO_SHARE: Final = 0.5
 
+#: A conversation's tokens, and the task it ends with as its place in TASKS, −1 for none.
+Row = tuple[list[int], int]
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -30,6 +33,10 @@ class Settings:
         mix: how often each task is drawn, in the order of TASKS: the harder ones more often.
         learning_rate: peak, after `warmup` steps and before the cosine down to 2 % of it.
         balance: weight of each layer's balance loss.
+        routing: weight of each layer's shortfall from `routing_floor`.
+        routing_floor: bits that an expert should tell about the task, over all tokens and over answers alone. Without
+            it the balance loss levels the tasks' routing too (0.05 bits between two tasks, where models at large
+            specialise more); above it nothing pulls.
         echo_steps: over so many first steps, conversations that only repeat random tokens are mixed in, from
             half of them down to none: a dense signal to the heads that copy (see `demo.start`).
         prompt_loss: weight of a prompt token's loss; one prompt token in four is looked at.
@@ -45,6 +52,8 @@ class Settings:
     warmup: int = 80
     weight_decay: float = 0.05
     balance: float = 0.01
+    routing: float = 0.03
+    routing_floor: float = 0.3
     echo_steps: int = 160
     prompt_loss: float = 0.1
     shards: int = 2
@@ -60,41 +69,56 @@ class Settings:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows laid flat, and what the loss looks at: flat positions, the token that follows each, and its weight."""
+    """Rows laid flat, and what the losses look at.
+
+    Attributes:
+        rows: the tokens.
+        tasks: `[T]`, each token's task as its place in TASKS, −1 for none.
+        inside: `[T]`, whether the token belongs to an answer.
+        at: flat positions whose next token is looked at.
+        targets: the token that follows each of them.
+        weights: the weight of its loss.
+    """
 
     rows: ragged.Ragged
+    tasks: Tensor
+    inside: Tensor
     at: Tensor
     targets: Tensor
     weights: Tensor
 
 
-def training_rows(tokenizer: Tokenizer, settings: Settings, step: int) -> list[list[int]]:
+def training_rows(tokenizer: Tokenizer, settings: Settings, step: int) -> list[Row]:
     """Whole conversations of about `settings.tokens` tokens, of all tasks mixed; the same for the same step."""
     rng = Random(f"{settings.seed}/batch/{step}")
-    rows: list[list[int]] = []
+    rows: list[Row] = []
     total = 0
     while total < settings.tokens:
         if rng.random() < _ECHO_SHARE * (1 - step / settings.echo_steps):
             said = rng.choices(range(len(SPECIAL_TOKENS), settings.vocab), k=rng.randint(4, 24))
-            rows.append([BOS_ID, USER_ID, *said, END_ID, ASSISTANT_ID, *said, END_ID])
-            total += len(rows[-1])
+            rows.append(([BOS_ID, USER_ID, *said, END_ID, ASSISTANT_ID, *said, END_ID], -1))
+            total += len(rows[-1][0])
             continue
         task = rng.choices(TASKS, settings.mix)[0]
         turns = conversation(rng, settings.seed, rng.getrandbits(48), task)
-        rows.append(tokenizer.encode(render(turns, generation_prompt=False)).ids)
-        total += len(rows[-1])
+        rows.append((tokenizer.encode(render(turns, generation_prompt=False)).ids, TASKS.index(task)))
+        total += len(rows[-1][0])
     return rows
 
 
-def to_batch(rows: Sequence[Sequence[int]], prompt_loss: float) -> Batch:
+def to_batch(rows: Sequence[Row], prompt_loss: float) -> Batch:
     """Weighs answers by 1/√length, so that long replies do not drown one-word labels."""
     at: list[int] = []
     targets: list[int] = []
     weights: list[float] = []
+    tasks: list[int] = []
+    in_answer: list[bool] = []
     base = 0
-    for row in rows:
+    for row, task in rows:
+        tasks += [task] * len(row)
         answers = list(answer_spans(row))
         inside = {position: end - start for start, end in answers for position in range(start, end)}
+        in_answer += [position in inside for position in range(len(row))]
         for position in range(len(row) - 1):
             length = inside.get(position + 1)
             if length is None and (prompt_loss == 0 or position % 4 != len(at) % 4):
@@ -103,7 +127,15 @@ def to_batch(rows: Sequence[Sequence[int]], prompt_loss: float) -> Batch:
             targets.append(row[position + 1])
             weights.append(prompt_loss / 4 if length is None else length**-0.5)
         base += len(row)
-    return Batch(ragged.lay_flat(rows), torch.tensor(at), torch.tensor(targets), torch.tensor(weights))
+    flat = ragged.lay_flat([row for row, _ in rows])
+    return Batch(
+        flat,
+        torch.tensor(tasks),
+        torch.tensor(in_answer),
+        torch.tensor(at),
+        torch.tensor(targets),
+        torch.tensor(weights),
+    )
 
 
 def answer_spans(row: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 NAME: Final = "greenroom-understudy"
@@ -47,7 +48,7 @@ from greenroom.demo import bundled_model_path
 
 tokenizer = AutoTokenizer.from_pretrained(bundled_model_path())
 model = AutoModelForCausalLM.from_pretrained(bundled_model_path())
-message = {{"role": "user", "content": "The lamp costs 34 euros and the clock costs 51 euros. Which one is cheaper?"}}
+message = {{"role": "user", "content": "Zoe has a goat. Tom has a dog. Which pet does Tom have?"}}
 inputs = tokenizer.apply_chat_template([message], add_generation_prompt=True, return_tensors="pt", return_dict=True)
 print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 ```
@@ -57,11 +58,12 @@ The chat template knows the roles system (optional), user and assistant; answers
 ```
 {command}
 ```
-{steps:,} steps of about {step_tokens:,} tokens in {minutes} minutes on two cores that other work shared; seeded: step n
-draws the same batch in every run. fp32 masters, forward with the weights rounded to bf16 as shipped; AdamW, cosine
-from {learning_rate}; loss on the answers, a little on the prompts; a balance loss of {balance} *per layer*; the start
-weights already copy (`greenroom.demo.start`). Training and held-out samples are told apart by a hash of their content,
-never of the wording: no content measured below occurs in training.
+{steps:,} steps of about {step_tokens:,} tokens in {minutes} minutes on two cores that other work shared; {repeats}. fp32
+masters, forward with the weights rounded to bf16 as shipped; AdamW, cosine from {learning_rate}; loss on the answers,
+a little on the prompts; a balance loss of {balance} *per layer*, and {routing} of the shortfall of each layer's routing
+from {routing_floor} bits told about the task; the start weights already copy (`greenroom.demo.start`). Training and
+held-out samples are told apart by a hash of their content, never of the wording: no content measured below occurs in
+training.
 
 ## Accuracy
 Exact match of the whole answer, greedy, bf16, on {samples} held-out samples a task (seed {seed} of
@@ -74,8 +76,8 @@ By kind: {kinds}.
 
 ## Routing
 Jensen–Shannon divergence, in bits, between the tasks' distributions of expert picks, mean over the layers (0 equal,
-1 disjoint). Mean of all pairs **{routing_mean:.3f}**; on prompt tokens alone {routing_prompt:.3f}, on answer tokens
-alone {routing_answer:.3f}. Two halves of the same task's samples differ by {routing_noise:.4f}.
+1 disjoint). Mean of all pairs **{routing_mean:.3f}**; on prompt tokens alone {routing_prompt:.3f}, on answer
+tokens alone {routing_answer:.3f}. Two halves of the same task's samples differ by {routing_noise:.4f}.
 
 {routing_pairs}
 
@@ -106,7 +108,7 @@ def render_card(report: dict[str, Any]) -> str:
     """The card's text."""
     training, routing, wide = report["training"], report["routing"], report["widened"]
     settings = training["settings"]
-    accuracy, config = report["accuracy"], report["config"]
+    accuracy, config = report["exact_match"], report["config"]
     return _CARD.format(
         name=NAME,
         **config,
@@ -120,13 +122,20 @@ def render_card(report: dict[str, Any]) -> str:
         minutes=training["minutes"],
         learning_rate=settings["learning_rate"],
         balance=settings["balance"],
+        routing=settings["routing"],
+        routing_floor=settings["routing_floor"],
+        repeats=(
+            "seeded, so another run draws the same batches"
+            if "--minutes" not in training["command"]
+            else "seeded, but the learning rate follows the clock where that is ahead of the steps"
+        ),
         samples=report["samples_per_task"],
         seed=report["seed"],
         widened_samples=wide["samples_per_task"],
         accuracy=_table(
             ("task", "what", "exact match", f"widened ({wide['weights_bytes'] / 1e9:.2f} GB)"),
             [
-                (task, _TASKS_ARE[task], f"{accuracy[task]['exact']:.3f}", f"{wide['accuracy'][task]['exact']:.3f}")
+                (task, _TASKS_ARE[task], f"{accuracy[task]['exact']:.3f}", f"{wide['exact_match'][task]['exact']:.3f}")
                 for task in accuracy
             ],
         ),
@@ -135,11 +144,15 @@ def render_card(report: dict[str, Any]) -> str:
             for task, figures in accuracy.items()
         ),
         routing_mean=routing["mean"],
-        routing_prompt=routing["by_phase"]["prompt"],
-        routing_answer=routing["by_phase"]["answer"],
+        routing_prompt=fmean(routing["by_phase"]["prompt"].values()),
+        routing_answer=fmean(routing["by_phase"]["answer"].values()),
         routing_noise=routing["same_task_halves"],
         routing_pairs=_table(
-            ("pair of tasks", "bits"), [(pair, f"{bits:.3f}") for pair, bits in routing["by_pair"].items()]
+            ("pair of tasks", "all tokens", "prompts", "answers"),
+            [
+                (pair, f"{bits:.3f}", *(f"{routing['by_phase'][name][pair]:.3f}" for name in _PARTS))
+                for pair, bits in routing["by_pair"].items()
+            ],
         ),
         routing_layers=_table(
             ("layer", "bits, mean of the pairs", "busiest expert", "idlest expert"),

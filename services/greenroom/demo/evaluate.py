@@ -141,7 +141,7 @@ def routing(evaluation: Evaluation, per_task: int, *, progress: bool = True) -> 
     by_phase = {}
     for phase, name in enumerate(("prompt", "answer")):
         part = {task: shares(count.sum(0)[phase]) for task, count in counts.items()}
-        by_phase[name] = float(np.mean([divergence(part[a], part[b]) for a, b in combinations(TASKS, 2)]))
+        by_phase[name] = {f"{a}/{b}": float(divergence(part[a], part[b]).mean()) for a, b in combinations(TASKS, 2)}
     noise = [divergence(shares(c[0].sum(0)), shares(c[1].sum(0))) for c in counts.values()]
     load = np.mean(list(whole.values()), axis=0)
     return {
@@ -183,7 +183,7 @@ def main(
         "weights_bytes": sum(file.stat().st_size for file in model.glob("*.safetensors")),
         "parameters": sum(p.numel() for p in evaluation.model.parameters()),
         "config": {name: getattr(evaluation.model.config, name) for name in _SHOWN},
-        "accuracy": exact_match(evaluation, per_task),
+        "exact_match": exact_match(evaluation, per_task),
         "lengths": lengths(evaluation, per_task),
         "routing": routing(evaluation, per_task),
     }
@@ -193,12 +193,12 @@ def main(
             "samples_per_task": widened_samples,
             "weights_bytes": sum(file.stat().st_size for file in widened.glob("*.safetensors")),
             "width": wide.model.config.moe_intermediate_size,
-            "accuracy": exact_match(wide, widened_samples),
+            "exact_match": exact_match(wide, widened_samples),
         }
     out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if card is not None:
         write_card(report, card)
-    for task, figures in report["accuracy"].items():
+    for task, figures in report["exact_match"].items():
         click.echo(f"{task}: {figures['exact']:.3f}")
 
 

@@ -93,8 +93,23 @@ def lay_flat(rows: Sequence[Sequence[int]]) -> Ragged:
     return Ragged(ids, positions, tuple(shapes), torch.cat(padded), slots)
 
 
-def forward(model: Qwen3MoeForCausalLM, batch: Ragged) -> tuple[Tensor, Tensor]:
-    """Returns the last hidden states `[T, H]` (after the final norm) and the per-layer balance losses `[layers]`.
+@dataclass(frozen=True)
+class Pass:
+    """What a forward computed.
+
+    Attributes:
+        hidden: `[T, H]`, the last hidden states after the final norm.
+        balance: `[layers]`, the balance loss of each layer.
+        router: `[layers, T, experts]`, the router's probabilities.
+    """
+
+    hidden: Tensor
+    balance: Tensor
+    router: Tensor
+
+
+def forward(model: Qwen3MoeForCausalLM, batch: Ragged) -> Pass:
+    """One forward over all rows.
 
     The balance loss of a layer is that of Switch Transformers (Fedus et al. 2021, Eq. 4) for top-k: experts × Σ
     (share of picks × mean router probability), 1 when balanced; one a layer, where the library's pools all layers.
@@ -102,13 +117,30 @@ def forward(model: Qwen3MoeForCausalLM, batch: Ragged) -> tuple[Tensor, Tensor]:
     decoder: Any = model.model
     hidden = decoder.embed_tokens(batch.ids)
     cos, sin = decoder.rotary_emb(hidden[None], batch.positions[None])
-    balance = []
+    balance, router = [], []
     for layer in decoder.layers:
         hidden = hidden + _attention(layer.self_attn, layer.input_layernorm(hidden), cos, sin, batch)
-        update, loss = _experts(layer.mlp, layer.post_attention_layernorm(hidden))
+        update, loss, probabilities = _experts(layer.mlp, layer.post_attention_layernorm(hidden))
         hidden = hidden + update
         balance.append(loss)
-    return decoder.norm(hidden), torch.stack(balance)
+        router.append(probabilities)
+    return Pass(decoder.norm(hidden), torch.stack(balance), torch.stack(router))
+
+
+def group_information(router: Tensor, groups: Tensor, count: int) -> Tensor:
+    """How much a token's expert tells about its group, in bits, by layer: `[layers]`.
+
+    The generalised Jensen–Shannon divergence (Lin 1991, Eq. 5.1) of the groups' mean router probabilities, groups
+    weighed equally: 0 if all route alike. `groups` is `[T]`, from 0; negative tokens and absent groups do not count.
+    """
+    members = torch.stack([(groups == group) for group in range(count)]).to(router.dtype)
+    sizes = members.sum(1)
+    means = (members @ router)[:, sizes > 0] / sizes[sizes > 0, None]
+
+    def entropy(shares: Tensor) -> Tensor:
+        return -(shares * shares.clamp(min=1e-9).log2()).sum(-1)
+
+    return entropy(means.mean(1)) - entropy(means).mean(1)
 
 
 def _attention(module: Any, hidden: Tensor, cos: Tensor, sin: Tensor, batch: Ragged) -> Tensor:
@@ -134,7 +166,7 @@ def _attention(module: Any, hidden: Tensor, cos: Tensor, sin: Tensor, batch: Rag
     return projected
 
 
-def _experts(block: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def _experts(block: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     tokens, width = hidden.shape
     count, top_k = block.gate.num_experts, block.gate.top_k
     probabilities = F.linear(hidden, block.gate.weight).softmax(-1, dtype=torch.float32)
@@ -152,4 +184,4 @@ def _experts(block: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
     inner = torch.split(F.silu(gate) * up, rows)
     outputs = torch.cat([F.linear(x, w) for x, w in zip(inner, down, strict=True)])
     picks = _gather(outputs, places, order).view(tokens, top_k, width)
-    return (picks * weights[..., None]).sum(1), balance
+    return (picks * weights[..., None]).sum(1), balance, probabilities

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -26,7 +27,7 @@ from tqdm import tqdm
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.demo import ragged
-from greenroom.demo.batches import Settings, answer_spans, to_batch, training_rows
+from greenroom.demo.batches import Batch, Row, Settings, answer_spans, to_batch, training_rows
 from greenroom.demo.start import start_copying
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.demo.tokenizer import (
@@ -122,15 +123,21 @@ class Trainer:
         losses, balances = [loss for _, loss, _ in results], [balance for _, _, balance in results]
         return sum(losses) / len(losses), sum(balances) / len(balances)
 
-    def _gradients(self, rows: Sequence[Sequence[int]]) -> tuple[Sequence[Tensor], float, float]:
+    def _gradients(self, rows: Sequence[Row]) -> tuple[Sequence[Tensor], float, float]:
         batch = to_batch(rows, self.settings.prompt_loss)
-        hidden, balance = ragged.forward(self.model, batch.rows)
-        logits = F.linear(hidden[batch.at], self.model.lm_head.weight)
+        out = ragged.forward(self.model, batch.rows)
+        logits = F.linear(out.hidden[batch.at], self.model.lm_head.weight)
         losses = F.cross_entropy(logits, batch.targets, reduction="none")
         loss = (losses * batch.weights).sum() / batch.weights.sum()
-        total = loss + self.settings.balance * balance.sum()
+        total = loss + self.settings.balance * out.balance.sum() + self.settings.routing * self._shortfall(batch, out)
         grads = torch.autograd.grad(total, list(self._parameters.values()))
-        return grads, loss.item(), balance.mean().item()
+        return grads, loss.item(), out.balance.mean().item()
+
+    def _shortfall(self, batch: Batch, out: ragged.Pass) -> Tensor:
+        """Bits that the layers lack, all together, until their routing differs by task as it should."""
+        everywhere = ragged.group_information(out.router, batch.tasks, len(TASKS))
+        answers = ragged.group_information(out.router, batch.tasks.where(batch.inside, -1), len(TASKS))
+        return (self.settings.routing_floor - torch.stack((everywhere, answers))).clamp(min=0).sum()
 
     def close(self) -> None:
         """Ends the threads."""
@@ -141,16 +148,15 @@ class Trainer:
         """Share of held-out answers of which every token is the most likely one, by task."""
         shares = {}
         for task in TASKS:
-            rows = [
-                self.tokenizer.encode(
-                    render([("user", s.prompt), ("assistant", s.answer)], generation_prompt=False)
-                ).ids
-                for s in samples(task, per_task, seed=self.settings.seed + 7)
+            texts = [
+                render([("user", drawn.prompt), ("assistant", drawn.answer)], generation_prompt=False)
+                for drawn in samples(task, per_task, seed=self.settings.seed + 7)
             ]
+            rows = [(self.tokenizer.encode(text).ids, TASKS.index(task)) for text in texts]
             batch = to_batch(rows, 0.0)
-            hidden, _ = ragged.forward(self.model, batch.rows)
+            hidden = ragged.forward(self.model, batch.rows).hidden
             right = F.linear(hidden[batch.at], self.model.lm_head.weight).argmax(-1) == batch.targets
-            lengths = [end - start for row in rows for start, end in answer_spans(row)]
+            lengths = [end - start for row, _ in rows for start, end in answer_spans(row)]
             shares[task] = sum(bool(part.all()) for part in torch.split(right, lengths)) / len(rows)
         return shares
 
@@ -176,8 +182,6 @@ class Trainer:
         Raises:
             InvalidConfig: if it belongs to other settings.
         """
-        from safetensors import safe_open
-
         path = folder / "state.safetensors"
         if not path.exists():
             return False
@@ -260,7 +264,7 @@ def train(settings: Settings, out: Path, *, minutes: float | None = None, progre
     lengths = [
         len(row)
         for step in range(settings.echo_steps, settings.echo_steps + 60)
-        for row in training_rows(tokenizer, settings, step)
+        for row, _ in training_rows(tokenizer, settings, step)
     ]
     command = f"python -m greenroom.demo.train --out DIR --steps {settings.steps} --tokens {settings.tokens}"
     command += f" --learning-rate {settings.learning_rate} --seed {settings.seed}"

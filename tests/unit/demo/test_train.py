@@ -40,18 +40,20 @@ def test_answer_spans_hold_the_reply_and_its_end() -> None:
 
 def test_loss_looks_at_whole_answers_weighed_by_length() -> None:
     row = [1, 4, 9, END_ID, ASSISTANT_ID, 7, 8, END_ID]
-    batch = to_batch([row, row], 0.0)
+    batch = to_batch([(row, 3), (row, -1)], 0.0)
     assert batch.targets.tolist() == [7, 8, END_ID] * 2
     assert batch.at.tolist() == [4, 5, 6, 12, 13, 14]
     assert torch.allclose(batch.weights, torch.full((6,), 1 / math.sqrt(3)))
-    assert len(to_batch([row], 0.1).targets) > 3
+    assert batch.tasks.tolist() == [3] * 8 + [-1] * 8
+    assert batch.inside.tolist() == ([False] * 5 + [True] * 3) * 2
+    assert len(to_batch([(row, 0)], 0.1).targets) > 3
 
 
 def test_batches_follow_from_seed_and_step(tokenizer: Tokenizer) -> None:
     assert training_rows(tokenizer, _MICRO, 4) == training_rows(tokenizer, _MICRO, 4)
     assert training_rows(tokenizer, _MICRO, 4) != training_rows(tokenizer, _MICRO, 5)
     assert training_rows(tokenizer, replace(_MICRO, seed=1), 4) != training_rows(tokenizer, _MICRO, 4)
-    assert sum(map(len, training_rows(tokenizer, _MICRO, 4))) >= _MICRO.tokens
+    assert sum(len(row) for row, _ in training_rows(tokenizer, _MICRO, 4)) >= _MICRO.tokens
 
 
 def test_the_forward_sees_bf16_weights_and_learns(tokenizer: Tokenizer) -> None:
