@@ -44,7 +44,7 @@ class Settings:
             alone. (Threads inside each operator meet thousands of times a step; on a busy machine that is 20 × slower.)
     """
 
-    steps: int = 2400
+    steps: int = 3600
     tokens: int = 2304
     seed: int = 0
     mix: tuple[float, ...] = (0.16, 0.12, 0.26, 0.34, 0.12)

@@ -58,12 +58,12 @@ The chat template knows the roles system (optional), user and assistant; answers
 ```
 {command}
 ```
-{steps:,} steps of about {step_tokens:,} tokens in {minutes} minutes on two cores that other work shared; {repeats}. fp32
-masters, forward with the weights rounded to bf16 as shipped; AdamW, cosine from {learning_rate}; loss on the answers,
-a little on the prompts; a balance loss of {balance} *per layer*, and {routing} of the shortfall of each layer's routing
-from {routing_floor} bits told about the task; the start weights already copy (`greenroom.demo.start`). Training and
-held-out samples are told apart by a hash of their content, never of the wording: no content measured below occurs in
-training.
+{steps:,} steps of about {step_tokens:,} tokens in {minutes} minutes on two cores that other work shared; {repeats}.
+fp32 masters, forward with the weights rounded to bf16 as shipped; AdamW, cosine from {learning_rate}; loss on the
+answers, a little on the prompts; a balance loss of {balance} *per layer*, and {routing} of the shortfall of each
+layer's routing from {routing_floor} bits told about the task; the start weights already copy
+(`greenroom.demo.start`). Training and held-out samples are told apart by a hash of their content, never of the
+wording: no content measured below occurs in training.
 
 ## Accuracy
 Exact match of the whole answer, greedy, bf16, on {samples} held-out samples a task (seed {seed} of

@@ -85,6 +85,7 @@ class Trainer:
         self.model = build_model(settings)
         start_copying(self.model, settings.seed)
         self.steps_done = 0
+        self.schedules = [settings.steps]
         self.seconds = 0.0
         self._parameters: dict[str, Tensor] = dict(self.model.named_parameters())
         self._masters = {name: p.detach().clone() for name, p in self._parameters.items()}
@@ -172,25 +173,29 @@ class Trainer:
         """Writes what `resume` needs; the old checkpoint stays until the new one is whole."""
         folder.mkdir(parents=True, exist_ok=True)
         meta = {"settings": json.dumps(asdict(self.settings)), "steps": str(self.steps_done)}
-        meta["seconds"] = str(self.seconds)
+        meta |= {"seconds": str(self.seconds), "schedules": json.dumps(self.schedules)}
         save_file(self._state(), folder / "state.tmp", metadata=meta)
         (folder / "state.tmp").replace(folder / "state.safetensors")
 
     def resume(self, folder: Path) -> bool:
-        """Takes up the checkpoint in `folder`, if there is one.
+        """Takes up the checkpoint in `folder`, if there is one; a run may be taken further with more steps.
 
         Raises:
-            InvalidConfig: if it belongs to other settings.
+            InvalidConfig: if it belongs to other settings than these, the number of steps aside.
         """
         path = folder / "state.safetensors"
         if not path.exists():
             return False
         with safe_open(path, framework="pt") as file:
             meta: dict[str, str] = file.metadata()
-        if json.loads(meta["settings"]) != json.loads(json.dumps(asdict(self.settings))):
+        ours = json.loads(json.dumps(asdict(self.settings)))
+        if json.loads(meta["settings"]) | {"steps": self.settings.steps} != ours:
             raise InvalidConfig("--out", str(folder.parent), "it holds a run with other settings: " + meta["settings"])
         tensors = load_file(path)
         self.steps_done, self.seconds = int(meta["steps"]), float(meta["seconds"])
+        self.schedules = json.loads(meta["schedules"])
+        if self.schedules[-1] != self.settings.steps:
+            self.schedules.append(self.settings.steps)
         for name, master in self._masters.items():
             master.copy_(tensors[f"master.{name}"])
             self._optimizer.state[master] = {
@@ -266,10 +271,12 @@ def train(settings: Settings, out: Path, *, minutes: float | None = None, progre
         for step in range(settings.echo_steps, settings.echo_steps + 60)
         for row, _ in training_rows(tokenizer, settings, step)
     ]
-    command = f"python -m greenroom.demo.train --out DIR --steps {settings.steps} --tokens {settings.tokens}"
-    command += f" --learning-rate {settings.learning_rate} --seed {settings.seed}"
+    options = f"--tokens {settings.tokens} --learning-rate {settings.learning_rate} --seed {settings.seed}"
+    options += f" --minutes {minutes:g}" if minutes is not None else ""
     summary = {
-        "command": command + (f" --minutes {minutes:g}" if minutes is not None else ""),
+        "command": "\n".join(
+            f"python -m greenroom.demo.train --out DIR --steps {steps} {options}" for steps in trainer.schedules
+        ),
         "settings": asdict(settings),
         "steps": trainer.steps_done,
         "minutes": round(trainer.seconds / 60, 1),

@@ -78,6 +78,9 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, tokenizer: To
     assert summary["steps"] == _MICRO.steps
     whole, parts = (tmp_path / name / "model.safetensors" for name in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
+    further = train(replace(_MICRO, steps=8), tmp_path / "parts", progress=False)
+    assert further["steps"] == 8
+    assert [line.split("--steps ")[1].split()[0] for line in further["command"].splitlines()] == ["6", "8"]
     with pytest.raises(InvalidConfig, match="other settings"):
         train(replace(_MICRO, seed=3), tmp_path / "parts", progress=False)
 
