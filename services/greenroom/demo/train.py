@@ -85,7 +85,7 @@ class Trainer:
         self.model = build_model(settings)
         start_copying(self.model, settings.seed)
         self.steps_done = 0
-        self.schedules = [settings.steps]
+        self.schedules = [[settings.steps, settings.routing]]
         self.seconds = 0.0
         self._parameters: dict[str, Tensor] = dict(self.model.named_parameters())
         self._masters = {name: p.detach().clone() for name, p in self._parameters.items()}
@@ -181,7 +181,7 @@ class Trainer:
         """Takes up the checkpoint in `folder`, if there is one; a run may be taken further with more steps.
 
         Raises:
-            InvalidConfig: if it belongs to other settings than these, the number of steps aside.
+            InvalidConfig: if it belongs to other settings than these, the steps and the routing's weight aside.
         """
         path = folder / "state.safetensors"
         if not path.exists():
@@ -189,13 +189,13 @@ class Trainer:
         with safe_open(path, framework="pt") as file:
             meta: dict[str, str] = file.metadata()
         ours = json.loads(json.dumps(asdict(self.settings)))
-        if json.loads(meta["settings"]) | {"steps": self.settings.steps} != ours:
+        if json.loads(meta["settings"]) | {"steps": ours["steps"], "routing": ours["routing"]} != ours:
             raise InvalidConfig("--out", str(folder.parent), "it holds a run with other settings: " + meta["settings"])
         tensors = load_file(path)
         self.steps_done, self.seconds = int(meta["steps"]), float(meta["seconds"])
         self.schedules = json.loads(meta["schedules"])
-        if self.schedules[-1] != self.settings.steps:
-            self.schedules.append(self.settings.steps)
+        if self.schedules[-1] != [self.settings.steps, self.settings.routing]:
+            self.schedules.append([self.settings.steps, self.settings.routing])
         for name, master in self._masters.items():
             master.copy_(tensors[f"master.{name}"])
             self._optimizer.state[master] = {
@@ -275,7 +275,8 @@ def train(settings: Settings, out: Path, *, minutes: float | None = None, progre
     options += f" --minutes {minutes:g}" if minutes is not None else ""
     summary = {
         "command": "\n".join(
-            f"python -m greenroom.demo.train --out DIR --steps {steps} {options}" for steps in trainer.schedules
+            f"python -m greenroom.demo.train --out DIR --steps {steps} --routing {routing:g} {options}"
+            for steps, routing in trainer.schedules
         ),
         "settings": asdict(settings),
         "steps": trainer.steps_done,
@@ -297,12 +298,15 @@ _DEFAULTS: Final = Settings()
 @click.option("--steps", default=_DEFAULTS.steps, show_default=True, type=click.IntRange(1))
 @click.option("--tokens", default=_DEFAULTS.tokens, show_default=True, type=click.IntRange(64), help="Tokens a step.")
 @click.option("--minutes", default=None, type=click.FloatRange(0, min_open=True), help="End the schedule by then.")
+@click.option("--routing", default=_DEFAULTS.routing, show_default=True, help="Weight of routing that differs by task.")
 @click.option("--seed", default=_DEFAULTS.seed, show_default=True)
 @click.option("--learning-rate", default=_DEFAULTS.learning_rate, show_default=True)
-def main(out: Path, steps: int, tokens: int, minutes: float | None, seed: int, learning_rate: float) -> None:
-    """Train the bundled model from nothing."""
+def main(
+    out: Path, steps: int, tokens: int, minutes: float | None, routing: float, seed: int, learning_rate: float
+) -> None:
+    """Train the bundled model from nothing, or take the run in --out further."""
     torch.set_num_threads(1)
-    settings = Settings(steps=steps, tokens=tokens, seed=seed, learning_rate=learning_rate)
+    settings = Settings(steps=steps, tokens=tokens, routing=routing, seed=seed, learning_rate=learning_rate)
     summary = train(settings, out, minutes=minutes)
     click.echo(json.dumps({key: value for key, value in summary.items() if key != "settings"}, indent=2))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from transformers import AutoConfig
@@ -45,7 +46,7 @@ def test_it_answers_heldout_samples_as_often_as_its_card_says(evaluation: Evalua
 
 
 def test_its_experts_are_all_in_use_and_differ_by_task(evaluation: Evaluation) -> None:
-    picked = {}
+    picked: dict[str, Any] = {}
     for task in ("summarise", "compare"):
         picked[task] = sum(evaluation.picks(one)[0] for one in samples(task, 6, seed=CARD_SEED))
     together = picked["summarise"] + picked["compare"]
