@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import openai
@@ -30,8 +30,9 @@ def server(cache: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-async def client(server: Server) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
+async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0) as made:
+        yield made
 
 
 async def model_name(client: openai.AsyncOpenAI) -> str:
@@ -144,14 +145,13 @@ async def test_what_can_not_be_served_changes_nothing(server: Server, client: op
 def test_sigterm_drains_and_the_next_start_is_warm(cache: Path) -> None:
     options = ("--expert-memory", "25%", "--policy", "lfu")
     with Server(*options, cache=cache) as first:
-        client = openai.OpenAI(base_url=f"{first.url}/v1", api_key="none")
-        stream = client.completions.create(
-            model="greenroom-understudy", prompt="a", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
-        )
-        chunks = iter(stream)
-        next(chunks)
-        first.process.terminate()
-        assert sum(1 for _ in chunks) >= 100, "a running request is finished"
+        with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none") as client:
+            chunks = client.completions.create(
+                model="greenroom-understudy", prompt="a", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+            )
+            next(chunks)
+            first.process.terminate()
+            assert sum(1 for _ in chunks) >= 100, "a running request is finished"
         assert first.process.wait(60) == 0
     remembered = next((cache / "packs").glob("*.resident.json"))
     kept = json.loads(remembered.read_text())["experts"]
