@@ -51,7 +51,7 @@ def generate(
 
     \b
     Examples:
-      greenroom generate "Is a lamp at 30 dollars cheaper than a chair at 45 dollars?"
+      greenroom generate "Rosa always asks for milk. Kira drinks cocoa. What does Kira drink?"
       greenroom generate --file prompts.jsonl --json --expert-memory 25% > answers.jsonl
       echo "Once upon a time" | greenroom generate --raw --model ./checkpoint --temperature 0.8 --seed 7
     """

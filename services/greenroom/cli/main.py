@@ -56,7 +56,7 @@ def main(log_level: str) -> None:
     Examples:
       greenroom serve                                      the bundled model on http://127.0.0.1:8000
       greenroom serve --model DIR --expert-memory 8GiB     a checkpoint of yours
-      greenroom generate "What does the kettle cost?"      without a server
+      greenroom generate "Hello! I am Leo."                without a server
       greenroom info MODEL                                 what a checkpoint needs and what fits
     """
     logging.basicConfig(
