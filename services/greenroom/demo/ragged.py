@@ -43,7 +43,8 @@ class _Gather(torch.autograd.Function):
 
 
 def _gather(states: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-    gathered: Tensor = _Gather.apply(states, index, inverse)  # type: ignore[no-untyped-call]
+    apply: Any = _Gather.apply  # typed in some versions of torch and not in others
+    gathered: Tensor = apply(states, index, inverse)
     return gathered
 
 
