@@ -6,10 +6,10 @@ Three concerns meet here and live elsewhere: bookkeeping (``ledger``), deciding 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from greenroom.core.errors import BudgetTooSmall, TransferFailed
 from greenroom.core.units import format_bytes
 from greenroom.experts.ahead import AheadFetcher
 from greenroom.experts.counters import Counters
+from greenroom.experts.hardware import Hardware, RealHardware
 from greenroom.experts.layout import PackManifest
 from greenroom.experts.ledger import Ledger, LedgerError, State
 from greenroom.experts.room import Room
@@ -55,13 +56,33 @@ def catalogue_of(manifest: PackManifest, pool: str = "model") -> Catalogue:
     )
 
 
+class RoutingListener(Protocol):
+    """Hears what is routed where, on the thread that owns the engine; a trace recorder."""
+
+    def sequence_queued(self, sequence: SequenceInfo) -> None:
+        """A request has arrived."""
+        ...
+
+    def layer_routed(self, step: Step, layer: int, picks: NDArray[np.integer]) -> None:
+        """The layer's router picked ``picks[T, k]`` for the rows of ``step``; copy what is kept."""
+        ...
+
+
 class ExpertEngine:
     """An ExpertSource that keeps ``device_slots`` experts in memory and fetches the others as they are needed.
 
     Owned by one thread. Raises BudgetTooSmall where a layer's top-k experts do not fit.
     """
 
-    def __init__(self, store: Store, catalogue: Catalogue, policy: ExpertPolicy, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        store: Store,
+        catalogue: Catalogue,
+        policy: ExpertPolicy,
+        config: EngineConfig,
+        *,
+        hardware: Hardware | None = None,
+    ) -> None:
         least = int(catalogue.top_k.max())
         slot_bytes = int(catalogue.bytes_of.max())
         if config.device_slots < least:
@@ -72,11 +93,15 @@ class ExpertEngine:
         self.catalogue = catalogue
         self.policy = policy
         self.counters = Counters()
+        self.listener: RoutingListener | None = None
         self._config = config
+        self._hardware = hardware or RealHardware()
         self._device = Ledger(catalogue.size, min(config.device_slots, catalogue.size))
         self._host = Ledger(catalogue.size, min(config.host_slots, catalogue.size)) if config.host_slots else None
         self._room = Room(policy, self._device, self._host, slot_bytes, self.counters)
-        self._tiers = Tiers(store, catalogue, self._device, self._host, make_host_room=self._room.on_host)
+        self._tiers = Tiers(
+            store, catalogue, self._device, self._host, make_host_room=self._room.on_host, hardware=self._hardware
+        )
         self._ahead = AheadFetcher(policy, self._tiers, self._room, self.counters, config.queue_ahead)
         self._failed: dict[int, str] = {}
         self._steps = 0
@@ -112,6 +137,8 @@ class ExpertEngine:
     @contextmanager
     def routed(self, layer: int, picks: NDArray[np.int64]) -> Iterator[Iterator[tuple[int, ExpertWeights]]]:
         """See ExpertSource. What has landed comes first, or the policy's order is kept where it has one."""
+        if self.listener is not None:
+            self.listener.layer_routed(self._step, layer, picks)
         self._deliver()
         routing = LayerRouting.from_picks(self.catalogue, self._step, layer, picks)
         experts = routing.experts
@@ -132,6 +159,8 @@ class ExpertEngine:
     # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------
 
     def sequence_queued(self, sequence: SequenceInfo) -> None:
+        if self.listener is not None:
+            self.listener.sequence_queued(sequence)
         self.policy.on_sequence_queued(sequence)
 
     def sequence_started(self, sequence: SequenceInfo) -> None:
@@ -287,9 +316,9 @@ class ExpertEngine:
         self._raise_failure_of(wanted)
         if not self._tiers.moving:
             raise LedgerError("a layer waits for experts, and nothing moves")
-        begin = time.perf_counter()
+        begin = self._hardware.now()
         landed = self._tiers.wait(self._config.transfer_timeout_s)
-        self.counters.stall_seconds += time.perf_counter() - begin
+        self.counters.stall_seconds += self._hardware.now() - begin
         self._deliver()
         self._raise_failure_of(wanted)
         if not landed:

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from greenroom.experts.arena import Arena
+from greenroom.experts.hardware import Hardware
 from greenroom.experts.layout import PackManifest
 from greenroom.experts.ledger import Ledger, State
-from greenroom.experts.mover import Job, Mover, Outbox
+from greenroom.experts.mover import Job, Mover
 from greenroom.experts.source import ExpertWeights
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Reason, Tier, Transfer
@@ -44,6 +44,7 @@ class Tiers:
         host: Ledger | None,
         *,
         make_host_room: Callable[[int], bool],
+        hardware: Hardware,
     ) -> None:
         layouts = [layer.layout for layer in store.manifest.layers]
         slot_bytes = max(layout.nbytes for layout in layouts)
@@ -53,13 +54,13 @@ class Tiers:
         self.slot_bytes = slot_bytes
         self.device = device
         self.host = host
-        self._device_arena = Arena(device.slots, slot_bytes, layouts)
-        self._host_arena = None if host is None else Arena(host.slots, slot_bytes, layouts)
-        self._outbox = Outbox()
+        self._device_arena = hardware.arena(device.slots, slot_bytes, layouts)
+        self._host_arena = None if host is None else hardware.arena(host.slots, slot_bytes, layouts)
+        self._outbox = hardware.outbox()
         self._jobs: dict[int, Job] = {}  # by expert: queued or running, the hop that is next or under way
         self._without_host_slot: list[Job] = []  # bounded by the device's slots, each holds one
-        self._disk = Mover("disk", self._read, self._outbox)
-        self._upload = Mover("host-device", self._copy_up, self._outbox) if host is not None else None
+        self._disk = hardware.mover("disk", self._read, self._outbox)
+        self._upload = None if host is None else hardware.mover("host-device", self._copy_up, self._outbox)
 
     @property
     def movers(self) -> tuple[Mover, ...]:
