@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PEERS  := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
 
-.PHONY: help run test test-full lint format bench-budgets clean
+.PHONY: help run test test-full lint format bench-budgets bench-peers clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -32,8 +34,11 @@ format: $(STAMP) ## Rewrite the code in the project's style
 bench-budgets: $(STAMP) ## Tokens/s resident, at a third and at the least budget, on the widened bundled model
 	$(BIN)/python -m benchmarks.budgets
 
+bench-peers: $(STAMP) $(PEERS_STAMP) ## Beside llama.cpp, resident and at a third (its first use builds llama.cpp: about 8 minutes)
+	$(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python
+
 clean: ## Remove what the targets made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -41,4 +46,12 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a minute or two (PyTorch is large)"; $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[torch]' --group dev
+	@touch $@
+
+$(PEERS_STAMP): benchmarks/peers/requirements.txt
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@command -v cc > /dev/null || { echo "llama.cpp is built from source: it needs a C and C++ compiler (gcc or clang)"; exit 1; }
+	@echo "Building llama.cpp for this processor into $(PEERS): once, about 8 minutes on two cores"
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) \
+	  $(PEERS)/bin/python -m pip install --quiet --progress-bar on --no-binary llama-cpp-python --requirement $<
 	@touch $@
