@@ -26,7 +26,17 @@ from greenroom.experts.source import ExpertWeights
 from greenroom.experts.tiers import Store, Tiers
 from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Phase, Reason, SequenceEnd, SequenceInfo, Step, Tier
+from greenroom.policies.events import (
+    LayerRouting,
+    Phase,
+    Prediction,
+    PredictionRequest,
+    Reason,
+    SequenceEnd,
+    SequenceInfo,
+    Step,
+    Tier,
+)
 from greenroom.policies.expert_policy import ExpertPolicy
 
 
@@ -67,6 +77,10 @@ class RoutingListener(Protocol):
         """The layer's router picked ``picks[T, k]`` for the rows of ``step``; copy what is kept."""
         ...
 
+    def step_ended(self, step: Step, *, failed: bool) -> None:
+        """The forward is over; after a failure its rows come again."""
+        ...
+
 
 class ExpertEngine:
     """An ExpertSource that keeps ``device_slots`` experts in memory and fetches the others as they are needed.
@@ -104,6 +118,8 @@ class ExpertEngine:
         )
         self._ahead = AheadFetcher(policy, self._tiers, self._room, self.counters, config.queue_ahead)
         self._failed: dict[int, str] = {}
+        self.asks = frozenset() if self._device.slots == catalogue.size else policy.asks
+        self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
         self._steps = 0
         self._step = Step(catalogue.pool, 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         policy.on_budget_changed(Tier.DEVICE, self.device.slots * slot_bytes)
@@ -121,7 +137,22 @@ class ExpertEngine:
         self.counters.steps += 1
         if "on_step_started" in self.policy.hooks:
             self.policy.on_step_started(self._step)
-        yield
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            if self.listener is not None:
+                self.listener.step_ended(self._step, failed=failed)
+
+    def take_request(self, kind: str) -> PredictionRequest | None:
+        for request in self.policy.take_requests() if self.asks else ():
+            self._requests[request.kind] = request
+        return self._requests.pop(kind, None)
+
+    def predicted(self, prediction: Prediction) -> None:
+        self.policy.on_prediction(prediction)
+        self._ahead.pump()
 
     def layer_entered(self, layer: int) -> None:
         if "on_layer_entered" in self.policy.hooks:
@@ -148,10 +179,14 @@ class ExpertEngine:
         pending = dict.fromkeys(experts.tolist())
         try:
             self.policy.on_layer_routed(routing)
-            yield self._landing(routing, pending)
+            order = self._compute_order(routing)
+            todo = dict.fromkeys(pending if order is None else order)
+            starved = self._demand(todo, routing)
+            self._ahead.pump()
+            yield self._landing(routing, pending, todo, starved, in_order=order is not None)
         finally:
             if pending:
-                self.device.unpin(np.fromiter(pending, dtype=np.int64))
+                self._tiers.release(np.fromiter(pending, dtype=np.int64))
         if "on_layer_done" in self.policy.hooks:
             self.policy.on_layer_done(self._step, layer)
         self._ahead.pump()
@@ -233,16 +268,15 @@ class ExpertEngine:
             counters.prefetches_used += int(np.count_nonzero(ahead))
             self._room.unused[experts] = False
 
-    def _landing(self, routing: LayerRouting, pending: dict[int, None]) -> Iterator[tuple[int, ExpertWeights]]:
+    def _landing(
+        self, routing: LayerRouting, pending: dict[int, None], todo: dict[int, None], starved: bool, *, in_order: bool
+    ) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield every pending expert once it is here. Who has run leaves ``pending`` and loses its pin: at once where
         others wait for its slot, else with the next ones that have run.
         """
         first = int(self.catalogue.first[routing.layer])
-        order = self._compute_order(routing)
-        todo = dict.fromkeys(pending if order is None else order)
-        starved = self._demand(todo, routing)
         while todo:
-            ready = self._ready(todo, in_order=order is not None)
+            ready = self._ready(todo, in_order=in_order)
             if not ready and starved and not self._tiers.moving:
                 ready = self._ready(todo, in_order=False)  # those before them can not come until these have run
             if not ready:
@@ -283,7 +317,7 @@ class ExpertEngine:
         run = np.array(keys, dtype=np.int64)
         for key in keys:
             del pending[key]
-        self.device.unpin(run)
+        self._tiers.release(run)
         if "on_experts_done" in self.policy.hooks:
             self.policy.on_experts_done(self._step, routing.layer, run)
 

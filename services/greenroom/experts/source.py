@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from greenroom.policies.events import Prediction, PredictionRequest
 
 ExpertWeights = tuple[torch.Tensor, ...]
 """One expert's tensors, in the order of its record's layout; views that are valid until the next one is asked for."""
@@ -42,4 +44,22 @@ class ExpertSource(Protocol):
         source's own choosing; asking for the next one says that the previous is done with. Raises TransferFailed
         where one can not be had. Leaving the context releases whatever is still held.
         """
+        ...
+
+
+@runtime_checkable
+class PredictsFor(Protocol):
+    """A source whose policy asks for predictions; what can make them takes the requests and answers.
+
+    ``asks``: the kinds it may ask for, fixed while it lives; no other need be looked for.
+    """
+
+    asks: frozenset[str]
+
+    def take_request(self, kind: str) -> PredictionRequest | None:
+        """The newest request of this kind that nobody has taken, if there is one."""
+        ...
+
+    def predicted(self, prediction: Prediction) -> None:
+        """The answer to one; on the thread that owns the source."""
         ...

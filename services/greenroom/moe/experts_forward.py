@@ -36,6 +36,8 @@ def experts_forward(
     seat = seat_of(module)
     picks = top_k_index.cpu().numpy()
     with seat.source.routed(seat.layer, picks) as arriving:
+        if seat.stage.look_ahead is not None:
+            seat.stage.look_ahead(seat.layer, hidden_states)
         return combine(
             hidden_states,
             picks,

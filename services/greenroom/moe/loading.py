@@ -24,6 +24,7 @@ from greenroom.moe.conversion import ExpertPlan
 from greenroom.moe.experts_forward import switch_expert, switch_experts_forward
 from greenroom.moe.families import Family, family_of
 from greenroom.moe.layers import MoeLayer
+from greenroom.moe.look_ahead import look_ahead_of
 from greenroom.moe.packing import resolve_dtype
 from greenroom.moe.routers import find_router, wrap_router
 from greenroom.moe.seats import RouterObserver, Seat, Stage, take_seat
@@ -100,6 +101,7 @@ def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: Rou
     """From now on the model takes its experts from ``source`` (None: detached); not while a forward runs."""
     loaded.stage.source = source
     loaded.stage.on_router_logits = on_router_logits
+    loaded.stage.look_ahead = look_ahead_of(loaded.model, loaded.layers, source)
 
 
 def _seat(model: Any, layer: MoeLayer, seat: Seat) -> None:

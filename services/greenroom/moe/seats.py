@@ -12,15 +12,19 @@ from greenroom.experts.source import ExpertSource
 RouterObserver = Callable[[int, torch.Tensor], None]
 """Told ``(layer, logits[T, experts])`` by every router, before any mask; the tensor is the router's own."""
 
+RowsObserver = Callable[[int, torch.Tensor], None]
+"""Told ``(layer, rows[T, H])`` when a layer's experts have been asked for and before any of them runs."""
+
 _ATTRIBUTE = "_greenroom_seat"
 
 
 class Stage:
-    """One loaded model's link to whoever holds its experts; both None until attached."""
+    """One loaded model's link to whoever holds its experts; all None until attached."""
 
     def __init__(self) -> None:
         self.source: ExpertSource | None = None
         self.on_router_logits: RouterObserver | None = None
+        self.look_ahead: RowsObserver | None = None
 
 
 class Seat:

@@ -18,6 +18,9 @@ from greenroom.policies.catalogue import Catalogue
 
 UNKNOWN_TASK: Final = "unknown"
 
+ROUTER: Final = "router"
+"""The kind of prediction that the layers' own routers give, run on the rows of an earlier layer of the same step."""
+
 
 class Phase(IntEnum):
     """What a row of a step is part of."""
@@ -218,7 +221,8 @@ class PredictionRequest:
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
     """A provider's answer. ``values[..., M]``: a weight for each of the M experts of ``request.layers``, in key
-    order; leading axes, where there are any, run over ``request.sequences``. ``version`` is the artifact's.
+    order; leading axes, where there are any, run over ``request.sequences``, or for the kind ``router`` over the rows
+    of the step. ``version`` is the artifact's.
 
     It may come late (its step is over), twice or not at all; what is in it is then the policy's to judge.
     """

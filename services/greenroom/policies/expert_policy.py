@@ -18,6 +18,8 @@ a layer costs one event object and one call. In order:
                on_layer_routed(routing)               before its experts run
                compute_order(routing, resident)       pull; only if overridden
                victims(request)                       pull, when the misses do not fit
+               take_requests()                        pull, when the misses are on their way; only if it ``asks``
+               on_prediction(prediction)              the answers of providers that answer at once
                on_evicted, on_transfer_done/failed    as it happens
                on_experts_done(step, layer, experts)  batched: whenever it suits the engine, at the latest with
                on_layer_done(step, layer)             the layer's end
@@ -95,6 +97,9 @@ class Target:
     drop_others: bool = False
 
 
+_DECLARATIONS = ("hooks", "asks")
+
+
 class ExpertPolicy(ABC):
     """Base of all expert policies: events that do nothing, wants that are empty, and ``victims`` to be written.
 
@@ -106,12 +111,16 @@ class ExpertPolicy(ABC):
     hooks: ClassVar[frozenset[str]] = frozenset()
     """Names of the methods that this class overrides; the engine calls no other event."""
 
+    asks: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of predictions that this class may request; where there are none ``take_requests`` is never called."""
+
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.hooks = frozenset(
             name
             for name in vars(ExpertPolicy)
-            if not name.startswith("_") and getattr(cls, name) is not getattr(ExpertPolicy, name) and name != "hooks"
+            if name not in _DECLARATIONS and not name.startswith("_")
+            if getattr(cls, name) is not getattr(ExpertPolicy, name)
         )
 
     def __init__(self, catalogue: Catalogue) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.policies.batch_policy import BatchPolicy, FcfsBatching
+from greenroom.policies.belady import Belady
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fifo import Fifo
@@ -17,6 +18,7 @@ from greenroom.policies.neighbour_aware import NeighbourAware
 from greenroom.policies.placement_policy import FcfsPlacement, PlacementPolicy
 
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
+    "belady": Belady,
     "fifo": Fifo,
     "lfu": Lfu,
     "lfu-reset": LfuReset,

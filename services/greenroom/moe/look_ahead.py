@@ -1,0 +1,152 @@
+"""The next layers' own routers, run on the rows that the current layer's experts get: what they will probably pick.
+
+Pre-gated MoE (Hwang et al., ISCA 2024) trains each layer's gate to choose for the next layer. The residual stream
+changes little from layer to layer, so an untrained router sees much of what it will see: this gives most of that
+effect without retraining. It only predicts; the routers' real picks decide what is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from greenroom.experts.source import PredictsFor
+from greenroom.moe.layers import MoeLayer
+from greenroom.moe.routers import find_router
+from greenroom.policies.arrays import Scores
+from greenroom.policies.events import ROUTER, Prediction
+
+log = logging.getLogger(__name__)
+
+
+class _Gate(NamedTuple):
+    """One layer's router: its family's own forward, without what greenroom has wrapped around it."""
+
+    module: nn.Module
+    norm: Any  # a module with a weight and perhaps a bias, or None
+
+    def outputs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits ``[T, experts]`` and picks ``[T, k]``."""
+        logits, _, picks = type(self.module).forward(self.module, rows)
+        return logits, picks
+
+
+class LookAhead:
+    """Answers requests for predictions of the kind ``router`` while a layer's experts are on their way.
+
+    Values are ``[T, M]``, a row of the step each: between 0 and 1, above 1/2 for what the router would pick, by how
+    far the logit lies from the boundary between the picked and the others.
+    """
+
+    def __init__(self, gates: list[_Gate], source: PredictsFor) -> None:
+        self._gates = gates
+        self._source = source
+        self._renorms: dict[tuple[int, int], _Renorm | None] = {}
+
+    def __call__(self, layer: int, rows: torch.Tensor) -> None:
+        """The experts of ``layer`` get these ``rows[T, H]``; answers what the policy has asked for, if anything."""
+        request = self._source.take_request(ROUTER)
+        if request is None:
+            return
+        values = [self.weights(layer, ahead, rows) for ahead in range(*request.layers)]
+        self._source.predicted(Prediction(request, "", np.concatenate(values, axis=1)))
+
+    def weights(self, layer: int, ahead: int, rows: torch.Tensor) -> Scores:
+        """``[T, experts of layer ahead]``: how probable each expert of the layer ``ahead`` is."""
+        if (layer, ahead) not in self._renorms:
+            self._renorms[layer, ahead] = _renorm(self._gates[layer].norm, self._gates[ahead].norm)
+        renorm = self._renorms[layer, ahead]
+        with torch.inference_mode():
+            logits, picks = self._gates[ahead].outputs(rows if renorm is None else renorm(rows))
+        return _around_the_boundary(logits.float().cpu().numpy(), picks.cpu().numpy())
+
+
+class _Renorm(NamedTuple):
+    """Rows that one layer's norm has made as another's would have made them of the same residual stream.
+
+    Norms scale (and some shift) what they have normalised by weights of their own; these are exchanged.
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor | None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.scale if self.shift is None else rows * self.scale + self.shift
+
+
+def _renorm(here: Any, there: Any) -> _Renorm | None:
+    if here is None or there is None:
+        return None
+    scale = there.weight.float() / here.weight.float()
+    if not bool(scale.isfinite().all()):
+        return None
+    shift = None
+    if getattr(here, "bias", None) is not None:
+        shift = (there.bias.float() - here.bias.float() * scale).to(here.weight.dtype)
+    return _Renorm(scale.to(here.weight.dtype), shift)
+
+
+def _around_the_boundary(logits: Scores, picks: np.ndarray[Any, np.dtype[np.int64]]) -> Scores:
+    count, experts = picks.shape[1], logits.shape[1]
+    if count >= experts:
+        return np.ones_like(logits)
+    ranked = np.partition(logits, experts - count - 1, axis=1)
+    boundary = (ranked[:, experts - count - 1] + ranked[:, experts - count :].min(axis=1)) / 2
+    values = 1 / (1 + np.exp(boundary[:, None] - logits))
+    # Where a family picks by more than its logits (groups, correction biases), its picks come first all the same.
+    chosen = np.zeros(logits.shape, dtype=np.bool_)
+    np.put_along_axis(chosen, picks, True, axis=1)
+    weights: Scores = np.where(chosen, np.maximum(values, 0.5), np.minimum(values, 0.5)).astype(np.float32)
+    return weights
+
+
+def look_ahead_of(model: Any, layers: tuple[MoeLayer, ...], source: object) -> LookAhead | None:
+    """The provider for a model on ``source``; None where nobody asks, or where this model's routers can not be run
+    on other layers' rows, which the log then says.
+    """
+    if not isinstance(source, PredictsFor) or ROUTER not in source.asks:
+        return None
+    gates = [_gate(model, layer) for layer in layers]
+    found = [gate for gate in gates if gate is not None]
+    if len(found) < len(gates):
+        log.warning(
+            "no look-ahead: the routers of %s can not be run ahead of their layers; the policy goes on without",
+            model.config.model_type,
+        )
+        return None
+    return LookAhead(found, source)
+
+
+def _gate(model: Any, layer: MoeLayer) -> _Gate | None:
+    router = find_router(model, layer) if layer.stacked else None
+    if router is None:
+        return None
+    gate = _Gate(router.module, _norm_before(model, layer))
+    embedding = model.get_input_embeddings().weight
+    probe = torch.ones(1, model.config.get_text_config().hidden_size, dtype=embedding.dtype, device=embedding.device)
+    try:
+        with torch.inference_mode():
+            logits, picks = gate.outputs(probe)
+    except Exception:
+        return None
+    return gate if logits.shape == (1, layer.experts) and picks.shape == (1, layer.top_k) else None
+
+
+def _norm_before(model: Any, layer: MoeLayer) -> Any:
+    """The norm whose output a layer's router sees, where it scales by its weight as RMS and layer norms do."""
+    norm = getattr(
+        model.get_submodule(layer.name.rpartition(".")[0].rpartition(".")[0]), "post_attention_layernorm", None
+    )
+    weight = getattr(norm, "weight", None)
+    if norm is None or weight is None or weight.ndim != 1:
+        return None
+    signs = torch.ones_like(weight)
+    signs[::2] = -1  # mean 0, variance 1: normalising changes nothing
+    bias = getattr(norm, "bias", None)
+    expected = signs * weight if bias is None else signs * weight + bias
+    with torch.inference_mode():
+        return norm if torch.allclose(norm(signs[None])[0].float(), expected.float(), rtol=2e-2, atol=1e-3) else None
