@@ -12,7 +12,7 @@ from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import LayerRouting, Step
 from greenroom.policies.lru import Lru
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
-from greenroom.policies.replay import ReplayCache, ReplayResult, RoutingTrace, TraceError, replay
+from greenroom.replay import ReplayCache, ReplayResult, RoutingTrace, TraceError, replay
 from tests.unit.policies.bench import routing_of
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from greenroom.policies.registry import create_policy
-from greenroom.policies.replay import RoutingTrace, replay
+from greenroom.replay import RoutingTrace, replay
 
 SLOTS = (96, 192, 256, 384)
 PUBLISHED = {

@@ -1,0 +1,20 @@
+"""Traces of routing, and what a policy makes of them, without a model.
+
+``RoutingTrace`` is the file, ``TraceRecorder`` makes one from a running engine. ``replay`` counts hits, with transfers
+that take no time; ``greenroom.replay.timed`` runs the engine itself on simulated links and a virtual clock.
+"""
+
+from greenroom.replay.cache import ReplayCache, ReplayResult, optimum, replay
+from greenroom.replay.record import TraceRecorder
+from greenroom.replay.trace import RoutingTrace, TraceError, TraceStep
+
+__all__ = [
+    "ReplayCache",
+    "ReplayResult",
+    "RoutingTrace",
+    "TraceError",
+    "TraceRecorder",
+    "TraceStep",
+    "optimum",
+    "replay",
+]

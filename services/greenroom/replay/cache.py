@@ -1,0 +1,185 @@
+"""Hit rates: a policy, or Belady's optimum, against recorded routing. Transfers take no time here.
+
+Counts look-ups, hits and evictions of one device arena with on-demand fetches alone; what a policy wants ahead of need
+is not carried out. What that gains is a matter of time: see ``greenroom.replay.timed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import BudgetTooSmall
+from greenroom.policies.arrays import NO_KEYS, Keys
+from greenroom.policies.belady import belady
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import (
+    UNKNOWN_TASK,
+    LayerRouting,
+    Reason,
+    SequenceEnd,
+    SequenceInfo,
+    Step,
+    Tier,
+    Transfer,
+    VictimRequest,
+)
+from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.replay.trace import TraceStep, groups
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """A look-up is one distinct expert of one layer of one step; a hit one that was resident already."""
+
+    lookups: int
+    hits: int
+    evictions: int
+
+    @property
+    def misses(self) -> int:
+        return self.lookups - self.hits
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of look-ups that hit; 0 where there were none."""
+        return self.hits / self.lookups if self.lookups else 0.0
+
+
+class ReplayCache:
+    """The device arena of a replay: carries out what the policy decides and counts. Starts empty."""
+
+    def __init__(self, policy: ExpertPolicy, budget_bytes: int) -> None:
+        self.policy = policy
+        self.catalogue = policy.catalogue
+        self.resident = np.zeros(self.catalogue.size, dtype=np.bool_)
+        self.free_bytes = budget_bytes
+        self.lookups = 0
+        self.hits = 0
+        self.evictions = 0
+        self._told_of_evictions = "on_evicted" in policy.hooks
+        self._transfers = [
+            Transfer(expert, Tier.DISK, Tier.DEVICE, Reason.ON_DEMAND)
+            for expert in range(self.catalogue.size if "on_transfer_done" in policy.hooks else 0)
+        ]
+        policy.on_budget_changed(Tier.DEVICE, budget_bytes)
+
+    @property
+    def result(self) -> ReplayResult:
+        """The counts so far."""
+        return ReplayResult(self.lookups, self.hits, self.evictions)
+
+    def route(self, routing: LayerRouting) -> None:
+        """A layer's experts are used: those that miss are fetched, in the order of the event.
+
+        None of them can be evicted meanwhile. Raises BudgetTooSmall where they do not fit all at once.
+        """
+        self.policy.on_layer_routed(routing)
+        experts = routing.experts
+        here = self.resident[experts]
+        hits = int(np.count_nonzero(here))
+        self.lookups += len(experts)
+        self.hits += hits
+        if hits == len(experts):
+            return
+        missing = experts[~here]
+        incoming = self._bytes(missing)
+        if incoming > self.free_bytes:
+            self._make_room(incoming - self.free_bytes, experts, missing)
+        self.resident[missing] = True
+        self.free_bytes -= incoming
+        if self._transfers:
+            for expert in missing.tolist():
+                self.policy.on_transfer_done(self._transfers[expert])
+
+    def _make_room(self, bytes_needed: int, group: Keys, missing: Keys) -> None:
+        evictable = self.resident.copy()
+        evictable[group] = False
+        request = VictimRequest(
+            Tier.DEVICE, bytes_needed, evictable, self.resident, reason=Reason.ON_DEMAND, incoming=missing
+        )
+        victims = self.policy.victims(request)
+        freed = self._bytes(victims)
+        if freed < bytes_needed:
+            raise BudgetTooSmall(f"a layer uses {len(group)} experts at once, which the budget does not hold")
+        self.resident[victims] = False
+        self.free_bytes += freed
+        self.evictions += len(victims)
+        if self._told_of_evictions:
+            self.policy.on_evicted(Tier.DEVICE, victims)
+
+    def _bytes(self, experts: Keys) -> int:
+        size = self.catalogue.record_bytes
+        return size * len(experts) if size is not None else int(self.catalogue.bytes_of[experts].sum())
+
+
+def replay(
+    policy: ExpertPolicy,
+    steps: Iterable[TraceStep],
+    budget_bytes: int,
+    *,
+    tasks: tuple[str, ...] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> ReplayResult:
+    """Run every step's layers, ascending, through ``policy`` under a device budget.
+
+    With one row in a step a layer's experts are used in the order recorded, with more in ascending order. ``tasks``:
+    of the trace's sequences. ``progress`` is told the rows of each step.
+    """
+    cache = ReplayCache(policy, budget_bytes)
+    catalogue, hooks = policy.catalogue, policy.hooks
+    layers = range(catalogue.layers)
+    ones = np.ones(int(catalogue.top_k.max()), dtype=np.int64)
+    for number, traced in enumerate(steps):
+        for sequence in traced.started:
+            info = SequenceInfo(sequence, UNKNOWN_TASK if tasks is None else tasks[sequence])
+            policy.on_sequence_queued(info)
+            policy.on_sequence_started(info)
+        step = Step(catalogue.pool, number, traced.sequences, traced.phases)
+        if "on_step_started" in hooks:
+            policy.on_step_started(step)
+        keys = _single_row(catalogue, traced.picks) if len(traced.picks) == 1 else None
+        for layer in layers:
+            if "on_layer_entered" in hooks:
+                policy.on_layer_entered(step, layer)
+            picks = traced.picks[:, layer]
+            if keys is None:
+                routing = LayerRouting.from_picks(catalogue, step, layer, picks)
+            else:
+                experts = keys[layer]
+                routing = LayerRouting(catalogue, step, layer, experts, ones[: len(experts)], picks)
+            cache.route(routing)
+            if "on_experts_done" in hooks:
+                policy.on_experts_done(step, layer, routing.experts)
+            if "on_layer_done" in hooks:
+                policy.on_layer_done(step, layer)
+        for sequence in traced.ended:
+            policy.on_sequence_ended(sequence, SequenceEnd.FINISHED)
+        if progress is not None:
+            progress(len(traced.sequences))
+    return cache.result
+
+
+def optimum(catalogue: Catalogue, steps: Iterable[TraceStep], budgets: Iterable[int]) -> dict[int, ReplayResult]:
+    """Belady's farthest next use over single accesses, for caches of so many experts: the most hits possible.
+
+    Nothing is held for the rest of its layer, so it bounds every policy from above.
+    """
+    listed = list(groups(catalogue, iter(steps)))
+    accesses = np.concatenate(listed) if listed else NO_KEYS
+    results = {}
+    for slots in budgets:
+        hits = int(np.count_nonzero(belady(accesses, slots)))
+        results[slots] = ReplayResult(len(accesses), hits, max(0, len(accesses) - hits - slots))
+    return results
+
+
+def _single_row(catalogue: Catalogue, picks: NDArray[np.integer]) -> list[Keys]:
+    """The keys that one row uses in each layer, in the order recorded."""
+    keys = picks[0].astype(np.int64)
+    real = keys < catalogue.experts_per_layer[:, None]
+    shifted = keys + catalogue.first[:-1, None]
+    return list(shifted) if real.all() else [row[there] for row, there in zip(shifted, real, strict=True)]
