@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.prompts import Prompt, read_prompts
 
 
 @click.command()
@@ -19,7 +18,7 @@ from greenroom.cli.model_options import model_options, worker_config
     "--file",
     "-f",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="Prompts from a file, one a line, or JSON Lines with a field `prompt`; - is stdin.",
+    help="Prompts from a file, one a line: text, or JSON with a field `prompt` or `messages`; - is stdin.",
 )
 @click.option("--raw", is_flag=True, help="Complete the text as it is, without the chat template.")
 @click.option("--system", help="A system message for every prompt.")
@@ -58,8 +57,8 @@ def generate(
     from greenroom.core.generation import SamplingParams
     from greenroom.llm import LLM
 
-    texts = list(prompts) + (_read(file) if file is not None or not prompts else [])
-    if not texts:
+    asked = [Prompt(text) for text in prompts] + (read_prompts(file) if file is not None or not prompts else [])
+    if not asked:
         raise click.UsageError("no prompts: give them as arguments, with --file, or on stdin")
     sampling = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop, max_tokens=max_tokens
@@ -68,13 +67,13 @@ def generate(
     with LLM(config=config) as llm:
         click.echo(llm.worker.describe(), err=True)
         if raw or not llm.worker.text.has_chat:
-            answers = llm.generate(texts, sampling, progress=config.progress)
+            answers = llm.generate([prompt.text() for prompt in asked], sampling, progress=config.progress)
         else:
-            answers = llm.chat([_conversation(text, system) for text in texts], sampling, progress=config.progress)
-    for text, answer in zip(texts, answers, strict=True):
+            answers = llm.chat([prompt.conversation(system) for prompt in asked], sampling, progress=config.progress)
+    for prompt, answer in zip(asked, answers, strict=True):
         if as_json:
             record = {
-                "prompt": text,
+                "prompt": prompt.content,
                 "text": answer.text,
                 "finish_reason": answer.finish_reason.value,
                 "prompt_tokens": len(answer.prompt_token_ids),
@@ -82,30 +81,4 @@ def generate(
             }
             click.echo(json.dumps(record, ensure_ascii=False))
         else:
-            click.echo(answer.text if len(texts) == 1 else f"> {text}\n{answer.text}\n")
-
-
-def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    return [*messages, {"role": "user", "content": text}]
-
-
-def _read(file: Path | None) -> list[str]:
-    """Lines of a file or of stdin. Raises click.UsageError, naming the line, for JSON that has no prompt."""
-    if file is None or str(file) == "-":
-        lines: Sequence[str] = sys.stdin.read().splitlines()
-    else:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        if line.lstrip().startswith("{"):
-            try:
-                prompt = json.loads(line)["prompt"]
-            except (ValueError, KeyError):
-                raise click.UsageError(f"line {number} is no JSON object with a field `prompt`") from None
-            if not isinstance(prompt, str):
-                raise click.UsageError(f"line {number}: `prompt` is no string")
-            prompts.append(prompt)
-        elif line.strip():
-            prompts.append(line)
-    return prompts
+            click.echo(answer.text if len(asked) == 1 else f"> {prompt.last}\n{answer.text}\n")

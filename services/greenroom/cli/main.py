@@ -13,6 +13,7 @@ from greenroom.cli.generate import generate
 from greenroom.cli.info import info
 from greenroom.cli.pack import pack
 from greenroom.cli.serve import serve
+from greenroom.cli.trace import trace
 from greenroom.core.errors import GreenroomError
 
 
@@ -68,4 +69,5 @@ main.add_command(serve)
 main.add_command(generate)
 main.add_command(info)
 main.add_command(pack)
+main.add_command(trace)
 main.add_command(demo)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,10 @@ class RoutingTrace:
         try:
             try:
                 with partial.open("wb") as file:
-                    np.savez_compressed(file, allow_pickle=False, **_to_arrays(self))
+                    with ZipFile(file, "w", ZIP_DEFLATED) as archive:
+                        for name, array in _to_arrays(self).items():
+                            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                                np.lib.format.write_array(member, array, allow_pickle=False)
                     file.flush()
                     os.fsync(file.fileno())
                 partial.replace(path)

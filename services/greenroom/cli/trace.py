@@ -1,0 +1,182 @@
+"""``greenroom trace``: run prompts and write down which experts they were routed to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.prompts import Prompt, read_prompts
+from greenroom.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from greenroom.core.generation import GenerationRequest, SamplingParams
+    from greenroom.experts.layout import PackManifest
+    from greenroom.moe.completions import Completion
+    from greenroom.worker.worker import Worker
+
+
+@click.command()
+@click.option(
+    "--prompts",
+    "file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="One prompt a line: text, or JSON with a field `prompt` or `messages`, and `task` and `id`; - is stdin.",
+)
+@click.option(
+    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The trace to write, an .npz file."
+)
+@click.option("--max-tokens", default=128, show_default=True, help="Most tokens of an answer.")
+@click.option("--concurrency", default=8, show_default=True, help="Sequences at once; sets --max-running.")
+@click.option("--raw", is_flag=True, help="Complete the text as it is, without the chat template.")
+@click.option("--system", help="A system message for every prompt.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--skip-too-long", is_flag=True, help="Leave out prompts that the model can not take, and say how many.")
+@click.option("--meta", is_flag=True, help="Write prompts and answers beside the trace, as JSON Lines.")
+@model_options
+def trace(
+    file: Path,
+    out: Path,
+    max_tokens: int,
+    concurrency: int,
+    raw: bool,
+    system: str | None,
+    temperature: float,
+    seed: int | None,
+    skip_too_long: bool,
+    meta: bool,
+    **options: Any,
+) -> None:
+    """Generate answers to prompts and record each token's routing, for `greenroom replay`.
+
+    The routing does not depend on the expert memory or the policy: record on any machine that can run the model.
+
+    \b
+    Examples:
+      greenroom trace --prompts prompts.jsonl --out understudy.npz
+      greenroom trace --model ./checkpoint --prompts prompts.txt --out t.npz --max-tokens 256 --concurrency 1
+      head -50 prompts.jsonl | greenroom trace --prompts - --out t.npz --meta --expert-memory 25%
+    """
+    from dataclasses import replace
+
+    from tqdm import tqdm
+
+    from greenroom.core.generation import Finished, FinishReason, SamplingParams
+    from greenroom.core.units import format_bytes
+    from greenroom.moe.completions import complete
+    from greenroom.replay import TraceRecorder
+    from greenroom.worker.worker import Worker
+
+    if out.suffix != ".npz":
+        raise click.BadParameter("a trace is an .npz file", param_hint="--out")
+    if not out.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+    prompts = read_prompts(file)
+    if not prompts:
+        raise click.UsageError("no prompts in the file")
+    sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+    options["max_running"] = concurrency
+    config = worker_config(options)
+    with Worker(config) as worker:
+        click.echo(worker.describe(), err=True)
+        asked = _requests(worker, prompts, sampling, raw=raw, system=system, skip_too_long=skip_too_long)
+        recorder = worker.experts.listener = TraceRecorder(worker.experts.catalogue)
+        shown = sys.stderr.isatty() if config.progress is None else config.progress
+        with tqdm(total=len(asked), desc="recording", unit="prompt", disable=not shown) as bar:
+
+            def finished(place: int, end: Finished) -> None:
+                bar.update()
+
+            answers = complete(worker.loop, [request for _, request in asked], on_finished=finished)
+        worker.experts.listener = None
+        trace = recorder.trace(model=worker.served.name, layer_ids=_layer_ids(worker.pack.manifest))
+        trace = replace(trace, request=tuple(request.request_id for _, request in asked))
+        texts = [_text(worker, answer) for answer in answers] if meta else []
+    trace.save(out)
+    if meta:
+        _write_meta(out.with_suffix(".meta.jsonl"), asked, answers, texts)
+    failed = [answer.finished.error for answer in answers if answer.finished.reason is FinishReason.FAILED]
+    if failed:
+        click.echo(f"{len(failed)} of {len(answers)} failed, the first because: {failed[0]}", err=True)
+    click.echo(
+        f"{out}: {trace.tokens} tokens of {trace.sequences} sequences, {trace.layers} MoE layers, "
+        f"{format_bytes(out.stat().st_size)}"
+    )
+
+
+def _requests(
+    worker: Worker,
+    prompts: list[Prompt],
+    sampling: SamplingParams,
+    *,
+    raw: bool,
+    system: str | None,
+    skip_too_long: bool,
+) -> list[tuple[Prompt, GenerationRequest]]:
+    """Tokenised; a prompt's own id, or its place in the file, names its request. Raises InvalidRequest."""
+    from greenroom.core.generation import GenerationRequest
+
+    text, tokenizer = worker.text, worker.text.tokenizer
+    asked, left_out = [], 0
+    for place, prompt in enumerate(prompts):
+        if raw or not text.has_chat:
+            ids = tokenizer.encode(prompt.text(), add_special_tokens=True)
+        else:
+            ids = tokenizer.encode(text.chat.render(prompt.conversation(system)), add_special_tokens=False)
+        request = GenerationRequest(prompt.name or str(place), tuple(ids), sampling, prompt.task)
+        try:
+            worker.loop.engine.admit_check(request)
+        except InvalidRequest as error:
+            if not skip_too_long or error.code != "context_length_exceeded":
+                raise InvalidRequest(f"prompt {place + 1}: {error}", param=error.param, code=error.code) from error
+            left_out += 1
+            continue
+        asked.append((prompt, request))
+    if left_out:
+        click.echo(f"{left_out} of {len(prompts)} prompts are too long and were left out", err=True)
+    if not asked:
+        raise InvalidRequest("none of the prompts fits the model")
+    return asked
+
+
+def _layer_ids(manifest: PackManifest) -> list[int] | None:
+    """The number of each MoE layer's block in the model; None where the modules' names do not tell."""
+    numbers = [[int(part) for part in layer.name.split(".") if part.isdigit()] for layer in manifest.layers]
+    return [number for (number,) in numbers] if all(len(found) == 1 for found in numbers) else None
+
+
+def _text(worker: Worker, answer: Completion) -> str:
+    ids = [token for token in answer.token_ids if token not in worker.served.eos_token_ids]
+    return worker.text.tokenizer.decode(ids)
+
+
+def _write_meta(
+    path: Path, asked: list[tuple[Prompt, GenerationRequest]], answers: list[Completion], texts: list[str]
+) -> None:
+    """Line i is sequence i of the trace."""
+    lines = [
+        json.dumps(
+            {
+                "request": request.request_id,
+                "task": prompt.task,
+                "prompt": prompt.content,
+                "text": text,
+                "tokens": len(answer.token_ids),
+                "finish_reason": answer.finished.reason.value,
+            },
+            ensure_ascii=False,
+        )
+        for (prompt, request), answer, text in zip(asked, answers, texts, strict=True)
+    ]
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
