@@ -63,12 +63,13 @@ fp32 masters, forward with the weights rounded to bf16 as shipped; AdamW, cosine
 answers, a little on the prompts; a balance loss of {balance} *per layer*, and {routing} of the shortfall of each
 layer's routing from {routing_floor} bits told about the task; the start weights already copy
 (`greenroom.demo.start`). Training and held-out samples are told apart by a hash of their content, never of the
-wording: no content measured below occurs in training.
+wording: no content measured below occurs in training.{provenance}
 
 ## Accuracy
 Exact match of the whole answer, greedy, bf16, on {samples} held-out samples a task (seed {seed} of
-`greenroom.demo.tasks`); "widened" is the copy that `greenroom demo widen --expert-mib 11` makes, on \
-{widened_samples} samples a task.
+`greenroom.demo.tasks`). Candidates were compared on samples of that seed; "unseen" is the same for seed {unseen_seed},
+which no choice ever looked at: take that as the model's accuracy. "widened" is the copy that
+`greenroom demo widen --expert-mib 11` makes, on {widened_samples} samples a task.
 
 {accuracy}
 
@@ -99,7 +100,7 @@ def write_card(report: dict[str, Any], path: Path) -> None:
     """Writes the card for `evaluate`'s report.
 
     Raises:
-        KeyError: if the report lacks a part (training, widened) that the card has to give.
+        KeyError: if the report lacks a part (training, unseen, widened) that the card has to give.
     """
     path.write_text(render_card(report), encoding="utf-8")
 
@@ -107,6 +108,7 @@ def write_card(report: dict[str, Any], path: Path) -> None:
 def render_card(report: dict[str, Any]) -> str:
     """The card's text."""
     training, routing, wide = report["training"], report["routing"], report["widened"]
+    unseen = report["unseen"]
     settings = training["settings"]
     accuracy, config = report["exact_match"], report["config"]
     return _CARD.format(
@@ -129,13 +131,21 @@ def render_card(report: dict[str, Any]) -> str:
             if "--minutes" not in training["command"]
             else "seeded, but the learning rate follows the clock where that is ahead of the steps"
         ),
+        provenance=f"\n\n{training['provenance']}" if "provenance" in training else "",
+        unseen_seed=unseen["seed"],
         samples=report["samples_per_task"],
         seed=report["seed"],
         widened_samples=wide["samples_per_task"],
         accuracy=_table(
-            ("task", "what", "exact match", f"widened ({wide['weights_bytes'] / 1e9:.2f} GB)"),
+            ("task", "what", "exact match", "unseen", f"widened ({wide['weights_bytes'] / 1e9:.2f} GB)"),
             [
-                (task, _TASKS_ARE[task], f"{accuracy[task]['exact']:.3f}", f"{wide['exact_match'][task]['exact']:.3f}")
+                (
+                    task,
+                    _TASKS_ARE[task],
+                    f"{accuracy[task]['exact']:.3f}",
+                    f"{unseen['exact_match'][task]:.3f}",
+                    f"{wide['exact_match'][task]['exact']:.3f}",
+                )
                 for task in accuracy
             ],
         ),
