@@ -5,9 +5,45 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import format_bytes
 from greenroom.experts.layout import PAGE_BYTES, align
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How records are read: in pieces of ``read_bytes`` (None: whole), ``threads`` pieces at once, of ``depth``
+    records at most. Raises InvalidConfig.
+    """
+
+    read_bytes: int | None = None
+    threads: int = 1
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        if self.read_bytes is not None and (self.read_bytes < PAGE_BYTES or self.read_bytes % PAGE_BYTES):
+            raise InvalidConfig("read_bytes", self.read_bytes, f"a multiple of {PAGE_BYTES}")
+        for name in ("threads", "depth"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(name, getattr(self, name), "at least 1")
+
+    def pieces(self, nbytes: int) -> int:
+        """Of how many reads a record of ``nbytes`` consists."""
+        return 1 if self.read_bytes is None else max(1, -(-nbytes // self.read_bytes))
+
+    def piece(self, nbytes: int, number: int) -> slice:
+        """Which bytes of the record the read fills."""
+        if self.read_bytes is None:
+            return slice(0, nbytes)
+        return slice(number * self.read_bytes, min(nbytes, (number + 1) * self.read_bytes))
+
+    def describe(self) -> str:
+        size = "whole records" if self.read_bytes is None else f"{format_bytes(self.read_bytes)} pieces"
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return f"{size}, {threads}, {self.depth} in flight"
 
 
 def page_aligned(nbytes: int) -> memoryview:

@@ -3,43 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from greenroom.experts.accelerator import Accelerator
 from greenroom.experts.arena import Arena
+from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.layout import RecordLayout
-from greenroom.experts.mover import Job, Mover, Outbox
+from greenroom.experts.mover import Carrier, Mover, Outbox
 
 
 class Hardware(Protocol):
     """Makes what ``Tiers`` moves experts with, and tells the time in seconds."""
 
+    @property
+    def reads(self) -> ReadSettings:
+        """How records are read from the disk."""
+        ...
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """Where the device tier is; None: in RAM."""
+        ...
+
     def arena(self, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> Arena:
-        """The memory of a tier."""
+        """The memory of a tier that is RAM."""
         ...
 
     def outbox(self) -> Outbox:
         """Where the movers of one engine post what they have finished."""
         ...
 
-    def mover(self, name: str, copy: Callable[[Job], int], outbox: Outbox) -> Mover:
-        """One link; ``copy`` moves a job's bytes and returns how many."""
+    def mover(self, name: str, carrier: Carrier, outbox: Outbox) -> Mover:
+        """One link; ``carrier`` moves the jobs' bytes."""
         ...
 
     def now(self) -> float: ...
 
 
 class RealHardware:
-    """This machine: RAM, one thread a link, and its clock."""
+    """This machine: RAM, threads for each link, and its clock. RAM is page-locked where there is an accelerator."""
+
+    def __init__(self, reads: ReadSettings | None = None, accelerator: Accelerator | None = None) -> None:
+        self.reads = reads or ReadSettings()
+        self.accelerator = accelerator
 
     def arena(self, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> Arena:
-        return Arena(slots, slot_bytes, layouts)
+        return Arena(slots, slot_bytes, layouts, self.accelerator)
 
     def outbox(self) -> Outbox:
         return Outbox()
 
-    def mover(self, name: str, copy: Callable[[Job], int], outbox: Outbox) -> Mover:
-        return Mover(name, copy, outbox)
+    def mover(self, name: str, carrier: Carrier, outbox: Outbox) -> Mover:
+        return Mover(name, carrier, outbox)
 
     def now(self) -> float:
         return time.perf_counter()

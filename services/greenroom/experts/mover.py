@@ -1,15 +1,16 @@
-"""One link between two tiers, and the one thread that moves experts over it.
+"""One link between two tiers, and the threads that move experts over it.
 
 What waits is ordered: on-demand fetches in the order of asking, then the others by priority. Only the owner of the
-engine queues, promotes and withdraws; the mover takes the first, copies, and posts the result for the owner.
+engine queues, promotes and withdraws; the mover's threads take the first, move it part by part, and post the result
+for the owner.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from greenroom.policies.events import Reason, Tier
 
@@ -18,7 +19,10 @@ JOIN_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class Job:
-    """One expert to be moved; ``target_slot`` is reserved for it. ``priority``: higher is sooner."""
+    """One expert to be moved; ``target_slot`` is reserved for it. ``priority``: higher is sooner.
+
+    ``landed``: the owner has booked its arrival already, see Landing.
+    """
 
     expert: int
     source: Tier
@@ -28,48 +32,120 @@ class Job:
     reason: Reason
     priority: float = 0.0
     error: BaseException | None = None
+    landed: bool = False
+
+
+class Landing(NamedTuple):
+    """Posted ahead of a job's end: who computes may queue work on the target now, it will wait for the bytes itself.
+
+    What the job holds of its source is still in use until the job is posted.
+    """
+
+    job: Job
 
 
 class Outbox:
-    """Finished jobs of all movers, for the engine's owner to collect."""
+    """What all movers have to tell the engine's owner."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._finished: list[Job] = []
+        self._posted: list[Job | Landing] = []
+        self._defect: BaseException | None = None
 
-    def post(self, job: Job) -> None:
+    def post(self, message: Job | Landing) -> None:
         with self._condition:
-            self._finished.append(job)
+            self._posted.append(message)
             self._condition.notify()
 
-    def collect(self) -> list[Job]:
-        """What has finished since the last call, in order; does not wait."""
-        if not self._finished:
+    def fail(self, defect: BaseException) -> None:
+        """A mover has died of a defect; whoever collects is told."""
+        with self._condition:
+            self._defect = defect
+            self._condition.notify()
+
+    def collect(self) -> list[Job | Landing]:
+        """What has come since the last call, in order; does not wait. Raises RuntimeError where a mover has died."""
+        if self._defect is not None:
+            raise RuntimeError("a mover has died") from self._defect
+        if not self._posted:
             return []
         with self._condition:
-            finished, self._finished = self._finished, []
-        return finished
+            posted, self._posted = self._posted, []
+        return posted
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something has finished; False where the time ran out."""
+        """Wait until something has come; False where the time ran out."""
         with self._condition:
-            return self._condition.wait_for(lambda: bool(self._finished), timeout_s)
+            return self._condition.wait_for(lambda: bool(self._posted) or self._defect is not None, timeout_s)
+
+
+class Carrier(Protocol):
+    """How the jobs of one link are moved; called on the mover's threads, for several parts at once.
+
+    ``threads``: how many parts move at once. ``depth``: how many jobs are begun at once; on-demand jobs do not wait
+    for those begun ahead of need, so there may be as many again.
+    """
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    def begin(self, job: Job) -> int:
+        """Into how many parts the job is split; must not wait."""
+        ...
+
+    def move(self, job: Job, part: int) -> int:
+        """Move one part; returns its bytes, raises where it can not."""
+        ...
+
+    def finish(self, job: Job) -> None:
+        """Every part has been moved. Raises where what came is wrong."""
+        ...
+
+    def drop(self, job: Job) -> None:
+        """A part could not be moved, and none is moving any more."""
+        ...
+
+    def close(self) -> None:
+        """No thread of the mover runs any more."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Begun:
+    """A job under way: ``taken`` of its parts were given to threads, ``moving`` of these are not done."""
+
+    job: Job
+    parts: int
+    taken: int = 0
+    moving: int = 0
+    error: BaseException | None = None
+
+    @property
+    def urgent(self) -> bool:
+        return self.job.reason is Reason.ON_DEMAND
 
 
 class Mover:
-    """The thread of one link. ``copy`` moves a job's bytes and raises where it can not; returns the bytes moved."""
+    """The threads of one link. A thread that is free takes, in this order, the next part of a begun job that a layer
+    waits for, the next such job, and then the same of those that none waits for: an on-demand fetch overtakes a
+    prefetch between two parts.
+    """
 
-    def __init__(self, name: str, copy: Callable[[Job], int], outbox: Outbox) -> None:
+    def __init__(self, name: str, carrier: Carrier, outbox: Outbox) -> None:
         self.name = name
         self.bytes_moved = 0
-        self._copy = copy
+        self._carrier = carrier
         self._outbox = outbox
         self._changed = threading.Condition()
+        self._idle = 0
         self._demand: deque[Job] = deque()
         self._ahead: dict[int, Job] = {}
+        self._begun: list[Begun] = []
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name=f"mover {name}", daemon=True)
-        self._thread.start()
+        self._threads = self._start()
 
     @property
     def waiting_ahead(self) -> int:
@@ -94,6 +170,7 @@ class Mover:
             if job is None:
                 return False
             self._demand.append(job)
+            self._changed.notify()
             return True
 
     def reprioritise(self, expert: int, priority: float) -> None:
@@ -113,31 +190,106 @@ class Mover:
             return min(self._ahead.values(), key=lambda job: job.priority).expert if self._ahead else None
 
     def close(self) -> None:
-        """Stop after the running job; queued ones are dropped. Raises TimeoutError where the job does not end."""
+        """Stop after the parts that move now; all other work is dropped. Raises TimeoutError where one does not end."""
         with self._changed:
             self._closed = True
             self._demand.clear()
             self._ahead.clear()
-            self._changed.notify()
-        self._thread.join(JOIN_TIMEOUT_S)
-        if self._thread.is_alive():
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(JOIN_TIMEOUT_S)
+        if any(thread.is_alive() for thread in self._threads):
             raise TimeoutError(f"the mover {self.name} did not stop within {JOIN_TIMEOUT_S:.0f} s")
+        self._carrier.close()
 
-    def _take(self) -> Job | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._demand or self._ahead)
-            if self._closed:
-                return None
-            if self._demand:
-                return self._demand.popleft()
-            job = max(self._ahead.values(), key=lambda job: job.priority)  # the first queued among equals
-            del self._ahead[job.expert]
-            return job
+    def _start(self) -> list[threading.Thread]:
+        """The threads; a simulated link has none and keeps the time itself."""
+        threads = [
+            threading.Thread(target=self._run, name=f"mover {self.name} {n}", daemon=True)
+            for n in range(self._carrier.threads)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    # -- on the mover's threads ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (job := self._take()) is not None:
-            try:
-                self.bytes_moved += self._copy(job)
-            except BaseException as error:  # the owner of the engine sees it: no failure ends the thread
-                job.error = error
-            self._outbox.post(job)
+        try:
+            while (task := self._take()) is not None:
+                begun, part = task
+                moved, error = 0, None
+                try:
+                    moved = self._carrier.move(begun.job, part)
+                except BaseException as failure:  # the owner of the engine sees it: no failure ends the thread
+                    error = failure
+                if self._ends(begun, moved, error):
+                    self._end(begun)
+        except BaseException as defect:
+            self._outbox.fail(defect)
+
+    def _take(self) -> tuple[Begun, int] | None:
+        """The part to move next; None: closed."""
+        with self._changed:
+            while (chosen := self._choose()) is None and not self._closed:
+                self._idle += 1
+                self._changed.wait()
+                self._idle -= 1
+            if self._closed or chosen is None:
+                return None
+            begun = self._begin(chosen) if isinstance(chosen, Job) else chosen
+            begun.taken += 1
+            begun.moving += 1
+            if self._idle and self._choose() is not None:
+                self._changed.notify()
+            return begun, begun.taken - 1
+
+    def _choose(self) -> Begun | Job | None:
+        rest = [begun for begun in self._begun if begun.taken < begun.parts]
+        for begun in rest:
+            if begun.urgent:
+                return begun
+        if self._demand:
+            urgent = sum(begun.urgent for begun in self._begun)
+            return self._demand[0] if urgent < self._carrier.depth else None
+        if rest:
+            return max(rest, key=lambda begun: begun.job.priority)
+        if self._ahead and len(self._begun) < self._carrier.depth:
+            return max(self._ahead.values(), key=lambda job: job.priority)  # the first queued among equals
+        return None
+
+    def _begin(self, job: Job) -> Begun:
+        if self._demand and self._demand[0] is job:
+            self._demand.popleft()
+        else:
+            del self._ahead[job.expert]
+        begun = Begun(job, self._carrier.begin(job))
+        self._begun.append(begun)
+        return begun
+
+    def _ends(self, begun: Begun, moved: int, error: BaseException | None) -> bool:
+        """Book a part; True where it was the job's last. After a failure the parts not yet taken are left out, and
+        those that move still fill the slot, so it is given back only after them.
+        """
+        with self._changed:
+            self.bytes_moved += moved
+            begun.moving -= 1
+            if error is not None:
+                begun.error = begun.error or error
+                begun.taken = begun.parts
+            if begun.moving or begun.taken < begun.parts:
+                return False
+            self._begun.remove(begun)
+            return True
+
+    def _end(self, begun: Begun) -> None:
+        job = begun.job
+        job.error = begun.error
+        try:
+            if job.error is None:
+                self._carrier.finish(job)
+            else:
+                self._carrier.drop(job)
+        except BaseException as failure:
+            job.error = job.error or failure
+        self._outbox.post(job)

@@ -237,18 +237,30 @@ class PackFile:
     def layout(self, layer: int) -> RecordLayout:
         return self.manifest.layers[layer].layout
 
+    def read_part(self, layer: int, expert: int, start: int, buffer: memoryview) -> None:
+        """Fill the page-aligned ``buffer`` with a record's bytes from ``start`` on, a multiple of 4 KiB.
+
+        Raises OSError if the disk fails; the bytes are not checked.
+        """
+        self._file.read_into(int(self._geometry.offsets[self._geometry.number(layer, expert)]) + start, buffer)
+
+    def check(self, layer: int, expert: int, record: memoryview) -> None:
+        """Hold the whole record against its checksum where that was not done before. Raises PackError."""
+        number = self._geometry.number(layer, expert)
+        if self._checked[number]:
+            return
+        if _checksum(record) != int(self._checksums[number]):
+            raise _refused(self.path, f"expert {expert} of {self.manifest.layers[layer].name} was altered")
+        self._checked[number] = True
+
     def read_into(self, layer: int, expert: int, buffer: memoryview) -> int:
         """Read one record into ``buffer`` (page-aligned, at least the record's size); returns its bytes.
 
         Raises PackError if the record was altered, OSError if the disk fails.
         """
-        number = self._geometry.number(layer, expert)
-        nbytes = int(self._geometry.sizes[number])
-        self._file.read_into(int(self._geometry.offsets[number]), buffer[:nbytes])
-        if not self._checked[number]:
-            if _checksum(buffer[:nbytes]) != int(self._checksums[number]):
-                raise _refused(self.path, f"expert {expert} of {self.manifest.layers[layer].name} was altered")
-            self._checked[number] = True
+        nbytes = int(self._geometry.sizes[self._geometry.number(layer, expert)])
+        self.read_part(layer, expert, 0, buffer[:nbytes])
+        self.check(layer, expert, buffer[:nbytes])
         return nbytes
 
     def verify(self, progress: Callable[[int], object] | None = None) -> None:

@@ -6,31 +6,19 @@ and whom to evict is told by the engine, room is made before. With a host tier a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from greenroom.experts.arena import Arena, DeviceArena
+from greenroom.experts.carriers import Copies, DiskReads, StagedReads, Store, Uploads
 from greenroom.experts.hardware import Hardware
-from greenroom.experts.layout import PackManifest
-from greenroom.experts.ledger import Ledger, State
-from greenroom.experts.mover import Job, Mover
+from greenroom.experts.ledger import NO_SLOT, Ledger, State
+from greenroom.experts.mover import Carrier, Job, Landing, Mover
 from greenroom.experts.source import ExpertWeights
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Reason, Tier, Transfer
-
-READ_ATTEMPTS = 2
-
-
-class Store(Protocol):
-    """The lowest tier: a pack, or what a test puts in its place."""
-
-    @property
-    def manifest(self) -> PackManifest: ...
-
-    def read_into(self, layer: int, expert: int, buffer: memoryview) -> int:
-        """Fill the page-aligned ``buffer`` with one record; returns its bytes. Raises OSError, PackError."""
-        ...
 
 
 class Tiers:
@@ -48,19 +36,42 @@ class Tiers:
     ) -> None:
         layouts = [layer.layout for layer in store.manifest.layers]
         slot_bytes = max(layout.nbytes for layout in layouts)
-        self._store = store
-        self._catalogue = catalogue
-        self._make_host_room = make_host_room
         self.slot_bytes = slot_bytes
         self.device = device
         self.host = host
-        self._device_arena = hardware.arena(device.slots, slot_bytes, layouts)
-        self._host_arena = None if host is None else hardware.arena(host.slots, slot_bytes, layouts)
+        self._make_host_room = make_host_room
         self._outbox = hardware.outbox()
         self._jobs: dict[int, Job] = {}  # by expert: queued or running, the hop that is next or under way
         self._without_host_slot: list[Job] = []  # bounded by the device's slots, each holds one
-        self._disk = hardware.mover("disk", self._read, self._outbox)
-        self._upload = None if host is None else hardware.mover("host-device", self._copy_up, self._outbox)
+        accelerator = hardware.accelerator
+        self._streamed = None if accelerator is None else DeviceArena(accelerator, device.slots, slot_bytes, layouts)
+        self._ram: list[Arena] = []  # of the device tier, of the host tier, or staging
+
+        def ram(slots: int) -> Arena:
+            self._ram.append(hardware.arena(slots, slot_bytes, layouts))
+            return self._ram[-1]
+
+        disk: Carrier
+        upload: Carrier | None = None
+        self._device_arena: Arena | DeviceArena
+        if self._streamed is None:
+            self._device_arena = mapped = ram(device.slots)
+            arenas = {Tier.DEVICE: mapped}
+            if host is not None:
+                arenas[Tier.HOST] = ram(host.slots)
+                upload = Copies(arenas[Tier.HOST], mapped)
+            disk = DiskReads(store, catalogue, arenas, hardware.reads)
+        else:
+            self._device_arena = self._streamed
+            if host is None:
+                ring = ram(StagedReads.ring_slots(hardware.reads))
+                disk = StagedReads(store, catalogue, ring, self._streamed, hardware.reads)
+            else:
+                pinned = ram(host.slots)
+                disk = DiskReads(store, catalogue, {Tier.HOST: pinned}, hardware.reads)
+                upload = Uploads(pinned, self._streamed, self._outbox)
+        self._disk = hardware.mover("disk", disk, self._outbox)
+        self._upload = None if upload is None else hardware.mover("host-device", upload, self._outbox)
 
     @property
     def movers(self) -> tuple[Mover, ...]:
@@ -76,10 +87,17 @@ class Tiers:
         """Queued moves that no layer waits for."""
         return sum(mover.waiting_ahead for mover in self.movers) + len(self._without_host_slot)
 
-    def weights(self, keys: Sequence[int], layer: int) -> list[ExpertWeights]:
-        """The tensors of resident experts of one layer, valid while they are pinned."""
-        slots = self.device.slot_of[keys].tolist()
-        return [self._device_arena.weights(slot, layer) for slot in slots]
+    def weights(self, keys: Sequence[int], layer: int) -> Iterable[ExpertWeights]:
+        """The tensors of resident experts of one layer, valid while they are pinned; take each when it is computed."""
+        arena = self._device_arena
+        return (arena.weights(slot, layer) for slot in self.device.slot_of[keys].tolist())
+
+    def release(self, keys: NDArray[np.int64]) -> None:
+        """Undo one pin each. Their slots are filled anew only after the work on them that the device has queued."""
+        if self._streamed is not None:
+            slots = self.device.slot_of[keys]
+            self._streamed.released(slots[slots != NO_SLOT].tolist())
+        self.device.unpin(keys)
 
     def fetch(self, key: int, reason: Reason, priority: float = 0.0) -> None:
         """Begin to bring an absent expert to the device, where a slot is free."""
@@ -91,9 +109,9 @@ class Tiers:
             self._start_upload(Job(key, Tier.HOST, Tier.DEVICE, -1, slot, reason, priority))
         else:
             job = Job(key, Tier.DISK, Tier.HOST, -1, -1, reason, priority)
-            if not self._read_to_host(job):
-                self._jobs[key] = job
-                self._without_host_slot.append(job)
+            self._jobs[key] = job
+            self._without_host_slot.append(job)
+            self._begin_waiting()
 
     def hurry(self, key: int) -> None:
         """A layer now waits for an expert that is on its way ahead."""
@@ -132,30 +150,24 @@ class Tiers:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until a move has finished; False where the time ran out."""
+        self._begin_waiting()  # a move that was withdrawn may have left room on the host, and tells nobody
         return self._outbox.wait(timeout_s)
 
     def collect(self) -> list[Transfer]:
         """Book what has finished, begin second hops; returns the moves that ended, failed ones with their error."""
         ended = []
-        for job in self._outbox.collect():
-            del self._jobs[job.expert]
-            error = None if job.error is None else f"{type(job.error).__name__}: {job.error}"
-            if job.error is not None:
-                self._give_up(job)
-            elif job.target is Tier.DEVICE:
-                self.device.arrived(job.expert)
+        for message in self._outbox.collect():
+            job, error = (message.job, None) if isinstance(message, Landing) else (message, message.error)
+            if job.landed:
                 self._unpin_host(job)
+                if error is None:
+                    continue
             else:
-                assert self.host is not None
-                self.host.arrived(job.expert)
-                slot = int(self.device.slot_of[job.expert])
-                self._start_upload(Job(job.expert, Tier.HOST, Tier.DEVICE, -1, slot, job.reason, job.priority))
-            ended.append(Transfer(job.expert, job.source, job.target, job.reason, error))
-        while self._without_host_slot:
-            job = next((j for j in self._without_host_slot if j.reason is Reason.ON_DEMAND), self._without_host_slot[0])
-            if not self._read_to_host(job):
-                break
-            self._without_host_slot.remove(job)
+                del self._jobs[job.expert]
+                self._book(job, ended_too=job is message)
+            text = None if error is None else f"{type(error).__name__}: {error}"
+            ended.append(Transfer(job.expert, job.source, job.target, job.reason, text))
+        self._begin_waiting()
         return ended
 
     def audit(self) -> None:
@@ -167,6 +179,8 @@ class Tiers:
     def close(self) -> None:
         for mover in self.movers:
             mover.close()
+        for arena in self._ram:
+            arena.close()
 
     # -- hops ------------------------------------------------------------------------------------------------
 
@@ -190,6 +204,30 @@ class Tiers:
         self._queue(self._disk, job)
         return True
 
+    def _book(self, job: Job, *, ended_too: bool) -> None:
+        """A hop's outcome; where the job has only landed, what it holds of its source stays held."""
+        if ended_too and job.error is not None:
+            self._give_up(job)
+        elif job.target is Tier.DEVICE:
+            self.device.arrived(job.expert)
+            if ended_too:
+                self._unpin_host(job)
+            job.landed = not ended_too
+        else:
+            assert self.host is not None
+            self.host.arrived(job.expert)
+            slot = int(self.device.slot_of[job.expert])
+            self._start_upload(Job(job.expert, Tier.HOST, Tier.DEVICE, -1, slot, job.reason, job.priority))
+
+    def _begin_waiting(self) -> None:
+        """Begin what waits for room on the host, as far as there is some now."""
+        waiting = self._without_host_slot
+        while waiting:
+            job = next((job for job in waiting if job.reason is Reason.ON_DEMAND), waiting[0])
+            if not self._read_to_host(job):
+                break
+            waiting.remove(job)
+
     def _unpin_host(self, job: Job) -> None:
         if job.source is Tier.HOST:
             assert self.host is not None
@@ -202,22 +240,3 @@ class Tiers:
         if job.target is Tier.HOST:
             assert self.host is not None
             self.host.abandon(job.expert)
-
-    # -- on the movers' threads ------------------------------------------------------------------------------
-
-    def _read(self, job: Job) -> int:
-        arena = self._device_arena if job.target is Tier.DEVICE else self._host_arena
-        assert arena is not None
-        layer, index = int(self._catalogue.layer_of[job.expert]), int(self._catalogue.index_of[job.expert])
-        for attempt in range(1, READ_ATTEMPTS + 1):
-            try:
-                return self._store.read_into(layer, index, arena.buffer(job.target_slot))
-            except OSError:
-                if attempt == READ_ATTEMPTS:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _copy_up(self, job: Job) -> int:
-        assert self._host_arena is not None
-        self._device_arena.record(job.target_slot).copy_(self._host_arena.record(job.source_slot))
-        return self.slot_bytes

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from greenroom.core.errors import PackError
 from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
 
 LAYOUT = RecordLayout.of([("w", (8, 4), "float32")])
@@ -23,18 +24,28 @@ def manifest(layers: int = 3, experts: int = 6, top_k: int = 2) -> PackManifest:
 
 
 class FakeStore:
-    """Expert ``e`` of layer ``l`` is filled with ``100 l + e``. ``before_read`` may wait, count or raise."""
+    """Expert ``e`` of layer ``l`` is filled with ``100 l + e``. ``before_read`` may wait, count or raise.
+
+    ``reads`` counts whole records, by their first part.
+    """
 
     def __init__(self, manifest: PackManifest, before_read: Callable[[int, int], None] | None = None) -> None:
         self.manifest = manifest
         self.reads: Counter[tuple[int, int]] = Counter()
+        self.checked: Counter[tuple[int, int]] = Counter()
         self._before_read = before_read
         self._lock = threading.Lock()
 
-    def read_into(self, layer: int, expert: int, buffer: memoryview) -> int:
+    def read_part(self, layer: int, expert: int, start: int, buffer: memoryview) -> None:
         if self._before_read is not None:
             self._before_read(layer, expert)
-        with self._lock:
-            self.reads[layer, expert] += 1
+        if start == 0:
+            with self._lock:
+                self.reads[layer, expert] += 1
         np.frombuffer(buffer, dtype=np.float32)[:] = 100 * layer + expert
-        return len(buffer)
+
+    def check(self, layer: int, expert: int, record: memoryview) -> None:
+        if not (np.frombuffer(record, dtype=np.float32) == 100 * layer + expert).all():
+            raise PackError(f"expert {expert} of layer {layer} is not whole")
+        with self._lock:
+            self.checked[layer, expert] += 1
