@@ -63,7 +63,7 @@ class RandomMixtral:
             "num_experts_per_tok": self.top_k,
             "max_position_embeddings": self.max_positions,
             "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
             "sliding_window": None,
             "tie_word_embeddings": False,
             "hidden_act": "silu",

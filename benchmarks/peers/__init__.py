@@ -1,0 +1,1 @@
+"""greenroom beside llama.cpp: `python -m benchmarks.peers`."""

@@ -1,0 +1,133 @@
+"""greenroom beside llama.cpp, on the same checkpoints and the same token streams.
+
+Resident; and with a third of the experts in memory, each arm in a memory cgroup that has the same bytes for experts
+beside what the arm needs itself. Every arm is a process of its own; they take turns in every round. llama.cpp's
+settings are those that were fastest in trials on this machine just before. Prints a table, writes a plot and, as the
+last line, prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from benchmarks.cgroups import remove_stale, why_not
+from benchmarks.disk import ReadAhead
+from benchmarks.models import RandomMixtral, random_mixtral, widened
+from benchmarks.peers.arms import greenroom, llama_cpp
+from benchmarks.peers.forced import conversations, random_tokens
+from benchmarks.peers.measure import Effort, Measurement, Subject, agreements, runs_of
+from benchmarks.peers.report import plot, print_memory, print_table
+from benchmarks.peers.results import RESIDENT, THIRD, summary
+from greenroom.moe.packing import default_cache_dir
+
+MODELS = ("random", "widened")
+_QUICK = Effort(
+    rounds=1, trials=1, skip=1, prompt_tokens=8, tune=False,
+    tokens={(RESIDENT, 1): 8, (RESIDENT, 8): 5, (THIRD, 1): 8, (THIRD, 8): 5},
+    trial_tokens={(RESIDENT, 1): 5, (RESIDENT, 8): 4, (THIRD, 1): 5, (THIRD, 8): 4},
+)  # fmt: skip
+_EPILOG = """\b
+Examples:
+  make bench-peers
+  python -m benchmarks.peers --quick
+  python -m benchmarks.peers --model widened --policy lfu --rounds 5
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--python", "peer_python", default=".venv-peers/bin/python", show_default=True,
+              help="The interpreter that has llama-cpp-python.")  # fmt: skip
+@click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=MODELS, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), help="Measured rounds.  [default: 3, quick: 1]")
+@click.option("--policy", default="lfu", show_default=True, help="greenroom's expert policy at a third.")
+@click.option("--expert-memory", default="33%", show_default=True, help="greenroom's budget where memory is short.")
+@click.option("--threads", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default="all cores")
+@click.option("--trials/--no-trials", "tune", default=None, help="Whether to look for llama.cpp's best settings first.")
+@click.option("--plot", "picture", type=click.Path(path_type=Path), default=Path("artifacts/bench-peers.png"),
+              show_default=True)  # fmt: skip
+@click.option(
+    "--quick", is_flag=True, help="A smoke test: small models, few tokens, no trials; its figures say nothing."
+)
+def main(
+    peer_python: str, models: tuple[str, ...], rounds: int | None, policy: str, expert_memory: str, threads: int,
+    tune: bool | None, picture: Path, quick: bool,
+) -> None:  # fmt: skip
+    """Measure greenroom beside llama.cpp and print a table, a plot's path and one JSON object."""
+    effort = _QUICK if quick else Effort()
+    effort = replace(effort, rounds=rounds or effort.rounds, tune=effort.tune if tune is None else tune)
+    remove_stale()
+    no_cgroup = why_not()
+    if no_cgroup is not None:
+        print(f"no memory cgroup can be made here, so llama.cpp is measured resident only: {no_cgroup}")
+    subjects = [_subject(name, effort, quick) for name in models]
+    cache = default_cache_dir()
+    read_ahead = ReadAhead(cache)
+    print(_conditions(read_ahead, threads))
+    with tqdm(total=runs_of(len(subjects), effort), desc="bench-peers", disable=not sys.stderr.isatty()) as bar:
+        measurement = Measurement(
+            greenroom(), llama_cpp(peer_python), effort, policy=policy, expert_memory=expert_memory, threads=threads,
+            cgroups=no_cgroup is None, read_ahead=read_ahead, bar=bar,
+        )  # fmt: skip
+        for subject in subjects:
+            measurement.prepare(subject)
+        for number in range(effort.rounds):
+            measurement.round(subjects, number)
+    rows = sorted(measurement.rows.values(), key=lambda row: (models.index(row.model), row.memory, row.sequences))
+    print(f"llama.cpp: llama-cpp-python {measurement.peer_version.get('version', 'not known')}")
+    for subject in subjects:
+        for sequences in (1, 8):
+            chosen = [subject.resident.get(sequences), subject.short_of_memory.get(sequences)]
+            told = "; at a third: ".join(settings.describe() for settings in chosen if settings is not None)
+            print(f"  {subject.name}, {sequences} at once: {told}")
+    print_table(rows)
+    print_memory(rows)
+    agreed = agreements(subjects)
+    for name, share in agreed.items():
+        print(f"{name}: both engines would have picked the same token at {share:.1%} of the forced positions")
+    plot(rows, picture)
+    print(f"plot: {picture}")
+    answer = {
+        **summary(rows, models),
+        "agreement": agreed,
+        "llama_cpp": measurement.peer_version,
+        "policy": policy,
+        "read_ahead_kb": {"device": read_ahead.device, "original": read_ahead.original},
+        "no_cgroup": no_cgroup,
+        "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "threads": threads},
+        "rounds": effort.rounds,
+        "quick": quick,
+        "failures": measurement.failures,
+        "trials": measurement.trials,
+        "rows": [row.as_json() for row in rows],
+    }
+    print(json.dumps(answer))
+
+
+def _subject(name: str, effort: Effort, quick: bool) -> Subject:
+    tokens = max(effort.tokens.values())
+    if name == "widened":
+        checkpoint = widened(0.5) if quick else widened()
+        return Subject(
+            name, checkpoint, conversations(checkpoint, 8, prompt_tokens=effort.prompt_tokens, tokens=tokens)
+        )
+    small = RandomMixtral(layers=2, hidden=256, intermediate=896, heads=4, kv_heads=4)
+    checkpoint = random_mixtral(small if quick else None)
+    return Subject(name, checkpoint, random_tokens(checkpoint, 8, prompt_tokens=effort.prompt_tokens, tokens=tokens))
+
+
+def _conditions(read_ahead: ReadAhead, threads: int) -> str:
+    where = f"{read_ahead.device}, read_ahead_kb {read_ahead.original}"
+    settable = "" if read_ahead.settable else " (can not be set here, so llama.cpp gets no other)"
+    return f"{threads} threads; the models lie on {where}{settable}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The table and the plot of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THIRD, Row, spread
+from greenroom.core.units import format_bytes
+
+_SITUATIONS = (
+    "resident",
+    "a third of the experts,\nsame bytes for experts",
+    "a third of the experts,\nsame total memory",
+)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """One line an arm and situation; beside llama.cpp's what greenroom makes of it."""
+    head = ("memory", "at once", "engine", "tok/s", "(min-max)", "ratio", "(rounds)", "prompt", "MiB/tok", "peak RSS",
+            "in cgroup of")  # fmt: skip
+    line = "{:<25}{:>8} {:<10}{:>9}{:>17}{:>7}{:>13}{:>9}{:>9}{:>11}{:>20}"
+    by_key = {(row.model, row.engine, row.memory, row.sequences): row for row in rows}
+    for model in dict.fromkeys(row.model for row in rows):
+        print(f"\n{model}")
+        print(line.format(*head))
+        for row in (row for row in rows if row.model == model):
+            print(line.format(*_cells(row, by_key)))
+            for error in dict.fromkeys(row.errors):
+                print(f"{'':<34}failed: {error}")
+
+
+def _cells(row: Row, by_key: dict[tuple[str, str, str, int], Row]) -> tuple[Any, ...]:
+    told = row.as_json()
+    if not row.samples:
+        return (row.memory, row.sequences, row.engine, "-", "", "", "", "", "", "", "")
+    between = f"({told['tokens_per_s_min']}-{told['tokens_per_s_max']})"
+    ours = by_key.get((row.model, GREENROOM, THIRD if row.memory == SAME_TOTAL else row.memory, row.sequences))
+    ratio, rounds = "", ""
+    if row.engine == LLAMA and ours is not None and ours.tokens_per_s and row.tokens_per_s:
+        ratio = f"{ours.tokens_per_s / row.tokens_per_s:.2f}"
+        if (ends := spread(ours, row)) is not None:
+            rounds = f"({ends[0]:.2f}-{ends[1]:.2f})"
+    limit = ""
+    if "cgroup_limit" in told:
+        limit = format_bytes(told["cgroup_limit"])
+        if "cgroup_peak" in told:
+            limit = f"{limit} ({told['cgroup_peak'] / told['cgroup_limit']:.0%})"
+    return (
+        row.memory, row.sequences, row.engine, told["tokens_per_s"], between, ratio, rounds,
+        f"{told['prompt_s']:.2f} s", told["mib_read_per_token"], format_bytes(told["peak_rss_bytes"]), limit,
+    )  # fmt: skip
+
+
+def print_memory(rows: Sequence[Row]) -> None:
+    """What the arms take in all at a third, and how much of it is the runtime and not the model."""
+    print(
+        "\nmemory at a third, beside the same bytes for experts: the runtime's own, which a larger model does not have"
+    )
+    for row in rows:
+        if row.memory == THIRD and row.own_bytes is not None and row.expert_budget is not None and row.samples:
+            total = max(sample.peak_rss for sample in row.samples)
+            print(
+                f"  {row.model}, {row.sequences} at once, {row.engine:<10} experts {format_bytes(row.expert_budget)}, "
+                f"runtime {format_bytes(row.own_bytes)}, peak resident set {format_bytes(total)}"
+            )
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Tokens/s as bars with the rounds' spread, a panel for each number of sequences."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    models = list(dict.fromkeys(row.model for row in rows))
+    situations = (RESIDENT, THIRD, SAME_TOTAL)
+    colours = {GREENROOM: "#2f7d4f", LLAMA: "#8a8f98"}
+    figure, axes = pyplot.subplots(len(models), 2, figsize=(10, 3.6 * len(models)), squeeze=False)
+    for line, model in enumerate(models):
+        for column, sequences in enumerate((1, 8)):
+            axis = axes[line][column]
+            for offset, engine in ((-0.2, GREENROOM), (0.2, LLAMA)):
+                found = [
+                    (place, row)
+                    for place, memory in enumerate(situations)
+                    for row in rows
+                    if (row.model, row.engine, row.sequences) == (model, engine, sequences)
+                    and row.samples
+                    and (row.memory == memory or (engine == GREENROOM and memory == SAME_TOTAL and row.memory == THIRD))
+                ]
+                values = [row.tokens_per_s or 0.0 for _, row in found]
+                rates = [[sample.tokens_per_s for sample in row.samples] for _, row in found]
+                low = [value - min(each) for value, each in zip(values, rates, strict=True)]
+                high = [max(each) - value for value, each in zip(values, rates, strict=True)]
+                bars = axis.bar([place + offset for place, _ in found], values, 0.38, yerr=[low, high], capsize=3,
+                                label=engine, color=colours[engine])  # fmt: skip
+                axis.bar_label(bars, [f"{value:.1f}" for value in values], fontsize=8, padding=2)
+            axis.set_xticks(range(len(situations)), _SITUATIONS, fontsize=8)
+            axis.set_title(f"{model}, {sequences} at once", fontsize=10)
+            axis.set_ylabel("tokens/s (log)")
+            axis.set_yscale("log")
+            axis.margins(y=0.2)
+            axis.legend(fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
