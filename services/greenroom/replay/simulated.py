@@ -1,0 +1,258 @@
+"""Hardware that takes time without doing anything: links with a speed, memory without bytes, a clock that is told.
+
+The engine on top is the real one, and so are the movers' queues and the carriers' division of records into reads.
+Threads, sleep and locks are what is missing, so a simulated second costs as long as its bookkeeping.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import format_bytes, parse_bytes
+from greenroom.experts.arena import Arena
+from greenroom.experts.direct_io import ReadSettings, page_aligned
+from greenroom.experts.layout import RecordLayout
+from greenroom.experts.mover import Begun, Carrier, Job, Landing, Mover, Outbox
+from greenroom.experts.source import ExpertWeights
+
+_LINK = re.compile(r"\s*([0-9.]+\s*[A-Za-z]+)/s\s*(?:,\s*([0-9.]+)\s*(us|µs|ms|s)\s*)?")
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """A link on which a move takes ``latency_s``, during which others may flow, and then flows at ``bytes_per_s``,
+    one after the other. Raises InvalidConfig.
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0:
+            raise InvalidConfig("bytes_per_s", self.bytes_per_s, "more than 0")
+        if not self.latency_s >= 0:
+            raise InvalidConfig("latency_s", self.latency_s, "0 or more")
+
+    @classmethod
+    def parse(cls, text: str, *, field: str = "link") -> LinkProfile:
+        """``1.5GiB/s`` or ``1.5GiB/s,0.2ms``. Raises InvalidConfig, naming ``field``."""
+        match = _LINK.fullmatch(text)
+        if match is None:
+            raise InvalidConfig(field, text, "write a speed and, if it is known, a latency: 1.5GiB/s,0.2ms")
+        latency = parse_seconds(match[2] + match[3], field=field) if match[2] else 0.0
+        return cls(parse_bytes(match[1], field=field), latency)
+
+    def describe(self) -> str:
+        return f"{format_bytes(self.bytes_per_s)}/s, {1e3 * self.latency_s:.3g} ms"
+
+
+def parse_seconds(text: str, *, field: str) -> float:
+    """``0.3ms`` as 0.0003. Raises InvalidConfig, naming ``field``."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|µs|ms|s)\s*", text)
+    if match is None:
+        raise InvalidConfig(field, text, "write a time such as 0.3ms or 200us")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+@dataclass(slots=True)
+class VirtualClock:
+    """Seconds since the start; moves only when it is told to."""
+
+    now: float = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass(slots=True)
+class SimulatedHardware:
+    """``disk`` is the link to the lowest tier, ``upload`` that from the host tier to the device where there is one.
+
+    One engine's; the movers that it makes are those that its outbox waits for.
+    """
+
+    disk: LinkProfile
+    upload: LinkProfile | None = None
+    reads: ReadSettings = field(default_factory=ReadSettings)
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    accelerator: None = None
+    _movers: list[SimulatedMover] = field(default_factory=list)
+
+    def arena(self, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> Arena:
+        return SimulatedArena(slots, slot_bytes)
+
+    def outbox(self) -> Outbox:
+        return SimulatedOutbox(self.clock, self._movers)
+
+    def mover(self, name: str, carrier: Carrier, outbox: Outbox) -> Mover:
+        """Raises InvalidConfig for a link whose speed was not given."""
+        link = self.disk if name == "disk" else self.upload
+        if link is None:
+            raise InvalidConfig("upload", None, f"the speed of the link {name!r}, since there is a host tier")
+        if not isinstance(outbox, SimulatedOutbox):
+            raise TypeError("simulated movers post to the outbox of their own hardware")
+        self._movers.append(SimulatedMover(name, carrier, outbox, link, self.clock))
+        return self._movers[-1]
+
+    def now(self) -> float:
+        return self.clock.now
+
+    def settle(self) -> None:
+        """Let everything come to pass that has by now."""
+        for mover in self._movers:
+            mover.settle()
+
+
+class SimulatedArena(Arena):
+    """Slots of no memory: one buffer stands for all, and nobody writes to it."""
+
+    def __init__(self, slots: int, slot_bytes: int) -> None:
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self._unlock = None
+        self._region = page_aligned(slot_bytes)
+        self._nothing = torch.empty(0, dtype=torch.uint8)
+
+    def buffer(self, slot: int) -> memoryview:
+        return self._region
+
+    def record(self, slot: int) -> torch.Tensor:
+        return self._nothing
+
+    def weights(self, slot: int, layer: int) -> ExpertWeights:
+        return ()
+
+
+class SimulatedOutbox(Outbox):
+    """Waiting for it moves the clock to the next arrival."""
+
+    def __init__(self, clock: VirtualClock, movers: Sequence[SimulatedMover]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._movers = movers
+        self._arrivals: list[tuple[float, int, Job | Landing]] = []
+        self._numbers = itertools.count()
+        self.posting_at = 0.0
+        """When what a mover posts now has arrived."""
+
+    def post(self, message: Job | Landing) -> None:
+        self._arrivals.append((self.posting_at, next(self._numbers), message))
+
+    def collect(self) -> list[Job | Landing]:
+        for mover in self._movers:
+            mover.settle()
+        arrivals, self._arrivals = sorted(self._arrivals), []
+        return [message for _, _, message in arrivals]
+
+    def wait(self, timeout_s: float) -> bool:
+        deadline = self._clock.now + timeout_s
+        while True:
+            for mover in self._movers:
+                mover.settle()
+            if self._arrivals:
+                return True
+            soonest = min((mover.next_event for mover in self._movers), default=float("inf"))
+            if soonest > deadline:
+                self._clock.now = deadline
+                return False
+            self._clock.now = soonest
+
+
+class SimulatedMover(Mover):
+    """A link whose threads are entries of a heap: by when each one's part has moved.
+
+    What happens in between is worked out whenever somebody looks: the owner alone changes the queues, and each change
+    is preceded by everything that had come to pass until then.
+    """
+
+    def __init__(
+        self, name: str, carrier: Carrier, outbox: SimulatedOutbox, link: LinkProfile, clock: VirtualClock
+    ) -> None:
+        super().__init__(name, carrier, outbox)
+        self._link = link
+        self._clock = clock
+        self._posts = outbox
+        self._settled = clock.now  # until when everything has come to pass
+        self._free_from = clock.now  # when the link has moved all that it was given
+        self._parts: list[tuple[float, int, _Part]] = []
+        self._numbers = itertools.count()
+
+    @property
+    def next_event(self) -> float:
+        """When the next part has moved; infinity where none is moving."""
+        return self._parts[0][0] if self._parts else float("inf")
+
+    def settle(self) -> None:
+        """Let everything come to pass that has by now, in order."""
+        now = self._clock.now
+        while True:
+            self._take_up()
+            if self.next_event > now:
+                break
+            self._settled, _, part = heapq.heappop(self._parts)
+            if self._ends(part.begun, part.moved, part.error):
+                self._posts.posting_at = self._settled
+                self._end(part.begun)
+        self._settled = now
+
+    def put(self, job: Job) -> None:
+        self.settle()
+        super().put(job)
+        self._take_up()
+
+    def promote(self, expert: int) -> bool:
+        self.settle()
+        promoted = super().promote(expert)
+        self._take_up()
+        return promoted
+
+    def reprioritise(self, expert: int, priority: float) -> None:
+        self.settle()
+        super().reprioritise(expert, priority)
+
+    def withdraw(self, expert: int) -> Job | None:
+        self.settle()
+        return super().withdraw(expert)
+
+    def least_urgent(self) -> int | None:
+        self.settle()
+        return super().least_urgent()
+
+    @property
+    def waiting_ahead(self) -> int:
+        self.settle()
+        return super().waiting_ahead
+
+    def _start(self) -> list[threading.Thread]:
+        return []
+
+    def _take_up(self) -> None:
+        """Threads that are free take what there is."""
+        while len(self._parts) < self._carrier.threads and (chosen := self._choose()) is not None:
+            begun = self._begin(chosen) if isinstance(chosen, Job) else chosen
+            begun.taken += 1
+            begun.moving += 1
+            moved, error = 0, None
+            try:
+                moved = self._carrier.move(begun.job, begun.taken - 1)
+            except OSError as failure:
+                error = failure
+            start = max(self._settled + self._link.latency_s, self._free_from)
+            self._free_from = start + moved / self._link.bytes_per_s
+            heapq.heappush(self._parts, (self._free_from, next(self._numbers), _Part(begun, moved, error)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    begun: Begun
+    moved: int
+    error: BaseException | None

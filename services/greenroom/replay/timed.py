@@ -1,0 +1,247 @@
+"""Timed replay: the expert engine itself on simulated links and a virtual clock, told by a trace what is routed.
+
+Bookkeeping, prefetching and the movers' queues are the engine's own, so what is predicted here can not drift from what
+it does; what is assumed is how long a link and a computation take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.experts.counters import Counters
+from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import ROUTER, UNKNOWN_TASK, Phase, Prediction, PredictionRequest, SequenceEnd
+from greenroom.policies.events import SequenceInfo as Info
+from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.replay.cache import ReplayResult
+from greenroom.replay.simulated import LinkProfile, SimulatedHardware
+from greenroom.replay.trace import RoutingTrace, TraceStep
+
+LINK_DEADLINE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeProfile:
+    """How long a step computes: ``step_s`` once, ``layer_s`` in each layer before its experts, ``expert_s`` for each
+    distinct expert, ``row_s`` for each row of one. Raises InvalidConfig.
+    """
+
+    layer_s: float = 0.0
+    expert_s: float = 0.0
+    row_s: float = 0.0
+    step_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("layer_s", "expert_s", "row_s", "step_s"):
+            if not getattr(self, name) >= 0:
+                raise InvalidConfig(name, getattr(self, name), "0 seconds or more")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedResult:
+    """What the engine's counters say, and the clock: ``seconds`` in all, of which ``stall_seconds`` waiting.
+
+    A miss that was on its way already, ahead of need, is no hit.
+    """
+
+    tokens: int
+    seconds: float
+    stall_seconds: float
+    lookups: int
+    hits: int
+    evictions: int
+    on_demand_fetches: int
+    prefetches: int
+    prefetches_used: int
+    prefetches_wasted: int
+    bytes_moved: int
+    """From the lowest tier."""
+
+    @property
+    def cache(self) -> ReplayResult:
+        return ReplayResult(self.lookups, self.hits, self.evictions)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cache.hit_rate
+
+    @property
+    def compute_seconds(self) -> float:
+        return self.seconds - self.stall_seconds
+
+
+class TracePredictions:
+    """Answers requests for the ``router``'s predictions from the trace itself, as one with this ``recall`` would.
+
+    Of what each row will pick that share is predicted; for the rest the prediction names others instead.
+    """
+
+    def __init__(self, catalogue: Catalogue, recall: float, *, seed: int = 0) -> None:
+        if not 0 <= recall <= 1:
+            raise InvalidConfig("recall", recall, "a share from 0 to 1")
+        self._catalogue = catalogue
+        self._recall = recall
+        self._random = np.random.default_rng(seed)
+
+    def answer(self, request: PredictionRequest, picks: NDArray[np.integer]) -> Prediction:
+        """``picks[T, layers, k]``: those of the step asked about. Values are ``[T, M]``, above 1/2 for a pick."""
+        values = [self._layer(layer, picks[:, layer]) for layer in range(*request.layers)]
+        return Prediction(request, "trace", np.concatenate(values, axis=1).astype(np.float32))
+
+    def _layer(self, layer: int, picks: NDArray[np.integer]) -> NDArray[np.float64]:
+        experts = int(self._catalogue.experts_per_layer[layer])
+        real = picks < experts
+        wanted = np.zeros((len(picks), experts + 1), dtype=np.bool_)
+        known = real & (self._random.random(picks.shape) < self._recall)
+        np.put_along_axis(wanted, np.where(known, picks, experts).astype(np.int64), True, axis=1)
+        values = self._random.random((len(picks), experts)) / 2
+        # As many others as are missed: those of the highest values that no pick has.
+        candidates = values.copy()
+        np.put_along_axis(candidates, np.where(real, picks, picks[:, :1] % experts).astype(np.int64), -1.0, axis=1)
+        ranked = np.argsort(-candidates, axis=1)
+        missed = (real & ~known).sum(axis=1)
+        wrong = np.zeros(values.shape, dtype=np.bool_)
+        np.put_along_axis(wrong, ranked, np.arange(experts) < missed[:, None], axis=1)
+        wrong &= candidates >= 0
+        return np.where(wanted[:, :experts] | wrong, 0.5 + values, values)
+
+
+class SimulatedStore:
+    """A lowest tier that reads nothing, of the traced model's shapes."""
+
+    def __init__(self, trace: RoutingTrace, expert_bytes: int) -> None:
+        layout = RecordLayout((), align(expert_bytes, PAGE_BYTES))
+        top_k = [trace.experts.shape[2]] * trace.layers if trace.top_k is None else trace.top_k.tolist()
+        self.manifest = PackManifest(
+            trace.model or "trace",
+            "trace",
+            "trace",
+            tuple(
+                PackLayer(f"{layer}", experts, k, layout)
+                for layer, (experts, k) in enumerate(zip(trace.experts_per_layer.tolist(), top_k, strict=True))
+            ),
+        )
+
+    def read_part(self, layer: int, expert: int, start: int, buffer: memoryview) -> None:
+        pass
+
+    def check(self, layer: int, expert: int, record: memoryview) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class TimedReplay:
+    """What stays the same between the policies that are compared: the model's shape, the machine, the budgets.
+
+    ``recall``: that of predictions (None: nobody answers a policy's requests).
+    """
+
+    trace: RoutingTrace
+    expert_bytes: int
+    disk: LinkProfile
+    compute: ComputeProfile
+    upload: LinkProfile | None = None
+    reads: ReadSettings = field(default_factory=ReadSettings)
+    host_slots: int = 0
+    queue_ahead: int = EngineConfig(1).queue_ahead
+    recall: float | None = None
+
+    def catalogue(self) -> Catalogue:
+        """What a policy for it is made with."""
+        return catalogue_of(SimulatedStore(self.trace, self.expert_bytes).manifest, "replay")
+
+    def run(
+        self,
+        policy: ExpertPolicy,
+        steps: Iterable[TraceStep],
+        device_slots: int,
+        *,
+        resident: Sequence[int] = (),
+        progress: Callable[[int], object] | None = None,
+    ) -> TimedResult:
+        """Time and counts of ``steps`` under ``device_slots``, with ``resident`` in memory at the start.
+
+        Raises BudgetTooSmall as the engine does. ``progress`` is told the rows of each step.
+        """
+        hardware = SimulatedHardware(self.disk, self.upload, self.reads)
+        store = SimulatedStore(self.trace, self.expert_bytes)
+        config = EngineConfig(
+            device_slots=device_slots,
+            host_slots=self.host_slots,
+            queue_ahead=self.queue_ahead,
+            transfer_timeout_s=LINK_DEADLINE_S,
+        )
+        engine = ExpertEngine(store, policy.catalogue, policy, config, hardware=hardware)
+        try:
+            engine.preload(resident)
+            before, begin = _copy(engine.refresh_counters()), hardware.now()
+            tokens = 0
+            predictions = None if self.recall is None else TracePredictions(policy.catalogue, self.recall)
+            for step in steps:
+                self._step(engine, hardware, step, predictions)
+                tokens += len(step.picks)
+                if progress is not None:
+                    progress(len(step.picks))
+            hardware.settle()
+            return _result(tokens, hardware.now() - begin, before, engine.refresh_counters())
+        finally:
+            engine.close()
+
+    def _step(
+        self,
+        engine: ExpertEngine,
+        hardware: SimulatedHardware,
+        step: TraceStep,
+        predictions: TracePredictions | None,
+    ) -> None:
+        compute, clock, tasks = self.compute, hardware.clock, self.trace.task
+        for sequence in step.started:
+            info = Info(sequence, UNKNOWN_TASK if tasks is None else tasks[sequence])
+            engine.sequence_queued(info)
+            engine.sequence_started(info)
+        picks = step.picks.astype(np.int64)
+        with engine.step(step.sequences, step.phases == Phase.PREFILL):
+            clock.advance(compute.step_s)
+            for layer in range(picks.shape[1]):
+                engine.layer_entered(layer)
+                clock.advance(compute.layer_s)
+                own = picks[:, layer]
+                with engine.routed(layer, own) as landing:
+                    if predictions is not None:
+                        request = engine.take_request(ROUTER)
+                        if request is not None:
+                            engine.predicted(predictions.answer(request, picks))
+                    rows = np.bincount(own.ravel()) * compute.row_s + compute.expert_s
+                    for expert, _ in landing:
+                        clock.advance(float(rows[expert]))
+        for sequence in step.ended:
+            engine.sequence_ended(sequence, SequenceEnd.FINISHED)
+
+
+def _copy(counters: Counters) -> dict[str, float]:
+    return {name: getattr(counters, name) for name in _COUNTED} | {"bytes": counters.bytes_by_link.get("disk", 0)}
+
+
+_COUNTED = (
+    "lookups", "hits", "evictions", "on_demand_fetches", "prefetches", "prefetches_used", "prefetches_wasted",
+    "stall_seconds",
+)  # fmt: skip
+
+
+def _result(tokens: int, seconds: float, before: dict[str, float], counters: Counters) -> TimedResult:
+    after = _copy(counters)
+    return TimedResult(
+        tokens=tokens,
+        seconds=seconds,
+        stall_seconds=after["stall_seconds"] - before["stall_seconds"],
+        bytes_moved=int(after["bytes"] - before["bytes"]),
+        **{name: int(after[name] - before[name]) for name in _COUNTED if name != "stall_seconds"},
+    )
