@@ -1,0 +1,92 @@
+"""The command line of `make bench-engine`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from benchmarks import cgroups
+from benchmarks.engine import plan, report
+from benchmarks.engine.bench import Bench
+from benchmarks.engine.figures import MODELS, figures, row_json
+from benchmarks.engine.processes import Children
+from benchmarks.machine import cache_folder, describe_machine
+from greenroom.policies.registry import EXPERT_POLICIES
+
+EXAMPLES = """
+\b
+Examples:
+  make bench-engine                                   the whole, under half an hour; leave the machine alone meanwhile
+  python -m benchmarks.engine --quick                 a smoke run of about a minute, on small copies of the models
+  python -m benchmarks.engine --model widened --policy lfu --policy lru --rounds 5
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--rounds", type=click.IntRange(min=1), help="Measured rounds at most, after one that warms up.")
+@click.option("--minutes", type=click.FloatRange(min=0), help="No new round once its stage's share of this is over.")
+@click.option("--quick", is_flag=True, help="Small models, one round: to see that it works, not how fast.")
+@click.option("--model", "models", multiple=True, type=click.Choice(MODELS), help="Only these.  [default: all three]")
+@click.option("--policy", "policies", multiple=True, type=click.Choice(sorted(EXPERT_POLICIES)),
+              help="Only these.  [default: all]")  # fmt: skip
+@click.option("--cgroups/--no-cgroups", "in_groups", default=True, help="Bound arms by memory cgroups where possible.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("artifacts/bench-engine"),
+              show_default=True, help="Folder for the plot (engine.png) and the result (engine.json).")  # fmt: skip
+def main(
+    rounds: int | None,
+    minutes: float | None,
+    quick: bool,
+    models: tuple[str, ...],
+    policies: tuple[str, ...],
+    in_groups: bool,
+    out: Path,
+) -> None:
+    """The engine beside transformers and accelerate, and beside what the link physically allows.
+
+    Prints a table, writes a plot, and prints all of it as one JSON object on its last line.
+    """
+    signal.signal(signal.SIGTERM, _end)  # so that children, cgroups and files go with us
+    given: dict[str, Any] = {"rounds": rounds, "minutes": minutes}
+    scale = dataclasses.replace(
+        plan.QUICK if quick else plan.Scale(), **{name: value for name, value in given.items() if value is not None}
+    )
+    names = policies or (("lfu", "lru") if quick else tuple(sorted(EXPERT_POLICIES)))
+    why_no_groups = cgroups.why_not() if in_groups else "told not to (--no-cgroups)"
+    cgroups.remove_stale()
+    chosen = [name for name in MODELS if name in (models or MODELS)]
+    parent = cache_folder()  # on the disk that the packs are on
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-engine-", dir=parent) as scratch, Children() as children:
+        bench = Bench(scale, names, Path(scratch), children, in_groups=why_no_groups is None)
+        rows = bench.run(chosen)
+    found = figures(rows)
+    print(report.table(rows))
+    print()
+    print(report.aims(found))
+    groups = "memory cgroups" if why_no_groups is None else f"no memory cgroups ({why_no_groups}): peak RSS instead"
+    print(f"\nbounded arms: {groups}")
+    out.mkdir(parents=True, exist_ok=True)
+    report.plot(rows, out / "engine.png")
+    print(f"plot: {out / 'engine.png'}")
+    result = {
+        **found,
+        "cgroups": why_no_groups is None,
+        "why_no_cgroups": why_no_groups,
+        "quick": quick,
+        "machine": describe_machine(parent),
+        "rows": [row_json(row, rows) for row in rows],
+    }
+    line = json.dumps(result)
+    (out / "engine.json").write_text(line + "\n")
+    print(line)
+
+
+def _end(signal_number: int, frame: object) -> NoReturn:
+    sys.exit(128 + signal_number)

@@ -1,0 +1,161 @@
+"""greenroom as an arm: one LLM at one budget under one policy. Runs within a child process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engine.inside import Inside
+from benchmarks.engine.routing import RoutingRecord
+from benchmarks.engine.turns import Turn, peak_bytes, reset_peak, timed
+from greenroom.core.generation import SamplingParams
+from greenroom.experts.direct_io import page_aligned
+from greenroom.llm import LLM
+
+KV_MEMORY = "64MiB"
+"""Stated, since what ``auto`` takes depends on what else runs on the machine."""
+
+LINK_RECORDS = 16
+LINK_THREADS = (1, 2)
+
+
+class GreenroomArm:
+    """``share``: of the experts that the device tier holds, such as ``33%``.
+
+    ``oracle_turns``: run the stream given with ``oracle`` once under LRU and then open the engine under Belady's
+    policy, knowing this many runs of it to come.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        share: str,
+        policy: str,
+        policy_options: dict[str, Any] | None = None,
+        oracle: dict[str, Any] | None = None,
+        oracle_turns: int = 0,
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "model": model, "expert_memory": share, "kv_memory": KV_MEMORY, "warm_start": False, "progress": False,
+        }  # fmt: skip
+        options = dict(policy_options or {})
+        if oracle is not None:
+            options["future"] = self._recorded(oracle).future(oracle_turns)
+        self._llm = LLM(**self._settings, policy=policy, policy_options=options)
+        self._random = np.random.default_rng(0)
+
+    def _recorded(self, stream: dict[str, Any]) -> RoutingRecord:
+        with LLM(**self._settings, policy="lru") as llm:
+            record = RoutingRecord(llm.worker.experts.catalogue)
+            llm.worker.experts.listener = record
+            _generate(llm, **stream, concurrency=1)
+            return record
+
+    def describe(self) -> dict[str, Any]:
+        plan = self._llm.worker.plan
+        return {
+            "announced_bytes": plan.total,
+            "base_bytes": plan.base,
+            "dense_bytes": plan.dense,
+            "expert_bytes": plan.slot_bytes,
+            "slots": plan.device_slots,
+            "experts": plan.experts,
+            "layers": self._llm.worker.experts.catalogue.layers,
+            "files": [str(self._llm.worker.pack.path)],
+            "direct": self._llm.worker.pack.direct,
+        }
+
+    def run(
+        self,
+        prompts: list[list[int]],
+        lengths: list[int],
+        concurrency: int = 1,
+        *,
+        record: bool = False,
+        inside: bool = False,
+        link: bool = False,
+    ) -> dict[str, Any]:
+        """The stream, ``concurrency`` requests at a time.
+
+        ``record``: look at its routing too. ``inside``: where its time goes, at a small cost of its own. ``link``:
+        measure the disk around it.
+        """
+        worker = self._llm.worker
+        recorder = RoutingRecord(worker.experts.catalogue) if record else None
+        worker.experts.listener = recorder
+        speeds = [self.link()] if link else []
+        counters = worker.experts.refresh_counters()
+        before = (counters.lookups, counters.hits, counters.prefetches, counters.prefetches_used,
+                  counters.stall_seconds, counters.steps, sum(counters.bytes_by_link.values()))  # fmt: skip
+        watch = Inside(self._llm) if inside else None
+        reset_peak()
+        try:
+            with timed() as seconds:
+                ids = _generate(self._llm, prompts, lengths, concurrency)
+        finally:
+            worker.experts.listener = None
+            if watch is not None:
+                watch.remove()
+        counters = worker.experts.refresh_counters()
+        after = (counters.lookups, counters.hits, counters.prefetches, counters.prefetches_used,
+                 counters.stall_seconds, counters.steps, sum(counters.bytes_by_link.values()))  # fmt: skip
+        look_ups, hits, prefetches, used, stall, steps, moved = (
+            b - a for a, b in zip(before, after, strict=True)
+        )  # fmt: skip
+        speeds += [self.link()] if link else []
+        plan = worker.plan
+        return Turn(
+            seconds=seconds[0],
+            tokens=sum(map(len, ids)),
+            ids=ids,
+            peak_bytes=peak_bytes(),
+            bytes_moved=int(moved),
+            look_ups=int(look_ups),
+            hits=int(hits),
+            prefetches=int(prefetches),
+            prefetches_used=int(used),
+            stall_seconds=stall,
+            steps=int(steps),
+            link=sum(speeds) / len(speeds) if speeds else None,
+            trace=None if recorder is None else recorder.trace(plan.device_slots, plan.slot_bytes, plan.dense),
+            inside={} if watch is None else watch.seconds(seconds[0]),
+        ).as_json()
+
+    def link(self) -> float:
+        """Bytes/s of whole records read from random places of the pack, the best of some numbers of readers."""
+        return max(self._read(threads) for threads in LINK_THREADS)
+
+    def _read(self, readers: int) -> float:
+        pack = self._llm.worker.pack
+        catalogue = self._llm.worker.experts.catalogue
+        keys = self._random.permutation(catalogue.size)[:LINK_RECORDS].tolist()
+        buffers = [page_aligned(self._llm.worker.plan.slot_bytes) for _ in range(readers)]
+        for buffer in buffers:
+            for at in range(0, len(buffer), 4096):
+                buffer[at] = 1  # the first touch of a page is not the disk's doing
+
+        def read(reader: int) -> int:
+            own = keys[reader::readers]
+            return sum(
+                pack.read_into(int(catalogue.layer_of[key]), int(catalogue.index_of[key]), buffers[reader])
+                for key in own
+            )
+
+        with ThreadPoolExecutor(readers) as pool, timed() as seconds:
+            nbytes = sum(pool.map(read, range(readers)))
+        return nbytes / seconds[0]
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+def _generate(llm: LLM, prompts: list[list[int]], lengths: list[int], concurrency: int) -> list[list[int]]:
+    sampling = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
+    ids: list[list[int]] = []
+    for first in range(0, len(prompts), concurrency):
+        chosen = slice(first, first + concurrency)
+        done = llm.generate(prompts[chosen], sampling[chosen], progress=False)
+        ids += [list(completion.token_ids) for completion in done]
+    return ids

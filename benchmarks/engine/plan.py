@@ -1,0 +1,185 @@
+"""Which arms run in which stage. Later stages follow from what earlier ones found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.figures import BOUNDED, BUNDLED, PEER, POLICIES, RANDOM, SHARES, WIDENED
+from benchmarks.engine.processes import ChildSpec
+from benchmarks.engine.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row
+from benchmarks.engine.session import Arm, Stage
+from benchmarks.streams import Stream, random_stream, task_stream
+
+EIGHTH = "12%"
+IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
+"""transformers' own experts' implementations; each runs with sdpa attention."""
+
+CONCURRENCY = 8
+ORACLE_AHEAD_LAYERS = 12
+"""How far the oracle that prefetches looks: about as many experts as a slow disk brings in a few steps."""
+
+RUNTIME_BYTES = 800 * 1024**2
+"""What a process takes beside weights, for deciding how many may be open at once."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is run. ``minutes``: of all stages' rounds; opening arms comes on top.
+
+    ``prompts``: of a stream. ``bounded_prompts``: for accelerate, which takes about a second a token. ``shares``: of
+    the widened model's experts, beside those that every model has.
+    """
+
+    rounds: int = 3
+    minutes: float = 18.0
+    prompts: int = 8
+    bounded_prompts: int = 3
+    random_tokens: int = 16
+    widened_mib: float = 11.0
+    random_mib: float = 21.0
+    shares: tuple[str, ...] = ("20%", "50%", "75%")
+    eights: bool = True
+    """Whether arms at a third and an eighth run eight requests at once too."""
+
+
+QUICK = Scale(
+    rounds=1, minutes=1.0, prompts=8, bounded_prompts=1, random_tokens=4, widened_mib=1.0, random_mib=1.0, shares=(),
+    eights=False,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint that is ready. ``cold``: its files, to be dropped from the page cache before a bounded turn."""
+
+    name: str
+    folder: Path
+    stream: Stream
+    cold: tuple[Path, ...]
+    checkpoint_bytes: int
+
+    @classmethod
+    def of(cls, name: str, ready: dict[str, Any], scale: Scale) -> Model:
+        folder = Path(ready["folder"])
+        if name == RANDOM:
+            stream = random_stream(ready["vocabulary"], scale.prompts, tokens=scale.random_tokens)
+        else:
+            stream = task_stream(folder, scale.prompts)
+        return cls(name, folder, stream, (folder, Path(ready["pack"])), int(ready["checkpoint_bytes"]))
+
+
+def policies_stages(model: Model, policies: Sequence[str], scale: Scale, seconds: float, memory: int) -> list[Stage]:
+    """Every policy at a third beside the resident run, as many at once as ``memory`` bytes hold; and the oracles."""
+    each = RUNTIME_BYTES + model.checkpoint_bytes // 3
+    at_once = max(1, (memory - RUNTIME_BYTES - model.checkpoint_bytes) // each)
+    named = [policy for policy in policies if policy not in ORACLES]
+    if len(named) < len(policies):
+        named += ORACLES
+    parts = [named[start : start + at_once] for start in range(0, len(named), at_once)]
+    stages = []
+    for number, part in enumerate(parts, start=1):
+        name = POLICIES if number == 1 else f"{POLICIES} {number}"
+        arms = [_ours(name, model, RESIDENT, "lru"), *(_policy_arm(name, model, policy, scale) for policy in part)]
+        stages.append(Stage(tuple(arms), scale.rounds, seconds * len(part) / len(named)))
+    return stages
+
+
+def shares_stage(model: Model, policy: str, scale: Scale, seconds: float) -> Stage:
+    """Resident beside transformers, then less and less; one request at a time and eight at once; instrumented."""
+    arms = [_ours(SHARES, model, RESIDENT, "lru"), _ours(SHARES, model, RESIDENT, "lru", CONCURRENCY)]
+    arms += [_peer(model, implementation) for implementation in IMPLEMENTATIONS]
+    arms += [_peer(model, "grouped_mm", CONCURRENCY)]
+    for share in (EIGHTH, THIRD, *(scale.shares if model.name == WIDENED else ())):
+        arms.append(_ours(SHARES, model, share, policy, link=True))
+        if scale.eights and model.name != BUNDLED and share in (EIGHTH, THIRD):
+            arms.append(_ours(SHARES, model, share, policy, CONCURRENCY, link=True))
+    arms += [_ours(SHARES, model, share, "lru" if share == RESIDENT else policy, instrumented=True)
+             for share in (RESIDENT, THIRD)]  # fmt: skip
+    return Stage(tuple(arms), scale.rounds, seconds)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Memory of the bounded arms: of greenroom's announced totals, None where no cgroup can be made.
+
+    ``offload_folder`` holds what ``disk_offload`` reads, ``scratch`` is for what ``device_map`` writes.
+    ``device_map_bytes``: of weights that it may keep in RAM.
+    """
+
+    third: int | None
+    eighth: int | None
+    device_map_bytes: int
+    offload_folder: Path
+    scratch: Path
+
+
+def bounded_stage(model: Model, policy: str, limits: Limits, scale: Scale, seconds: float) -> Stage:
+    """greenroom and accelerate, each in a memory cgroup of greenroom's announced total, with nothing cached before."""
+    stream, warm_up = model.stream.first(scale.bounded_prompts), model.stream.first(1)
+    cold = (*model.cold, limits.offload_folder, limits.scratch)
+    arms = []
+    for share, limit in ((THIRD, limits.third), (EIGHTH, limits.eighth)):
+        child = _child(model, share, policy, limit_bytes=limit, name=BOUNDED)
+        row = Row(BOUNDED, model.name, GREENROOM, share, policy)
+        arms.append(Arm(row, child, stream, warm_up, cold=cold))
+    peers: dict[str, dict[str, Any]] = {
+        "disk_offload": {"offload_folder": str(limits.offload_folder)},
+        "device_map": {"memory_bytes": limits.device_map_bytes, "scratch": str(limits.scratch)},
+    }
+    for system, settings in peers.items():
+        child = ChildSpec.of(system, {"model": str(model.folder), **settings}, limit_bytes=limits.third)
+        arms.append(Arm(Row(BOUNDED, model.name, system), child, stream, warm_up, cold=cold))
+    return Stage(tuple(arms), scale.rounds, seconds)
+
+
+def specs(stage: Stage | None) -> set[ChildSpec]:
+    """The children that a stage needs."""
+    return set() if stage is None else {arm.child for arm in stage.arms}
+
+
+def _child(model: Model, share: str, policy: str, *, limit_bytes: int | None = None, name: str = "") -> ChildSpec:
+    settings = {"model": str(model.folder), "share": share, "policy": policy}
+    return ChildSpec.of(GREENROOM, settings, limit_bytes=limit_bytes, name=name)
+
+
+def _ours(
+    stage: str,
+    model: Model,
+    share: str,
+    policy: str,
+    concurrency: int = 1,
+    *,
+    link: bool = False,
+    instrumented: bool = False,
+) -> Arm:
+    row = Row(stage, model.name, GREENROOM, share, policy, concurrency, instrumented)
+    arguments: dict[str, Any] = {"concurrency": concurrency}
+    arguments |= {"link": True} if link else {}
+    arguments |= {"inside": True} if instrumented else {}
+    return Arm(row, _child(model, share, policy), model.stream, model.stream, arguments, {"record": True})
+
+
+def _policy_arm(stage: str, model: Model, policy: str, scale: Scale) -> Arm:
+    if policy not in ORACLES:
+        return _ours(stage, model, THIRD, policy, link=True)
+    settings = {
+        "model": str(model.folder),
+        "share": THIRD,
+        "policy": "belady",
+        "policy_options": {"ahead": ORACLE_AHEAD_LAYERS if policy != "belady" else 0},
+        "oracle": model.stream.as_arguments(),
+        "oracle_turns": scale.rounds + 1,
+    }
+    row = Row(stage, model.name, GREENROOM, THIRD, policy)
+    child = ChildSpec.of(GREENROOM, settings)
+    return Arm(row, child, model.stream, model.stream, {"concurrency": 1, "link": True}, {"record": True})
+
+
+def _peer(model: Model, implementation: str, concurrency: int = 1) -> Arm:
+    row = Row(SHARES, model.name, PEER, RESIDENT, implementation, concurrency)
+    child = ChildSpec.of(PEER, {"model": str(model.folder)})
+    arguments = {"concurrency": concurrency, "implementation": implementation}
+    return Arm(row, child, model.stream, model.stream, arguments)

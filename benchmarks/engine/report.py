@@ -1,0 +1,128 @@
+"""The result as a person reads it: a table on the terminal, a plot in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.figures import AIMS, MODELS, PEER, resident_of
+from benchmarks.engine.rows import GREENROOM, RESIDENT, Row, Spread, bound_seconds, over_bound, paired
+from greenroom.core.units import format_bytes
+
+COLUMNS = ("arm", "tok/s", "(min-max)", "peak", "hits", "moved/token", "/Belady", "×bound")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One block a stage of a model."""
+    lines: list[str] = []
+    for model in MODELS:
+        of_model = [row for row in rows if row.model == model]
+        for stage in dict.fromkeys(row.stage for row in of_model):
+            cells = [_cells(row, rows) for row in of_model if row.stage == stage]
+            widths = [max(map(len, column)) for column in zip(COLUMNS, *(cell for cell, _ in cells), strict=True)]
+            lines += [f"\n{model}, {stage}", _line(COLUMNS, widths)]
+            for cell, note in cells:
+                lines.append(_line(cell, widths) + note)
+    return "\n".join(lines)
+
+
+def aims(found: Mapping[str, Any]) -> str:
+    """Each figure that has an aim, beside it."""
+    lines = []
+    for name, aim in AIMS.items():
+        figure = found[name]
+        verdict = "not measured" if figure is None else "met" if aim.met(figure) else "missed"
+        lines.append(f"{name:<26}{'-' if figure is None else f'{figure:.3f}':>10}   aim {aim!s:<8} {verdict}")
+    device_map = found["third_ratio_device_map"]
+    lines.append(f"{'third_ratio_device_map':<26}{'-' if device_map is None else f'{device_map:.3f}':>10}")
+    return "\n".join(lines)
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Tokens/s against the share of experts resident, with the bound; a panel for each model with such rows."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    models = [model for model in MODELS if len(_curve(rows, model)) > 1]
+    if not models:
+        return
+    figure, panels = pyplot.subplots(1, len(models), figsize=(5.2 * len(models), 4.2), squeeze=False)
+    for panel, model in zip(panels[0], models, strict=True):
+        _panel(panel, rows, model)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
+    speed = row.tokens_per_s
+    bound = over_bound(row, resident_of(row, rows)) if row.system == GREENROOM else None
+    peak = row.cgroup_peak_bytes or row.peak_bytes
+    tokens = sum(turn.tokens for turn in row.turns.values()) / max(1, len(row.turns))
+    cells = (
+        row.name + (" (instrumented)" if row.instrumented else ""),
+        "-" if speed is None else f"{speed.median:.1f}",
+        "-" if speed is None else f"({speed.least:.1f}-{speed.most:.1f})",
+        "-" if peak is None else format_bytes(peak),
+        "-" if row.hit_rate is None else f"{row.hit_rate:.0%}",
+        "-" if not row.bytes_moved or not tokens else format_bytes(row.bytes_moved / tokens),
+        "-" if not row.moved_over_belady else f"{row.moved_over_belady:.2f}",
+        "-" if bound is None else f"{bound.median:.2f}",
+    )
+    return cells, "" if row.error is None else f"  failed: {' '.join(row.error.split())[:160]}"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = [f"{cell:<{width}}" if not place else f"{cell:>{width}}"
+                      for place, (cell, width) in enumerate(zip(cells, widths, strict=True))]  # fmt: skip
+    return "  ".join(["  " + first, *others])
+
+
+def _share(row: Row) -> float:
+    return 100 * float(row.facts["slots"]) / float(row.facts["experts"])
+
+
+def _curve(rows: Sequence[Row], model: str) -> list[Row]:
+    """greenroom's rows of one policy over the shares, one request at a time, the smallest first."""
+    found = [
+        row for row in rows
+        if row.model == model and row.stage == "shares" and row.system == GREENROOM and row.concurrency == 1
+        and not row.instrumented and row.turns
+    ]  # fmt: skip
+    return sorted(found, key=_share)
+
+
+def _panel(panel: Any, rows: Sequence[Row], model: str) -> None:
+    curve = _curve(rows, model)
+    speeds = [(_share(row), row.tokens_per_s) for row in curve]
+    points = [(share, speed) for share, speed in speeds if speed is not None]
+    panel.errorbar(
+        [share for share, _ in points], [speed.median for _, speed in points],
+        yerr=[[speed.median - speed.least for _, speed in points], [speed.most - speed.median for _, speed in points]],
+        marker="o", capsize=3, label=f"greenroom, {curve[0].policy}",
+    )  # fmt: skip
+    bounds = [(_share(row), bound) for row in curve if (bound := _bound_speed(row, rows)) is not None]
+    panel.plot([x for x, _ in bounds], [y.median for _, y in bounds], "k--", label="bound: compute, or bytes ÷ link")
+    for row in rows:
+        speed = row.tokens_per_s
+        if row.model != model or speed is None or row.concurrency > 1 or row.instrumented:
+            continue
+        if row.stage.startswith("policies") and row.share != RESIDENT:
+            panel.plot(_share(row), speed.median, "x", color="grey", markersize=5)
+        elif row.system == PEER:
+            panel.plot(100, speed.median, "s", fillstyle="none", label=f"transformers, {row.policy}")
+        elif row.system in ("disk_offload", "device_map"):
+            panel.axhline(speed.median, linestyle=":", color="C3" if row.system == "disk_offload" else "C4",
+                          label=f"accelerate {row.system}, a third's memory")  # fmt: skip
+    panel.set(title=model, xlabel="experts resident (%)", ylabel="tokens/s", xlim=(0, 105), ylim=(0, None))
+    panel.legend(fontsize=7)
+
+
+def _bound_speed(row: Row, rows: Sequence[Row]) -> Spread | None:
+    if row.share == RESIDENT:
+        return row.tokens_per_s
+    return paired(row, resident_of(row, rows), lambda turn, whole: turn.tokens / (bound_seconds(turn, whole) or 1e9))

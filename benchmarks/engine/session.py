@@ -1,0 +1,111 @@
+"""Runs stages: all arms of a stage are open at once and take turns, round by round, so that whatever else the machine
+does falls on all of them alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.disk import drop_cache
+from benchmarks.engine.processes import ArmFailed, Child, Children, ChildSpec
+from benchmarks.engine.rows import Row
+from benchmarks.engine.turns import Turn
+from benchmarks.streams import Stream
+
+OPEN_TIMEOUT_S = 600.0
+TURN_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row to be measured.
+
+    ``arguments``: of the child's ``run``, beside the stream. ``warm_up``: what runs before the measured rounds;
+    ``warm_arguments`` are added there alone. ``cold``: files and folders that are dropped from the page cache before
+    every turn.
+    """
+
+    row: Row
+    child: ChildSpec
+    stream: Stream
+    warm_up: Stream
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    warm_arguments: Mapping[str, Any] = field(default_factory=dict)
+    cold: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """``rounds`` at most, after one that warms up; no new one once ``seconds`` are over, but one in any case."""
+
+    arms: tuple[Arm, ...]
+    rounds: int
+    seconds: float
+
+    @property
+    def turns(self) -> int:
+        return len(self.arms) * (self.rounds + 1)
+
+
+def run_stage(
+    stage: Stage,
+    children: Children,
+    *,
+    tell: Callable[[int, str], object] = lambda turns, what: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Row]:
+    """The stage's rows, whatever happens to single arms; the children stay open.
+
+    ``tell``: is told of turns done, with the arm's name, and of those that are left out.
+    """
+    begin = clock()
+    arms = stage.arms
+    for round_ in range(stage.rounds + 1):
+        round_begin = clock()
+        for arm in _rotated(arms, round_):
+            if arm.row.error is None:
+                _take_turn(arm, children, round_)
+            tell(1, f"{arm.row.model}: {arm.row.name}")
+        if round_ and clock() - begin + (clock() - round_begin) > stage.seconds:
+            tell(len(arms) * (stage.rounds - round_), "out of time")
+            break
+    for arm in arms:
+        _note_peak(arm.row, children, arm.child)
+    return [arm.row for arm in arms]
+
+
+def _rotated(arms: Sequence[Arm], round_: int) -> list[Arm]:
+    """Every round begins with another arm, so that none always follows the same."""
+    start = round_ % len(arms) if arms else 0
+    return [*arms[start:], *arms[:start]]
+
+
+def _take_turn(arm: Arm, children: Children, round_: int) -> None:
+    row = arm.row
+    try:
+        child = children.get(arm.child)
+        row.facts = child.description
+        drop_cache(path for path in arm.cold if path.exists())
+        stream = arm.stream if round_ else arm.warm_up
+        extra = arm.arguments if round_ else {**arm.arguments, **arm.warm_arguments}
+        turn = Turn.of_json(child.tell("run", TURN_TIMEOUT_S, **stream.as_arguments(), **extra))
+    except ArmFailed as error:
+        row.error = str(error)
+        _note_peak(row, children, arm.child)
+        children.give_up(arm.child, str(error))
+        return
+    if round_:
+        row.turns[round_] = turn
+    else:
+        row.trace = turn.trace
+
+
+def _note_peak(row: Row, children: Children, spec: ChildSpec) -> None:
+    child: Child | None = children.opened(spec)
+    if child is not None and child.cgroup is not None:
+        row.cgroup_peak_bytes = child.cgroup.peak_bytes
+        row.limit_bytes = child.cgroup.limit_bytes

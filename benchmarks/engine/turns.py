@@ -1,0 +1,81 @@
+"""What one turn of an arm is and what it yields: plain values that travel between processes as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Turn:
+    """What an arm did with a stream once.
+
+    ``tokens``: generated, ``ids`` of each prompt. ``peak_bytes``: resident set at most during the turn.
+    ``bytes_moved``: into the device tier's memory by all links, on demand or ahead. ``look_ups`` and ``hits`` as the
+    engine counts them. ``link``: bytes/s of its disk right before and after. ``trace``: see ``Trace``. ``inside``:
+    seconds by part, where the turn was instrumented.
+    """
+
+    seconds: float
+    tokens: int
+    ids: list[list[int]]
+    peak_bytes: int = 0
+    bytes_moved: int = 0
+    look_ups: int = 0
+    hits: int = 0
+    prefetches: int = 0
+    prefetches_used: int = 0
+    stall_seconds: float = 0.0
+    steps: int = 0
+    link: float | None = None
+    trace: Trace | None = None
+    inside: dict[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Turn:
+        trace = values.pop("trace", None)
+        return cls(**values, trace=None if trace is None else Trace(**trace))
+
+
+@dataclass
+class Trace:
+    """Derived from the routing of a turn.
+
+    ``belady_misses``: of its stream run over and over, in the slots that the arm has, a run that is neither the first
+    nor the last. ``bytes_touched``: of the weights that its forwards have to read: the dense ones and each layer's
+    distinct experts, once a step.
+    """
+
+    accesses: int
+    belady_misses: int
+    bytes_touched: int
+
+
+@contextmanager
+def timed() -> Iterator[list[float]]:
+    """Yields a list that holds the seconds afterwards."""
+    seconds: list[float] = []
+    begin = time.perf_counter()
+    yield seconds
+    seconds.append(time.perf_counter() - begin)
+
+
+def reset_peak() -> None:
+    """Forget the peak of this process's resident set, where the kernel lets us."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """The most that was resident since ``reset_peak``, or since the start."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
