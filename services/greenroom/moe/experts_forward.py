@@ -3,27 +3,25 @@
 Transformers' "eager" implementation runs the picked experts in ascending order and adds each one's weighted output to
 the rows that picked it, in the output's dtype. Floating-point addition is not associative, so the same order of
 additions is kept here whatever the order of arrival: what arrived early waits. All else is computed as there, from the
-same rows in the same order, so that the result is the same to the bit.
+same rows in the same order, so that with torch's products the result is the same to the bit. The compiled products
+(``products``) sum in another order; with them it is the same to the bit between budgets, policies and orders of arrival.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from greenroom.experts.source import ExpertWeights
+from greenroom.moe.products import Compute, ExpertSum, Grouped, NativeSum, TorchSum
 from greenroom.moe.seats import seat_of
 
 IMPLEMENTATION = "greenroom"
 """The name in transformers' experts registry."""
-
-Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
 
 def experts_forward(
@@ -35,56 +33,36 @@ def experts_forward(
     """
     seat = seat_of(module)
     picks = top_k_index.cpu().numpy()
+    grouped = Grouped.of(picks, module.num_experts)
     with seat.source.routed(seat.layer, picks) as arriving:
         if seat.stage.look_ahead is not None:
             seat.stage.look_ahead(seat.layer, hidden_states)
-        return combine(
-            hidden_states,
-            picks,
-            top_k_weights,
-            module.num_experts,
-            arriving,
-            lambda rows, weights: _expert(module, rows, weights),
-        )
+        total: ExpertSum
+        if seat.native is not None:
+            total = NativeSum(hidden_states, top_k_weights, grouped, seat.native)
+        else:
+            total = TorchSum(hidden_states, top_k_weights, grouped, lambda rows, w: _expert(module, rows, w))
+        return combine(grouped, arriving, total)
 
 
-def combine(
-    hidden_states: torch.Tensor,
-    picks: NDArray[np.int64],
-    scales: torch.Tensor,
-    experts: int,
-    arriving: Iterator[tuple[int, ExpertWeights]],
-    compute: Compute,
-) -> torch.Tensor:
+def combine(grouped: Grouped, arriving: Iterator[tuple[int, ExpertWeights]], total: ExpertSum) -> torch.Tensor:
     """Sum over each row's picks of ``scale * expert(row)``, added in ascending order of the experts."""
-    output = torch.zeros_like(hidden_states)
-    rows = len(picks)
-    slots = picks.T.reshape(-1)  # slot after slot: an expert's rows in the order in which eager takes them
-    order = np.argsort(slots, kind="stable")
-    wanted, starts = np.unique(slots[order], return_index=True)
-    ends = [*starts[1:], len(order)]
-    turns = {
-        int(expert): (turn, slice(int(start), int(end)))
-        for turn, (expert, start, end) in enumerate(zip(wanted, starts, ends, strict=True))
-        if expert < experts
-    }
-    index = torch.from_numpy(order).to(hidden_states.device)
-    tokens = index % rows
-    ordered_scales = scales.t().reshape(-1)[index].unsqueeze(-1)
-
-    early: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    waiting = dict(grouped.spans)
+    early: dict[int, tuple[int, int, torch.Tensor]] = {}
     turn = 0
     for expert, weights in arriving:
-        own, span = turns.pop(expert)
-        token = tokens[span]
-        product = compute(hidden_states[token], weights) * ordered_scales[span]
-        early[own] = token, product.to(output.dtype)
-        while turn in early:
-            output.index_add_(0, *early.pop(turn))
+        own, start, end = waiting.pop(expert)
+        if own == turn:
+            total.run(start, end, weights)
             turn += 1
-    if turns or early:
-        raise RuntimeError(f"the source left out the experts {sorted(turns)}")
-    return output
+        else:
+            early[own] = start, end, total.contribution(start, end, weights)
+        while turn in early:
+            total.add(*early.pop(turn))
+            turn += 1
+    if waiting or early:
+        raise RuntimeError(f"the source left out the experts {sorted(waiting)}")
+    return total.output
 
 
 def _expert(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
@@ -115,8 +93,10 @@ def switch_experts_forward(
     seat = seat_of(module)
     one_hot = selected_experts[:, 0]
     picks = torch.where(one_hot.any(dim=-1), one_hot.argmax(dim=-1), module.num_experts)[:, None].cpu().numpy()
+    grouped = Grouped.of(picks, module.num_experts)
     with seat.source.routed(seat.layer, picks) as arriving:
-        return combine(hidden_states, picks, routing_weights, module.num_experts, arriving, module.greenroom_expert)
+        total = TorchSum(hidden_states, routing_weights, grouped, module.greenroom_expert)
+        return combine(grouped, arriving, total)
 
 
 def switch_expert(activation: nn.Module) -> Compute:

@@ -26,6 +26,7 @@ from greenroom.moe.families import Family, family_of
 from greenroom.moe.layers import MoeLayer
 from greenroom.moe.look_ahead import look_ahead_of
 from greenroom.moe.packing import resolve_dtype
+from greenroom.moe.products import native_for, use_native_linears
 from greenroom.moe.routers import find_router, wrap_router
 from greenroom.moe.seats import RouterObserver, Seat, Stage, take_seat
 from greenroom.moe.skeleton import load_skeleton
@@ -74,8 +75,12 @@ class LoadedMoE:
         return int(self.model.get_output_embeddings().weight.shape[0])
 
 
-def load(checkpoint: Checkpoint, dtype: str = "auto", attn_implementation: str | None = None) -> LoadedMoE:
+def load(
+    checkpoint: Checkpoint, dtype: str = "auto", attn_implementation: str | None = None, products: str = "auto"
+) -> LoadedMoE:
     """Load the dense weights and seat the hooks; the model runs once a source is attached.
+
+    ``products``: one of ``products.PRODUCTS``.
 
     Raises UnsupportedModel for what is not served, CorruptCheckpoint where tensors are missing, InvalidConfig for a
     dtype that is not known.
@@ -89,11 +94,15 @@ def load(checkpoint: Checkpoint, dtype: str = "auto", attn_implementation: str |
     if None in routers:
         masking = "its routers are not where transformers' own declarations say"
     stage = Stage()
+    native = None
     for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
-        seat = Seat(number, stage)
+        native = native_for(model.get_submodule(layer.name), kept, products) if layer.stacked else None
+        seat = Seat(number, stage, native)
         _seat(model, layer, seat)
         if router is not None:
             wrap_router(router, layer, seat, masking)
+    if native is not None:
+        use_native_linears(model, native, [router.module for router in routers if router is not None])
     return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, stage)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from greenroom.experts.source import ExpertSource
+from greenroom.moe.native.rows import NativeRows
 
 RouterObserver = Callable[[int, torch.Tensor], None]
 """Told ``(layer, logits[T, experts])`` by every router, before any mask; the tensor is the router's own."""
@@ -28,13 +29,16 @@ class Stage:
 
 
 class Seat:
-    """What an experts module knows: the number of its MoE layer (from 0), and the stage that it belongs to."""
+    """What an experts module knows: the number of its MoE layer (from 0), the stage that it belongs to, and the
+    compiled products that compute it (None: torch does).
+    """
 
-    __slots__ = ("layer", "stage")
+    __slots__ = ("layer", "native", "stage")
 
-    def __init__(self, layer: int, stage: Stage) -> None:
+    def __init__(self, layer: int, stage: Stage, native: NativeRows | None = None) -> None:
         self.layer = layer
         self.stage = stage
+        self.native = native
 
     @property
     def source(self) -> ExpertSource:

@@ -21,6 +21,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from greenroom.experts.source import ExpertWeights
 from greenroom.moe.experts_forward import IMPLEMENTATION, combine
+from greenroom.moe.products import Grouped, TorchSum
 from greenroom.moe.seats import Seat, Stage, take_seat
 from tests.contract.families.sources import ScriptedExperts
 from tests.random_checkpoints import randomise
@@ -139,14 +140,16 @@ def test_any_order_adds_up_to_the_same(rows: int, k: int, seed: int, order: list
             if (picks == expert).any():
                 yield expert, (experts[expert],)
 
-    result = combine(hidden, picks.numpy(), weights, EXPERTS, arriving(), lambda rows, held: rows @ held[0])
+    grouped = Grouped.of(picks.numpy(), EXPERTS)
+    result = combine(grouped, arriving(), TorchSum(hidden, weights, grouped, lambda rows, held: rows @ held[0]))
     assert torch.equal(result, reference)
 
 
 def test_a_source_that_leaves_experts_out_is_a_defect() -> None:
     hidden, picks, weights = routing(4, 2, 0, torch.float32)
     with pytest.raises(RuntimeError, match=r"left out the experts \[0, 1"):
-        combine(hidden, np.tile([0, 1], (4, 1)), weights, EXPERTS, iter(()), lambda rows, _: rows)
+        grouped = Grouped.of(np.tile([0, 1], (4, 1)), EXPERTS)
+        combine(grouped, iter(()), TorchSum(hidden, weights, grouped, lambda rows, _: rows))
     assert picks.shape == (4, 2)
 
 

@@ -1,0 +1,1 @@
+"""Products of a few bf16 rows, compiled from ``rows.cpp`` when the package is installed; optional."""

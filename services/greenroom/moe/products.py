@@ -1,0 +1,180 @@
+"""What the experts of a layer compute, and by which products: torch's, or the compiled ones for bf16 rows on a CPU."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers.integrations import moe as transformers_moe
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.experts.source import ExpertWeights
+from greenroom.moe.native.rows import NativeRows, NativeUnavailable, native_rows
+
+Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
+
+PRODUCTS = ("auto", "native", "torch")
+"""Whose products a model is computed with; "auto": the compiled ones where they are to be had and know its experts."""
+
+
+class Grouped(NamedTuple):
+    """The rows of a layer by expert: those of an expert lie side by side, in the order in which eager takes them.
+
+    ``tokens[T * k]`` are row numbers; ``scales[T * k]`` likewise. ``spans``: for each picked expert its turn in
+    ascending order, and where its rows begin and end.
+    """
+
+    tokens: NDArray[np.int64]
+    order: NDArray[np.int64]
+    spans: dict[int, tuple[int, int, int]]
+
+    @classmethod
+    def of(cls, picks: NDArray[np.int64], experts: int) -> Grouped:
+        """From ``picks[T, k]``; one at or above the number of experts is none."""
+        rows = len(picks)
+        slots = picks.T.reshape(-1)  # slot after slot
+        order = np.argsort(slots, kind="stable")
+        ordered = slots[order]
+        starts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist()]
+        ends = [*starts[1:], len(order)]
+        wanted = ordered[starts].tolist() if len(order) else []
+        spans = {
+            expert: (turn, start, end)
+            for turn, (expert, start, end) in enumerate(zip(wanted, starts, ends, strict=False))
+            if expert < experts
+        }
+        return cls(order % rows if rows > 1 else np.zeros_like(order), order, spans)
+
+
+class ExpertSum(Protocol):
+    """The layer's output, as its experts' contributions are added to it."""
+
+    output: torch.Tensor
+
+    def run(self, start: int, end: int, weights: ExpertWeights) -> None:
+        """Compute what an expert contributes to its rows, and add it."""
+        ...
+
+    def contribution(self, start: int, end: int, weights: ExpertWeights) -> torch.Tensor:
+        """``[end - start, H]`` to be added later: it is not the expert's turn yet."""
+        ...
+
+    def add(self, start: int, end: int, contribution: torch.Tensor) -> None: ...
+
+
+class TorchSum:
+    """By torch, with the family's own activation: any dtype, any device, any expert."""
+
+    def __init__(self, rows: torch.Tensor, scales: torch.Tensor, grouped: Grouped, compute: Compute) -> None:
+        self.output = torch.zeros_like(rows)
+        self._rows = rows
+        self._tokens = torch.from_numpy(grouped.tokens).to(rows.device)
+        order = torch.from_numpy(grouped.order).to(rows.device)
+        self._scales = scales.t().reshape(-1)[order].unsqueeze(-1)
+        self._compute = compute
+
+    def run(self, start: int, end: int, weights: ExpertWeights) -> None:
+        self.add(start, end, self.contribution(start, end, weights))
+
+    def contribution(self, start: int, end: int, weights: ExpertWeights) -> torch.Tensor:
+        product = self._compute(self._rows[self._tokens[start:end]], weights) * self._scales[start:end]
+        return product.to(self.output.dtype)
+
+    def add(self, start: int, end: int, contribution: torch.Tensor) -> None:
+        self.output.index_add_(0, self._tokens[start:end], contribution)
+
+
+class NativeSum:
+    """By the compiled kernels: one call an expert."""
+
+    def __init__(self, rows: torch.Tensor, scales: torch.Tensor, grouped: Grouped, native: NativeRows) -> None:
+        self.output = torch.zeros_like(rows)
+        self._rows = rows.contiguous()
+        self._tokens = grouped.tokens
+        self._scales = scales.float().numpy().T.reshape(-1)[grouped.order]
+        self._native = native
+        self._first_token, self._first_scale = self._tokens.ctypes.data, self._scales.ctypes.data
+
+    def run(self, start: int, end: int, weights: ExpertWeights) -> None:
+        self._call(start, end, weights, self.output, add=True)
+
+    def contribution(self, start: int, end: int, weights: ExpertWeights) -> torch.Tensor:
+        out = torch.empty(end - start, self.output.shape[1], dtype=self.output.dtype)
+        self._call(start, end, weights, out, add=False)
+        return out
+
+    def add(self, start: int, end: int, contribution: torch.Tensor) -> None:
+        self.output.index_add_(0, torch.from_numpy(self._tokens[start:end]), contribution)
+
+    def _call(self, start: int, end: int, weights: ExpertWeights, out: torch.Tensor, *, add: bool) -> None:
+        up, down = weights
+        tokens, scales = self._first_token + 8 * start, self._first_scale + 4 * start
+        self._native.expert(up, down, self._rows, tokens, scales, end - start, out, add=add)
+
+
+def native_for(experts: Any, dtype: torch.dtype, products: str) -> NativeRows | None:
+    """The compiled products, where they compute what this experts module of transformers does; None: torch's.
+
+    Raises InvalidConfig for a name that is not in PRODUCTS, NativeUnavailable where "native" was asked for and is not
+    to be had.
+    """
+    if products not in PRODUCTS:
+        raise InvalidConfig("products", products, f"allowed: {', '.join(PRODUCTS)}")
+    if products == "torch" or not (dtype is torch.bfloat16 and computes_gated_silu(experts)):
+        return None
+    try:
+        return native_rows()
+    except NativeUnavailable:
+        if products == "native":
+            raise
+        return None
+
+
+def computes_gated_silu(experts: Any) -> bool:
+    """Whether an experts module is ``down · (silu(gate · x) * (up · x))`` with gate and up as one tensor, no more."""
+    return (
+        getattr(experts, "has_gate", False)
+        and not experts.has_bias
+        and not experts.is_transposed
+        and experts.is_concatenated
+        and not experts.has_post_expert_norm
+        and type(experts)._apply_gate is transformers_moe._default_apply_gate
+        and isinstance(experts.act_fn, nn.SiLU)
+        and experts.hidden_dim % 2 == 0
+        and experts.intermediate_dim % 2 == 0
+    )
+
+
+def use_native_linears(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module]) -> None:
+    """From now on the model's linear maps of bf16 take few rows through the compiled products; the ``routers``' do not:
+    which expert is picked stays what transformers computes.
+    """
+    spared = {part for router in routers for part in router.modules()}
+    for module in model.modules():
+        if (
+            type(module) is nn.Linear
+            and module not in spared
+            and module.weight.dtype is torch.bfloat16
+            and module.weight.device.type == "cpu"
+            and module.in_features % 2 == 0
+        ):
+            module.forward = types.MethodType(_native_linear(native), module)  # type: ignore[method-assign]
+
+
+def _native_linear(native: NativeRows) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
+    def forward(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+        rows = inputs.reshape(-1, module.in_features)
+        if len(rows) > _FEW_ROWS or not rows.is_contiguous():
+            return nn.functional.linear(inputs, module.weight, module.bias)
+        product = native.linear(rows, module.weight).view(*inputs.shape[:-1], module.out_features)
+        return product if module.bias is None else product + module.bias
+
+    return forward
+
+
+_FEW_ROWS = 64

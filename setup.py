@@ -1,0 +1,21 @@
+"""The one part of the package that is compiled; everything else about it stands in pyproject.toml.
+
+Optional: where no C++ compiler is found the install goes on, and torch's own products are used.
+"""
+
+from setuptools import Extension, setup
+
+NATIVE = "services/greenroom/moe/native"
+
+setup(
+    ext_modules=[
+        Extension(
+            "greenroom.moe.native._rows",
+            [f"{NATIVE}/rows.cpp"],
+            depends=[f"{NATIVE}/rows_kernel.inc"],
+            language="c++",
+            extra_compile_args=["-O3", "-std=c++17"],
+            optional=True,
+        )
+    ]
+)

@@ -1,0 +1,106 @@
+"""The compiled products against exact arithmetic, and the invariances that the engine's exactness rests on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from greenroom.moe.native.rows import NativeRows, NativeUnavailable, native_rows
+
+try:
+    native: NativeRows = native_rows()
+except NativeUnavailable as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+SHAPES = st.tuples(st.integers(1, 13), st.integers(1, 90).map(lambda n: 2 * n), st.integers(1, 70))
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def expert(
+    up: torch.Tensor, down: torch.Tensor, rows: torch.Tensor, tokens: list[int], scales: list[float], out: torch.Tensor,
+    *, add: bool,
+) -> torch.Tensor:  # fmt: skip
+    where, by = np.array(tokens, dtype=np.int64), np.array(scales, dtype=np.float32)
+    native.expert(up, down, rows, where.ctypes.data, by.ctypes.data, len(tokens), out, add=add)
+    return out
+
+
+@given(SHAPES, st.integers(0, 2**31))
+@settings(max_examples=80, deadline=None)
+def test_a_product_is_the_exact_one_but_for_fp32_sums_and_one_rounding(shape: tuple[int, int, int], seed: int) -> None:
+    count, inputs, outputs = shape
+    rows, weight = random(seed, count, inputs), random(seed + 1, outputs, inputs)
+    got = native.linear(rows, weight).double()
+    exact = rows.double() @ weight.double().T
+    largest = rows.double().abs() @ weight.double().abs().T
+    assert ((got - exact).abs() <= exact.abs() * 2.0**-8 + largest * inputs * 2.0**-24).all()
+
+
+@given(SHAPES, st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_threads(shape: tuple[int, int, int], seed: int) -> None:
+    count, inputs, outputs = shape
+    rows, weight = random(seed, count, inputs), random(seed + 1, outputs, inputs)
+    together = native.linear(rows, weight)
+    for row in range(count):
+        assert torch.equal(native.linear(rows[row : row + 1], weight)[0], together[row])
+
+
+def test_threads_change_nothing() -> None:
+    rows, weight = random(0, 5, 1024), random(1, 777, 1024)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(native.linear(rows, weight))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@given(
+    st.integers(1, 9), st.integers(1, 40).map(lambda n: 2 * n), st.integers(1, 150).map(lambda n: 2 * n),
+    st.integers(0, 2**31),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_an_expert_is_transformers_eager_one_but_for_the_last_bits(
+    count: int, hidden: int, inner: int, seed: int
+) -> None:
+    up, down, rows = random(seed, 2 * inner, hidden), random(seed + 1, hidden, inner), random(seed + 2, 12, hidden)
+    up /= hidden**0.5  # gates of a few units: a rounding of a gate of -20 would be a large share of its silu
+    tokens = torch.randperm(12, generator=torch.Generator().manual_seed(seed))[:count]
+    scales = torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    gate, through = F.linear(rows[tokens].double(), up.double()).chunk(2, dim=-1)
+    exact = F.linear(F.silu(gate) * through, down.double()) * scales[:, None].double()
+    got = expert(up, down, rows, tokens.tolist(), scales.tolist(), torch.empty(count, hidden).bfloat16(), add=False)
+    inside = (F.silu(gate) * through).abs() @ down.double().abs().T * scales[:, None].double()
+    assert ((got.double() - exact).abs() <= inside * 2.0**-5 + 1e-6).all()
+
+
+def test_adding_is_writing_and_then_adding_in_bf16() -> None:
+    up, down, rows = random(0, 96, 32), random(1, 32, 48), random(2, 6, 32)
+    tokens, scales = [4, 0, 3], [0.5, 0.25, 1.0]
+    apart = expert(up, down, rows, tokens, scales, torch.empty(3, 32).bfloat16(), add=False)
+    start = random(3, 6, 32)
+    added = expert(up, down, rows, tokens, scales, start.clone(), add=True)
+    assert torch.equal(added, start.clone().index_add_(0, torch.tensor(tokens), apart))
+    assert torch.equal(added[[1, 2, 5]], start[[1, 2, 5]])
+
+
+def test_extreme_gates_saturate_and_nan_stays() -> None:
+    eye = torch.eye(2).bfloat16()
+    up = torch.cat([eye, eye])
+    rows = torch.tensor([[300.0, -300.0], [float("inf"), 1.0], [float("nan"), 1.0]]).bfloat16()
+    got = expert(up, eye, rows, [0, 1, 2], [1.0] * 3, torch.empty(3, 2).bfloat16(), add=False)
+    assert torch.equal(got[0], (F.silu(rows[0]) * rows[0]).nan_to_num(0.0))
+    assert got[1, 0].isnan() or got[1, 0].isinf()
+    assert got[2, 0].isnan()
