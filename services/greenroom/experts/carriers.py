@@ -50,14 +50,16 @@ class DiskReads:
         self._sizes = np.array([layer.layout.nbytes for layer in store.manifest.layers])
 
     def begin(self, job: Job) -> int:
-        return self._reads.pieces(self._nbytes(job))
+        nbytes = self._nbytes(job)
+        job.part_bytes = self._reads.part_bytes(nbytes, ahead=job.reason is not Reason.ON_DEMAND)
+        return -(-nbytes // job.part_bytes)
 
     def move(self, job: Job, part: int) -> int:
-        piece = self._reads.piece(self._nbytes(job), part)
-        buffer = self._buffer(job)[piece]
+        start = part * job.part_bytes
+        buffer = self._buffer(job)[start : min(start + job.part_bytes, self._nbytes(job))]
         for attempt in range(1, READ_ATTEMPTS + 1):
             try:
-                self._store.read_part(*self._place(job), piece.start, buffer)
+                self._store.read_part(*self._place(job), start, buffer)
                 break
             except OSError:
                 if attempt == READ_ATTEMPTS:

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.core.units import format_bytes
+from greenroom.core.units import MIB, format_bytes
 from greenroom.experts.layout import PAGE_BYTES, align
+
+AHEAD_READ_BYTES = 8 * MIB
+"""The longest read of a record that no layer waits for yet: how long an on-demand fetch may find the disk busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How records are read: in pieces of ``read_bytes`` (None: whole), ``threads`` pieces at once, of ``depth``
-    records at most. Raises InvalidConfig.
+    """How records are read: in pieces of ``read_bytes`` at most (None: whole), ``threads`` pieces at once, of
+    ``depth`` records. Raises InvalidConfig.
     """
 
     read_bytes: int | None = None
@@ -30,15 +33,12 @@ class ReadSettings:
             if getattr(self, name) < 1:
                 raise InvalidConfig(name, getattr(self, name), "at least 1")
 
-    def pieces(self, nbytes: int) -> int:
-        """Of how many reads a record of ``nbytes`` consists."""
-        return 1 if self.read_bytes is None else max(1, -(-nbytes // self.read_bytes))
-
-    def piece(self, nbytes: int, number: int) -> slice:
-        """Which bytes of the record the read fills."""
-        if self.read_bytes is None:
-            return slice(0, nbytes)
-        return slice(number * self.read_bytes, min(nbytes, (number + 1) * self.read_bytes))
+    def part_bytes(self, nbytes: int, *, ahead: bool) -> int:
+        """The size of the equal parts, but for the last, that a record of ``nbytes`` is read in."""
+        longest = self.read_bytes or nbytes
+        if ahead:
+            longest = min(longest, AHEAD_READ_BYTES)
+        return align(-(-nbytes // -(-nbytes // longest)), PAGE_BYTES)
 
     def describe(self) -> str:
         size = "whole records" if self.read_bytes is None else f"{format_bytes(self.read_bytes)} pieces"

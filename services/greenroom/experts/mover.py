@@ -21,7 +21,7 @@ JOIN_TIMEOUT_S = 30.0
 class Job:
     """One expert to be moved; ``target_slot`` is reserved for it. ``priority``: higher is sooner.
 
-    ``landed``: the owner has booked its arrival already, see Landing.
+    ``part_bytes``: set by a carrier that splits it. ``landed``: the owner has booked its arrival already, see Landing.
     """
 
     expert: int
@@ -31,6 +31,7 @@ class Job:
     target_slot: int
     reason: Reason
     priority: float = 0.0
+    part_bytes: int = 0
     error: BaseException | None = None
     landed: bool = False
 

@@ -1,0 +1,292 @@
+"""One queue a link: what a layer waits for comes first, parts of several jobs move at once, nothing moves twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from greenroom.experts.mover import Job, Landing, Mover, Outbox
+from greenroom.policies.events import Reason, Tier
+
+DEADLINE_S = 20.0
+
+
+class Carrying:
+    """A carrier whose parts wait at a gate until they are let through; notes what it was asked."""
+
+    def __init__(self, *, threads: int = 1, depth: int = 1, parts: int = 1, fail: frozenset[int] = frozenset()) -> None:
+        self.threads, self.depth, self.parts, self.fail = threads, depth, parts, fail
+        self.log: list[tuple[int, int]] = []
+        self.finished: list[int] = []
+        self.dropped: list[int] = []
+        self.moving: Counter[int] = Counter()
+        self.most_at_once = 0
+        self.most_jobs = 0
+        self.closed = False
+        self._changed = threading.Condition()
+        self._permits = 0
+        self._open = False
+
+    def begin(self, job: Job) -> int:
+        return self.parts
+
+    def move(self, job: Job, part: int) -> int:
+        with self._changed:
+            self.log.append((job.expert, part))
+            self.moving[job.expert] += 1
+            self.most_at_once = max(self.most_at_once, self.moving.total())
+            self.most_jobs = max(self.most_jobs, len(+self.moving))
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._open or self._permits, DEADLINE_S)
+            self._permits -= 1
+            self.moving[job.expert] -= 1
+            if job.expert in self.fail and part == 1:
+                raise OSError(5, "broken")
+            return 10
+
+    def finish(self, job: Job) -> None:
+        self.finished.append(job.expert)
+
+    def drop(self, job: Job) -> None:
+        assert not self.moving[job.expert], "a slot is given back while a part still fills it"
+        self.dropped.append(job.expert)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def let(self, parts: int = 1) -> None:
+        """Let so many parts through, which begin now or later."""
+        with self._changed:
+            self._permits += parts
+            self._changed.notify_all()
+
+    def let_all(self) -> None:
+        with self._changed:
+            self._open = True
+            self._changed.notify_all()
+
+    def wait_begun(self, parts: int) -> None:
+        """Until so many parts have begun in all."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.log) >= parts, DEADLINE_S), self.log
+
+
+@contextmanager
+def moving(carrier: Carrying) -> Iterator[tuple[Mover, Outbox]]:
+    outbox = Outbox()
+    mover = Mover("test", carrier, outbox)
+    try:
+        yield mover, outbox
+    finally:
+        carrier.let_all()
+        mover.close()
+
+
+def job(expert: int, reason: Reason = Reason.ON_DEMAND, priority: float = 0.0) -> Job:
+    return Job(expert, Tier.DISK, Tier.DEVICE, -1, expert, reason, priority)
+
+
+def ended(outbox: Outbox, count: int) -> list[Job]:
+    jobs: list[Job] = []
+    while len(jobs) < count:
+        assert outbox.wait(DEADLINE_S)
+        for message in outbox.collect():
+            assert isinstance(message, Job)
+            jobs.append(message)
+    return jobs
+
+
+def test_what_a_layer_waits_for_overtakes_all_prefetches() -> None:
+    carrier = Carrying()
+    with moving(carrier) as (mover, outbox):
+        mover.put(job(0))
+        carrier.wait_begun(1)
+        mover.put(job(1, Reason.PREFETCH, 5))
+        mover.put(job(2, Reason.PREFETCH, 9))
+        mover.put(job(3, Reason.PREFETCH, 5))
+        mover.put(job(4))
+        mover.put(job(5))
+        mover.reprioritise(3, 7)
+        assert mover.promote(1)
+        carrier.let_all()
+        assert [job.expert for job in ended(outbox, 6)] == [0, 4, 5, 1, 2, 3]
+    assert carrier.closed
+
+
+def test_an_on_demand_fetch_cuts_in_between_two_parts_of_a_prefetch() -> None:
+    carrier = Carrying(parts=3)
+    with moving(carrier) as (mover, outbox):
+        mover.put(job(0, Reason.PREFETCH))
+        carrier.wait_begun(1)
+        mover.put(job(1))
+        carrier.let_all()
+        assert [job.expert for job in ended(outbox, 2)] == [1, 0]
+    assert carrier.log == [(0, 0), (1, 0), (1, 1), (1, 2), (0, 1), (0, 2)]
+
+
+def test_a_begun_prefetch_that_is_promoted_goes_on_before_other_prefetches() -> None:
+    carrier = Carrying(depth=2, parts=2)
+    with moving(carrier) as (mover, outbox):
+        first = job(0, Reason.PREFETCH, 1)
+        mover.put(first)
+        carrier.wait_begun(1)
+        mover.put(job(1, Reason.PREFETCH, 9))
+        first.reason = Reason.ON_DEMAND
+        assert not mover.promote(0), "it has begun"
+        carrier.let_all()
+        assert [job.expert for job in ended(outbox, 2)] == [0, 1]
+
+
+@pytest.mark.parametrize(("threads", "depth", "parts"), [(1, 1, 1), (2, 1, 4), (3, 2, 2), (4, 4, 1), (2, 3, 5)])
+def test_no_more_moves_at_once_than_was_asked_for(threads: int, depth: int, parts: int) -> None:
+    carrier = Carrying(threads=threads, depth=depth, parts=parts)
+    with moving(carrier) as (mover, outbox):
+        for expert in range(8):
+            mover.put(job(expert))
+        carrier.wait_begun(min(threads, depth * parts))  # that many do move at once
+        carrier.let_all()
+        jobs = ended(outbox, 8)
+    assert sorted(job.expert for job in jobs) == list(range(8))
+    assert sorted(carrier.log) == [(expert, part) for expert in range(8) for part in range(parts)], "each part once"
+    assert carrier.most_at_once <= threads
+    assert carrier.most_jobs <= depth
+    assert mover.bytes_moved == 8 * parts * 10
+
+
+def test_a_failed_job_ends_only_when_none_of_its_parts_moves_any_more() -> None:
+    carrier = Carrying(threads=2, depth=1, parts=4, fail=frozenset({0}))
+    with moving(carrier) as (mover, outbox):
+        mover.put(job(0))
+        mover.put(job(1))
+        carrier.wait_begun(2)
+        carrier.let_all()
+        jobs = ended(outbox, 2)
+    by_expert = {job.expert: job for job in jobs}
+    assert isinstance(by_expert[0].error, OSError)
+    assert by_expert[1].error is None
+    assert carrier.dropped == [0]
+    assert carrier.finished == [1]
+
+
+def test_what_a_whole_job_lacks_is_an_error_of_the_job() -> None:
+    class Refusing(Carrying):
+        def finish(self, job: Job) -> None:
+            raise ValueError("altered")
+
+    carrier = Refusing()
+    carrier.let_all()
+    with moving(carrier) as (mover, outbox):
+        mover.put(job(0))
+        mover.put(job(1))
+        assert [str(job.error) for job in ended(outbox, 2)] == ["altered", "altered"], "the thread goes on"
+
+
+def test_a_defect_in_the_mover_is_seen_by_whoever_collects() -> None:
+    class Broken(Carrying):
+        def begin(self, job: Job) -> int:
+            raise ZeroDivisionError
+
+    with moving(Broken()) as (mover, outbox):
+        mover.put(job(0))
+        assert outbox.wait(DEADLINE_S)
+        with pytest.raises(RuntimeError, match="died"):
+            outbox.collect()
+
+
+def test_queued_ones_can_be_taken_back_and_begun_ones_can_not() -> None:
+    carrier = Carrying()
+    with moving(carrier) as (mover, outbox):
+        mover.put(job(0, Reason.PREFETCH, 1))
+        carrier.wait_begun(1)
+        mover.put(job(1, Reason.PREFETCH, 3))
+        mover.put(job(2, Reason.PREFETCH, 2))
+        assert mover.waiting_ahead == 2
+        assert mover.least_urgent() == 2
+        assert mover.withdraw(0) is None
+        taken = mover.withdraw(2)
+        assert taken is not None
+        assert taken.expert == 2
+        carrier.let_all()
+        assert [job.expert for job in ended(outbox, 2)] == [0, 1]
+
+
+def test_closing_drops_what_waits_and_joins_every_thread() -> None:
+    carrier = Carrying(threads=3, depth=3)
+    outbox = Outbox()
+    mover = Mover("test", carrier, outbox)
+    for expert in range(6):
+        mover.put(job(expert))
+    carrier.wait_begun(3)
+    closer = threading.Thread(target=mover.close)
+    closer.start()
+    carrier.let_all()
+    closer.join(DEADLINE_S)
+    assert not closer.is_alive()
+    assert not any(thread.name.startswith("mover test") for thread in threading.enumerate())
+    assert carrier.closed
+    assert len(carrier.log) <= 4, "at most one more was taken before the mover saw that it is closed"
+    with pytest.raises(RuntimeError, match="closed"):
+        mover.put(job(7))
+
+
+def test_a_message_wakes_whoever_waits_and_nothing_waits_for_a_tick() -> None:
+    outbox = Outbox()
+    assert not outbox.wait(0.0)
+    woken = threading.Event()
+
+    def wait() -> None:
+        if outbox.wait(DEADLINE_S):
+            woken.set()
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    outbox.post(Landing(job(3)))
+    waiter.join(DEADLINE_S)
+    assert woken.is_set()
+    assert outbox.collect() == [Landing(job(3))]
+
+
+@given(
+    threads=st.integers(1, 4),
+    depth=st.integers(1, 4),
+    parts=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_traffic_moves_each_job_once_or_takes_it_back(threads: int, depth: int, parts: int, seed: int) -> None:
+    noise = random.Random(seed)
+    carrier = Carrying(
+        threads=threads, depth=depth, parts=parts, fail=frozenset(e for e in range(30) if noise.random() < 0.2)
+    )
+    withdrawn: set[int] = set()
+    with moving(carrier) as (mover, outbox):
+        jobs = [job(e, noise.choice([Reason.ON_DEMAND, Reason.PREFETCH]), noise.random()) for e in range(30)]
+        for queued in jobs:
+            mover.put(queued)
+            other = noise.randrange(30)
+            match noise.randrange(5):
+                case 0:
+                    carrier.let(noise.randrange(4))
+                case 1:
+                    mover.promote(other)
+                case 2:
+                    mover.reprioritise(other, noise.random())
+                case 3 if mover.withdraw(other) is not None:
+                    withdrawn.add(other)
+        carrier.let_all()
+        done = ended(outbox, 30 - len(withdrawn))
+        assert not mover.waiting_ahead
+    assert {job.expert for job in done} | withdrawn == set(range(30))
+    assert len(set(carrier.log)) == len(carrier.log), "no part moves twice"
+    whole = [job.expert for job in done if job.error is None]
+    assert sorted(carrier.finished) == sorted(whole)
+    assert all(sum(e == expert for e, _ in carrier.log) == parts for expert in whole)
+    assert {job.expert for job in done if job.error} == set(carrier.dropped)
+    assert carrier.most_at_once <= threads
