@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from greenroom.core.errors import BudgetTooSmall, TransferFailed
 from greenroom.core.units import format_bytes
 from greenroom.experts.ahead import AheadFetcher
+from greenroom.experts.carriers import Store
 from greenroom.experts.counters import Counters
 from greenroom.experts.hardware import Hardware, RealHardware
 from greenroom.experts.layout import PackManifest
 from greenroom.experts.ledger import Ledger, LedgerError, State
 from greenroom.experts.room import Room
 from greenroom.experts.source import ExpertWeights
-from greenroom.experts.tiers import Store, Tiers
+from greenroom.experts.tiers import Tiers
 from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import (
