@@ -12,6 +12,7 @@ from greenroom.cli.demo import demo
 from greenroom.cli.generate import generate
 from greenroom.cli.info import info
 from greenroom.cli.pack import pack
+from greenroom.cli.replay import replay
 from greenroom.cli.serve import serve
 from greenroom.cli.trace import trace
 from greenroom.core.errors import GreenroomError
@@ -59,6 +60,8 @@ def main(log_level: str) -> None:
       greenroom serve --model DIR --expert-memory 8GiB     a checkpoint of yours
       greenroom generate "Hello! I am Leo."                without a server
       greenroom info MODEL                                 what a checkpoint needs and what fits
+      greenroom trace --prompts FILE --out T.npz           record which experts prompts are routed to
+      greenroom replay T.npz --plot hits.png               which policy and budget suit that routing
     """
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -70,4 +73,5 @@ main.add_command(generate)
 main.add_command(info)
 main.add_command(pack)
 main.add_command(trace)
+main.add_command(replay)
 main.add_command(demo)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import BudgetTooSmall
-from greenroom.policies.arrays import NO_KEYS, Keys
+from greenroom.policies.arrays import NO_KEYS, Keys, Mask
 from greenroom.policies.belady import belady
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import (
@@ -57,6 +57,7 @@ class ReplayCache:
         self.catalogue = policy.catalogue
         self.resident = np.zeros(self.catalogue.size, dtype=np.bool_)
         self.free_bytes = budget_bytes
+        self._budget = budget_bytes
         self.lookups = 0
         self.hits = 0
         self.evictions = 0
@@ -75,7 +76,8 @@ class ReplayCache:
     def route(self, routing: LayerRouting) -> None:
         """A layer's experts are used: those that miss are fetched, in the order of the event.
 
-        None of them can be evicted meanwhile. Raises BudgetTooSmall where they do not fit all at once.
+        None of them can be evicted meanwhile, unless they do not fit all at once: then it goes in waves, as in the
+        engine, and those that have run make room for the next. Raises BudgetTooSmall where one alone does not fit.
         """
         self.policy.on_layer_routed(routing)
         experts = routing.experts
@@ -86,25 +88,48 @@ class ReplayCache:
         if hits == len(experts):
             return
         missing = experts[~here]
-        incoming = self._bytes(missing)
-        if incoming > self.free_bytes:
-            self._make_room(incoming - self.free_bytes, experts, missing)
-        self.resident[missing] = True
+        if self._bytes(experts) > self._budget:
+            self._in_waves(experts, missing)
+        else:
+            incoming = self._bytes(missing)
+            if incoming > self.free_bytes:
+                evictable = self.resident.copy()
+                evictable[experts] = False
+                self._make_room(incoming - self.free_bytes, evictable, missing)
+            self._bring(missing, incoming)
+
+    def _bring(self, experts: Keys, incoming: int) -> None:
+        self.resident[experts] = True
         self.free_bytes -= incoming
         if self._transfers:
-            for expert in missing.tolist():
+            for expert in experts.tolist():
                 self.policy.on_transfer_done(self._transfers[expert])
 
-    def _make_room(self, bytes_needed: int, group: Keys, missing: Keys) -> None:
+    def _in_waves(self, group: Keys, missing: Keys) -> None:
+        """Those here run first; then as many as there is room for, others leaving before those of this layer."""
         evictable = self.resident.copy()
         evictable[group] = False
+        while len(missing):
+            candidates = evictable if evictable.any() else self.resident.copy()
+            freeable = int(self.catalogue.bytes_of[candidates].sum())
+            needed = min(self._bytes(missing) - self.free_bytes, freeable)
+            if needed > 0:
+                self._make_room(needed, candidates, missing)
+                evictable &= self.resident
+            fitting = int(np.searchsorted(np.cumsum(self.catalogue.bytes_of[missing]), self.free_bytes, side="right"))
+            if not fitting and not self.resident.any():
+                raise BudgetTooSmall(f"expert {missing[0]} alone does not fit in {self._budget} bytes")
+            self._bring(missing[:fitting], self._bytes(missing[:fitting]))
+            missing = missing[fitting:]
+
+    def _make_room(self, bytes_needed: int, evictable: Mask, missing: Keys) -> None:
         request = VictimRequest(
             Tier.DEVICE, bytes_needed, evictable, self.resident, reason=Reason.ON_DEMAND, incoming=missing
         )
         victims = self.policy.victims(request)
         freed = self._bytes(victims)
         if freed < bytes_needed:
-            raise BudgetTooSmall(f"a layer uses {len(group)} experts at once, which the budget does not hold")
+            raise BudgetTooSmall(f"the policy frees {freed} of {bytes_needed} bytes that a layer needs")
         self.resident[victims] = False
         self.free_bytes += freed
         self.evictions += len(victims)
@@ -127,10 +152,14 @@ def replay(
     """Run every step's layers, ascending, through ``policy`` under a device budget.
 
     With one row in a step a layer's experts are used in the order recorded, with more in ascending order. ``tasks``:
-    of the trace's sequences. ``progress`` is told the rows of each step.
+    of the trace's sequences. ``progress`` is told the rows of each step. Raises BudgetTooSmall where a layer's top-k
+    experts do not fit.
     """
-    cache = ReplayCache(policy, budget_bytes)
     catalogue, hooks = policy.catalogue, policy.hooks
+    least = int((catalogue.top_k * catalogue.bytes_of[catalogue.first[:-1]]).max())
+    if budget_bytes < least:
+        raise BudgetTooSmall(f"a layer's router picks experts of {least} bytes; the budget is {budget_bytes}")
+    cache = ReplayCache(policy, budget_bytes)
     layers = range(catalogue.layers)
     ones = np.ones(int(catalogue.top_k.max()), dtype=np.int64)
     for number, traced in enumerate(steps):

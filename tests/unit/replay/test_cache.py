@@ -121,7 +121,7 @@ def test_different_sizes_fill_the_budget_and_never_exceed_it() -> None:
 def test_a_layer_that_does_not_fit_at_once_is_refused() -> None:
     trace = trace_of(4, k=3)
 
-    with pytest.raises(BudgetTooSmall, match="3 experts at once"):
+    with pytest.raises(BudgetTooSmall, match="picks experts of 3 bytes"):
         replay(Lru(trace.catalogue()), trace.steps(), 2)
 
 

@@ -1,0 +1,177 @@
+"""``greenroom replay``: what policies and budgets would make of recorded routing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from greenroom.core.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from greenroom.replay.timed import TimedReplay
+    from greenroom.replay.trace import RoutingTrace
+
+DEFAULT_TOKENS = 30_000
+DEFAULT_TIMED_TOKENS = 1_000
+
+
+@click.command()
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=("lru", "lfu", "decayed"),
+    show_default=True,
+    help="A policy, with options as in decayed:decay=0.999; may be given several times.",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    default=("12.5%", "25%", "33.3%", "50%"),
+    show_default=True,
+    help="Experts resident: a number, a share, or a size; may be given several times.",
+)
+@click.option(
+    "--concurrent",
+    "concurrency",
+    multiple=True,
+    default=("1",),
+    show_default=True,
+    help="Sequences at once, or `recorded` for the steps as they ran; may be given several times.",
+)
+@click.option(
+    "--tokens", type=int, help=f"Rows to replay, 0 for all.  [default: {DEFAULT_TOKENS}; timed {DEFAULT_TIMED_TOKENS}]"
+)
+@click.option("--belady/--no-belady", default=True, show_default=True, help="The optimum, which knows the future.")
+@click.option("--link", help="Predict times too, on a link of this speed and latency: 1.5GiB/s,0.2ms.")
+@click.option(
+    "--expert-bytes", help="Size of an expert, such as 11MiB.  [default: what the trace says, if it says anything]"
+)
+@click.option("--compute", default="0ms", show_default=True, help="What a layer computes besides its experts.")
+@click.option("--expert-compute", default="0ms", show_default=True, help="What each distinct expert of a layer adds.")
+@click.option("--host-memory", help="A host tier of this size between link and device; needs --host-link.")
+@click.option("--host-link", help="Speed and latency from the host tier to the device.")
+@click.option(
+    "--recall",
+    type=float,
+    help="Answer the policies' requests for predictions from the trace, with this recall.  [default: no answers]",
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option(
+    "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw them: .png, .svg or .pdf."
+)
+def replay(
+    trace: Path,
+    policies: tuple[str, ...],
+    budgets: tuple[str, ...],
+    concurrency: tuple[str, ...],
+    tokens: int | None,
+    belady: bool,
+    link: str | None,
+    expert_bytes: str | None,
+    compute: str,
+    expert_compute: str,
+    host_memory: str | None,
+    host_link: str | None,
+    recall: float | None,
+    json_file: Path | None,
+    plot_file: Path | None,
+) -> None:
+    """Replay TRACE, an .npz of recorded routing, under policies and budgets, without the model.
+
+    Hits are counted with one cache for all layers, empty at the start. With --link the engine itself runs on a
+    simulated link: its prefetches count, and the table shows the time that it would wait.
+
+    \b
+    Examples:
+      greenroom replay routing.npz
+      greenroom replay routing.npz --policy lru --policy decayed:decay=0.999 --budget 96 --budget 25% \\
+          --concurrent 1 --concurrent 8 --plot hits.png --json hits.json
+      greenroom replay routing.npz --link 1.5GiB/s,0.2ms --compute 0.3ms --expert-compute 0.8ms --expert-bytes 11MiB
+      greenroom replay mine.npz --concurrent recorded --policy look-ahead --recall 0.9 --link 2GiB/s
+    """
+    from tqdm import tqdm
+
+    from greenroom.core.units import parse_bytes
+    from greenroom.replay import report
+    from greenroom.replay.plot import plot
+    from greenroom.replay.sweep import PolicySpec, Sweep, slots_of
+    from greenroom.replay.trace import RoutingTrace
+
+    recorded = RoutingTrace.load(trace)
+    catalogue = recorded.catalogue()
+    size = None if expert_bytes is None else parse_bytes(expert_bytes, field="expert-bytes")
+    if size is None and recorded.expert_bytes is not None:
+        size = int(recorded.catalogue(expert_bytes=None).bytes_of.max())
+    timed = None
+    if link is not None:
+        timed = _timed(recorded, link, size, compute, expert_compute, host_memory, host_link, recall)
+    elif recall is not None or host_memory is not None:
+        raise click.UsageError("--recall and --host-memory are about time: give --link too")
+    if tokens is None:
+        tokens = DEFAULT_TOKENS if timed is None else DEFAULT_TIMED_TOKENS
+    sweep = Sweep(
+        trace=recorded,
+        policies=tuple(PolicySpec.parse(text) for text in dict.fromkeys(policies)),
+        slots=tuple(sorted({slots_of(text, catalogue, size) for text in budgets})),
+        concurrency=tuple(dict.fromkeys(_at_once(text) for text in concurrency)),
+        tokens=tokens or None,
+        timed=timed,
+        belady=belady,
+    )
+    click.echo(report.heading(trace.name, sweep, size))
+    with tqdm(total=sweep.work, desc="replaying", unit="row", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+        cells = list(sweep.cells(bar.update))
+    click.echo("\n" + report.tables(sweep, cells, size))
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_json(trace.name, sweep, cells, size), indent=1) + "\n")
+    if plot_file is not None:
+        plot(sweep, cells, plot_file, title=f"{recorded.model or trace.name}: {cells[0].tokens:,} tokens")
+
+
+def _at_once(text: str) -> int | None:
+    if text == "recorded":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise InvalidConfig("concurrent", text, "a number from 1, or `recorded`")
+    return int(text)
+
+
+def _timed(
+    trace: RoutingTrace,
+    link: str,
+    size: int | None,
+    compute: str,
+    expert_compute: str,
+    host_memory: str | None,
+    host_link: str | None,
+    recall: float | None,
+) -> TimedReplay:
+    from greenroom.core.units import parse_bytes
+    from greenroom.replay.simulated import LinkProfile, parse_seconds
+    from greenroom.replay.timed import ComputeProfile, TimedReplay
+
+    if size is None:
+        raise InvalidConfig("expert-bytes", None, "a size such as 11MiB, as this trace does not say it")
+    if (host_memory is None) != (host_link is None):
+        raise click.UsageError("--host-memory and --host-link go together")
+    experts = trace.catalogue().size
+    host = 0 if host_memory is None else parse_bytes(host_memory, field="host-memory", whole=experts * size) // size
+    return TimedReplay(
+        trace=trace,
+        expert_bytes=size,
+        disk=LinkProfile.parse(link),
+        upload=None if host_link is None else LinkProfile.parse(host_link, field="host-link"),
+        compute=ComputeProfile(
+            layer_s=parse_seconds(compute, field="compute"),
+            expert_s=parse_seconds(expert_compute, field="expert-compute"),
+        ),
+        host_slots=host,
+        recall=recall,
+    )
