@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -20,7 +21,8 @@ def pack(
 ) -> None:
     """Write the packed expert file of MODEL (a folder or a hub id) and print its path.
 
-    `serve` and `generate` do this by themselves at first use.
+    `serve` and `generate` do this by themselves at first use. How the pack is read best here is measured as well,
+    and kept beside it.
 
     \b
     Examples:
@@ -29,17 +31,20 @@ def pack(
     """
     from tqdm import tqdm
 
+    from greenroom.experts.calibration import load_or_measure
     from greenroom.experts.pack import PackFile
     from greenroom.moe.checkpoint import resolve
     from greenroom.moe.packing import ensure_pack
 
     path = ensure_pack(resolve(model, revision=revision, offline=offline), dtype, cache_dir, force=force)
-    if verify:
-        opened = PackFile.open(path)
-        with tqdm(
-            total=opened.manifest.record_bytes, desc="verifying", unit="B", unit_scale=True, unit_divisor=1024,
-            disable=not sys.stderr.isatty(),
-        ) as bar:  # fmt: skip
-            opened.verify(bar.update)
-        opened.close()
+    with contextlib.closing(PackFile.open(path)) as opened:
+        if verify:
+            with tqdm(
+                total=opened.manifest.record_bytes, desc="verifying", unit="B", unit_scale=True, unit_divisor=1024,
+                disable=not sys.stderr.isatty(),
+            ) as bar:  # fmt: skip
+                opened.verify(bar.update)
+        link = load_or_measure(opened, on_measure=lambda line: click.echo(line, err=True))
+        if link is not None:
+            click.echo(f"read best in {link.describe()}", err=True)
     click.echo(path)

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import InvalidConfig, PackError
 from greenroom.core.units import MIB, format_bytes
 from greenroom.experts.arena import Arena
 from greenroom.experts.carriers import DiskReads
@@ -67,7 +67,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkProfile:
+class MeasuredLink:
     """The disk link of one pack on one machine, as measured with ``reads``, the settings chosen.
 
     ``bytes_per_s``: with several records queued. ``latency_s``: what a record fetched alone takes beyond its bytes
@@ -119,12 +119,12 @@ def profile_path(pack: Path) -> Path:
 
 def load_or_measure(
     pack: PackFile, *, on_measure: Callable[[str], object] | None = None, budget_s: float = BUDGET_S
-) -> LinkProfile | None:
+) -> MeasuredLink | None:
     """The profile kept beside the pack, measured first where there is none for this pack, host and file system.
 
     None for a small pack: it is not worth the time. ``on_measure`` is told once, before the measurement begins; this
     takes about ``budget_s``. Of processes that start together one measures and the others take what it found. A
-    folder that can not be written to is no error: the profile then serves this process alone. Raises OSError where
+    folder that can not be written to is no error: the profile then serves this process alone. Raises PackError where
     the pack can not be read.
     """
     if pack.manifest.record_bytes < SMALL_PACK_BYTES:
@@ -137,12 +137,15 @@ def load_or_measure(
             return kept
         if on_measure is not None:
             on_measure(f"measuring how {pack.path.name} is read best, about {budget_s:.1f} s")
-        profile = measure(pack, budget_s=budget_s)
+        try:
+            profile = measure(pack, budget_s=budget_s)
+        except OSError as error:  # a TimeoutError is one
+            raise PackError(f"the expert pack {pack.path} can not be read: {error}") from error
         _save(path, profile)
         return profile
 
 
-def load(pack: PackFile) -> LinkProfile | None:
+def load(pack: PackFile) -> MeasuredLink | None:
     """The profile kept beside the pack; None where there is none for this pack, host and file system."""
     return _load(profile_path(pack.path), _identity(pack))
 
@@ -153,7 +156,7 @@ def measure(
     *,
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
-) -> LinkProfile:
+) -> MeasuredLink:
     """Measure now. The slower the disk, the fewer settings are tried; the first of ``candidates`` always is."""
     nbytes = max(layer.layout.nbytes for layer in pack.manifest.layers)
     with _Bench(pack, clock) as bench:
@@ -177,7 +180,7 @@ def measure(
     )
     alone_s, queued_s = tried[list(samples).index(chosen)][1:]
     pack_id, host, filesystem = _identity(pack)
-    return LinkProfile(
+    return MeasuredLink(
         reads=chosen,
         bytes_per_s=nbytes / queued_s,
         latency_s=max(0.0, alone_s - queued_s),
@@ -271,9 +274,9 @@ def _filesystem(device: str, mounts: Path = Path("/proc/self/mountinfo")) -> str
     return device
 
 
-def _load(path: Path, here: tuple[str, str, str]) -> LinkProfile | None:
+def _load(path: Path, here: tuple[str, str, str]) -> MeasuredLink | None:
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=LinkProfile)
+        kept = msgspec.json.decode(path.read_bytes(), type=MeasuredLink)
     except (OSError, msgspec.MsgspecError, InvalidConfig):
         return None
     same = kept.version == FORMAT_VERSION and (kept.pack, kept.host, kept.filesystem) == here
@@ -281,7 +284,7 @@ def _load(path: Path, here: tuple[str, str, str]) -> LinkProfile | None:
     return kept if same and usable else None
 
 
-def _save(path: Path, profile: LinkProfile) -> None:
+def _save(path: Path, profile: MeasuredLink) -> None:
     partial = path.with_suffix(f".{os.getpid()}.partial")
     with contextlib.suppress(OSError):
         try:

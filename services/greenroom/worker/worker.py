@@ -16,7 +16,9 @@ from transformers.utils import logging as transformers_logging
 from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
 from greenroom.core.units import format_bytes
+from greenroom.experts.calibration import load_or_measure
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.hardware import RealHardware
 from greenroom.experts.pack import PackFile
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.batch_loop import BatchLoop
@@ -98,7 +100,9 @@ class Worker:
         catalogue = catalogue_of(self.pack.manifest)
         policy = create_policy(self.config.policy, catalogue=catalogue, options=self.config.policy_options)
         slots = EngineConfig(device_slots=self.plan.device_slots, host_slots=self.plan.host_slots)
-        engine = ExpertEngine(self.pack, catalogue, policy, slots)
+        self.link = load_or_measure(self.pack, on_measure=self._say)
+        hardware = RealHardware(None if self.link is None else self.link.reads)
+        engine = ExpertEngine(self.pack, catalogue, policy, slots, hardware=hardware)
         try:
             remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
             wanted = first_residents(catalogue, remembered)
@@ -137,6 +141,10 @@ class Worker:
     def _shows_progress(self) -> bool:
         return sys.stderr.isatty() if self.config.progress is None else self.config.progress
 
+    def _say(self, line: str) -> None:
+        if self._shows_progress:
+            tqdm.write(line, file=sys.stderr)
+
     def generator(self) -> LoopGenerator:
         """This model as an asyncio Generator; to be used from one event loop."""
         return LoopGenerator(self.loop, self.served)
@@ -144,11 +152,13 @@ class Worker:
     def describe(self) -> str:
         """What is served and what was decided, as a person reads it."""
         reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
+        link = "whole records (the pack is small: not measured)" if self.link is None else self.link.describe()
         return (
             f"model {self.served.name}: {self.checkpoint.config.model_type}, {self.pack.manifest.dtype}, "
             f"{len(self.pack.manifest.layers)} MoE layers, {self.served.max_model_len} tokens a request\n"
             f"experts: policy {self.config.policy}, read {reads} from {self.pack.path} "
             f"({format_bytes(self.pack.manifest.record_bytes)})\n"
+            f"reads: {link}\n"
             f"memory:\n{self.plan.describe()}"
         )
 

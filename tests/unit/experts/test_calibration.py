@@ -14,10 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import InvalidConfig, PackError
 from greenroom.core.units import MIB
 from greenroom.experts import calibration
-from greenroom.experts.calibration import CANDIDATES, SIMPLEST, LinkProfile, Sample, choose, load_or_measure, measure
+from greenroom.experts.calibration import CANDIDATES, SIMPLEST, MeasuredLink, Sample, choose, load_or_measure, measure
 from greenroom.experts.direct_io import AHEAD_READ_BYTES, ReadSettings, page_aligned
 from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
 from greenroom.experts.pack import PackFile, PackWriter
@@ -162,8 +162,8 @@ def test_a_disk_that_fails_is_reported(pack: PackFile, monkeypatch: pytest.Monke
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(pack, "read_part", broken)
-    with pytest.raises(OSError, match="Input/output"):
-        measure(pack, budget_s=0.02)
+    with pytest.raises(PackError, match=r"x\.pack can not be read: .*Input/output"):
+        load_or_measure(pack, budget_s=0.02)
 
 
 def test_a_slow_disk_is_tried_with_the_simplest_setting_alone(pack: PackFile) -> None:
@@ -206,6 +206,6 @@ def test_settings_that_make_no_sense_are_refused(field: str) -> None:
 
 
 def test_a_profile_tells_how_long_a_fetch_takes() -> None:
-    profile = LinkProfile(SIMPLEST, 1e9, 0.001, 11 * MIB, "p", "h", "f", "t")
+    profile = MeasuredLink(SIMPLEST, 1e9, 0.001, 11 * MIB, "p", "h", "f", "t")
     assert profile.seconds(10**9) == pytest.approx(1.001)
     assert profile.describe() == "whole records, 1 thread, 1 in flight, 954 MiB/s"
