@@ -39,20 +39,33 @@ def belady(accesses: Keys, slots: int) -> Mask:
     """
     if slots < 1:
         raise InvalidConfig("slots", slots, "at least 1")
-    hits = np.zeros(len(accesses), dtype=np.bool_)
-    next_use: dict[int, int] = {}  # of the residents
-    farthest: list[tuple[int, int]] = []  # (-next use, expert); stale where the resident's next use is another
-    for position, (expert, following) in enumerate(zip(accesses.tolist(), next_uses(accesses).tolist(), strict=True)):
-        if expert in next_use:
-            hits[position] = True
-        elif len(next_use) == slots:
-            use, victim = heapq.heappop(farthest)
-            while next_use.get(victim) != -use:
-                use, victim = heapq.heappop(farthest)
-            del next_use[victim]
-        next_use[expert] = following
-        heapq.heappush(farthest, (-following, expert))
-    return hits
+    count = len(accesses)
+    following = next_uses(accesses)
+    # A number for each next use that no other access shares: it says whose it is, too.
+    numbers = np.where(following < count, following, count + np.arange(count))
+    owners = np.concatenate([accesses, accesses]).tolist()
+    hits = bytearray(count)
+    resident = bytearray(int(accesses.max(initial=0)) + 1)
+    free = slots
+    # Negated, the farthest first. A number that has come to pass is smaller than every resident's next use, so it
+    # never gets to the front; it only takes room, until it is cleared out.
+    farthest: list[int] = []
+    room = 4 * slots + 1024
+    for position, (expert, number) in enumerate(zip(accesses.tolist(), numbers.tolist(), strict=True)):
+        if resident[expert]:
+            hits[position] = 1
+            heapq.heappush(farthest, -number)
+        else:
+            resident[expert] = 1
+            if free:
+                free -= 1
+                heapq.heappush(farthest, -number)
+            else:
+                resident[owners[-heapq.heapreplace(farthest, -number)]] = 0
+        if len(farthest) > room:
+            farthest = [other for other in farthest if -other > position]
+            heapq.heapify(farthest)
+    return np.frombuffer(hits, dtype=np.bool_)
 
 
 @dataclass(frozen=True, eq=False)
