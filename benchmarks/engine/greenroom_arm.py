@@ -6,17 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.engine.inside import Inside
 from benchmarks.engine.routing import RoutingRecord
 from benchmarks.engine.turns import Turn, peak_bytes, reset_peak, timed
 from greenroom.core.generation import SamplingParams
+from greenroom.core.units import MIB
 from greenroom.experts.direct_io import page_aligned
 from greenroom.llm import LLM
 
 KV_MEMORY = "64MiB"
 """Stated, since what ``auto`` takes depends on what else runs on the machine."""
 
+READ_BYTES, READ_PASSES = 512 * MIB, 8
 LINK_RECORDS = 16
 LINK_THREADS = (1, 2)
 
@@ -126,6 +129,16 @@ class GreenroomArm:
     def link(self) -> float:
         """Bytes/s of whole records read from random places of the pack, the best of some numbers of readers."""
         return max(self._read(threads) for threads in LINK_THREADS)
+
+    def memory_read(self) -> float:
+        """Bytes/s at which the memory is read by all cores, the best of a few passes over more than caches hold."""
+        words = torch.zeros(READ_BYTES // 8, dtype=torch.int64)
+        speeds = []
+        for _ in range(READ_PASSES):
+            with timed() as seconds:
+                words.sum()
+            speeds.append(words.nbytes / seconds[0])
+        return max(speeds)
 
     def _read(self, readers: int) -> float:
         pack = self._llm.worker.pack

@@ -108,7 +108,7 @@ class DeviceMapArm(_GenerateArm):
             raise
 
     def describe(self) -> dict[str, Any]:
-        places = list(self.model.hf_device_map.values())
+        places = list(getattr(self.model, "hf_device_map", {}).values())  # there is none where all fits
         return {**super().describe(), "modules_on_disk": places.count("disk"), "modules": len(places)}
 
     def close(self) -> None:

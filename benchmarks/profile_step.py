@@ -1,0 +1,223 @@
+"""Where a step's time goes, with all experts resident and with a third of them.
+
+    python -m benchmarks.profile_step [--model widened] [--policy lru] [--concurrency 1] [--out FOLDER]
+
+Each case is a process of its own; they take turns, round by round. Every method of a part is timed, so the whole is a
+little slower than without. Prints a table, writes a picture, and prints one JSON object on its last line.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from tqdm import tqdm
+
+from benchmarks.engine import plan
+from benchmarks.engine.figures import MODELS, RANDOM, WIDENED
+from benchmarks.engine.processes import Child, Children, ChildSpec
+from benchmarks.engine.rows import GREENROOM, RESIDENT, THIRD
+from benchmarks.engine.turns import Trace, Turn
+from benchmarks.machine import cache_folder, describe_machine
+from greenroom.policies.registry import EXPERT_POLICIES
+
+TURN_TIMEOUT_S = 300.0
+SHARES = (RESIDENT, THIRD)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One case, mean of its rounds. ``parts``: milliseconds a step. ``step_ms``: of the same turns, not instrumented.
+
+    ``expert_read``: bytes/s at which the experts' products went through the weights that they need; ``memory_read``
+    what the memory gives when it is only read. ``moved``: bytes/s over the link, all of the turn; ``link`` what it
+    gives when it is only read.
+    """
+
+    model: str
+    share: str
+    concurrency: int
+    parts: dict[str, float]
+    step_ms: float
+    expert_read: float
+    memory_read: float
+    moved: float
+    link: float
+
+    @property
+    def instrumented_ms(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def overhead(self) -> float:
+        """How much slower a step is for being instrumented."""
+        return self.instrumented_ms / self.step_ms - 1
+
+    def limits(self) -> dict[str, str]:
+        """Of the parts that a rate can be given for, that rate beside what the machine gives."""
+        found = {"experts": f"{self.expert_read / 1e9:.1f} of {self.memory_read / 1e9:.1f} GB/s of memory read"}
+        if self.moved:
+            found["waiting"] = f"{self.moved / 1e9:.2f} of {self.link / 1e9:.2f} GB/s of the link, over the whole step"
+        return found
+
+
+def profile_of(
+    model: str,
+    share: str,
+    concurrency: int,
+    turns: list[tuple[Turn, Turn]],
+    trace: Trace,
+    facts: dict[str, Any],
+    memory_read: float,
+) -> Profile:
+    """``turns``: of each round the plain one and the instrumented one. ``trace``: of the same stream."""
+    instrumented = [watched for _, watched in turns]
+    steps = sum(turn.steps for turn in instrumented)
+    seconds = {part: sum(turn.inside[part] for turn in instrumented) for part in instrumented[0].inside}
+    plain = sum(turn.seconds for turn, _ in turns)
+    links = [turn.link for turn, _ in turns if turn.link]
+    experts = seconds["experts"] / len(turns)
+    return Profile(
+        model=model,
+        share=share,
+        concurrency=concurrency,
+        parts={part: 1e3 * value / steps for part, value in seconds.items()},
+        step_ms=1e3 * plain / sum(turn.steps for turn, _ in turns),
+        expert_read=trace.accesses * int(facts["expert_bytes"]) / experts if experts else 0.0,
+        memory_read=memory_read,
+        moved=sum(turn.bytes_moved for turn, _ in turns) / plain,
+        link=sum(links) / len(links) if links else 0.0,
+    )
+
+
+def table(profiles: list[Profile]) -> str:
+    """Parts down, cases across, in Markdown."""
+    heads = [f"{p.model}, {p.share}" + (f", ×{p.concurrency}" if p.concurrency > 1 else "") for p in profiles]
+    lines = ["| ms a step | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(heads)]
+    for part in profiles[0].parts:
+        cells = []
+        for profile in profiles:
+            limit = profile.limits().get(part, "")
+            share = profile.parts[part] / profile.instrumented_ms
+            cells.append(f"{profile.parts[part]:.2f} ({share:.0%})" + (f"; {limit}" if limit else ""))
+        lines.append(f"| {part} | " + " | ".join(cells) + " |")
+    lines.append("| a step | " + " | ".join(f"{p.instrumented_ms:.2f}" for p in profiles) + " |")
+    lines.append(
+        "| not instrumented | " + " | ".join(f"{p.step_ms:.2f} ({p.overhead:+.0%} by it)" for p in profiles) + " |"
+    )
+    return "\n".join(lines)
+
+
+def picture(profiles: list[Profile], path: Path) -> None:
+    """A stacked bar for each case."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.6 * len(profiles)))
+    names = [f"{p.model} {p.share}" + (f" ×{p.concurrency}" if p.concurrency > 1 else "") for p in profiles]
+    left = [0.0] * len(profiles)
+    for place, part in enumerate(profiles[0].parts):
+        widths = [profile.parts[part] for profile in profiles]
+        axes.barh(names, widths, left=left, label=part, color=f"C{place}")
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("ms a step")
+    axes.legend(fontsize=7, ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+@click.command()
+@click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=(WIDENED, RANDOM),
+              show_default=True)  # fmt: skip
+@click.option("--policy", type=click.Choice(sorted(EXPERT_POLICIES)), default="lru", show_default=True)
+@click.option("--concurrency", multiple=True, type=click.IntRange(min=1), default=(1, 8), show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--quick", is_flag=True, help="Small models, one round: to see that it works.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("artifacts/profile-step"),
+              show_default=True, help="Folder for profile.png and profile.json.")  # fmt: skip
+def main(
+    models: tuple[str, ...], policy: str, concurrency: tuple[int, ...], rounds: int, quick: bool, out: Path
+) -> None:
+    """Where a step's time goes, with all experts resident and with a third of them."""
+    signal.signal(signal.SIGTERM, _end)
+    scale = plan.QUICK if quick else plan.Scale(rounds=rounds)
+    parent = cache_folder()
+    parent.mkdir(parents=True, exist_ok=True)
+    profiles: list[Profile] = []
+    with Children() as children:
+        for name in models:
+            profiles += _measure(name, policy, concurrency, scale, children)
+            children.close_all_but()
+    print(table(profiles))
+    picture(profiles, out / "profile.png")
+    result = {
+        "machine": describe_machine(parent),
+        "policy": policy,
+        "profiles": [
+            {**vars(profile), "parts": {part: round(ms, 4) for part, ms in profile.parts.items()}}
+            for profile in profiles
+        ],
+    }
+    line = json.dumps(result)
+    (out / "profile.json").write_text(line + "\n")
+    print(f"picture: {out / 'profile.png'}")
+    print(line)
+
+
+def _measure(
+    name: str, policy: str, concurrency: tuple[int, ...], scale: plan.Scale, children: Children
+) -> list[Profile]:
+    mib = scale.widened_mib if name == WIDENED else scale.random_mib
+    ready = children.get(ChildSpec.of("prepare", {"model": name, "expert_mib": mib})).description
+    children.close_all_but()
+    model = plan.Model.of(name, ready, scale)
+    cases = [(share, at_once) for at_once in concurrency for share in SHARES]
+    opened = {share: children.get(_spec(model, share, policy)) for share in SHARES}
+    turns: dict[tuple[str, int], list[tuple[Turn, Turn]]] = {case: [] for case in cases}
+    traces: dict[tuple[str, int], Trace] = {}
+    bar = tqdm(total=len(cases) * (scale.rounds + 1), desc=name, unit="turn", disable=not sys.stderr.isatty())
+    with bar:
+        for round_ in range(scale.rounds + 1):
+            for case in cases:
+                share, at_once = case
+                child = opened[share]
+                if round_ == 0:
+                    trace = _turn(child, model, at_once, record=True).trace
+                    assert trace is not None
+                    traces[case] = trace
+                else:
+                    plain = _turn(child, model, at_once, link=share != RESIDENT)
+                    turns[case].append((plain, _turn(child, model, at_once, inside=True)))
+                bar.update()
+    read = float(opened[RESIDENT].tell("memory_read", TURN_TIMEOUT_S))
+    return [
+        profile_of(name, *case, turns[case], traces[case], opened[case[0]].description, read)
+        for case in cases
+    ]  # fmt: skip
+
+
+def _spec(model: plan.Model, share: str, policy: str) -> ChildSpec:
+    return ChildSpec.of(GREENROOM, {"model": str(model.folder), "share": share, "policy": policy})
+
+
+def _turn(child: Child, model: plan.Model, concurrency: int, **extra: bool) -> Turn:
+    arguments = {**model.stream.as_arguments(), "concurrency": concurrency, **extra}
+    return Turn.of_json(child.tell("run", TURN_TIMEOUT_S, **arguments))
+
+
+def _end(signal_number: int, frame: object) -> NoReturn:
+    sys.exit(128 + signal_number)
+
+
+if __name__ == "__main__":
+    main()
