@@ -12,6 +12,8 @@ import click
 from greenroom.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
+    from greenroom.experts.direct_io import ReadSettings
+    from greenroom.replay.simulated import LinkProfile
     from greenroom.replay.timed import TimedReplay
     from greenroom.replay.trace import RoutingTrace
 
@@ -51,6 +53,11 @@ DEFAULT_TIMED_TOKENS = 1_000
 @click.option("--belady/--no-belady", default=True, show_default=True, help="The optimum, which knows the future.")
 @click.option("--link", help="Predict times too, on a link of this speed and latency: 1.5GiB/s,0.2ms.")
 @click.option(
+    "--calibration",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same from what was measured of an expert pack here (greenroom pack prints its path).",
+)
+@click.option(
     "--expert-bytes", help="Size of an expert, such as 11MiB.  [default: what the trace says, if it says anything]"
 )
 @click.option("--compute", default="0ms", show_default=True, help="What a layer computes besides its experts.")
@@ -74,6 +81,7 @@ def replay(
     tokens: int | None,
     belady: bool,
     link: str | None,
+    calibration: Path | None,
     expert_bytes: str | None,
     compute: str,
     expert_compute: str,
@@ -110,10 +118,11 @@ def replay(
     if size is None and recorded.expert_bytes is not None:
         size = int(recorded.catalogue(expert_bytes=None).bytes_of.max())
     timed = None
-    if link is not None:
-        timed = _timed(recorded, link, size, compute, expert_compute, host_memory, host_link, recall)
+    if link is not None or calibration is not None:
+        disk, reads = _link(link, calibration)
+        timed = _timed(recorded, disk, reads, size, compute, expert_compute, host_memory, host_link, recall)
     elif recall is not None or host_memory is not None:
-        raise click.UsageError("--recall and --host-memory are about time: give --link too")
+        raise click.UsageError("--recall and --host-memory are about time: give --link or --calibration too")
     if tokens is None:
         tokens = DEFAULT_TOKENS if timed is None else DEFAULT_TIMED_TOKENS
     sweep = Sweep(
@@ -143,9 +152,31 @@ def _at_once(text: str) -> int | None:
     return int(text)
 
 
+def _link(link: str | None, pack: Path | None) -> tuple[LinkProfile, ReadSettings]:
+    from greenroom.experts.calibration import load_or_measure
+    from greenroom.experts.direct_io import ReadSettings
+    from greenroom.experts.pack import PackFile
+    from greenroom.replay.simulated import LinkProfile
+
+    if link is not None:
+        if pack is not None:
+            raise click.UsageError("give --link or --calibration, not both")
+        return LinkProfile.parse(link), ReadSettings()
+    assert pack is not None
+    opened = PackFile.open(pack)
+    try:
+        measured = load_or_measure(opened, on_measure=lambda line: click.echo(line, err=True))
+    finally:
+        opened.close()
+    if measured is None:
+        raise InvalidConfig("calibration", str(pack), "a larger pack: small ones are not measured, so give --link")
+    return LinkProfile(measured.bytes_per_s, measured.latency_s), measured.reads
+
+
 def _timed(
     trace: RoutingTrace,
-    link: str,
+    disk: LinkProfile,
+    reads: ReadSettings,
     size: int | None,
     compute: str,
     expert_compute: str,
@@ -166,7 +197,8 @@ def _timed(
     return TimedReplay(
         trace=trace,
         expert_bytes=size,
-        disk=LinkProfile.parse(link),
+        disk=disk,
+        reads=reads,
         upload=None if host_link is None else LinkProfile.parse(host_link, field="host-link"),
         compute=ComputeProfile(
             layer_s=parse_seconds(compute, field="compute"),

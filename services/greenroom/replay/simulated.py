@@ -29,8 +29,8 @@ _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """A link on which a move takes ``latency_s``, during which others may flow, and then flows at ``bytes_per_s``,
-    one after the other. Raises InvalidConfig.
+    """A link that moves ``bytes_per_s``, one read after the other. A record that finds it idle takes ``latency_s``
+    longer; behind others, or ahead of need, that time is hidden. Raises InvalidConfig.
     """
 
     bytes_per_s: float
@@ -183,6 +183,7 @@ class SimulatedMover(Mover):
         self._posts = outbox
         self._settled = clock.now  # until when everything has come to pass
         self._free_from = clock.now  # when the link has moved all that it was given
+        self._flows_from: dict[int, float] = {}  # by expert: when its bytes could flow at the earliest
         self._parts: list[tuple[float, int, _Part]] = []
         self._numbers = itertools.count()
 
@@ -206,6 +207,7 @@ class SimulatedMover(Mover):
 
     def put(self, job: Job) -> None:
         self.settle()
+        self._flows_from[job.expert] = self._clock.now + self._link.latency_s
         super().put(job)
         self._take_up()
 
@@ -246,7 +248,7 @@ class SimulatedMover(Mover):
                 moved = self._carrier.move(begun.job, begun.taken - 1)
             except OSError as failure:
                 error = failure
-            start = max(self._settled + self._link.latency_s, self._free_from)
+            start = max(self._settled, self._flows_from[begun.job.expert], self._free_from)
             self._free_from = start + moved / self._link.bytes_per_s
             heapq.heappush(self._parts, (self._free_from, next(self._numbers), _Part(begun, moved, error)))
 

@@ -1,0 +1,122 @@
+"""A sweep's cells as tables for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from greenroom.core.units import MIB, format_bytes
+from greenroom.replay.sweep import Cell, Sweep
+
+
+def tables(sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | None) -> str:
+    """One table a measure: a row for each policy, a column for each budget, a block for each concurrency."""
+    wanted = [_table("hit rate, %", sweep, cells, lambda cell: f"{100 * cell.cache.hit_rate:.1f}")]
+    if expert_bytes is not None and sweep.timed is None:
+        wanted.append(
+            _table(
+                "bytes missed, MiB a token",
+                sweep,
+                cells,
+                lambda cell: _number(cell.cache.misses * expert_bytes / MIB / max(1, cell.tokens)),
+            )
+        )
+    if sweep.timed is not None:
+        wanted += [
+            _table("predicted tokens/s", sweep, cells, lambda cell: _each(cell, lambda t: t.tokens / (t.seconds or 1))),
+            _table(
+                "stall, ms a token", sweep, cells, lambda cell: _each(cell, lambda t: 1e3 * t.stall_seconds / t.tokens)
+            ),
+            _table(
+                "bytes moved, MiB a token",
+                sweep,
+                cells,
+                lambda cell: _each(cell, lambda t: t.bytes_moved / MIB / t.tokens),
+            ),
+        ]
+    return "\n\n".join(wanted)
+
+
+def heading(name: str, sweep: Sweep, expert_bytes: int | None) -> str:
+    """What was replayed, on what."""
+    trace = sweep.trace
+    rows = trace.tokens if sweep.tokens is None else min(sweep.tokens, trace.tokens)
+    widths, top_k = trace.experts_per_layer, trace.catalogue().top_k
+    size = "" if expert_bytes is None else f" of {format_bytes(expert_bytes)}"
+    lines = [
+        f"{name}: {rows:,} of {trace.tokens:,} tokens; {trace.layers} layers × {_range(widths)} experts{size}, "
+        f"top-{_range(top_k)}; one cache for all layers, empty at the start"
+    ]
+    if sweep.timed is not None:
+        timed = sweep.timed
+        compute = timed.compute
+        lines.append(
+            f"link {timed.disk.describe()}, reads of {timed.reads.describe()}; compute {1e3 * compute.layer_s:.3g} ms "
+            f"a layer and {1e3 * compute.expert_s:.3g} ms an expert; predictions "
+            + ("not answered" if timed.recall is None else f"from the trace, recall {timed.recall:.0%}")
+        )
+    return "\n".join(lines)
+
+
+def as_json(name: str, sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | None) -> dict[str, Any]:
+    """Everything, flat enough for a data frame: ``cells`` is a list of records."""
+    trace, timed = sweep.trace, sweep.timed
+    catalogue = trace.catalogue()
+    return {
+        "trace": name,
+        "model": trace.model,
+        "layers": trace.layers,
+        "experts": catalogue.size,
+        "top_k": catalogue.top_k.tolist(),
+        "expert_bytes": expert_bytes,
+        "timed": None
+        if timed is None
+        else {
+            "link_bytes_per_s": timed.disk.bytes_per_s,
+            "link_latency_s": timed.disk.latency_s,
+            "reads": timed.reads.describe(),
+            "layer_s": timed.compute.layer_s,
+            "expert_s": timed.compute.expert_s,
+            "row_s": timed.compute.row_s,
+            "step_s": timed.compute.step_s,
+            "host_slots": timed.host_slots,
+            "recall": timed.recall,
+        },
+        "cells": [cell.record(catalogue.size, expert_bytes) for cell in cells],
+    }
+
+
+def at_once(concurrent: int | None) -> str:
+    if concurrent is None:
+        return "as recorded"
+    return "one sequence at a time" if concurrent == 1 else f"{concurrent} sequences at once"
+
+
+def _table(title: str, sweep: Sweep, cells: Sequence[Cell], show: Callable[[Cell], str]) -> str:
+    experts = sweep.trace.catalogue().size
+    by_place = {(cell.concurrent, cell.policy, cell.slots): cell for cell in cells}
+    policies = list(dict.fromkeys(cell.policy for cell in cells))
+    first = max(len(title), *(len(at_once(c)) for c in sweep.concurrency), *(len(policy) + 2 for policy in policies))
+    heads = [f"{slots} ({slots / experts:.0%})" for slots in sweep.slots]
+    width = max(10, *(len(head) + 2 for head in heads))
+    lines = [f"{title:<{first}}" + "".join(f"{head:>{width}}" for head in heads)]
+    for concurrent in sweep.concurrency:
+        lines.append(at_once(concurrent))
+        for policy in policies:
+            shown = [by_place.get((concurrent, policy, slots)) for slots in sweep.slots]
+            row = "".join(f"{'' if cell is None else show(cell):>{width}}" for cell in shown)
+            lines.append(f"  {policy:<{first - 2}}{row}")
+    return "\n".join(lines)
+
+
+def _each(cell: Cell, measure: Callable[[Any], float]) -> str:
+    return "" if cell.timed is None or not cell.timed.tokens else _number(measure(cell.timed))
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _range(values: Any) -> str:
+    low, high = int(min(values)), int(max(values))
+    return str(low) if low == high else f"{low}-{high}"
