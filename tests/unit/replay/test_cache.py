@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from greenroom.core.errors import BudgetTooSmall, InvalidConfig
+from greenroom.core.errors import BudgetTooSmall
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import LayerRouting, Step
 from greenroom.policies.lru import Lru
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
-from greenroom.replay import ReplayCache, ReplayResult, RoutingTrace, TraceError, replay
+from greenroom.replay import ReplayCache, ReplayResult, RoutingTrace, replay
 from tests.unit.policies.bench import routing_of
-
-
-def trace_of(*lengths: int, layers: int = 1, k: int = 1, experts: int = 4, seed: int = 0) -> RoutingTrace:
-    random = np.random.default_rng(seed)
-    tokens = sum(lengths)
-    picks = np.argsort(random.random((tokens, layers, experts)), axis=-1)[:, :, :k].astype(np.uint8)
-    return RoutingTrace(picks, np.concatenate(([0], np.cumsum(lengths))), experts)
-
-
-def test_a_sequence_that_ends_is_replaced_at_once() -> None:
-    trace = trace_of(3, 1, 0, 2, 1)
-
-    assert [step.sequences.tolist() for step in trace.steps(concurrent=2)] == [[0, 1], [0, 3], [0, 3], [4]]
-    assert [step.sequences.tolist() for step in trace.steps()] == [[0], [0], [0], [1], [3], [3], [4]]
-
-
-def test_a_step_has_each_sequences_own_next_row() -> None:
-    trace = trace_of(2, 2, layers=3, k=2)
-
-    first, second = trace.steps(concurrent=2)
-
-    assert first.picks.tolist() == trace.experts[[0, 2]].tolist()
-    assert second.picks.tolist() == trace.experts[[1, 3]].tolist()
-
-
-@pytest.mark.parametrize(("tokens", "sizes"), [(0, []), (1, [1]), (4, [2, 2]), (5, [2, 2, 1]), (99, [2, 2, 2, 1])])
-def test_it_stops_in_the_midst_when_the_tokens_are_used(tokens: int, sizes: list[int]) -> None:
-    steps = list(trace_of(4, 3).steps(concurrent=2, tokens=tokens))
-
-    assert [len(step.sequences) for step in steps] == sizes
-
-
-def test_no_sequence_at_once_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="concurrent"):
-        list(trace_of(2).steps(concurrent=0))
+from tests.unit.replay.traces import trace_of
 
 
 def test_lru_by_hand() -> None:
@@ -148,56 +112,6 @@ def test_a_policy_is_told_of_steps_and_layers_in_order() -> None:
 
     one_step = [("entered", 0), ("routed", 0, 2), ("done", 0), ("entered", 1), ("routed", 1, 2), ("done", 1)]
     assert told == [("step", 0, [0]), *one_step, ("step", 1, [1]), *one_step]
-
-
-def test_a_trace_survives_the_file(tmp_path: Path) -> None:
-    trace = trace_of(3, 4, layers=2, k=2)
-    path = tmp_path / "trace.npz"
-    np.savez(path, experts=trace.experts, seq_starts=trace.seq_starts, num_experts=np.int64(4), layer_ids=np.arange(2))
-
-    read = RoutingTrace.load(path)
-
-    assert read.experts.tolist() == trace.experts.tolist()
-    assert read.seq_starts.tolist() == [0, 3, 7]
-    assert read.num_experts == 4
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"experts": np.zeros((7, 2), np.uint8)}, "must be"),
-        ({"experts": np.full((7, 2, 2), 4, np.uint8)}, "from 0 to 3"),
-        ({"experts": np.zeros((7, 2, 2), np.float32)}, "integers"),
-        ({"seq_starts": np.array([0, 5])}, "seq_starts"),
-        ({"seq_starts": np.array([0, 5, 3, 7])}, "seq_starts"),
-        ({"seq_starts": np.array([], np.int64)}, "seq_starts"),
-        ({"num_experts": np.array([4, 4])}, "no routing trace"),
-        ({"experts": None}, "no routing trace"),
-        ({"experts": np.array([None] * 4)}, "no routing trace"),
-    ],
-)
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, change: dict[str, object], complaint: str) -> None:
-    sound: dict[str, object] = {
-        "experts": np.zeros((7, 2, 2), np.uint8),
-        "seq_starts": np.array([0, 3, 7]),
-        "num_experts": np.int64(4),
-    }
-    arrays = {name: value for name, value in (sound | change).items() if value is not None}
-    path = tmp_path / "trace.npz"
-    np.savez(path, **arrays)  # type: ignore[arg-type]
-
-    with pytest.raises(TraceError, match=complaint):
-        RoutingTrace.load(path)
-
-
-def test_a_file_that_is_not_there_or_no_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no routing trace"):
-        RoutingTrace.load(tmp_path / "absent.npz")
-    for number, content in enumerate((b"", b"PK\x03\x04 cut short", b"\x93NUMPY no archive")):
-        broken = tmp_path / f"{number}.npz"
-        broken.write_bytes(content)
-        with pytest.raises(TraceError, match="no routing trace"):
-            RoutingTrace.load(broken)
 
 
 def distinct(trace: RoutingTrace) -> np.ndarray:
