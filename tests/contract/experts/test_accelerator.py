@@ -1,0 +1,237 @@
+"""The order between disk, copies and computation on a device with queues of its own, whatever policy and budget."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from greenroom.core.errors import TransferFailed
+from greenroom.experts.accelerator import Mark
+from greenroom.experts.arena import DeviceArena
+from greenroom.experts.carriers import StagedReads
+from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.hardware import RealHardware
+from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.experts.source import ExpertWeights
+from greenroom.policies.registry import EXPERT_POLICIES
+from tests.contract.experts.test_engine import POLICIES, routes
+from tests.unit.experts.fake_accelerator import FakeAccelerator
+from tests.unit.experts.fakes import FakeStore
+
+LAYERS, EXPERTS, TOP_K = 3, 6, 2
+RECORD = RecordLayout.of([("w", (90, 30), "float32")])  # three pages
+MANIFEST = PackManifest(
+    "fake", "float32", "digest", tuple(PackLayer(f"layers.{n}", EXPERTS, TOP_K, RECORD) for n in range(LAYERS))
+)
+READS = {
+    "whole": ReadSettings(),
+    "parts": ReadSettings(read_bytes=4096, threads=3, depth=2),
+    "deep": ReadSettings(threads=2, depth=3),
+}
+
+
+class Bench:
+    """An engine over a fake accelerator (None: over RAM); computation is queued, and checked when it is done."""
+
+    def __init__(
+        self,
+        policy: str,
+        device_slots: int,
+        host_slots: int,
+        *,
+        accelerator: FakeAccelerator | None,
+        reads: ReadSettings = READS["whole"],
+        before_read: Callable[[int, int], None] | None = None,
+    ) -> None:
+        catalogue = catalogue_of(MANIFEST)
+        self.accelerator = accelerator
+        self.store = FakeStore(MANIFEST, before_read)
+        config = EngineConfig(device_slots=device_slots, host_slots=host_slots, transfer_timeout_s=20)
+        hardware = RealHardware(reads, accelerator)
+        self.engine = ExpertEngine(self.store, catalogue, POLICIES[policy](catalogue), config, hardware=hardware)
+
+    def layer(self, layer: int, experts: list[int]) -> None:
+        picks = np.array([[e, (e + 1) % EXPERTS] for e in experts], dtype=np.int64)
+        self.engine.layer_entered(layer)
+        seen = []
+        with self.engine.routed(layer, picks) as landing:
+            for expert, (weights,) in landing:
+                value = 100.0 * layer + expert
+                if self.accelerator is None:
+                    assert bool((weights == value).all())
+                else:
+                    self.accelerator.expect(weights, value)
+                seen.append(expert)
+                self.engine.audit()
+        assert sorted(seen) == np.unique(picks).tolist()
+        assert self.engine.device.pinned == 0
+
+    def steps(self, steps: list[list[list[int]]]) -> list[str]:
+        """Run them; returns what failed. The movers' failures fail the layer that needed the expert."""
+        failed = []
+        for layers in steps:
+            rows = np.zeros(max(map(len, layers)), dtype=np.int64)
+            with self.engine.step(rows, rows == 0):
+                for layer, experts in enumerate(layers):
+                    try:
+                        self.layer(layer, experts)
+                    except TransferFailed as error:
+                        failed.append(str(error))
+        return failed
+
+    def close(self) -> list[str]:
+        """What the device found wrong, once everything queued is done. Not before: then nothing would be late."""
+        if self.accelerator is None:
+            self.engine.close()
+            return []
+        waited = threading.get_ident() in self.accelerator.waiting_threads
+        self.engine.close()
+        self.accelerator.run("compute")
+        self.accelerator.run("copy")
+        assert not self.accelerator.locked, "all pages are given free"
+        return [*self.accelerator.wrong, *(["the owner waited for the device"] if waited else [])]
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("policy", ["lru", "restless", "backward"])
+@given(
+    steps=routes,
+    device_slots=st.integers(TOP_K, LAYERS * EXPERTS),
+    host_slots=st.integers(0, 8),
+    eagerness=st.sampled_from([(0.0, "either"), (0.2, "either"), (1.0, "compute"), (1.0, "copy")]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_computation_finds_its_experts_however_late_the_device_is(
+    policy: str,
+    reads: str,
+    steps: list[list[list[int]]],
+    device_slots: int,
+    host_slots: int,
+    eagerness: tuple[float, str],
+    seed: int,
+) -> None:
+    often, which = eagerness
+    eager = ("compute", "copy") if which == "either" else (which,)
+    accelerator = FakeAccelerator(eagerness=often, eager=eager, seed=seed)
+    bench = Bench(policy, device_slots, host_slots, accelerator=accelerator, reads=READS[reads])
+    try:
+        assert bench.steps(steps) == []
+        assert bench.engine.counters.stall_seconds < 10
+    finally:
+        wrong = bench.close()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("on", ["ram", "accelerator"])
+@pytest.mark.parametrize("policy", sorted({*EXPERT_POLICIES, "restless"}))
+@given(
+    steps=routes,
+    device_slots=st.integers(TOP_K, 9),
+    host_slots=st.integers(0, 4),
+    reads=st.sampled_from(["parts", "deep"]),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_random_delays_and_failures_with_several_reads_in_flight(
+    policy: str, on: str, steps: list[list[list[int]]], device_slots: int, host_slots: int, reads: str, seed: int
+) -> None:
+    noise = random.Random(seed)
+    pause = threading.Event()
+
+    def trouble(layer: int, expert: int) -> None:
+        pause.wait(noise.random() * 0.001)
+        if noise.random() < 0.3:
+            raise OSError(5, "injected")
+
+    bench = Bench(
+        policy,
+        device_slots,
+        host_slots,
+        accelerator=FakeAccelerator(eagerness=0.1, seed=seed) if on == "accelerator" else None,
+        reads=READS[reads],
+        before_read=trouble,
+    )
+    try:
+        failed = bench.steps(steps)
+        assert all("injected" in message for message in failed), "no layer waits until its deadline"
+        assert bench.engine.counters.failed_transfers >= len(failed)
+        bench.engine.audit_idle()
+        assert bench.engine.counters.stall_seconds < 10
+    finally:
+        wrong = bench.close()
+    assert wrong == []
+
+
+def test_what_a_layer_waits_for_lands_before_its_copy_is_done() -> None:
+    """With a host tier the owner queues its work behind the copy; here no copy is ever done unless waited for."""
+    accelerator = FakeAccelerator()
+    bench = Bench("lru", 4, 8, accelerator=accelerator)
+    bench.steps([[[0], [0], [0]]])
+    bench.steps([[[0], [0], [0]]] * 3)
+    moved = bench.engine.refresh_counters().bytes_by_link
+    assert moved["host-device"] > moved["disk"] > 0
+    assert sum(bench.store.reads.values()) == 6, "read from the disk once"
+    assert bench.close() == []
+
+
+class Hasty:
+    """A mark that no thread waits for."""
+
+    def __init__(self, mark: Mark) -> None:
+        self.mark = mark
+
+    def reached(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class ReadsTooEarly(DeviceArena):
+    def weights(self, slot: int, layer: int) -> ExpertWeights:
+        self._filled[slot] = None
+        return super().weights(slot, layer)
+
+
+class FillsTooEarly(DeviceArena):
+    def released(self, slots: Sequence[int]) -> None:
+        pass
+
+
+class ReusesRamTooEarly(DeviceArena):
+    def fill(self, slot: int, source: torch.Tensor) -> Mark:
+        return Hasty(super().fill(slot, source))
+
+
+@pytest.mark.parametrize(
+    ("broken", "eagerness"), [(ReadsTooEarly, 1.0), (FillsTooEarly, 0.0), (ReusesRamTooEarly, 0.0)]
+)
+@pytest.mark.parametrize("host_slots", [0, 3])
+def test_the_fake_device_sees_each_order_that_is_left_out(
+    broken: type[DeviceArena], eagerness: float, host_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the tests above would prove nothing."""
+    monkeypatch.setattr("greenroom.experts.tiers.DeviceArena", broken)
+    accelerator = FakeAccelerator(eagerness=eagerness, eager=("compute",), patience_s=0.02)
+    bench = Bench("lru", 2, host_slots, accelerator=accelerator)
+    bench.steps([[[0], [2], [4]], [[1], [3], [0]], [[2], [4], [1]]] * 3)
+    assert any("in place of" in wrong for wrong in bench.close())
+
+
+def test_the_staging_ring_is_small_and_never_runs_out() -> None:
+    for reads in READS.values():
+        assert StagedReads.ring_slots(reads) <= 2 * reads.depth + reads.threads
+    accelerator = FakeAccelerator()
+    bench = Bench("restless", 12, 0, accelerator=accelerator, reads=READS["parts"])
+    assert sum(accelerator.locked.values()) == StagedReads.ring_slots(READS["parts"]) * RECORD.nbytes
+    assert bench.steps([[[0, 2, 4]] * LAYERS, [[1, 3, 5]] * LAYERS] * 4) == []
+    assert bench.close() == []
