@@ -29,13 +29,17 @@ class AheadFetcher:
         self._reordered: Prefetch | None = None
         self._refused: tuple[Prefetch | None, Target | None] = (None, None)
 
-    def pump(self) -> None:
-        """Look at the wants and queue what there is place for. Cheap where there are none."""
+    def pump(self, *, freed: bool = False) -> None:
+        """Look at the wants and queue what there is place for. Cheap where there are none.
+
+        What the policy has refused to make room for is dropped until it wants something else, or until others may
+        leave than could then (``freed``).
+        """
         wants = prefetch, target = self._policy.prefetch, self._policy.target
         if prefetch is not None and prefetch.tier is Tier.DEVICE and prefetch is not self._reordered:
             self._reorder(prefetch.priority)
             self._reordered = prefetch
-        if wants == self._refused:
+        if wants == self._refused and not freed:
             return
         accepted = prefetch is None or prefetch.tier is not Tier.DEVICE or self._queue_prefetches(prefetch)
         if accepted and target is not None and target.tier is Tier.DEVICE:

@@ -190,7 +190,7 @@ class ExpertEngine:
                 self._tiers.release(np.fromiter(pending, dtype=np.int64))
         if "on_layer_done" in self.policy.hooks:
             self.policy.on_layer_done(self._step, layer)
-        self._ahead.pump()
+        self._ahead.pump(freed=True)
 
     # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------
 

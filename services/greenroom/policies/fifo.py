@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from greenroom.policies.arrays import Counts, Keys
+from greenroom.policies.arrays import Counts
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Tier, Transfer, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.selection import lowest
+from greenroom.policies.events import Tier, Transfer
+from greenroom.policies.ranking import RankingPolicy
+from greenroom.policies.selection import Worth
 
 
-class Fifo(ExpertPolicy):
+class Fifo(RankingPolicy):
     """Evicts the expert that came into the tier first, however often it was used since."""
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -25,5 +25,5 @@ class Fifo(ExpertPolicy):
         self._arrivals += 1
         self._arrived[transfer.target][transfer.expert] = self._arrivals
 
-    def victims(self, request: VictimRequest) -> Keys:
-        return lowest(self.catalogue, request, self._arrived[request.tier])
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        return self._arrived[tier], None

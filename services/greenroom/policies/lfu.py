@@ -6,13 +6,13 @@ import numpy as np
 
 from greenroom.policies.arrays import Counts, Keys
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Tier, Transfer, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.events import LayerRouting, Tier, Transfer
 from greenroom.policies.lru import Recency
-from greenroom.policies.selection import lowest
+from greenroom.policies.ranking import RankingPolicy
+from greenroom.policies.selection import Worth
 
 
-class Lfu(ExpertPolicy):
+class Lfu(RankingPolicy):
     """Evicts the expert used in the fewest steps since the start; of equals, the least recently used.
 
     A step in which several rows use an expert counts once: what matters is how often it must be there.
@@ -30,11 +30,11 @@ class Lfu(ExpertPolicy):
     def on_transfer_done(self, transfer: Transfer) -> None:
         self._recency.arrived(transfer)
 
-    def victims(self, request: VictimRequest) -> Keys:
-        return lowest(self.catalogue, request, self._counts, self._recency.last)
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        return self._counts, self._recency.last
 
 
-class LfuReset(ExpertPolicy):
+class LfuReset(RankingPolicy):
     """LFU whose count is lost when the expert leaves the tier: the papers' baseline.
 
     MoE-Infinity (§8.4) describes BrainStorm's: it "only counts for access frequency for the expert in the cache.
@@ -60,5 +60,5 @@ class LfuReset(ExpertPolicy):
     def on_evicted(self, tier: Tier, experts: Keys) -> None:
         self._counts[tier][experts] = 0
 
-    def victims(self, request: VictimRequest) -> Keys:
-        return lowest(self.catalogue, request, self._counts[request.tier], self._recency.last)
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        return self._counts[tier], self._recency.last

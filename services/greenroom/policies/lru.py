@@ -6,9 +6,9 @@ import numpy as np
 
 from greenroom.policies.arrays import Counts, Keys
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Reason, Transfer, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.selection import lowest
+from greenroom.policies.events import LayerRouting, Reason, Tier, Transfer
+from greenroom.policies.ranking import RankingPolicy
+from greenroom.policies.selection import Worth
 
 
 class Recency:
@@ -32,7 +32,7 @@ class Recency:
             self._uses += 1
 
 
-class Lru(ExpertPolicy):
+class Lru(RankingPolicy):
     """Evicts the expert whose last use is longest ago."""
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -45,5 +45,5 @@ class Lru(ExpertPolicy):
     def on_transfer_done(self, transfer: Transfer) -> None:
         self._recency.arrived(transfer)
 
-    def victims(self, request: VictimRequest) -> Keys:
-        return lowest(self.catalogue, request, self._recency.last)
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        return self._recency.last, None

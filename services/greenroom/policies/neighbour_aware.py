@@ -7,13 +7,13 @@ import numpy as np
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.arrays import Counts, Keys
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Transfer, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.events import LayerRouting, Tier, Transfer
 from greenroom.policies.lru import Recency
-from greenroom.policies.selection import lowest
+from greenroom.policies.ranking import RankingPolicy
+from greenroom.policies.selection import Worth
 
 
-class NeighbourAware(ExpertPolicy):
+class NeighbourAware(RankingPolicy):
     """LRU in which a use keeps the expert's neighbours too: those at most ``radius`` indices away in its layer.
 
     MoE-Infinity's baseline (§8.4, ZeRO-Infinity's) "enforces the neighbors of experts to be cached together"; the
@@ -39,8 +39,8 @@ class NeighbourAware(ExpertPolicy):
         self._own.arrived(transfer)
         self._shared[transfer.expert] = max(self._shared[transfer.expert], self._own.last[transfer.expert])
 
-    def victims(self, request: VictimRequest) -> Keys:
-        return lowest(self.catalogue, request, self._shared, self._own.last)
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        return self._shared, self._own.last
 
 
 def _neighbours(catalogue: Catalogue, radius: int) -> Keys:

@@ -10,20 +10,30 @@ from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.policies.batch_policy import BatchPolicy, FcfsBatching
 from greenroom.policies.belady import Belady
 from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.decayed import Decayed
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fifo import Fifo
 from greenroom.policies.lfu import Lfu, LfuReset
+from greenroom.policies.look_ahead import LookAhead
 from greenroom.policies.lru import Lru
 from greenroom.policies.neighbour_aware import NeighbourAware
+from greenroom.policies.next_layer import NextLayer, TopK, TracedTopK
+from greenroom.policies.next_use import NextUse
 from greenroom.policies.placement_policy import FcfsPlacement, PlacementPolicy
 
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "belady": Belady,
+    "decayed": Decayed,
     "fifo": Fifo,
     "lfu": Lfu,
     "lfu-reset": LfuReset,
+    "look-ahead": LookAhead,
     "lru": Lru,
     "neighbour-aware": NeighbourAware,
+    "next-layer": NextLayer,
+    "next-use": NextUse,
+    "top-k": TopK,
+    "traced-top-k": TracedTopK,
 }
 BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching}
 PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {"fcfs": FcfsPlacement}

@@ -1,0 +1,57 @@
+"""Decayed frequency: uses count, the older the less."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.arrays import Keys
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import LayerRouting, Tier
+from greenroom.policies.ranking import RankingPolicy
+from greenroom.policies.selection import Worth
+
+_LARGEST = 1e100
+
+
+class Decayed(RankingPolicy):
+    """Evicts the expert of the least decayed frequency, Σ ``decay`` ^ (uses of any expert since).
+
+    Between LFU (``decay`` near 1) and LRU (near 0). What is right for one sequence at a time forgets too fast for
+    several at once, which make more uses in a step: ``next-use`` counts steps instead.
+    """
+
+    def __init__(self, catalogue: Catalogue, *, decay: float = 0.9998) -> None:
+        """Raises InvalidConfig for a decay that is not between 0 and 1."""
+        if not 0 < decay < 1:
+            raise InvalidConfig("decay", decay, "between 0 and 1")
+        super().__init__(catalogue)
+        # Instead of decaying every sum at each use, a use counts for more than the one before it.
+        self._sums: NDArray[np.float64] = np.zeros(catalogue.size, dtype=np.float64)
+        self._log_growth = -math.log(decay)
+        self._powers = self._powers_up_to(64)
+        self._unit = 1.0
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        self._use(routing.experts)
+
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        return self._sums, None
+
+    def _use(self, experts: Keys) -> None:
+        count = len(experts)
+        if count >= len(self._powers):
+            self._powers = self._powers_up_to(2 * count)
+        self._sums[experts] += self._powers[:count] * self._unit
+        self._unit *= float(self._powers[count])
+        if self._unit > _LARGEST:
+            self._sums /= self._unit
+            self._unit = 1.0
+
+    def _powers_up_to(self, count: int) -> NDArray[np.float64]:
+        logarithms = np.arange(count) * self._log_growth
+        powers: NDArray[np.float64] = np.exp(np.minimum(logarithms, math.log(_LARGEST)))
+        return powers

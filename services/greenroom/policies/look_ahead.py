@@ -1,0 +1,147 @@
+"""Look-ahead: what the next layers' routers say of the current layer's rows is prefetched, if it is likely enough."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.arrays import Keys, Scores
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import ROUTER, LayerRouting, Prediction, PredictionRequest, Step
+from greenroom.policies.next_use import NextUse
+from greenroom.policies.prefetching import PrefetchingPolicy
+from greenroom.policies.selection import Worth
+
+_ROWS = 32
+"""Rows of a step that calibration looks at: a few tell as much as all of a long prompt's."""
+
+
+class LookAhead(PrefetchingPolicy):
+    """Prefetches what the routers of the next ``layers`` layers would probably pick for the rows of this one.
+
+    Pre-gated MoE's effect (Hwang et al., ISCA 2024) without retraining: the prediction is asked of the provider
+    ``router`` at every layer. What its weights are worth is learnt as it goes (``Calibration``), so that an expert is
+    wanted where the chance that some row picks it is at least ``least``; the nearer layer first, then the likelier.
+    ``per_row`` keeps each row to that many candidates (None: any number). What was wanted for a layer and still waits
+    when its router has spoken is withdrawn. Without predictions it is its ``retention``.
+    """
+
+    asks = frozenset({ROUTER})
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        *,
+        layers: int = 2,
+        least: float = 0.5,
+        per_row: int | None = None,
+        retention: str = "next-use",
+        evict: bool = True,
+    ) -> None:
+        """Raises InvalidConfig for values out of range, UnknownName for an unknown retention."""
+        if layers < 1:
+            raise InvalidConfig("layers", layers, "at least 1")
+        if not 0 < least <= 1:
+            raise InvalidConfig("least", least, "above 0, at most 1")
+        if per_row is not None and per_row < 1:
+            raise InvalidConfig("per_row", per_row, "at least 1")
+        super().__init__(catalogue, retention=retention, evict=evict)
+        self._layers = layers
+        self._least = least
+        self._per_row = per_row
+        self._calibration = Calibration(layers)
+        self._weights: dict[int, list[tuple[int, Scores]]] = {}  # by layer: (layers ahead, weights [T, experts])
+        self._priority: Scores = np.zeros(catalogue.size, dtype=np.float32)
+        self._layer = -1
+        self._asked: PredictionRequest | None = None
+
+    def on_step_started(self, step: Step) -> None:
+        self._asked = None
+        self._weights.clear()
+        if isinstance(self.retention, NextUse):
+            self.retention.expect_nothing()
+        if self._wants_any:
+            self._want(np.zeros_like(self._priority))
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        super().on_layer_routed(routing)
+        layer = self._layer = routing.layer
+        self._asked = None
+        for ahead, weights in self._weights.pop(layer, ()):
+            if routing.picks is not None:
+                self._calibration.learn(ahead, weights, routing.picks)
+        if self._wants_any:
+            stop = self.catalogue.first[layer + 1]
+            if self._priority[:stop].any():
+                priority = self._priority.copy()
+                priority[:stop] = 0
+                self._want(priority)
+        last = min(layer + 1 + self._layers, self.catalogue.layers)
+        if layer + 1 < last:
+            self._asked = PredictionRequest(ROUTER, (layer + 1, last), step=routing.step.number)
+            self._ask(self._asked)
+
+    def on_prediction(self, prediction: Prediction) -> None:
+        if prediction.request is not self._asked:
+            return  # too late, or not ours
+        self._asked = None
+        start, stop = prediction.request.layers
+        first = self.catalogue.first
+        values = np.nan_to_num(prediction.values.reshape(-1, prediction.values.shape[-1]))
+        priority = np.zeros_like(self._priority)
+        for layer in range(start, stop):
+            ahead = layer - self._layer
+            weights = values[:, first[layer] - first[start] : first[layer + 1] - first[start]]
+            self._weights.setdefault(layer, []).append((ahead, weights[:_ROWS]))
+            chances = self._calibration.chances(ahead, weights)
+            if self._per_row is not None and self._per_row < chances.shape[1]:
+                bound = np.partition(weights, -self._per_row, axis=1)[:, -self._per_row, None]
+                chances = np.where(weights >= bound, chances, 0)
+            chance = 1 - np.prod(1 - chances, axis=0)
+            if isinstance(self.retention, NextUse):
+                self.retention.expect(layer, chance)
+            priority[self.catalogue.span(layer)] = np.where(chance >= self._least, stop - layer + chance, 0)
+        self._want(priority)
+
+    def _worthier(self, incoming: Keys, worth: Worth, victim: float) -> bool:
+        return not isinstance(self.retention, NextUse) or bool((worth[incoming] > victim).all())
+
+    def _want(self, priority: Scores) -> None:
+        self._priority = priority
+        self._publish(priority)
+
+
+class Calibration:
+    """How often an expert that the provider gave a certain weight is really picked, by layers ahead.
+
+    Weights from 0 to 1 are counted in equal bins. Before anything was seen a weight is taken for the chance itself.
+    """
+
+    def __init__(self, layers: int, *, bins: int = 20, prior: float = 4.0) -> None:
+        self._bins = bins
+        centres = (np.arange(bins) + 0.5) / bins
+        self._seen: NDArray[np.float64] = np.full((layers, bins), prior)
+        self._picked: NDArray[np.float64] = np.tile(prior * centres, (layers, 1))
+        self._chance: NDArray[np.float64] = self._picked / self._seen
+
+    def chances(self, ahead: int, weights: Scores) -> NDArray[np.float64]:
+        """The chance that a row picks the expert, for each of ``weights``; of a router run ``ahead`` layers early."""
+        chances: NDArray[np.float64] = self._chance[ahead - 1][self._bin(weights)]
+        return chances
+
+    def learn(self, ahead: int, weights: Scores, picks: NDArray[np.integer]) -> None:
+        """``picks[T, k]`` came of what ``weights[T, experts]`` had foreseen; of the picks as many rows are read."""
+        experts = weights.shape[1]
+        picks = picks[: len(weights)]
+        if len(picks) < len(weights):
+            return
+        bins = self._bin(weights)
+        rows, places = np.nonzero(picks < experts)
+        own = bins[rows, picks[rows, places]]
+        self._seen[ahead - 1] += np.bincount(bins.ravel(), minlength=self._bins)
+        self._picked[ahead - 1] += np.bincount(own, minlength=self._bins)
+        self._chance[ahead - 1] = self._picked[ahead - 1] / self._seen[ahead - 1]
+
+    def _bin(self, weights: Scores) -> NDArray[np.intp]:
+        return np.clip((weights * self._bins).astype(np.intp), 0, self._bins - 1)

@@ -1,0 +1,72 @@
+"""Next use: Belady's rule with an estimate in the place of the future."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import LayerRouting, Tier
+from greenroom.policies.ranking import RankingPolicy
+from greenroom.policies.selection import Worth
+
+_NO_CHANCE = 1e-6
+"""Of an expert that was never used: of two such the one whose layer comes later leaves first."""
+
+
+class NextUse(RankingPolicy):
+    """Evicts the expert that is expected to be used least in the steps to come, a nearer use counting for more.
+
+    An expert is used in a step with the chance p: the mean of two moving averages over the steps of its layer, which
+    keep ``fast`` and ``slow`` of what they were at each. Its worth is the sum of p over its layer's next turns, the
+    turn that is d layers from here discounted by g^d, with g such that a turn ``horizon`` steps away counts for about
+    1/e: in all g^d (p + horizon p). Hence of equally frequent experts the one whose layer has just run leaves first;
+    and several sequences at once, which make more uses in a step, do not make it forget faster, as they do where
+    uses are what decays.
+
+    ``expect`` puts what is known of the next layers of this step in the place of the first p.
+    """
+
+    def __init__(self, catalogue: Catalogue, *, fast: float = 0.8, slow: float = 0.97, horizon: float = 1.0) -> None:
+        """Raises InvalidConfig for a rate that is not between 0 and 1, or a horizon that is not above 0."""
+        for name, rate in (("fast", fast), ("slow", slow)):
+            if not 0 < rate < 1:
+                raise InvalidConfig(name, rate, "between 0 and 1")
+        if not horizon > 0:
+            raise InvalidConfig("horizon", horizon, "above 0")
+        super().__init__(catalogue)
+        self._keep = np.array([[fast], [slow]])
+        self._gain = (1 - self._keep) / 2
+        self._horizon = horizon
+        self._rates: NDArray[np.float64] = np.full((2, catalogue.size), _NO_CHANCE)
+        self._layer = catalogue.layers - 1
+        step = np.log(horizon / (1 + horizon)) / catalogue.layers
+        turns = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
+        self._discounts: NDArray[np.float64] = np.exp(step * turns)
+        self._expected: NDArray[np.float64] = np.full(catalogue.size, np.nan)
+        self._expecting = False
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        self._layer = routing.layer
+        span = self.catalogue.span(routing.layer)
+        self._rates[:, span] *= self._keep
+        self._rates[:, routing.experts] += self._gain
+        if self._expecting:
+            self._expected[span] = np.nan
+
+    def expect(self, layer: int, chances: NDArray[np.float64]) -> None:
+        """``chances[experts of the layer]``: how probable a use is in the layer's next turn. Holds until it has run."""
+        self._expected[self.catalogue.span(layer)] = chances
+        self._expecting = True
+
+    def expect_nothing(self) -> None:
+        """What was expected no longer holds."""
+        if self._expecting:
+            self._expected[:] = np.nan
+            self._expecting = False
+
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        chance = self._rates[0] + self._rates[1]
+        soon = np.where(np.isnan(self._expected), chance, self._expected) if self._expecting else chance
+        return (soon + self._horizon * chance) * self._discounts[self._layer], None
