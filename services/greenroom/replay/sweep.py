@@ -99,6 +99,7 @@ class Cell:
             "concurrent": self.concurrent,
             "tokens": self.tokens,
             **asdict(self.cache),
+            "misses": self.cache.misses,
             "hit_rate": round(self.cache.hit_rate, 6),
             "bytes_missed": missed,
         }

@@ -1,0 +1,184 @@
+"""Policies × budgets × concurrency: cells, tables, JSON, picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from greenroom.core.errors import InvalidConfig, UnknownName
+from greenroom.policies.registry import create_policy
+from greenroom.replay import RoutingTrace, TraceError, report
+from greenroom.replay.cache import optimum, replay
+from greenroom.replay.plot import PlotUnavailable, plot
+from greenroom.replay.simulated import LinkProfile
+from greenroom.replay.sweep import BELADY, PolicySpec, Sweep, slots_of
+from greenroom.replay.timed import ComputeProfile, TimedReplay
+from tests.unit.replay.traces import trace_of
+
+TRACE = trace_of(40, 30, 20, layers=3, k=2, experts=8)
+TIMED = TimedReplay(TRACE, 4096, LinkProfile(4096), ComputeProfile(expert_s=0.5))
+
+
+def sweep_of(
+    trace: RoutingTrace = TRACE,
+    *policies: str,
+    slots: tuple[int, ...] = (6, 12),
+    concurrency: tuple[int | None, ...] = (1, 3),
+    tokens: int | None = None,
+    timed: TimedReplay | None = None,
+    belady: bool = True,
+) -> Sweep:
+    specs = tuple(PolicySpec.parse(text) for text in policies or ("lru", "decayed:decay=0.9"))
+    return Sweep(trace, specs, slots, concurrency, tokens, timed, belady)
+
+
+def test_a_policy_is_written_with_its_options() -> None:
+    spec = PolicySpec.parse("decayed:decay=0.9")
+
+    assert (spec.name, spec.options, spec.label) == ("decayed", {"decay": 0.9}, "decayed:decay=0.9")
+    assert PolicySpec.parse("x:a=true,b=word").options == {"a": True, "b": "word"}
+    with pytest.raises(InvalidConfig, match="OPTION=VALUE"):
+        PolicySpec.parse("decayed:0.9")
+
+
+@pytest.mark.parametrize(("text", "slots"), [("6", 6), ("25%", 6), ("100%", 24), ("40KiB", 10)])
+def test_a_budget_is_a_number_a_share_or_a_size(text: str, slots: int) -> None:
+    assert slots_of(text, TRACE.catalogue(), 4096) == slots
+
+
+@pytest.mark.parametrize(("text", "size"), [("1", 4096), ("25", 4096), ("4%", 4096), ("40KiB", None), ("much", 4096)])
+def test_what_is_no_budget_is_refused(text: str, size: int | None) -> None:
+    with pytest.raises(InvalidConfig, match="budget"):
+        slots_of(text, TRACE.catalogue(), size)
+
+
+def test_every_cell_is_the_replay_of_its_own() -> None:
+    sweep = sweep_of()
+    told = 0
+
+    def progress(rows: int) -> None:
+        nonlocal told
+        told += rows
+
+    cells = list(sweep.cells(progress))
+
+    assert told == sweep.work == 90 * 2 * (2 * 2 + 1)
+    assert len(cells) == 2 * (2 + 1) * 2
+    for cell in cells:
+        assert cell.concurrent is not None
+        steps = TRACE.steps(concurrent=cell.concurrent)
+        if cell.policy == BELADY:
+            assert cell.cache == optimum(TRACE.catalogue(), steps, [cell.slots])[cell.slots]
+        else:
+            name, options = ("lru", {}) if cell.policy == "lru" else ("decayed", {"decay": 0.9})
+            policy = create_policy(name, catalogue=TRACE.catalogue(), options=options)
+            assert cell.cache == replay(policy, steps, cell.slots)
+        assert cell.tokens == 90
+
+
+def test_no_policy_beats_the_optimum() -> None:
+    cells = list(sweep_of(TRACE, "lru", "lfu", "fifo", "decayed", "belady", belady=True).cells())
+    best = {(cell.concurrent, cell.slots): cell.cache.hits for cell in reversed(cells) if cell.policy == BELADY}
+
+    for cell in cells:
+        assert cell.cache.hits <= best[cell.concurrent, cell.slots]
+
+
+def test_it_stops_after_so_many_tokens() -> None:
+    sweep = sweep_of(tokens=25)
+
+    assert {cell.tokens for cell in sweep.cells()} == {25}
+    assert sweep.work == 25 * 2 * 5
+
+
+def test_what_can_not_be_replayed_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UnknownName, match="known: "):
+        sweep_of(TRACE, "magic")
+    with pytest.raises(UnknownName, match="speed"):
+        sweep_of(TRACE, "decayed:speed=3")
+    with pytest.raises(TraceError, match="ran together"):
+        sweep_of(concurrency=(None,))
+
+
+def test_with_a_link_every_cell_has_its_time() -> None:
+    sweep = sweep_of(TRACE, "lru", tokens=30, timed=TIMED, concurrency=(3,))
+    rows = 0
+
+    def progress(number: int) -> None:
+        nonlocal rows
+        rows += number
+
+    cells = list(sweep.cells(progress))
+
+    assert rows == sweep.work
+    assert [cell.policy for cell in cells] == [BELADY, BELADY, "lru", "lru"]
+    for cell in cells:
+        assert cell.timed is not None
+        assert cell.timed.seconds > cell.timed.stall_seconds > 0
+        assert cell.timed.bytes_moved > 0
+    assert cells[0].timed.stall_seconds < cells[2].timed.stall_seconds  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("timed", [None, TIMED])
+def test_the_tables_show_every_cell(timed: TimedReplay | None) -> None:
+    sweep = sweep_of(TRACE, "lru", tokens=30, timed=timed, concurrency=(1, 3))
+    cells = list(sweep.cells())
+
+    text = report.tables(sweep, cells, 4096)
+
+    assert "6 (25%)" in text
+    assert "one sequence at a time" in text
+    assert "3 sequences at once" in text
+    for cell in cells:
+        assert f"{100 * cell.cache.hit_rate:.1f}" in text
+        if cell.timed is not None:
+            assert f"{1e3 * cell.timed.stall_seconds / cell.timed.tokens:.0f}" in text
+    assert ("stall, ms a token" in text) == (timed is not None)
+    assert "3 layers × 8 experts of 4 KiB, top-2" in report.heading("t.npz", sweep, 4096)
+
+
+def test_the_json_has_every_cell_flat() -> None:
+    sweep = sweep_of(TRACE, "lru", tokens=30, timed=TIMED)
+    cells = list(sweep.cells())
+
+    document = json.loads(json.dumps(report.as_json("t.npz", sweep, cells, 4096)))
+
+    assert (document["layers"], document["experts"], document["top_k"]) == (3, 24, [2, 2, 2])
+    assert document["timed"]["link_bytes_per_s"] == 4096
+    for record, cell in zip(document["cells"], cells, strict=True):
+        assert record["policy"] == cell.policy
+        assert record["hits"] + record["misses"] == record["lookups"]
+        assert record["bytes_missed"] == 4096 * (cell.cache.lookups - cell.cache.hits)
+        assert record["stall_seconds"] == cell.timed.stall_seconds  # type: ignore[union-attr]
+        assert not any(isinstance(value, dict) for value in record.values())
+
+
+@pytest.mark.parametrize("timed", [None, TIMED])
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_the_picture_is_drawn(tmp_path: Path, timed: TimedReplay | None, ending: str) -> None:
+    sweep = sweep_of(TRACE, "lru", tokens=20, timed=timed)
+    path = tmp_path / f"hits.{ending}"
+
+    plot(sweep, list(sweep.cells()), path, title="a title")
+
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+    if ending == "svg":
+        for text in ("hit rate", "experts resident", "Belady"):
+            assert text.encode() in content
+        assert (b"stall" in content) == (timed is not None)
+
+
+def test_a_picture_that_can_not_be_drawn_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(TRACE, "lru", tokens=20)
+    cells = list(sweep.cells())
+    with pytest.raises(PlotUnavailable, match=r"hits\.doc"):
+        plot(sweep, cells, tmp_path / "hits.doc", title="")
+    with pytest.raises(PlotUnavailable, match="absent"):
+        plot(sweep, cells, tmp_path / "absent" / "hits.png", title="")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotUnavailable, match="greenroom\\[plot\\]"):
+        plot(sweep, cells, tmp_path / "hits.png", title="")
