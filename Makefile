@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml setup.py services/greenroom/moe/native/rows.cpp service
 	  || { echo "greenroom needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a minute or two (PyTorch is large)"; $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[torch]' --group dev
+	$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[torch,plot]' --group dev
 	@touch $@
 
 $(PEERS_STAMP): benchmarks/peers/requirements.txt
