@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from tqdm import tqdm
 
 from benchmarks.cgroups import remove_stale, why_not
 from benchmarks.disk import ReadAhead
+from benchmarks.machine import describe_machine
 from benchmarks.models import RandomMixtral, random_mixtral, widened
 from benchmarks.peers.arms import greenroom, llama_cpp
 from benchmarks.peers.forced import conversations, random_tokens
@@ -101,7 +101,8 @@ def main(
         "policy": policy,
         "read_ahead_kb": {"device": read_ahead.device, "original": read_ahead.original},
         "no_cgroup": no_cgroup,
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "threads": threads},
+        "machine": describe_machine(cache),
+        "threads": threads,
         "rounds": effort.rounds,
         "quick": quick,
         "failures": measurement.failures,

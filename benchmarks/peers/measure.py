@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THI
 from benchmarks.peers.settings import LlamaSettings, best_of, first_trials, memory_trials, second_trials
 
 MAX_MODEL_LEN = 256
-SLACK_BYTES = 8 * 2**20
-"""What a cgroup counts beside a process's resident set: page tables and other memory of the kernel's."""
+AMPLE_BYTES = 64 * 2**30
+"""A limit that limits nothing."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Subject:
     stream: Batch
     resident: dict[int, LlamaSettings] = field(default_factory=dict)
     short_of_memory: dict[int, LlamaSettings] = field(default_factory=dict)
-    peer_own_bytes: int | None = None
-    """What llama.cpp takes beside the model: its process, KV and buffers."""
+    peer_own_bytes: dict[int, int] = field(default_factory=dict)
+    """By the number of sequences, what a cgroup counts of llama.cpp beside the model: its process, KV and buffers."""
     plan: dict[str, Any] = field(default_factory=dict)
     """What greenroom announces at a third."""
     greedy: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -67,11 +67,11 @@ class Subject:
         """Of the GGUF file all but the experts."""
         return self.gguf("bf16").stat().st_size - int(self.plan["expert_bytes"]) * int(self.plan["experts"])
 
-    def peer_limit(self) -> int | None:
+    def peer_limit(self, sequences: int) -> int | None:
         """A cgroup in which llama.cpp has the same bytes for experts as greenroom, and all else that it needs."""
-        if self.peer_own_bytes is None or not self.plan:
+        if sequences not in self.peer_own_bytes or not self.plan:
             return None
-        return self.peer_own_bytes + self.dense_bytes + int(self.plan["expert_budget"]) + SLACK_BYTES
+        return self.peer_own_bytes[sequences] + self.dense_bytes + int(self.plan["expert_budget"])
 
 
 class Measurement:
@@ -116,11 +116,24 @@ class Measurement:
             return
         own, settable = self.read_ahead.original, self.read_ahead.settable
         for sequences in (1, 8):
+            self._learn_peer_own_bytes(subject, sequences)
             trials = memory_trials(subject.resident[sequences], own, settable)
             subject.short_of_memory[sequences] = trials[0]
             if self.effort.tune:
                 rates = self._try(subject, THIRD, trials, (sequences,), repeats=1)
                 subject.short_of_memory[sequences] = best_of(rates[sequences]) or trials[0]
+
+    def _learn_peer_own_bytes(self, subject: Subject, sequences: int) -> None:
+        """The peak of a run in a cgroup that limits nothing, less the file: all of it is read, and counted there."""
+        settings = replace(subject.resident[sequences], load_mode="mmap")
+        batch = subject.stream.first(sequences, self.effort.trial_tokens[THIRD, sequences])
+        with self._reported(subject, f"{LLAMA}, what it takes beside the model", self.failures):
+            answer = self._run_peer(subject, settings, [batch], AMPLE_BYTES)
+            if answer.cgroup_peak is None:
+                raise ArmFailed("this kernel does not tell a cgroup's peak")
+            counted = subject.gguf(settings.dtype).stat().st_size - answer.left_in_cache
+            subject.peer_own_bytes[sequences] = max(0, answer.cgroup_peak - counted)
+        self.bar.update()
 
     def _try(
         self,
@@ -137,12 +150,10 @@ class Measurement:
         for _ in range(repeats or self.effort.trials):
             for trial in trials:
                 with self._reported(subject, f"{LLAMA}, {memory}, trial of {trial.describe()}", self.failures):
-                    answer = self._run_peer(subject, trial, batches, subject.peer_limit() if memory == THIRD else None)
+                    limit = subject.peer_limit(numbers[0]) if memory == THIRD else None
+                    answer = self._run_peer(subject, trial, batches, limit)
                     for n, decoded in zip(numbers, answer.batches, strict=True):
                         rates[n][trial].append(decoded.rate(self.effort.skip))
-                    if trial.load_mode == "mmap" and memory == RESIDENT:
-                        own = answer.told["peak_rss"] - answer.told["mapped_bytes"]
-                        subject.peer_own_bytes = max(own, subject.peer_own_bytes or 0)
                 self.bar.update()
         for n, found in rates.items():
             for trial, values in found.items():
@@ -201,10 +212,10 @@ class Measurement:
         settings = subject.short_of_memory[sequences]
         row = self._row(subject, LLAMA, memory, sequences, settings.describe())
         with self._reported(subject, f"{LLAMA}, {memory}, {sequences} at once", row.errors):
-            limit = subject.peer_limit()
+            limit = subject.peer_limit(sequences)
             if limit is None:
                 raise ArmFailed("what it takes beside the experts is not known: the runs that tell failed")
-            row.expert_budget, row.own_bytes = int(subject.plan["expert_budget"]), subject.peer_own_bytes
+            row.expert_budget, row.own_bytes = int(subject.plan["expert_budget"]), subject.peer_own_bytes[sequences]
             if memory == SAME_TOTAL:
                 row.expert_budget, limit = None, int(subject.plan["announced"])
             answer = self._run_peer(subject, settings, [self._batch(subject, THIRD, sequences)], limit)
@@ -287,6 +298,6 @@ def agreements(subjects: Sequence[Subject]) -> dict[str, float]:
 
 
 def runs_of(subjects: int, effort: Effort) -> int:
-    """How many runs there will be, for the progress bar: a little more than that where trials agree."""
-    trials = effort.trials * (len(first_trials(2)) + sum(len(second_trials(LlamaSettings(), n)) for n in (1, 8))) + 8
-    return subjects * (1 + (trials if effort.tune else effort.trials) + 10 * effort.rounds)
+    """How many runs there will be at most, for the progress bar."""
+    trials = effort.trials * (len(first_trials(2)) + sum(len(second_trials(LlamaSettings(), n)) for n in (1, 8))) + 10
+    return subjects * (1 + (trials if effort.tune else effort.trials + 2) + 10 * effort.rounds)
