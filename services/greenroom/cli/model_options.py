@@ -46,6 +46,12 @@ checkpoint_options = _stack(
 
 runtime_options = _stack(
     click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="What to compute on: cpu, cuda, or auto (a GPU where there is one).",
+    ),
+    click.option(
         "--expert-memory",
         default="auto",
         show_default=True,

@@ -10,6 +10,7 @@ from typing import Any
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.batch_policy import BatchLimits
 
+DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTIONS = ("auto", "sdpa", "eager")
 
@@ -20,7 +21,8 @@ class WorkerConfig:
 
     ``model``: a folder or a hub id. ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto``, a size such as
     ``2GiB`` or, for the experts' two, a share of all experts such as ``25%``; ``host_memory`` ``auto`` is none where
-    the device tier is RAM. ``max_model_len``: tokens of prompt and answer together (None: the model's own).
+    the device tier is RAM. ``device``: what is computed on, ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
+    ``max_model_len``: tokens of prompt and answer together (None: the model's own).
     ``tokens_per_step``: rows in one forward; ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to
     compute on (None: all that the process may use). ``progress``: bars on stderr (None: on a terminal only).
     Raises InvalidConfig, naming the field.
@@ -31,6 +33,7 @@ class WorkerConfig:
     offline: bool = False
     served_model_name: str | None = None
     dtype: str = "auto"
+    device: str = "auto"
     attention: str = "auto"
     expert_memory: str = "auto"
     host_memory: str = "auto"
@@ -49,6 +52,7 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("device", self.device, DEVICES)
         _one_of("attention", self.attention, ATTENTIONS)
         _at_least_one("max_model_len", self.max_model_len)
         _at_least_one("max_waiting", self.max_waiting)

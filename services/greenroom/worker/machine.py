@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,12 @@ def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -
             "its control group" if limit < tightest.limit else tightest.source,
         )
     return tightest
+
+
+def gpu_memory(device: torch.device) -> Memory:
+    """A CUDA device's, less what this and other processes have of it."""
+    free, total = torch.cuda.mem_get_info(device)
+    return Memory(total, free, "the GPU")
 
 
 def resident_bytes() -> int:

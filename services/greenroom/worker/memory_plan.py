@@ -21,6 +21,10 @@ ALLOCATOR_SLACK = 96 * MIB
 """What the allocators keep of freed blocks, and the pages of code that a first step touches."""
 
 
+ACCELERATOR_SLACK = 512 * MIB
+"""What a GPU's libraries take for themselves, and what its allocator can not use of freed blocks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What the model needs, in bytes. ``least_slots``: the largest router's k. ``kv_for_all``: KV of as many
@@ -38,7 +42,10 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes, and expert slots. ``base``: what the process occupies before anything is loaded."""
+    """Bytes, and expert slots. ``base``: what the process occupies before anything is loaded.
+
+    ``apart``: the device has memory of its own, which is what is planned; ``base`` and the host tier are RAM then.
+    """
 
     base: int
     dense: int
@@ -49,6 +56,7 @@ class MemoryPlan:
     host_slots: int
     experts: int
     notes: tuple[str, ...] = ()
+    apart: bool = False
 
     @property
     def expert_bytes(self) -> int:
@@ -60,14 +68,16 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """The most that the process will occupy."""
-        return self.base + self.dense + self.workspace + self.kv + self.expert_bytes + self.host_bytes
+        """The most that the process will occupy, of the device where that has memory of its own."""
+        on_device = self.dense + self.workspace + self.kv + self.expert_bytes
+        return on_device if self.apart else on_device + self.base + self.host_bytes
 
     def describe(self) -> str:
         """The plan as a person reads it, one line a share."""
         share = self.device_slots / self.experts
+        base = ("runtime", self.base, "what Python and torch occupy before anything is loaded")
+        host = ("host tier", self.host_bytes, f"{self.host_slots} experts between disk and device")
         rows = [
-            ("runtime", self.base, "what Python and torch occupy before anything is loaded"),
             ("dense weights", self.dense, "attention, routers, embeddings: always in memory"),
             ("workspace", self.workspace, "activations of the largest step, and allocator slack"),
             ("KV", self.kv, "running requests"),
@@ -77,9 +87,12 @@ class MemoryPlan:
                 f"{self.device_slots} of {self.experts} experts ({share:.0%}), {format_bytes(self.slot_bytes)} each",
             ),
         ]
-        if self.host_slots:
-            rows.append(("host tier", self.host_bytes, f"{self.host_slots} experts between disk and device"))
-        rows.append(("total", self.total, "; ".join(self.notes)))
+        total = ("total", self.total, "; ".join(self.notes))
+        if self.apart:
+            rows.append(("total on GPU", total[1], total[2]))
+            rows += [base, host] if self.host_slots else [base]
+        else:
+            rows = [base, *rows, *([host] if self.host_slots else []), total]
         return "\n".join(f"  {name:<14}{format_bytes(size):>10}  {why}".rstrip() for name, size, why in rows)
 
 
@@ -92,20 +105,25 @@ def plan_memory(
     host_memory: str,
     kv_memory: str,
     loaded: int = 0,
+    ram: Memory | None = None,
 ) -> MemoryPlan:
-    """Share out ``machine``.
+    """Share out ``machine``, the memory that is computed from.
 
-    ``loaded``: bytes of ``needs`` that are in memory already. Each memory is ``auto`` or a size; the experts' two may
-    also be a share of all experts. Raises BudgetTooSmall where the model can not run in what it gets, InvalidConfig
-    for what is no size.
+    ``ram``: what holds the host tier where that is not ``machine``; its ``auto`` then is all that RAM allows, as long
+    as the device does not hold every expert. ``loaded``: bytes of ``needs`` that are in memory already. Each memory
+    is ``auto`` or a size; the experts' two may also be a share of all experts. Raises BudgetTooSmall where the model
+    can not run in what it gets, InvalidConfig for what is no size.
     """
     all_experts = needs.experts * needs.slot_bytes
-    fixed = needs.dense + needs.workspace
+    workspace = needs.workspace if ram is None else needs.workspace + ACCELERATOR_SLACK
+    fixed = needs.dense + workspace
     notes = []
     available = machine.available + loaded
     spare = int(available * (1 - HEADROOM)) - fixed
-    host = _budget(host_memory, "host_memory", all_experts) or 0
-    spare -= host
+    host = _budget(host_memory, "host_memory", all_experts)
+    if ram is None:
+        host = host or 0
+        spare -= host
     experts = _budget(expert_memory, "expert_memory", all_experts)
     kv = _budget(kv_memory, "kv_memory", None)
     if kv is None:
@@ -124,24 +142,41 @@ def plan_memory(
             f"{format_bytes(needs.least_slots * needs.slot_bytes)} "
             f"(--expert-memory){', or leave less to KV (--kv-memory)' if expert_memory == 'auto' else ''}"
         )
+    if ram is not None:
+        host = _host_in_ram(host, ram, 0 if slots == needs.experts else all_experts)
     plan = MemoryPlan(
         base=base,
         dense=needs.dense,
-        workspace=needs.workspace,
+        workspace=workspace,
         kv=kv,
         slot_bytes=needs.slot_bytes,
         device_slots=slots,
-        host_slots=min(needs.experts, host // needs.slot_bytes),
+        host_slots=min(needs.experts, (host or 0) // needs.slot_bytes),
         experts=needs.experts,
         notes=tuple(notes),
+        apart=ram is not None,
     )
-    if plan.total - base > available:
+    wanted = plan.total if plan.apart else plan.total - base
+    if wanted > available:
         raise BudgetTooSmall(
-            f"the model, its KV and its experts would take {format_bytes(plan.total - base)}, but "
+            f"the model, its KV and its experts would take {format_bytes(wanted)}, but "
             f"{machine.source} has {format_bytes(available)} available:\n{plan.describe()}\n"
             "give less to --expert-memory, --host-memory or --kv-memory"
         )
     return plan
+
+
+def _host_in_ram(asked: int | None, ram: Memory, useful: int) -> int:
+    """Bytes of RAM for the host tier; ``useful``: what ``auto`` needs at most. Its pages are locked, so it must fit."""
+    most = int(ram.available * (1 - HEADROOM))
+    if asked is None:
+        return max(0, min(useful, most))
+    if asked > most:
+        raise BudgetTooSmall(
+            f"the host tier would take {format_bytes(asked)} of RAM, but {ram.source} has "
+            f"{format_bytes(ram.available)} available: give less to --host-memory"
+        )
+    return asked
 
 
 def _auto_kv(needs: Needs, spare: int, experts: int) -> int:

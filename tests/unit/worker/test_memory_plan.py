@@ -86,3 +86,37 @@ def test_a_plan_fits_or_is_refused(
     assert planned.total - planned.base <= available
     assert 2 <= planned.device_slots <= experts
     assert 0 <= planned.kv <= needs.kv_for_all
+
+
+def on_gpu(gpu: int, ram: int, expert: str = "auto", host: str = "auto", needs: Needs = NEEDS) -> MemoryPlan:
+    return plan_memory(
+        needs, Memory(gpu, gpu, "the GPU"), 500 * MIB, expert_memory=expert, host_memory=host, kv_memory="auto",
+        ram=Memory(ram, ram, "the machine"),
+    )  # fmt: skip
+
+
+def test_a_gpu_that_holds_everything_needs_no_host_tier() -> None:
+    planned = on_gpu(20 * GIB, 20 * GIB)
+    assert planned.device_slots == 96
+    assert planned.host_slots == 0
+    assert "total on GPU" in planned.describe()
+
+
+def test_what_the_gpu_does_not_hold_goes_to_ram_by_itself() -> None:
+    planned = on_gpu(2 * GIB, 20 * GIB)
+    assert 2 < planned.device_slots < 96
+    assert planned.host_slots == 96
+    assert planned.total <= 2 * GIB, "RAM is not counted as the GPU's"
+    few = on_gpu(2 * GIB, 200 * MIB)
+    assert few.host_slots == int(200 * MIB * 0.95) // (11 * MIB)
+    assert on_gpu(2 * GIB, 20 * GIB, host="0%").host_slots == 0
+
+
+def test_a_host_tier_larger_than_ram_is_refused() -> None:
+    with pytest.raises(BudgetTooSmall, match="the machine has 500 MiB available: give less to --host-memory"):
+        on_gpu(2 * GIB, 500 * MIB, host="100%")
+
+
+def test_a_gpu_too_small_for_the_dense_weights_is_refused() -> None:
+    with pytest.raises(BudgetTooSmall):
+        on_gpu(1 * GIB, 20 * GIB)

@@ -1,0 +1,87 @@
+"""On a real GPU: what test_accelerator shows of the order, and that no step waits for the whole device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from greenroom import LLM, SamplingParams
+from greenroom.experts.cuda import accelerator_of
+from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.hardware import RealHardware
+from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
+from tests.contract.experts.test_accelerator import READS
+from tests.contract.experts.test_engine import POLICIES
+from tests.unit.experts.fakes import FakeStore
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU here"),
+]
+
+LAYERS, EXPERTS, TOP_K = 3, 8, 2
+RECORD = RecordLayout.of([("w", (1024, 1023), "float32")])  # 4 MB: a copy takes longer than its launch
+MANIFEST = PackManifest(
+    "fake", "float32", "digest", tuple(PackLayer(f"layers.{n}", EXPERTS, TOP_K, RECORD) for n in range(LAYERS))
+)
+
+
+@pytest.fixture
+def no_device_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("a step synchronised the whole device")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", refused)
+
+
+@pytest.mark.usefixtures("no_device_synchronisation")
+@pytest.mark.parametrize("host_slots", [0, 4, LAYERS * EXPERTS])
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("policy", ["lru", "restless"])
+def test_computation_finds_its_experts(policy: str, reads: str, host_slots: int) -> None:
+    accelerator = accelerator_of("cuda")
+    assert accelerator is not None
+    catalogue = catalogue_of(MANIFEST)
+    # The restless policy of the contract draws for its own catalogue, so any model will do.
+    engine = ExpertEngine(
+        FakeStore(MANIFEST),
+        catalogue,
+        POLICIES[policy](catalogue),
+        EngineConfig(device_slots=5, host_slots=host_slots),
+        hardware=RealHardware(READS[reads], accelerator),
+    )
+    noise = np.random.default_rng(3)
+    wrong = torch.zeros((), dtype=torch.int64, device=accelerator.device)
+    try:
+        for _ in range(20):
+            rows = np.zeros(3, dtype=np.int64)
+            with engine.step(rows, rows == 0):
+                for layer in range(LAYERS):
+                    picks = np.stack([noise.permutation(EXPERTS)[:TOP_K] for _ in rows])
+                    engine.layer_entered(layer)
+                    with engine.routed(layer, picks) as landing:
+                        for expert, (weights,) in landing:
+                            for _ in range(5):  # the slot is read for a while after it was handed out
+                                wrong += (weights != 100.0 * layer + expert).sum()
+                    engine.audit(idle=True)
+        assert wrong.item() == 0
+        assert engine.counters.on_demand_fetches > 0
+    finally:
+        engine.close()
+
+
+@pytest.mark.usefixtures("no_device_synchronisation")
+@pytest.mark.parametrize("host", ["0%", "100%"])
+def test_the_bundled_model_answers_alike_with_all_and_a_quarter_of_its_experts(host: str) -> None:
+    prompts = ["compare 3 and 5", "classify: a good day", "reverse a b c"]
+    sampling = SamplingParams(temperature=0, max_tokens=16)
+    texts = []
+    for memory in ("100%", "25%"):
+        with LLM(device="cuda", expert_memory=memory, host_memory=host, warm_start=False) as llm:
+            texts.append([completion.text for completion in llm.generate(prompts, sampling, progress=False)])
+            assert llm.worker.experts.device.slots * 4 >= llm.worker.plan.experts
+            assert "cuda" in llm.worker.describe()
+    assert texts[0] == texts[1]
