@@ -33,7 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatc
     return invoke
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("generate",), ("info",), ("pack",), ("demo", "widen")])
+@pytest.mark.parametrize(
+    "command", [(), ("serve",), ("generate",), ("info",), ("pack",), ("trace",), ("replay",), ("demo", "widen")]
+)
 def test_help_has_examples(run: Run, command: tuple[str, ...]) -> None:
     assert "Example" in run(*command, "--help")[0]
 
@@ -84,7 +86,7 @@ def test_generate_from_arguments_file_and_stdin(run: Run, checkpoint: Path, tmp_
         ((), "", "no prompts"),
         ((), '{"text": "x"}\n', "line 1 is no JSON object with a field `prompt`"),
         (("x", "--temperature", "9"), None, "temperature must be from 0 to 2"),
-        (("x", "--policy", "magic"), None, "known: fifo"),
+        (("x", "--policy", "magic"), None, "fifo, lfu"),
         (("x", "--max-tokens", "100000"), None, "tokens in all"),
         (("x", "--revision"), None, "requires an argument"),
     ],
