@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 
-.PHONY: help run test test-full lint format bench-budgets bench-peers clean
+.PHONY: help run test test-full lint format bench-budgets bench-engine bench-peers clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -33,6 +33,9 @@ format: $(STAMP) ## Rewrite the code in the project's style
 
 bench-budgets: $(STAMP) ## Tokens/s resident, at a third and at the least budget, on the widened bundled model
 	$(BIN)/python -m benchmarks.budgets
+
+bench-engine: $(STAMP) ## Beside transformers and accelerate, and beside what the link allows (under half an hour)
+	$(BIN)/python -m benchmarks.engine
 
 bench-peers: $(STAMP) $(PEERS_STAMP) ## Beside llama.cpp, resident and at a third (its first use builds llama.cpp: about 8 minutes)
 	$(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python

@@ -24,7 +24,6 @@ from benchmarks.engine.processes import Child, Children, ChildSpec
 from benchmarks.engine.rows import GREENROOM, RESIDENT, THIRD
 from benchmarks.engine.turns import Trace, Turn
 from benchmarks.machine import cache_folder, describe_machine
-from greenroom.policies.registry import EXPERT_POLICIES
 
 TURN_TIMEOUT_S = 300.0
 SHARES = (RESIDENT, THIRD)
@@ -139,7 +138,7 @@ def picture(profiles: list[Profile], path: Path) -> None:
 @click.command()
 @click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=(WIDENED, RANDOM),
               show_default=True)  # fmt: skip
-@click.option("--policy", type=click.Choice(sorted(EXPERT_POLICIES)), default="lru", show_default=True)
+@click.option("--policy", default="lru", show_default=True, metavar="NAME[:OPTION=VALUE,...]")
 @click.option("--concurrency", multiple=True, type=click.IntRange(min=1), default=(1, 8), show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--quick", is_flag=True, help="Small models, one round: to see that it works.")
@@ -207,7 +206,9 @@ def _measure(
 
 
 def _spec(model: plan.Model, share: str, policy: str) -> ChildSpec:
-    return ChildSpec.of(GREENROOM, {"model": str(model.folder), "share": share, "policy": policy})
+    name, options = plan.parse_policy(policy)
+    settings = {"model": str(model.folder), "share": share, "policy": name, "policy_options": options}
+    return ChildSpec.of(GREENROOM, settings)
 
 
 def _turn(child: Child, model: plan.Model, concurrency: int, **extra: bool) -> Turn:

@@ -11,9 +11,9 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.engine import plan
-from benchmarks.engine.figures import BUNDLED, RANDOM, SHARES, WIDENED, best_policy
+from benchmarks.engine.figures import BUNDLED, PEER, RANDOM, SHARES, WIDENED, best_policy
 from benchmarks.engine.processes import ArmFailed, Children, ChildSpec
-from benchmarks.engine.rows import GREENROOM, THIRD, Row, find
+from benchmarks.engine.rows import GREENROOM, THIRD, Row, fastest, find
 from benchmarks.engine.session import Stage, run_stage
 
 DEFAULT_POLICY = "lru"
@@ -50,7 +50,7 @@ class Bench:
         return self.rows
 
     def _model(self, name: str, seconds: float) -> None:
-        offload = None if name == BUNDLED else self._scratch / f"offload-{name}"
+        offload = self._scratch / f"offload-{name}" if name in self._scale.bounded else None
         self._bar.set_description(f"{name}: preparing")
         try:
             model = self._prepare(name, offload)
@@ -99,6 +99,7 @@ class Bench:
         for share in (THIRD, plan.EIGHTH):
             row = find(self.rows, stage=SHARES, model=name, system=GREENROOM, share=share)
             announced[share] = None if row is None else row.facts
+        peer = fastest(row for row in self.rows if row.model == name and row.system == PEER and row.concurrency == 1)
         third, eighth = announced[THIRD], announced[plan.EIGHTH]
         return plan.Limits(
             third=int(third["announced_bytes"]) if third and self._in_groups else None,
@@ -106,4 +107,5 @@ class Bench:
             device_map_bytes=int(third["announced_bytes"] - third["base_bytes"]) if third else 1 << 29,
             offload_folder=offload,
             scratch=self._scratch,
+            implementation="grouped_mm" if peer is None else peer.policy,
         )

@@ -16,12 +16,13 @@ import traceback
 from typing import Any, Protocol
 
 SYSTEMS = {
-    "prepare": ("benchmarks.engine.prepare", "Prepare"),
-    "greenroom": ("benchmarks.engine.greenroom_arm", "GreenroomArm"),
-    "transformers": ("benchmarks.engine.peer_arms", "TransformersArm"),
-    "disk_offload": ("benchmarks.engine.peer_arms", "DiskOffloadArm"),
-    "device_map": ("benchmarks.engine.peer_arms", "DeviceMapArm"),
+    "prepare": "benchmarks.engine.prepare:Prepare",
+    "greenroom": "benchmarks.engine.greenroom_arm:GreenroomArm",
+    "transformers": "benchmarks.engine.peer_arms:TransformersArm",
+    "disk_offload": "benchmarks.engine.peer_arms:DiskOffloadArm",
+    "device_map": "benchmarks.engine.peer_arms:DeviceMapArm",
 }
+"""Short names; ``module:Class`` names any other."""
 
 
 class Arm(Protocol):
@@ -46,7 +47,7 @@ def serve(system: str, settings: dict[str, Any], reply_fd: int) -> None:
             replies.flush()
 
         try:
-            module, name = SYSTEMS[system]
+            module, _, name = SYSTEMS.get(system, system).partition(":")
             arm = getattr(importlib.import_module(module), name)(**settings)
             assert arm is not None
             reply({"ok": arm.describe()})

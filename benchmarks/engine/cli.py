@@ -18,6 +18,7 @@ from benchmarks.engine.bench import Bench
 from benchmarks.engine.figures import MODELS, figures, row_json
 from benchmarks.engine.processes import Children
 from benchmarks.machine import cache_folder, describe_machine
+from greenroom.core.errors import InvalidConfig
 from greenroom.policies.registry import EXPERT_POLICIES
 
 EXAMPLES = """
@@ -25,7 +26,7 @@ EXAMPLES = """
 Examples:
   make bench-engine                                   the whole, under half an hour; leave the machine alone meanwhile
   python -m benchmarks.engine --quick                 a smoke run of about a minute, on small copies of the models
-  python -m benchmarks.engine --model widened --policy lfu --policy lru --rounds 5
+  python -m benchmarks.engine --model widened --policy lfu --policy look-ahead:layers=3 --rounds 5
 """
 
 
@@ -34,8 +35,8 @@ Examples:
 @click.option("--minutes", type=click.FloatRange(min=0), help="No new round once its stage's share of this is over.")
 @click.option("--quick", is_flag=True, help="Small models, one round: to see that it works, not how fast.")
 @click.option("--model", "models", multiple=True, type=click.Choice(MODELS), help="Only these.  [default: all three]")
-@click.option("--policy", "policies", multiple=True, type=click.Choice(sorted(EXPERT_POLICIES)),
-              help="Only these.  [default: all]")  # fmt: skip
+@click.option("--policy", "policies", multiple=True, metavar="NAME[:OPTION=VALUE,...]",
+              help=f"Only these of {', '.join(sorted(EXPERT_POLICIES))}.  [default: all]")  # fmt: skip
 @click.option("--cgroups/--no-cgroups", "in_groups", default=True, help="Bound arms by memory cgroups where possible.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("artifacts/bench-engine"),
               show_default=True, help="Folder for the plot (engine.png) and the result (engine.json).")  # fmt: skip
@@ -57,7 +58,12 @@ def main(
     scale = dataclasses.replace(
         plan.QUICK if quick else plan.Scale(), **{name: value for name, value in given.items() if value is not None}
     )
-    names = policies or (("lfu", "lru") if quick else tuple(sorted(EXPERT_POLICIES)))
+    names = policies or (("lfu", "lru") if quick else (*sorted(EXPERT_POLICIES), *scale.variants))
+    try:
+        for name in names:
+            plan.parse_policy(name)
+    except InvalidConfig as error:
+        raise click.BadParameter(str(error), param_hint="--policy") from error
     why_no_groups = cgroups.why_not() if in_groups else "told not to (--no-cgroups)"
     cgroups.remove_stale()
     chosen = [name for name in MODELS if name in (models or MODELS)]
@@ -70,6 +76,7 @@ def main(
     print(report.table(rows))
     print()
     print(report.aims(found))
+    print(report.by_model(found))
     groups = "memory cgroups" if why_no_groups is None else f"no memory cgroups ({why_no_groups}): peak RSS instead"
     print(f"\nbounded arms: {groups}")
     out.mkdir(parents=True, exist_ok=True)

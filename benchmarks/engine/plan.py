@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from benchmarks.engine.processes import ChildSpec
 from benchmarks.engine.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row
 from benchmarks.engine.session import Arm, Stage
 from benchmarks.streams import Stream, random_stream, task_stream
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.registry import create_policy
 
 EIGHTH = "12%"
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
@@ -29,25 +33,27 @@ RUNTIME_BYTES = 800 * 1024**2
 class Scale:
     """How much is run. ``minutes``: of all stages' rounds; opening arms comes on top.
 
-    ``prompts``: of a stream. ``bounded_prompts``: for accelerate, which takes about a second a token. ``shares``: of
-    the widened model's experts, beside those that every model has.
+    ``prompts``: of a stream. ``bounded_prompts``: for accelerate, which takes about a second a token. ``shares`` of
+    the widened model's experts beside a third, ``other_shares`` of the other models'. ``bounded``: the models that
+    run beside accelerate. ``variants``: policies beside the registry's, each as on the command line.
     """
 
     rounds: int = 3
-    minutes: float = 18.0
+    minutes: float = 20.0
     prompts: int = 8
     bounded_prompts: int = 3
     random_tokens: int = 16
     widened_mib: float = 11.0
     random_mib: float = 21.0
-    shares: tuple[str, ...] = ("20%", "50%", "75%")
-    eights: bool = True
-    """Whether arms at a third and an eighth run eight requests at once too."""
+    shares: tuple[str, ...] = ("12%", "20%", "50%", "75%")
+    other_shares: tuple[str, ...] = ("12%",)
+    bounded: tuple[str, ...] = (WIDENED, RANDOM)
+    variants: tuple[str, ...] = ("look-ahead:layers=1",)
 
 
 QUICK = Scale(
-    rounds=1, minutes=1.0, prompts=8, bounded_prompts=1, random_tokens=4, widened_mib=1.0, random_mib=1.0, shares=(),
-    eights=False,
+    rounds=1, minutes=1.0, prompts=4, bounded_prompts=1, random_tokens=4, widened_mib=1.0, random_mib=1.0, shares=(),
+    other_shares=(), bounded=(WIDENED,), variants=(),
 )  # fmt: skip
 
 
@@ -71,6 +77,25 @@ class Model:
         return cls(name, folder, stream, (folder, Path(ready["pack"])), int(ready["checkpoint_bytes"]))
 
 
+def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of ``look-ahead`` or ``look-ahead:layers=1,retention=lfu``; values are JSON, or words.
+
+    Raises InvalidConfig for an option without a value, UnknownName and InvalidConfig as the registry does.
+    """
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for part in rest.split(",") if rest else ():
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidConfig("policy", text, "write options as NAME:option=value,option=value")
+        try:
+            options[option] = json.loads(value)
+        except ValueError:
+            options[option] = value
+    create_policy(name, catalogue=Catalogue.uniform("", layers=1, experts=1, top_k=1), options=options)
+    return name, options
+
+
 def policies_stages(model: Model, policies: Sequence[str], scale: Scale, seconds: float, memory: int) -> list[Stage]:
     """Every policy at a third beside the resident run, as many at once as ``memory`` bytes hold; and the oracles."""
     each = RUNTIME_BYTES + model.checkpoint_bytes // 3
@@ -92,9 +117,9 @@ def shares_stage(model: Model, policy: str, scale: Scale, seconds: float) -> Sta
     arms = [_ours(SHARES, model, RESIDENT, "lru"), _ours(SHARES, model, RESIDENT, "lru", CONCURRENCY)]
     arms += [_peer(model, implementation) for implementation in IMPLEMENTATIONS]
     arms += [_peer(model, "grouped_mm", CONCURRENCY)]
-    for share in (EIGHTH, THIRD, *(scale.shares if model.name == WIDENED else ())):
+    for share in (THIRD, *(scale.shares if model.name == WIDENED else scale.other_shares)):
         arms.append(_ours(SHARES, model, share, policy, link=True))
-        if scale.eights and model.name != BUNDLED and share in (EIGHTH, THIRD):
+        if model.name != BUNDLED and share in (EIGHTH, THIRD):
             arms.append(_ours(SHARES, model, share, policy, CONCURRENCY, link=True))
     arms += [_ours(SHARES, model, share, "lru" if share == RESIDENT else policy, instrumented=True)
              for share in (RESIDENT, THIRD)]  # fmt: skip
@@ -106,7 +131,8 @@ class Limits:
     """Memory of the bounded arms: of greenroom's announced totals, None where no cgroup can be made.
 
     ``offload_folder`` holds what ``disk_offload`` reads, ``scratch`` is for what ``device_map`` writes.
-    ``device_map_bytes``: of weights that it may keep in RAM.
+    ``device_map_bytes``: of weights that it may keep in RAM. ``implementation``: the experts' one of transformers that
+    was the fastest resident.
     """
 
     third: int | None
@@ -114,6 +140,7 @@ class Limits:
     device_map_bytes: int
     offload_folder: Path
     scratch: Path
+    implementation: str = "grouped_mm"
 
 
 def bounded_stage(model: Model, policy: str, limits: Limits, scale: Scale, seconds: float) -> Stage:
@@ -121,7 +148,9 @@ def bounded_stage(model: Model, policy: str, limits: Limits, scale: Scale, secon
     stream, warm_up = model.stream.first(scale.bounded_prompts), model.stream.first(1)
     cold = (*model.cold, limits.offload_folder, limits.scratch)
     arms = []
-    for share, limit in ((THIRD, limits.third), (EIGHTH, limits.eighth)):
+    shares = [(THIRD, limits.third)]
+    shares += [(EIGHTH, limits.eighth)] if EIGHTH in scale.shares else []
+    for share, limit in shares:
         child = _child(model, share, policy, limit_bytes=limit, name=BOUNDED)
         row = Row(BOUNDED, model.name, GREENROOM, share, policy)
         arms.append(Arm(row, child, stream, warm_up, cold=cold))
@@ -131,7 +160,8 @@ def bounded_stage(model: Model, policy: str, limits: Limits, scale: Scale, secon
     }
     for system, settings in peers.items():
         child = ChildSpec.of(system, {"model": str(model.folder), **settings}, limit_bytes=limits.third)
-        arms.append(Arm(Row(BOUNDED, model.name, system), child, stream, warm_up, cold=cold))
+        row = Row(BOUNDED, model.name, system, policy=limits.implementation)
+        arms.append(Arm(row, child, stream, warm_up, {"implementation": limits.implementation}, cold=cold))
     return Stage(tuple(arms), scale.rounds, seconds)
 
 
@@ -141,7 +171,8 @@ def specs(stage: Stage | None) -> set[ChildSpec]:
 
 
 def _child(model: Model, share: str, policy: str, *, limit_bytes: int | None = None, name: str = "") -> ChildSpec:
-    settings = {"model": str(model.folder), "share": share, "policy": policy}
+    name_of_policy, options = parse_policy(policy)
+    settings = {"model": str(model.folder), "share": share, "policy": name_of_policy, "policy_options": options}
     return ChildSpec.of(GREENROOM, settings, limit_bytes=limit_bytes, name=name)
 
 

@@ -39,6 +39,26 @@ def aims(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def by_model(found: Mapping[str, Any]) -> str:
+    """What has no aim of its own, a line a model."""
+    lines = []
+    for model, own in found["by_model"].items():
+        parts = [f"{model}:"]
+        if own["resident_ratio"]:
+            parts.append(f"{own['resident_ratio']['median']:.2f} × transformers ({own['peer']});")
+        if own["concurrency_ratio"]:
+            bound = own["concurrency_bound"]
+            beside = f" (distinct experts allow {bound:.2f})" if bound else ""
+            parts.append(f"eight at once {own['concurrency_ratio']['median']:.2f} × one by one{beside};")
+        for share, each in own["bookkeeping"].items():
+            parts.append(f"bookkeeping at {share} {each['us_per_layer']:.0f} µs a layer ({each['share']:.1%});")
+        for name in ("third_ratio_disk_offload", "third_ratio_device_map"):
+            if own[name]:
+                parts.append(f"{name} {own[name]['median']:.2f};")
+        lines.append(" ".join(parts).rstrip(";"))
+    return "\n".join(lines)
+
+
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Tokens/s against the share of experts resident, with the bound; a panel for each model with such rows."""
     import matplotlib
