@@ -16,19 +16,15 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import click
-import xxhash
 from tqdm import tqdm
 
+from benchmarks.models import EXPERT_MIB, widened
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
-from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, sample
-from greenroom.demo.widen import widen
 from greenroom.llm import LLM
-from greenroom.moe.packing import default_cache_dir
 
 MAX_TOKENS = 32
 PROMPTS = [sample(TASKS[n % len(TASKS)], seed=5, index=n).prompt for n in range(10)]
@@ -82,11 +78,11 @@ class Arm:
 @click.command()
 @click.option("--rounds", default=3, show_default=True, help="Measured rounds, after one that warms up.")
 @click.option("--policy", "policies", multiple=True, default=("lru", "lfu"), show_default=True)
-@click.option("--expert-mib", default=11.0, show_default=True, help="Size of an expert at least.")
+@click.option("--expert-mib", default=EXPERT_MIB, show_default=True, help="Size of an expert at least.")
 @click.option("--concurrency", multiple=True, type=int, default=(1, 8), show_default=True)
 def main(rounds: int, policies: tuple[str, ...], expert_mib: float, concurrency: tuple[int, ...]) -> None:
     """Measure and print."""
-    model = _widened(expert_mib)
+    model = widened(expert_mib)
     with ExitStack() as stack:
         arms: list[Arm] = []
         budgets = [("100%", policies[0]), *(("33%", policy) for policy in policies), ("least", policies[0])]
@@ -106,16 +102,6 @@ def main(rounds: int, policies: tuple[str, ...], expert_mib: float, concurrency:
         expert = arms[0].llm.worker.plan.slot_bytes
     _print(rows, expert)
     print(json.dumps({"cores": os.cpu_count(), "machine": platform.machine(), "rounds": rounds, "rows": rows}))
-
-
-def _widened(expert_mib: float) -> Path:
-    """The widened bundled model, kept in the cache folder."""
-    content = xxhash.xxh3_64_hexdigest((bundled_model_path() / "model.safetensors").read_bytes())
-    folder = default_cache_dir() / "widened" / f"{expert_mib:g}-mib-{content}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        widen(bundled_model_path(), folder, expert_mib)
-    return folder
 
 
 def _least_bytes(llm: LLM) -> int:
