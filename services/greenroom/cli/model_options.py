@@ -62,6 +62,12 @@ runtime_options = _stack(
     click.option("--policy", default="lru", show_default=True, help="Which expert leaves when room is needed."),
     click.option("--policy-options", default="{}", show_default=True, help="Options of the policy, as JSON."),
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
+    click.option(
+        "--products",
+        default="auto",
+        show_default=True,
+        help="Matrix products: native (compiled, bf16 on a CPU), torch (to the bit as transformers), or auto.",
+    ),
     click.option("--max-model-len", type=int, help="Tokens of prompt and answer.  [default: the model's own]"),
     click.option("--max-running", type=int, default=32, show_default=True, help="Requests running at once."),
     click.option("--max-waiting", type=int, default=256, show_default=True, help="Requests waiting at most."),

@@ -4,7 +4,8 @@ Transformers' "eager" implementation runs the picked experts in ascending order 
 the rows that picked it, in the output's dtype. Floating-point addition is not associative, so the same order of
 additions is kept here whatever the order of arrival: what arrived early waits. All else is computed as there, from the
 same rows in the same order, so that with torch's products the result is the same to the bit. The compiled products
-(``products``) sum in another order; with them it is the same to the bit between budgets, policies and orders of arrival.
+(``products``) sum in another order: with them it is the same to the bit between budgets, policies and orders of
+arrival.
 """
 
 from __future__ import annotations

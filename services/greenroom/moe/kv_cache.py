@@ -12,7 +12,9 @@ import mmap
 import weakref
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from greenroom.core.errors import GreenroomError
 
@@ -65,7 +67,7 @@ class SequenceKV:
     ``commit``, and the next forward writes over them. That is the whole of a roll-back.
     """
 
-    __slots__ = ("_keys", "_values", "capacity", "length", "nbytes")
+    __slots__ = ("_addresses", "_keys", "_values", "capacity", "length", "nbytes")
 
     def __init__(self, layout: KVLayout, capacity: int) -> None:
         self.capacity = capacity
@@ -82,6 +84,15 @@ class SequenceKV:
             ):
                 views.append(numbers[offset : offset + heads * capacity * dim].view(1, heads, capacity, dim))
                 offset += heads * capacity * dim
+        self._addresses: NDArray[np.int64] | None = None
+
+    @property
+    def addresses(self) -> NDArray[np.int64]:
+        """``[layers, 2]``: where each layer's keys and values begin, ``[heads, capacity, dim]`` each."""
+        if self._addresses is None:
+            pairs = zip(self._keys, self._values, strict=True)
+            self._addresses = np.array([(keys.data_ptr(), values.data_ptr()) for keys, values in pairs])
+        return self._addresses
 
     @property
     def layers(self) -> int:
@@ -112,6 +123,7 @@ class SequenceKV:
 
     def drop(self) -> None:
         """Give the memory up; the object is of no further use."""
+        self._addresses = None
         self._keys.clear()
         self._values.clear()
 

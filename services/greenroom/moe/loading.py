@@ -25,8 +25,9 @@ from greenroom.moe.experts_forward import switch_expert, switch_experts_forward
 from greenroom.moe.families import Family, family_of
 from greenroom.moe.layers import MoeLayer
 from greenroom.moe.look_ahead import look_ahead_of
+from greenroom.moe.native.rows import NativeRows
 from greenroom.moe.packing import resolve_dtype
-from greenroom.moe.products import native_for, use_native_linears
+from greenroom.moe.products import native_for, use_native
 from greenroom.moe.routers import find_router, wrap_router
 from greenroom.moe.seats import RouterObserver, Seat, Stage, take_seat
 from greenroom.moe.skeleton import load_skeleton
@@ -39,7 +40,8 @@ class LoadedMoE:
     """A model without its experts. ``layers`` are its MoE layers in the order in which they run.
 
     ``masking`` says why its routers can not be confined to allowed experts; None: they can. Of a model whose routers
-    are not found it says so, and those neither show their logits nor ask for masks.
+    are not found it says so, and those neither show their logits nor ask for masks. ``native``: the compiled products
+    that compute its experts; None: torch does.
     """
 
     model: Any
@@ -49,6 +51,7 @@ class LoadedMoE:
     dtype: torch.dtype
     masking: str | None
     stage: Stage = field(repr=False)
+    native: NativeRows | None = field(default=None, repr=False)
 
     @property
     def decoder_only(self) -> bool:
@@ -76,11 +79,15 @@ class LoadedMoE:
 
 
 def load(
-    checkpoint: Checkpoint, dtype: str = "auto", attn_implementation: str | None = None, products: str = "auto"
+    checkpoint: Checkpoint,
+    dtype: str = "auto",
+    attn_implementation: str | None = None,
+    products: str = "auto",
+    device: torch.device | None = None,
 ) -> LoadedMoE:
     """Load the dense weights and seat the hooks; the model runs once a source is attached.
 
-    ``products``: one of ``products.PRODUCTS``.
+    ``products``: one of ``products.PRODUCTS``; off the CPU, where ``device`` says so, always torch's.
 
     Raises UnsupportedModel for what is not served, CorruptCheckpoint where tensors are missing, InvalidConfig for a
     dtype that is not known.
@@ -89,6 +96,9 @@ def load(
     kept = resolve_dtype(checkpoint, dtype)
     plan = ExpertPlan(checkpoint, kept)
     model = load_skeleton(plan, attn_implementation)
+    if device is not None and device.type != "cpu":
+        model.to(device)
+        products = "torch"
     routers = [find_router(model, layer) for layer in plan.layers]
     masking = family.masking(checkpoint.config)
     if None in routers:
@@ -102,8 +112,8 @@ def load(
         if router is not None:
             wrap_router(router, layer, seat, masking)
     if native is not None:
-        use_native_linears(model, native, [router.module for router in routers if router is not None])
-    return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, stage)
+        use_native(model, native, [router.module for router in routers if router is not None])
+    return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, stage, native)
 
 
 def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: RouterObserver | None = None) -> None:

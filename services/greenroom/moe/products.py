@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from transformers.activations import SiLUActivation
 from transformers.integrations import moe as transformers_moe
 
 from greenroom.core.errors import InvalidConfig
@@ -144,26 +145,27 @@ def computes_gated_silu(experts: Any) -> bool:
         and experts.is_concatenated
         and not experts.has_post_expert_norm
         and type(experts)._apply_gate is transformers_moe._default_apply_gate
-        and isinstance(experts.act_fn, nn.SiLU)
+        and isinstance(experts.act_fn, nn.SiLU | SiLUActivation)
         and experts.hidden_dim % 2 == 0
         and experts.intermediate_dim % 2 == 0
     )
 
 
-def use_native_linears(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module]) -> None:
-    """From now on the model's linear maps of bf16 take few rows through the compiled products; the ``routers``' do not:
-    which expert is picked stays what transformers computes.
+def use_native(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module]) -> None:
+    """From now on the model's bf16 linear maps of few rows, and its norms, are computed by the compiled products.
+
+    The ``routers`` are not: which expert is picked stays what transformers computes.
     """
     spared = {part for router in routers for part in router.modules()}
     for module in model.modules():
-        if (
-            type(module) is nn.Linear
-            and module not in spared
-            and module.weight.dtype is torch.bfloat16
-            and module.weight.device.type == "cpu"
-            and module.in_features % 2 == 0
-        ):
-            module.forward = types.MethodType(_native_linear(native), module)  # type: ignore[method-assign]
+        if module in spared:
+            continue
+        if type(module) is nn.Linear:
+            weight = module.weight
+            if weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and module.in_features % 2 == 0:
+                module.forward = types.MethodType(_native_linear(native), module)  # type: ignore[method-assign]
+        elif type(module).__name__.endswith("RMSNorm") and _is_plain_rms_norm(module, native):
+            module.forward = types.MethodType(_native_norm(native), module)
 
 
 def _native_linear(native: NativeRows) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
@@ -171,10 +173,31 @@ def _native_linear(native: NativeRows) -> Callable[[nn.Linear, torch.Tensor], to
         rows = inputs.reshape(-1, module.in_features)
         if len(rows) > _FEW_ROWS or not rows.is_contiguous():
             return nn.functional.linear(inputs, module.weight, module.bias)
-        product = native.linear(rows, module.weight).view(*inputs.shape[:-1], module.out_features)
-        return product if module.bias is None else product + module.bias
+        return native.linear(rows, module.weight, module.bias).view(*inputs.shape[:-1], module.out_features)
 
     return forward
+
+
+def _native_norm(native: NativeRows) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    def forward(module: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return native.rms_norm(inputs.contiguous(), module.weight, module.variance_epsilon)
+
+    return forward
+
+
+def _is_plain_rms_norm(module: Any, native: NativeRows) -> bool:
+    """Whether a norm is weight times the normalised rows and nothing else: found by trying it.
+
+    Families differ in what they add to the weight and in what they round where; their classes have the same name.
+    """
+    weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    if weight is None or epsilon is None or weight.dtype is not torch.bfloat16 or weight.device.type != "cpu":
+        return False
+    with torch.inference_mode():
+        rows = torch.linspace(-3, 4, 3 * len(weight)).sin().bfloat16().view(3, -1)
+        theirs, ours = module(rows).float(), native.rms_norm(rows, weight, epsilon).float()
+    close = (theirs - ours).abs() <= theirs.abs() * 2.0**-6
+    return bool(close.all()) and bool((theirs == ours).float().mean() > 0.9)
 
 
 _FEW_ROWS = 64

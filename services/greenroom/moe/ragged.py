@@ -14,6 +14,7 @@ import torch
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.source import ExpertSource
 from greenroom.moe.kv_cache import KVLayout
+from greenroom.moe.native.rows import NativeRows
 from greenroom.moe.ragged_attention import RAGGED, Chunk, RaggedStep, running
 from greenroom.moe.ragged_probe import position_limit, probe, refuse_unsupported
 
@@ -26,7 +27,7 @@ class RaggedModel:
     ``source`` is told of every forward (None: the model holds its own experts). ``attention`` is the function
     that each sequence's attention is computed by: "sdpa", or "eager" for the family's own; None: as the model is
     configured. Of one sequence alone, whole prompt and then token by token, every product has the shapes that it
-    has in transformers' ``generate``.
+    has in transformers' ``generate``. ``native``: the compiled products, for the attention of single rows under sdpa.
 
     Construction runs the model on a handful of tokens, its experts bypassed, to learn what it keeps of a token and
     to compare ragged rows with its own attention. Raises UnsupportedModel, saying why, for encoder-decoders, for
@@ -34,7 +35,14 @@ class RaggedModel:
     Owned by one thread at a time.
     """
 
-    def __init__(self, model: Any, source: ExpertSource | None = None, *, attention: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        source: ExpertSource | None = None,
+        *,
+        attention: str | None = None,
+        native: NativeRows | None = None,
+    ) -> None:
         refuse_unsupported(model)
         configured = model.config._attn_implementation
         attention = attention or configured
@@ -44,6 +52,7 @@ class RaggedModel:
             raise InvalidConfig("attention", attention, f"{model.config.model_type} has an attention of its own: eager")
         self.model = model.eval()
         self.attention = attention
+        self.native = native
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.max_positions = position_limit(model.config)
@@ -69,7 +78,7 @@ class RaggedModel:
         )
         ends = np.cumsum(lengths) - 1
         wanted = torch.as_tensor(ends[[chunk.wants_logits for chunk in chunks]], device=self.device)
-        step = RaggedStep(chunks, self.device, self.attention)
+        step = RaggedStep(chunks, self.device, self.attention, self.native)
         with torch.inference_mode(), running(step), self._told(chunks, lengths):
             logits: torch.Tensor = self.model(
                 input_ids=tokens[None],

@@ -2,7 +2,8 @@
 
 A forward gets the rows of all its sequences as one batch row ``[1, T]``. Everything but attention treats rows one
 by one anyway; attention comes here, through transformers' registries of attention functions and of masks, and is
-computed sequence by sequence by the family's own function (sdpa, or its ``eager_attention_forward``).
+computed sequence by sequence by the family's own function (sdpa, or its ``eager_attention_forward``), or, of single
+bf16 rows under sdpa, by one compiled call for all of them.
 
 What a row may see is asked of the family itself: its own mask function (causal, sliding window, chunked), that
 transformers would expand to a mask, is evaluated for each sequence. Nothing is read from a configuration.
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
@@ -25,6 +27,7 @@ from transformers.masking_utils import causal_mask_function
 
 from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.kv_cache import SequenceKV
+from greenroom.moe.native.rows import NativeRows
 
 RAGGED = "greenroom_ragged"
 """The name of this attention in transformers' registries."""
@@ -102,23 +105,21 @@ class RaggedStep(KeysAndValues):
     Where each chunk really lies, only this module knows.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], device: torch.device, attention: str) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], device: torch.device, attention: str, native: NativeRows | None = None
+    ) -> None:
         super().__init__()
         self.chunks = chunks
         self.device = device
         self.attention = attention
-        self._written: dict[int, torch.Tensor] = {}
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._singles = SingleRows(chunks, native) if native is not None and attention == "sdpa" else None
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the step's rows to their sequences' memory; hands back what it got."""
-        start = 0
-        for chunk in self.chunks:
-            stop = start + len(chunk.tokens)
-            chunk.kv.write(layer_idx, key_states[:, :, start:stop], value_states[:, :, start:stop])
-            start = stop
-        self._written[layer_idx] = key_states
+        """Take the step's rows, to be written when the layer attends; hands back what it got."""
+        self._written[layer_idx] = key_states, value_states
         return key_states, value_states
 
     def attend(
@@ -132,25 +133,107 @@ class RaggedStep(KeysAndValues):
         """``[1, T, heads, value_dim]``: each chunk's rows over their own sequence's keys and values."""
         layer: int = module.layer_idx  # type: ignore[assignment]
         expand = None
-        if key is not self._written.pop(layer, None):
+        keys, values = self._written.pop(layer, (None, None))
+        if keys is None or values is None:
+            raise UnsupportedModel(f"{type(module).__name__} attends to keys and values of another layer")
+        if key is not keys:
             # Latent attention keeps the latents and makes keys and values of them afterwards.
             expand = getattr(module, "expand_kv", None)
             if expand is None:
                 raise UnsupportedModel(f"{type(module).__name__} changes keys and values between cache and attention")
         eager = self.attention == "eager" or options.get("softcap") is not None
+        output = None
+        done: Collection[int] = ()
+        if self._singles is not None and not eager and expand is None:
+            done = self._singles.ready(mask.sights, query, keys, values, options)
+            if done:
+                output = self._singles.attend(layer, mask.sights, query, keys, values, options)
+                if len(done) == len(self.chunks):
+                    return output
         function = own_attention(module) if eager else sdpa_attention_forward
         masks = mask.additive(query.dtype) if eager else [sight.mask for sight in mask.sights]
         outputs = []
         start = 0
-        for chunk, sight, visible in zip(self.chunks, mask.sights, masks, strict=True):
+        for number, (chunk, sight, visible) in enumerate(zip(self.chunks, mask.sights, masks, strict=True)):
             stop = start + len(chunk.tokens)
-            keys, values = chunk.kv.read(layer, sight.first, chunk.kv.length + len(chunk.tokens))
-            if expand is not None:
-                keys, values = expand(keys, values)
-            output, _ = function(module, query[:, :, start:stop], keys, values, visible, **options)
-            outputs.append(output)
+            if number not in done:
+                chunk.kv.write(layer, keys[:, :, start:stop], values[:, :, start:stop])
+                own_keys, own_values = chunk.kv.read(layer, sight.first, chunk.kv.length + len(chunk.tokens))
+                if expand is not None:
+                    own_keys, own_values = expand(own_keys, own_values)
+                rows, _ = function(module, query[:, :, start:stop], own_keys, own_values, visible, **options)
+                if output is None:
+                    outputs.append(rows)
+                else:
+                    output[:, start:stop] = rows
             start = stop
+        if output is not None:
+            return output
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+class SingleRows:
+    """The chunks of a step that are one row, mostly those of sequences that decode: one compiled call a layer for all.
+
+    A row's result does not depend on the others, so it is the same whatever else is in the step.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], native: NativeRows) -> None:
+        starts = np.cumsum([0, *(len(chunk.tokens) for chunk in chunks)])
+        self._native = native
+        self._numbers = {number: None for number, chunk in enumerate(chunks) if len(chunk.tokens) == 1}
+        self._kvs = [chunks[number].kv for number in self._numbers]
+        for kv in self._kvs:
+            if kv.length >= kv.capacity:
+                raise ValueError(f"{kv.length + 1} rows do not fit into a reservation of {kv.capacity}")
+        self._addresses = np.stack([kv.addresses for kv in self._kvs], axis=1) if self._kvs else None
+        self._rows = np.array(
+            [(starts[n], 0, 0, kv.capacity, kv.length, 0) for n, kv in zip(self._numbers, self._kvs, strict=True)],
+            dtype=np.int64,
+        )
+
+    def ready(
+        self,
+        sights: Sequence[_Sight],
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        options: Mapping[str, Any],
+    ) -> Collection[int]:
+        """The numbers of the chunks, where this layer's attention is one that the compiled call computes."""
+        wide = self._native.attention_granularity
+        if (
+            not self._numbers
+            or query.dtype is not torch.bfloat16
+            or query.device.type != "cpu"
+            or keys.shape[3] % wide
+            or values.shape[3] % wide
+            or any(tensor.stride(3) != 1 for tensor in (query, keys, values))
+            or any(isinstance(value, torch.Tensor) for name, value in options.items() if name != "position_ids")
+            or any(sights[number].mask is not None for number in self._numbers)
+        ):
+            return ()
+        return self._numbers.keys()
+
+    def attend(
+        self,
+        layer: int,
+        sights: Sequence[_Sight],
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """``[1, T, heads, value_dim]``, of which the single rows are written."""
+        assert self._addresses is not None
+        self._rows[:, 1:3] = self._addresses[layer]
+        self._rows[:, 5] = [sights[number].first for number in self._numbers]
+        output = torch.empty(1, query.shape[2], query.shape[1], values.shape[3], dtype=query.dtype)
+        scale = options.get("scaling")
+        self._native.attention(
+            query, keys, values, self._rows, output, query.shape[3] ** -0.5 if scale is None else scale
+        )
+        return output
 
 
 _active = threading.local()

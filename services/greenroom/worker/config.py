@@ -13,6 +13,7 @@ from greenroom.policies.batch_policy import BatchLimits
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTIONS = ("auto", "sdpa", "eager")
+PRODUCTS = ("auto", "native", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,10 @@ class WorkerConfig:
     ``model``: a folder or a hub id. ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto``, a size such as
     ``2GiB`` or, for the experts' two, a share of all experts such as ``25%``; ``host_memory`` ``auto`` is none where
     the device tier is RAM. ``device``: what is computed on, ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
-    ``max_model_len``: tokens of prompt and answer together (None: the model's own).
-    ``tokens_per_step``: rows in one forward; ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to
-    compute on (None: all that the process may use). ``progress``: bars on stderr (None: on a terminal only).
+    ``products``: whose matrix products, the compiled ones (``native``), ``torch``'s, or ``auto``. ``max_model_len``:
+    tokens of prompt and answer together (None: the model's own). ``tokens_per_step``: rows in one forward;
+    ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to compute on (None: all that the process may
+    use). ``progress``: bars on stderr (None: on a terminal only).
     Raises InvalidConfig, naming the field.
     """
 
@@ -35,6 +37,7 @@ class WorkerConfig:
     dtype: str = "auto"
     device: str = "auto"
     attention: str = "auto"
+    products: str = "auto"
     expert_memory: str = "auto"
     host_memory: str = "auto"
     kv_memory: str = "auto"
@@ -54,6 +57,7 @@ class WorkerConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("device", self.device, DEVICES)
         _one_of("attention", self.attention, ATTENTIONS)
+        _one_of("products", self.products, PRODUCTS)
         _at_least_one("max_model_len", self.max_model_len)
         _at_least_one("max_waiting", self.max_waiting)
         _at_least_one("threads", self.threads)

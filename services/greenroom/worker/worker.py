@@ -17,6 +17,7 @@ from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
 from greenroom.core.units import format_bytes
 from greenroom.experts.calibration import load_or_measure
+from greenroom.experts.cuda import accelerator_of
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.hardware import RealHardware
 from greenroom.experts.pack import PackFile
@@ -32,7 +33,7 @@ from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.generator import LoopGenerator
-from greenroom.worker.machine import memory, resident_bytes, usable_cores
+from greenroom.worker.machine import gpu_memory, memory, resident_bytes, usable_cores
 from greenroom.worker.memory_plan import MemoryPlan, plan_memory
 from greenroom.worker.needs import needs_of
 from greenroom.worker.warm_start import ResidentSetFile, first_residents
@@ -48,8 +49,11 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         torch.set_num_threads(config.threads or usable_cores())
         # What can be refused is refused before anything that takes long.
+        plain = {name: value for name, value in config.policy_options.items() if isinstance(value, str | int | float)}
         create_policy(config.policy, catalogue=Catalogue.uniform("", layers=1, experts=1, top_k=1),
-                      options=config.policy_options)  # fmt: skip
+                      options=plain)  # others, such as an oracle's future, are of the model's own experts  # fmt: skip
+        self.accelerator = accelerator_of(config.device)
+        self._device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         self.config = config
         self.checkpoint: Checkpoint = resolve(config.model, revision=config.revision, offline=config.offline)
         if not family_of(self.checkpoint.config).decoder_only:
@@ -66,19 +70,23 @@ class Worker:
     def _assemble(self) -> None:
         config = self.config
         with _transformers_bars(self._shows_progress):
-            loaded = load(self.checkpoint, config.dtype)
-        ragged = RaggedModel(loaded.model, attention=None if config.attention == "auto" else config.attention)
+            loaded = load(self.checkpoint, config.dtype, device=self._device, products=config.products)
+        ragged = RaggedModel(
+            loaded.model, attention=None if config.attention == "auto" else config.attention, native=loaded.native
+        )
         max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
         needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len)
-        runtime = max(0, resident_bytes() - needs.dense)  # after a first forward: with all the code it needs
+        in_ram = needs.dense if self.accelerator is None else 0
+        runtime = max(0, resident_bytes() - in_ram)  # after a first forward: with all the code it needs
         self.plan: MemoryPlan = plan_memory(
             needs,
-            memory(),
+            memory() if self.accelerator is None else gpu_memory(self._device),
             runtime,
             expert_memory=config.expert_memory,
             host_memory=config.host_memory,
             kv_memory=config.kv_memory,
             loaded=needs.dense,
+            ram=None if self.accelerator is None else memory(),
         )
         self.experts = self._start_experts()
         try:
@@ -101,7 +109,7 @@ class Worker:
         policy = create_policy(self.config.policy, catalogue=catalogue, options=self.config.policy_options)
         slots = EngineConfig(device_slots=self.plan.device_slots, host_slots=self.plan.host_slots)
         self.link = load_or_measure(self.pack, on_measure=self._say)
-        hardware = RealHardware(None if self.link is None else self.link.reads)
+        hardware = RealHardware(None if self.link is None else self.link.reads, self.accelerator)
         engine = ExpertEngine(self.pack, catalogue, policy, slots, hardware=hardware)
         try:
             remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
@@ -153,8 +161,9 @@ class Worker:
         """What is served and what was decided, as a person reads it."""
         reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
         link = "whole records (the pack is small: not measured)" if self.link is None else self.link.describe()
+        kind = f"{self.checkpoint.config.model_type}, {self.pack.manifest.dtype} on {self._device}"
         return (
-            f"model {self.served.name}: {self.checkpoint.config.model_type}, {self.pack.manifest.dtype}, "
+            f"model {self.served.name}: {kind}, "
             f"{len(self.pack.manifest.layers)} MoE layers, {self.served.max_model_len} tokens a request\n"
             f"experts: policy {self.config.policy}, read {reads} from {self.pack.path} "
             f"({format_bytes(self.pack.manifest.record_bytes)})\n"

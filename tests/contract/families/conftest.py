@@ -45,12 +45,12 @@ class Pairs:
         self._root = root
         self._made: dict[str, Pair] = {}
 
-    def get(self, family: str, dtype: str = "float32", **changes: Any) -> Pair:
-        key = f"{family}-{dtype}" + "".join(f"-{name}={value}" for name, value in sorted(changes.items()))
+    def get(self, family: str, dtype: str = "float32", *, products: str = "torch", **changes: Any) -> Pair:
+        key = f"{family}-{dtype}-{products}" + "".join(f"-{name}={value}" for name, value in sorted(changes.items()))
         if key not in self._made:
             with torch.inference_mode(False):  # a test's own mode is not to mark weights that others use
                 folder = save_random(family, self._root / key, dtype=getattr(torch, dtype), **changes)
-                self._made[key] = make_pair(folder, self._root / "cache")
+                self._made[key] = make_pair(folder, self._root / "cache", products=products)
         pair = self._made[key]
         pair.source.reset()
         attach(pair.loaded, pair.source)
@@ -61,10 +61,10 @@ class Pairs:
         self._made = {key: pair for key, pair in self._made.items() if not key.startswith(f"{family}-")}
 
 
-def make_pair(folder: Path, cache: Path, dtype: str = "auto") -> Pair:
+def make_pair(folder: Path, cache: Path, dtype: str = "auto", products: str = "torch") -> Pair:
     checkpoint = resolve(str(folder))
     source = ScriptedExperts.at(ensure_pack(checkpoint, dtype, cache))
-    loaded = load(checkpoint, dtype)
+    loaded = load(checkpoint, dtype, products=products)
     attach(loaded, source)
     eager = model_class(checkpoint.config).from_pretrained(folder, dtype=loaded.dtype, experts_implementation="eager")
     return Pair(checkpoint, eager.eval(), loaded, source)

@@ -37,8 +37,9 @@ def expert(
 def test_a_product_is_the_exact_one_but_for_fp32_sums_and_one_rounding(shape: tuple[int, int, int], seed: int) -> None:
     count, inputs, outputs = shape
     rows, weight = random(seed, count, inputs), random(seed + 1, outputs, inputs)
-    got = native.linear(rows, weight).double()
-    exact = rows.double() @ weight.double().T
+    bias = random(seed + 2, outputs) if seed % 2 else None
+    got = native.linear(rows, weight, bias).double()
+    exact = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
     largest = rows.double().abs() @ weight.double().abs().T
     assert ((got - exact).abs() <= exact.abs() * 2.0**-8 + largest * inputs * 2.0**-24).all()
 
@@ -104,3 +105,68 @@ def test_extreme_gates_saturate_and_nan_stays() -> None:
     assert torch.equal(got[0], (F.silu(rows[0]) * rows[0]).nan_to_num(0.0))
     assert got[1, 0].isnan() or got[1, 0].isinf()
     assert got[2, 0].isnan()
+
+
+@given(st.integers(1, 5), st.integers(1, 300), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_a_norm_is_the_llama_one(count: int, width: int, seed: int) -> None:
+    rows, weight = random(seed, count, width), random(seed + 1, width)
+    wide = rows.float()
+    expected = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).bfloat16()
+    got = native.rms_norm(rows, weight, 1e-6)
+    assert ((got.float() - expected.float()).abs() <= expected.float().abs() * 2.0**-6).all()
+    assert (got == expected).float().mean() > 0.9
+
+
+class Memory:
+    """Keys and values of one sequence, as the batch loop keeps them: ``[heads, capacity, dim]``."""
+
+    def __init__(self, seed: int, heads: int, capacity: int, dims: tuple[int, int], length: int, first: int) -> None:
+        self.keys, self.values = random(seed, heads, capacity, dims[0]), random(seed + 1, heads, capacity, dims[1])
+        self.capacity, self.length, self.first = capacity, length, first
+
+    def row(self, number: int) -> tuple[int, ...]:
+        return number, self.keys.data_ptr(), self.values.data_ptr(), self.capacity, self.length, self.first
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 70), st.integers(0, 1)), min_size=1, max_size=4),
+    st.sampled_from([(1, 1), (2, 1), (2, 3), (4, 2)]),
+    st.sampled_from([(32, 32), (64, 32), (96, 128)]),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_attention_of_single_rows_is_sdpa_over_each_sequence(
+    sequences: list[tuple[int, int]], heads: tuple[int, int], dims: tuple[int, int], seed: int
+) -> None:
+    (key_heads, group), (key_dim, value_dim), rows = heads, dims, 2 * len(sequences)
+    memories = [
+        Memory(seed + 10 * i, key_heads, length + 3, dims, length, length // 2 if late else 0)
+        for i, (length, late) in enumerate(sequences)
+    ]
+    # As they come from a projection: [1, T, heads, dim], seen with heads before rows.
+    query = random(seed + 1, 1, rows, key_heads * group, key_dim).transpose(1, 2)
+    keys = random(seed + 2, 1, rows, key_heads, key_dim).transpose(1, 2)
+    values = random(seed + 3, 1, rows, key_heads, value_dim).transpose(1, 2)
+    at = np.array([memory.row(2 * i + 1) for i, memory in enumerate(memories)], dtype=np.int64)
+    out = torch.full((1, rows, key_heads * group, value_dim), 7.0).bfloat16()
+    scale = key_dim**-0.5
+    untouched = [(memory.keys[:, memory.length + 1 :].clone(), memory.keys[:, : memory.length].clone())
+                 for memory in memories]  # fmt: skip
+    native.attention(query, keys, values, at, out, scale)
+    for i, memory in enumerate(memories):
+        row, stop = 2 * i + 1, memory.length + 1
+        assert torch.equal(memory.keys[:, memory.length], keys[0, :, row])
+        assert torch.equal(memory.values[:, memory.length], values[0, :, row])
+        assert torch.equal(memory.keys[:, stop:], untouched[i][0])
+        assert torch.equal(memory.keys[:, : stop - 1], untouched[i][1])
+        own_keys = memory.keys[:, memory.first : stop].double().repeat_interleave(group, 0)
+        own_values = memory.values[:, memory.first : stop].double().repeat_interleave(group, 0)
+        expected = F.scaled_dot_product_attention(
+            query[0, :, row : row + 1].double(), own_keys, own_values, scale=scale
+        )
+        assert ((out[0, row].double() - expected[:, 0]).abs() <= expected[:, 0].abs() * 2.0**-8 + 1e-4).all()
+        assert (out[0, row - 1] == 7).all(), "a row that was not named"
+        alone = torch.empty_like(out)
+        native.attention(query, keys, values, at[i : i + 1], alone, scale)
+        assert torch.equal(alone[0, row], out[0, row])

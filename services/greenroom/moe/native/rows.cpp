@@ -3,6 +3,7 @@
 // Threads are those of the OpenMP runtime that torch computes with, handed in as two function pointers: a pool of our
 // own would share the cores with that one's spinning threads.
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -24,6 +25,7 @@ struct Split {
 
 struct Linear {
   const uint32_t *weights;
+  const uint16_t *bias;  // null: none
   size_t outputs, rows;
   uint16_t *out;
 };
@@ -35,6 +37,33 @@ struct Expert {
   const float *scales;
   uint16_t *out;
   bool add;
+};
+
+struct Norm {
+  const uint16_t *x, *weight;
+  uint16_t *out;
+  size_t width;
+  float epsilon;
+};
+
+// A tensor [rows, heads, dim] whose last axis is contiguous; strides in elements.
+struct Heads {
+  const uint16_t *first;
+  int64_t row_stride, head_stride;
+  const uint16_t *at(size_t row, size_t head) const { return first + row * row_stride + head * head_stride; }
+};
+
+// One row of a step and its sequence's memory, [heads, capacity, dim] each, of which `length` rows are written.
+struct AttentionRow {
+  int64_t row, keys, values, capacity, length, first;
+};
+
+struct Attention {
+  Heads queries, new_keys, new_values;
+  const AttentionRow *rows;
+  uint16_t *out;  // [rows of the step, query heads, value_dim]
+  size_t key_heads, group, key_dim, value_dim;
+  float scale;
 };
 
 inline float to_float(uint16_t bits) {
@@ -114,17 +143,22 @@ struct Kernels {
   void (*hidden)(const Expert &, const Split &, Split &, size_t rows, size_t begin, size_t end);
   void (*output)(const Expert &, const Split &, size_t begin, size_t end);
   void (*linear)(const Linear &, const Split &, size_t begin, size_t end);
+  void (*norm)(const Norm &, size_t begin, size_t end);
+  void (*attention)(const Attention &, size_t begin, size_t end);
+  int lanes;
 };
+
+#define KERNELS(of) \
+  { #of, of::hidden_part, of::output_part, of::linear_part, of::norm_part, of::attention_part, of::LANES }
 
 Kernels choose() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f")) return {"avx512", avx512::hidden_part, avx512::output_part, avx512::linear_part};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    return {"avx2", avx2::hidden_part, avx2::output_part, avx2::linear_part};
-  return {nullptr, nullptr, nullptr, nullptr};
+  if (__builtin_cpu_supports("avx512f")) return KERNELS(avx512);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return KERNELS(avx2);
+  return {};
 #else
-  return {"plain", plain::hidden_part, plain::output_part, plain::linear_part};
+  return KERNELS(plain);
 #endif
 }
 
@@ -165,13 +199,14 @@ void greenroom_use_threads(void *parallel, void *number) {
   thread_number = (ThreadNumberFn)number;
 }
 
-// out[rows, outputs] = x[rows, inputs] · weights[outputs, inputs]^T, all bf16, sums in fp32. `inputs` is even.
-void greenroom_linear(const void *weights, const void *x, void *out, int64_t rows, int64_t inputs, int64_t outputs,
+// out[rows, outputs] = x[rows, inputs] · weights[outputs, inputs]^T + bias[outputs], all bf16, sums in fp32. `inputs` is
+// even; no bias is a null pointer.
+void greenroom_linear(const void *weights, const void *bias, const void *x, void *out, int64_t rows, int64_t inputs, int64_t outputs,
                       unsigned threads) {
   thread_local Scratch scratch;
   Split split = scratch.split(rows, inputs);
   fill(split, (const uint16_t *)x, nullptr, rows);
-  Linear job{(const uint32_t *)weights, (size_t)outputs, (size_t)rows, (uint16_t *)out};
+  Linear job{(const uint32_t *)weights, (const uint16_t *)bias, (size_t)outputs, (size_t)rows, (uint16_t *)out};
   spread(outputs, 4, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
 }
 
@@ -187,5 +222,25 @@ void greenroom_expert(const void *up, const void *down, int64_t hidden, int64_t 
                 add ? tokens : nullptr, scales,               (uint16_t *)out, add != 0};
   spread(inner, 8, threads, [&](size_t begin, size_t end) { kernels.hidden(expert, split, between, rows, begin, end); });
   spread(hidden, 4, threads, [&](size_t begin, size_t end) { kernels.output(expert, between, begin, end); });
+}
+
+// Root-mean-square norm of x[rows, width] with a weight of its own, all bf16, computed in fp32.
+void greenroom_rms_norm(const void *x, const void *weight, void *out, int64_t rows, int64_t width, float epsilon) {
+  Norm job{(const uint16_t *)x, (const uint16_t *)weight, (uint16_t *)out, (size_t)width, epsilon};
+  kernels.norm(job, 0, rows);
+}
+
+// The dimension of a head must be a multiple of this for greenroom_attention.
+int greenroom_attention_granularity() { return 2 * kernels.lanes; }
+
+// `count` rows, each over its own sequence: writes the new key and value, then out[row, head, value_dim]. The three
+// tensors are given by address, row stride and head stride.
+void greenroom_attention(const int64_t *queries, const int64_t *new_keys, const int64_t *new_values,
+                         const void *rows, int64_t count, void *out, int64_t key_heads, int64_t group,
+                         int64_t key_dim, int64_t value_dim, float scale, unsigned threads) {
+  auto heads = [](const int64_t *of) { return Heads{(const uint16_t *)of[0], of[1], of[2]}; };
+  Attention job{heads(queries),    heads(new_keys), heads(new_values), (const AttentionRow *)rows, (uint16_t *)out,
+                (size_t)key_heads, (size_t)group,   (size_t)key_dim,   (size_t)value_dim,          scale};
+  spread(count * key_heads, 1, threads, [&](size_t begin, size_t end) { kernels.attention(job, begin, end); });
 }
 }

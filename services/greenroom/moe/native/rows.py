@@ -10,11 +10,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from array import array
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from greenroom.core.errors import GreenroomError
 
@@ -38,7 +41,7 @@ class NativeRows:
         self.instruction_set: str = found.decode()
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._linear = library.greenroom_linear
-        self._linear.argtypes = [pointer, pointer, pointer, count, count, count, ctypes.c_uint]
+        self._linear.argtypes = [pointer, pointer, pointer, pointer, count, count, count, ctypes.c_uint]
         self._linear.restype = None
         self._expert = library.greenroom_expert
         self._expert.argtypes = [
@@ -46,15 +49,32 @@ class NativeRows:
             *(pointer, pointer, count, pointer, ctypes.c_int, ctypes.c_uint),
         ]
         self._expert.restype = None
+        self._rms_norm = library.greenroom_rms_norm
+        self._rms_norm.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
+        self._rms_norm.restype = None
+        self._attention = library.greenroom_attention
+        self._attention.argtypes = [
+            *(pointer, pointer, pointer, pointer, count, pointer),
+            *(count, count, count, count, ctypes.c_float, ctypes.c_uint),
+        ]
+        self._attention.restype = None
+        self.attention_granularity: int = library.greenroom_attention_granularity()
+        """What the width of a head must be a multiple of."""
         self.threaded = _lend_threads(library)
 
-    def linear(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """``rows[R, inputs]`` through ``weight[outputs, inputs]``: ``[R, outputs]``, summed in fp32."""
+    def linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """``rows[R, inputs]`` through ``weight[outputs, inputs]``, plus ``bias[outputs]``: ``[R, outputs]``.
+
+        Summed in fp32, rounded once.
+        """
         count, inputs = rows.shape
         outputs = len(weight)
         out = torch.empty(count, outputs, dtype=torch.bfloat16)
         threads = self._threads(outputs * inputs)
-        self._linear(weight.data_ptr(), rows.data_ptr(), out.data_ptr(), count, inputs, outputs, threads)
+        self._linear(
+            *(weight.data_ptr(), None if bias is None else bias.data_ptr(), rows.data_ptr(), out.data_ptr()),
+            *(count, inputs, outputs, threads),
+        )
         return out
 
     def expert(
@@ -79,6 +99,38 @@ class NativeRows:
         self._expert(
             *(up.data_ptr(), down.data_ptr(), hidden, inner, rows.data_ptr()),
             *(tokens, scales, count, out.data_ptr(), add, self._threads(3 * hidden * inner)),
+        )
+
+    def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """``weight * (rows / sqrt(mean(rows²) + epsilon))`` over the last axis, the bracket rounded to bf16 first."""
+        out = torch.empty_like(rows)
+        width = rows.shape[-1]
+        self._rms_norm(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), rows.numel() // width, width, epsilon)
+        return out
+
+    def attention(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sequences: NDArray[np.int64],
+        out: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """Attention of single rows, each over a sequence of its own, whose memory gets the row's key and value first.
+
+        ``queries[1, heads, T, D]``, ``keys[1, key heads, T, D]`` and ``values`` of a step, last axis contiguous;
+        ``out[1, T, heads, value D]``, of which the rows named are written. ``sequences[n, 6]``: the row of the step,
+        the addresses of the sequence's keys and values ``[key heads, capacity, D]``, the capacity, how many are
+        written, and the first one to look at.
+        """
+        _, key_heads, _, key_dim = keys.shape
+        strides = [array("q", (t.data_ptr(), t.stride(2), t.stride(1))) for t in (queries, keys, values)]
+        self._attention(
+            *(of.buffer_info()[0] for of in strides),
+            *(sequences.ctypes.data, len(sequences), out.data_ptr()),
+            *(key_heads, queries.shape[1] // key_heads, key_dim, values.shape[3], scale),
+            self._threads(int(sequences[:, 4].sum()) * key_heads * key_dim * 2),
         )
 
     def _threads(self, weights: int) -> int:
