@@ -36,9 +36,9 @@ class AheadFetcher:
         leave than could then (``freed``).
         """
         wants = prefetch, target = self._policy.prefetch, self._policy.target
-        if prefetch is not None and prefetch.tier is Tier.DEVICE and prefetch is not self._reordered:
-            self._reorder(prefetch.priority)
-            self._reordered = prefetch
+        if prefetch is None and target is None:
+            return
+        self.reorder()
         if wants == self._refused and not freed:
             return
         accepted = prefetch is None or prefetch.tier is not Tier.DEVICE or self._queue_prefetches(prefetch)
@@ -46,6 +46,13 @@ class AheadFetcher:
             accepted = self._queue_targets(target)
         if not accepted:
             self._refused = wants
+
+    def reorder(self) -> None:
+        """What waits follows the newest priorities; what is wanted no more is taken back."""
+        prefetch = self._policy.prefetch
+        if prefetch is not None and prefetch.tier is Tier.DEVICE and prefetch is not self._reordered:
+            self._reorder(prefetch.priority)
+            self._reordered = prefetch
 
     def withdraw_all_but(self, slots: int) -> None:
         """Take queued ones back, the least urgent first, until ``slots`` are free or none is left."""
@@ -95,7 +102,6 @@ class AheadFetcher:
         self._counters.prefetches += 1
 
     def _reorder(self, priority: NDArray[np.float32]) -> None:
-        """What waits follows the newest priorities; what is wanted no more is taken back."""
         for key in np.flatnonzero((self._tiers.device.state == State.LOADING) & self._room.unused).tolist():
             job = self._tiers.queued_ahead(key)
             if job is None or job.reason is not Reason.PREFETCH:

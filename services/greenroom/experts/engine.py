@@ -6,23 +6,25 @@ Three concerns meet here and live elsewhere: bookkeeping (``ledger``), deciding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.core.errors import BudgetTooSmall, TransferFailed
+from greenroom.core.errors import BudgetTooSmall
 from greenroom.core.units import format_bytes
 from greenroom.experts.ahead import AheadFetcher
 from greenroom.experts.carriers import Store
 from greenroom.experts.counters import Counters
+from greenroom.experts.demand import DemandFetcher
 from greenroom.experts.hardware import Hardware, RealHardware
 from greenroom.experts.layout import PackManifest
 from greenroom.experts.ledger import Ledger, LedgerError, State
 from greenroom.experts.room import Room
+from greenroom.experts.running_layer import RunningLayer, Stage
 from greenroom.experts.source import ExpertWeights
 from greenroom.experts.tiers import Tiers
 from greenroom.policies.arrays import Keys, Mask
@@ -118,7 +120,17 @@ class ExpertEngine:
             store, catalogue, self._device, self._host, make_host_room=self._room.on_host, hardware=self._hardware
         )
         self._ahead = AheadFetcher(policy, self._tiers, self._room, self.counters, config.queue_ahead)
-        self._failed: dict[int, str] = {}
+        self._demand = DemandFetcher(
+            policy,
+            self._tiers,
+            self._room,
+            self._ahead,
+            self.counters,
+            self._hardware,
+            config.transfer_timeout_s,
+        )
+        self._stage = Stage(policy, self._tiers, self._room, self._demand, self._ahead, self.counters)
+        self._firsts: list[int] = catalogue.first.tolist()
         self.asks = frozenset() if self._device.slots == catalogue.size else policy.asks
         self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
         self._steps = 0
@@ -158,7 +170,7 @@ class ExpertEngine:
     def layer_entered(self, layer: int) -> None:
         if "on_layer_entered" in self.policy.hooks:
             self.policy.on_layer_entered(self._step, layer)
-        self._deliver()
+        self._demand.deliver()
         self._ahead.pump()
 
     def allowed_experts(self, layer: int) -> Mask | None:
@@ -166,31 +178,13 @@ class ExpertEngine:
             return None
         return self.policy.row_mask(self._step, layer, self.device.resident)
 
-    @contextmanager
-    def routed(self, layer: int, picks: NDArray[np.int64]) -> Iterator[Iterator[tuple[int, ExpertWeights]]]:
-        """See ExpertSource. What has landed comes first, or the policy's order is kept where it has one."""
+    def routed(
+        self, layer: int, picks: NDArray[np.int64]
+    ) -> AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]:
         if self.listener is not None:
             self.listener.layer_routed(self._step, layer, picks)
-        self._deliver()
         routing = LayerRouting.from_picks(self.catalogue, self._step, layer, picks)
-        experts = routing.experts
-        self._count(experts)
-        self._failed.clear()
-        self.device.pin(experts)
-        pending = dict.fromkeys(experts.tolist())
-        try:
-            self.policy.on_layer_routed(routing)
-            order = self._compute_order(routing)
-            todo = dict.fromkeys(pending if order is None else order)
-            starved = self._demand(todo, routing)
-            self._ahead.pump()
-            yield self._landing(routing, pending, todo, starved, in_order=order is not None)
-        finally:
-            if pending:
-                self._tiers.release(np.fromiter(pending, dtype=np.int64))
-        if "on_layer_done" in self.policy.hooks:
-            self.policy.on_layer_done(self._step, layer)
-        self._ahead.pump(freed=True)
+        return RunningLayer(self._stage, routing, self._firsts[layer])
 
     # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------
 
@@ -207,7 +201,7 @@ class ExpertEngine:
 
     def audit_idle(self) -> None:
         """As ``audit``, while nothing waits or runs; what still landed is booked first."""
-        self._deliver()
+        self._demand.deliver()
         self.audit(idle=True)
 
     # -- around it ------------------------------------------------------------------------------------------------
@@ -227,7 +221,7 @@ class ExpertEngine:
         """
         wanted = [key for key in dict.fromkeys(keys) if self.device.state[key] == State.ABSENT][: self.device.free]
         missing = set(wanted)
-        self._failed.clear()
+        self._demand.forget_failures()
         for key in wanted:
             self._tiers.fetch(key, Reason.TARGET)
         while missing:
@@ -236,7 +230,7 @@ class ExpertEngine:
                 progress(len(landed))
             missing -= landed
             if missing:
-                self._wait_for(missing)
+                self._demand.wait_for(missing)
         return len(wanted)
 
     def resident_keys(self) -> Keys:
@@ -257,121 +251,3 @@ class ExpertEngine:
     def close(self) -> None:
         """Stop the movers."""
         self._tiers.close()
-
-    # -- a layer's experts ----------------------------------------------------------------------------------------
-
-    def _count(self, experts: Keys) -> None:
-        counters = self.counters
-        counters.lookups += len(experts)
-        counters.hits += int(np.count_nonzero(self.device.resident[experts]))
-        ahead = self._room.unused[experts]
-        if ahead.any():
-            counters.prefetches_used += int(np.count_nonzero(ahead))
-            self._room.unused[experts] = False
-
-    def _landing(
-        self, routing: LayerRouting, pending: dict[int, None], todo: dict[int, None], starved: bool, *, in_order: bool
-    ) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield every pending expert once it is here. Who has run leaves ``pending`` and loses its pin: at once where
-        others wait for its slot, else with the next ones that have run.
-        """
-        first = int(self.catalogue.first[routing.layer])
-        while todo:
-            ready = self._ready(todo, in_order=in_order)
-            if not ready and starved and not self._tiers.moving:
-                ready = self._ready(todo, in_order=False)  # those before them can not come until these have run
-            if not ready:
-                self._wait_for(todo)
-                starved = self._demand(todo, routing)
-                continue
-            run: list[int] = []
-            for key, weights in zip(ready, self._tiers.weights(ready, routing.layer), strict=True):
-                yield key - first, weights
-                del todo[key]
-                run.append(key)
-                if starved:
-                    self._have_run(run, routing, pending)
-                    run = []
-                    self._deliver()
-                    starved = self._demand(todo, routing)
-            if run:
-                self._have_run(run, routing, pending)
-            self._deliver()
-
-    def _compute_order(self, routing: LayerRouting) -> list[int] | None:
-        if "compute_order" not in self.policy.hooks:
-            return None
-        order = self.policy.compute_order(routing, self.device.resident)
-        return None if order is None else order.tolist()
-
-    def _ready(self, todo: dict[int, None], *, in_order: bool) -> list[int]:
-        """Who can run now: everyone who is resident, or where an order is kept those before the first who is not."""
-        keys = list(todo)
-        here = self.device.resident[keys]
-        if here.all():
-            return keys
-        if in_order:
-            return keys[: int(here.argmin())]
-        return [key for key, there in zip(keys, here.tolist(), strict=True) if there]
-
-    def _have_run(self, keys: list[int], routing: LayerRouting, pending: dict[int, None]) -> None:
-        run = np.array(keys, dtype=np.int64)
-        for key in keys:
-            del pending[key]
-        self._tiers.release(run)
-        if "on_experts_done" in self.policy.hooks:
-            self.policy.on_experts_done(self._step, routing.layer, run)
-
-    def _demand(self, todo: dict[int, None], routing: LayerRouting) -> bool:
-        """Begin to fetch as many of the missing as room can be found for; True: some have found none yet."""
-        self._raise_failure_of(todo)
-        keys = list(todo)
-        states = self.device.state[keys]
-        if (states == State.RESIDENT).all():
-            return False
-        absent = []
-        for key, state in zip(keys, states.tolist(), strict=True):
-            if state == State.ABSENT:
-                absent.append(key)
-            elif state == State.LOADING and self._tiers.queued_ahead(key) is not None:
-                self._tiers.hurry(key)
-        if not absent:
-            return False
-        self._ahead.withdraw_all_but(len(absent))
-        if self.device.free < len(absent):
-            self._room.on_demand(len(absent) - self.device.free, absent, routing.experts)
-        begun = absent[: self.device.free]
-        for key in begun:
-            self.counters.on_demand_fetches += 1
-            self._tiers.fetch(key, Reason.ON_DEMAND)
-        return len(begun) < len(absent)
-
-    def _wait_for(self, wanted: Iterable[int]) -> None:
-        """Wait until something lands. Raises TransferFailed where one of ``wanted`` can not be had."""
-        self._raise_failure_of(wanted)
-        if not self._tiers.moving:
-            raise LedgerError("a layer waits for experts, and nothing moves")
-        begin = self._hardware.now()
-        landed = self._tiers.wait(self._config.transfer_timeout_s)
-        self.counters.stall_seconds += self._hardware.now() - begin
-        self._deliver()
-        self._raise_failure_of(wanted)
-        if not landed:
-            raise TransferFailed(f"no expert has landed for {self._config.transfer_timeout_s:g} s")
-
-    def _raise_failure_of(self, wanted: Iterable[int]) -> None:
-        for key in wanted if self._failed else ():
-            if key in self._failed:
-                layer, index = int(self.catalogue.layer_of[key]), int(self.catalogue.index_of[key])
-                raise TransferFailed(f"expert {index} of MoE layer {layer} could not be had: {self._failed[key]}")
-
-    def _deliver(self) -> None:
-        """Book what the movers have finished and tell the policy."""
-        for transfer in self._tiers.collect():
-            if transfer.error is None:
-                self.policy.on_transfer_done(transfer)
-                continue
-            self.counters.failed_transfers += 1
-            self._room.unused[transfer.expert] = False
-            self._failed[transfer.expert] = transfer.error
-            self.policy.on_transfer_failed(transfer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,6 +34,7 @@ class Catalogue:
         "pool",
         "record_bytes",
         "size",
+        "spans",
         "top_k",
     )
 
@@ -80,6 +82,9 @@ class Catalogue:
         self.bytes_of: Counts = sizes
         self.record_bytes: int | None = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
         """The bytes of every expert where all are of one size, else None."""
+        firsts = self.first.tolist()
+        self.spans: tuple[slice, ...] = tuple(slice(*ends) for ends in itertools.pairwise(firsts))
+        """Where each layer's experts lie in an array over all keys."""
         for array in (self.experts_per_layer, self.top_k, self.first, self.layer_of, self.index_of, self.bytes_of):
             array.setflags(write=False)
 
@@ -106,4 +111,4 @@ class Catalogue:
 
     def span(self, layer: int) -> slice:
         """Where ``layer``'s experts lie in an array over all keys."""
-        return slice(int(self.first[layer]), int(self.first[layer + 1]))
+        return self.spans[layer]

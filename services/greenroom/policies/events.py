@@ -121,6 +121,10 @@ class Step:
         return self._rows_of
 
 
+_ONES: Counts = np.ones(1024, dtype=np.int64)
+_ONES.setflags(write=False)
+
+
 class LayerRouting:
     """A layer's router has spoken; its experts have not run yet.
 
@@ -151,8 +155,14 @@ class LayerRouting:
     @classmethod
     def from_picks(cls, catalogue: Catalogue, step: Step, layer: int, picks: NDArray[np.integer]) -> LayerRouting:
         """From the router's output ``picks[T, k]``; indices at or above the number of experts are no picks."""
-        span = catalogue.span(layer)
+        span = catalogue.spans[layer]
         experts = span.stop - span.start
+        if len(picks) == 1:
+            own = [pick for pick in picks[0].tolist() if pick < experts]
+            distinct = sorted(set(own))
+            if len(distinct) == len(own):
+                keys = np.array(distinct, dtype=np.int64) + span.start
+                return cls(catalogue, step, layer, keys, _ONES[: len(own)], picks)
         counts = np.bincount(picks.ravel(), minlength=experts)[:experts]
         indices = np.flatnonzero(counts)
         return cls(catalogue, step, layer, indices + span.start, counts[indices], picks)

@@ -36,10 +36,10 @@ class NextUse(RankingPolicy):
         if not horizon > 0:
             raise InvalidConfig("horizon", horizon, "above 0")
         super().__init__(catalogue)
-        self._keep = np.array([[fast], [slow]])
+        self._keep = np.array([fast, slow])
         self._gain = (1 - self._keep) / 2
         self._horizon = horizon
-        self._rates: NDArray[np.float64] = np.full((2, catalogue.size), _NO_CHANCE)
+        self._rates: NDArray[np.float64] = np.full((catalogue.size, 2), _NO_CHANCE)
         self._layer = catalogue.layers - 1
         step = np.log(horizon / (1 + horizon)) / catalogue.layers
         turns = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
@@ -49,9 +49,9 @@ class NextUse(RankingPolicy):
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._layer = routing.layer
-        span = self.catalogue.span(routing.layer)
-        self._rates[:, span] *= self._keep
-        self._rates[:, routing.experts] += self._gain
+        span = self.catalogue.spans[routing.layer]
+        self._rates[span] *= self._keep
+        self._rates[routing.experts] += self._gain
         if self._expecting:
             self._expected[span] = np.nan
 
@@ -67,6 +67,6 @@ class NextUse(RankingPolicy):
             self._expecting = False
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
-        chance = self._rates[0] + self._rates[1]
+        chance = self._rates.sum(axis=1)
         soon = np.where(np.isnan(self._expected), chance, self._expected) if self._expecting else chance
         return (soon + self._horizon * chance) * self._discounts[self._layer], None
