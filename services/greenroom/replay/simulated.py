@@ -111,6 +111,14 @@ class SimulatedHardware:
         for mover in self._movers:
             mover.settle()
 
+    def change_disk(self, link: LinkProfile) -> None:
+        """What the disk's mover takes up from now on moves at this speed."""
+        self.settle()
+        self.disk = link
+        for mover in self._movers:
+            if mover.name == "disk":
+                mover.link = link
+
 
 class SimulatedArena(Arena):
     """Slots of no memory: one buffer stands for all, and nobody writes to it."""
@@ -178,7 +186,7 @@ class SimulatedMover(Mover):
         self, name: str, carrier: Carrier, outbox: SimulatedOutbox, link: LinkProfile, clock: VirtualClock
     ) -> None:
         super().__init__(name, carrier, outbox)
-        self._link = link
+        self.link = link
         self._clock = clock
         self._posts = outbox
         self._settled = clock.now  # until when everything has come to pass
@@ -207,7 +215,7 @@ class SimulatedMover(Mover):
 
     def put(self, job: Job) -> None:
         self.settle()
-        self._flows_from[job.expert] = self._clock.now + self._link.latency_s
+        self._flows_from[job.expert] = self._clock.now + self.link.latency_s
         super().put(job)
         self._take_up()
 
@@ -249,7 +257,7 @@ class SimulatedMover(Mover):
             except OSError as failure:
                 error = failure
             start = max(self._settled, self._flows_from[begun.job.expert], self._free_from)
-            self._free_from = start + moved / self._link.bytes_per_s
+            self._free_from = start + moved / self.link.bytes_per_s
             heapq.heappush(self._parts, (self._free_from, next(self._numbers), _Part(begun, moved, error)))
 
 

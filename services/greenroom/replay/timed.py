@@ -7,7 +7,8 @@ it does; what is assumed is how long a link and a computation take.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,15 @@ from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import ROUTER, UNKNOWN_TASK, Phase, Prediction, PredictionRequest, SequenceEnd
-from greenroom.policies.events import SequenceInfo as Info
+from greenroom.policies.events import (
+    ROUTER,
+    UNKNOWN_TASK,
+    Phase,
+    Prediction,
+    PredictionRequest,
+    SequenceEnd,
+    SequenceInfo,
+)
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.replay.cache import ReplayResult
 from greenroom.replay.simulated import LinkProfile, SimulatedHardware
@@ -27,22 +35,25 @@ from greenroom.replay.trace import RoutingTrace, TraceStep
 
 LINK_DEADLINE_S = 3600.0
 
+Progress = Callable[[int], object]
+
 
 @dataclass(frozen=True, slots=True)
 class ComputeProfile:
-    """How long a step computes: ``step_s`` once, ``layer_s`` in each layer before its experts, ``expert_s`` for each
-    distinct expert, ``row_s`` for each row of one. Raises InvalidConfig.
+    """How long a step computes: ``step_s`` once; in each layer before its experts ``layer_s``, and ``layer_row_s`` for
+    each of its rows; for each distinct expert ``expert_s``, and ``row_s`` for each row of it. Raises InvalidConfig.
     """
 
     layer_s: float = 0.0
     expert_s: float = 0.0
     row_s: float = 0.0
+    layer_row_s: float = 0.0
     step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("layer_s", "expert_s", "row_s", "step_s"):
-            if not getattr(self, name) >= 0:
-                raise InvalidConfig(name, getattr(self, name), "0 seconds or more")
+        for entry in fields(self):
+            if not getattr(self, entry.name) >= 0:
+                raise InvalidConfig(entry.name, getattr(self, entry.name), "0 seconds or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,63 +176,86 @@ class TimedReplay:
         device_slots: int,
         *,
         resident: Sequence[int] = (),
-        progress: Callable[[int], object] | None = None,
+        progress: Progress | None = None,
     ) -> TimedResult:
-        """Time and counts of ``steps`` under ``device_slots``, with ``resident`` in memory at the start.
+        """Time and counts of ``steps`` under ``device_slots``, with ``resident`` brought in before, in this order.
 
         Raises BudgetTooSmall as the engine does. ``progress`` is told the rows of each step.
         """
-        hardware = SimulatedHardware(self.disk, self.upload, self.reads)
-        store = SimulatedStore(self.trace, self.expert_bytes)
+        with TimedEngine(self, policy, device_slots, resident) as engine:
+            return engine.run(steps, progress)
+
+
+class TimedEngine:
+    """An engine on simulated hardware that can be given one run of steps after the other; a context manager.
+
+    ``compute`` and ``disk`` may change between two runs.
+    """
+
+    def __init__(
+        self, setup: TimedReplay, policy: ExpertPolicy, device_slots: int, resident: Sequence[int] = ()
+    ) -> None:
+        self.compute = setup.compute
+        self._tasks = setup.trace.task
+        self._predictions = None if setup.recall is None else TracePredictions(policy.catalogue, setup.recall)
+        self._hardware = SimulatedHardware(setup.disk, setup.upload, setup.reads)
         config = EngineConfig(
             device_slots=device_slots,
-            host_slots=self.host_slots,
-            queue_ahead=self.queue_ahead,
+            host_slots=setup.host_slots,
+            queue_ahead=setup.queue_ahead,
             transfer_timeout_s=LINK_DEADLINE_S,
         )
-        engine = ExpertEngine(store, policy.catalogue, policy, config, hardware=hardware)
-        try:
-            engine.preload(resident)
-            before, begin = _copy(engine.refresh_counters()), hardware.now()
-            tokens = 0
-            predictions = None if self.recall is None else TracePredictions(policy.catalogue, self.recall)
-            for step in steps:
-                self._step(engine, hardware, step, predictions)
-                tokens += len(step.picks)
-                if progress is not None:
-                    progress(len(step.picks))
-            hardware.settle()
-            return _result(tokens, hardware.now() - begin, before, engine.refresh_counters())
-        finally:
-            engine.close()
+        store = SimulatedStore(setup.trace, setup.expert_bytes)
+        self._engine = ExpertEngine(store, policy.catalogue, policy, config, hardware=self._hardware)
+        self._engine.preload(resident)
 
-    def _step(
-        self,
-        engine: ExpertEngine,
-        hardware: SimulatedHardware,
-        step: TraceStep,
-        predictions: TracePredictions | None,
-    ) -> None:
-        compute, clock, tasks = self.compute, hardware.clock, self.trace.task
+    def run(self, steps: Iterable[TraceStep], progress: Progress | None = None) -> TimedResult:
+        """Time and counts of these steps alone."""
+        before, begin = _copy(self._engine.refresh_counters()), self._hardware.now()
+        tokens = 0
+        for step in steps:
+            self._step(step)
+            tokens += len(step.picks)
+            if progress is not None:
+                progress(len(step.picks))
+        self._hardware.settle()
+        return _result(tokens, self._hardware.now() - begin, before, self._engine.refresh_counters())
+
+    def change_disk(self, link: LinkProfile) -> None:
+        """From now on the disk is read at this speed."""
+        self._hardware.change_disk(link)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _step(self, step: TraceStep) -> None:
+        engine, clock, compute = self._engine, self._hardware.clock, self.compute
         for sequence in step.started:
-            info = Info(sequence, UNKNOWN_TASK if tasks is None else tasks[sequence])
+            info = SequenceInfo(sequence, UNKNOWN_TASK if self._tasks is None else self._tasks[sequence])
             engine.sequence_queued(info)
             engine.sequence_started(info)
         picks = step.picks.astype(np.int64)
+        before_experts = compute.layer_s + compute.layer_row_s * len(picks)
         with engine.step(step.sequences, step.phases == Phase.PREFILL):
             clock.advance(compute.step_s)
             for layer in range(picks.shape[1]):
                 engine.layer_entered(layer)
-                clock.advance(compute.layer_s)
+                clock.advance(before_experts)
                 own = picks[:, layer]
                 with engine.routed(layer, own) as landing:
-                    if predictions is not None:
+                    if self._predictions is not None:
                         request = engine.take_request(ROUTER)
                         if request is not None:
-                            engine.predicted(predictions.answer(request, picks))
-                    rows = np.bincount(own.ravel()) * compute.row_s + compute.expert_s
+                            engine.predicted(self._predictions.answer(request, picks))
+                    seconds = np.bincount(own.ravel()) * compute.row_s + compute.expert_s
                     for expert, _ in landing:
-                        clock.advance(float(rows[expert]))
+                        clock.advance(float(seconds[expert]))
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
 
