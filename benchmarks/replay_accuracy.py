@@ -1,0 +1,364 @@
+"""Predicted against real: the stall and the time that `greenroom replay` foretells of a run that then is measured.
+
+    python -m benchmarks.replay_accuracy [--rounds 5] [--policy lru --policy next-use --policy look-ahead]
+
+Engines of all policies at a third of the experts and one with all of them take turns within every round, on the widened
+bundled model, one request at a time. Of each round the link is measured, what a layer and an expert compute is taken
+from the resident engine, and the routing is recorded from the very run that is predicted. Prints a table and, as its
+last line, one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from benchmarks.machine import describe_machine
+from benchmarks.models import widened
+from benchmarks.streams import Stream, task_stream
+from greenroom.core.generation import SamplingParams
+from greenroom.core.units import format_bytes
+from greenroom.experts.calibration import measure
+from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.engine import ExpertEngine
+from greenroom.experts.source import ExpertWeights
+from greenroom.llm import LLM
+from greenroom.moe.packing import default_cache_dir
+from greenroom.policies.events import Prediction, SequenceInfo, Step
+from greenroom.replay import RoutingTrace, TraceRecorder
+from greenroom.replay.simulated import LinkProfile
+from greenroom.replay.sweep import PolicySpec
+from greenroom.replay.timed import ComputeProfile, TimedEngine, TimedReplay, TimedResult
+from greenroom.replay.trace import TraceStep
+from greenroom.worker.warm_start import first_residents
+
+LINK_BUDGET_S = 0.4
+QUEUED_RECORDS = 4
+"""As many as are measured at once, so that a link's latency and its speed can be told apart."""
+
+
+class Watch:
+    """Wraps an engine's own methods: seconds of each step, and of each expert with its rows."""
+
+    def __init__(self, engine: ExpertEngine) -> None:
+        self.steps: list[tuple[int, float, float]] = []  # rows, seconds, of these in experts
+        self.experts: list[tuple[int, float]] = []
+        self._in_experts = 0.0
+        self._step, self._routed = engine.step, engine.routed
+        engine.step = self._timed_step  # type: ignore[method-assign]
+        engine.routed = self._timed_routed  # type: ignore[method-assign]
+
+    def clear(self) -> None:
+        self.steps.clear()
+        self.experts.clear()
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds, _ in self.steps)
+
+    @contextmanager
+    def _timed_step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> Iterator[None]:
+        self._in_experts = 0.0
+        begin = time.perf_counter()
+        with self._step(sequences, prefill):
+            yield
+        self.steps.append((len(sequences), time.perf_counter() - begin, self._in_experts))
+
+    @contextmanager
+    def _timed_routed(self, layer: int, picks: NDArray[np.int64]) -> Iterator[Iterator[tuple[int, ExpertWeights]]]:
+        rows = np.bincount(picks.ravel())
+        with self._routed(layer, picks) as landing:
+            yield self._timed_landing(landing, rows)
+
+    def _timed_landing(
+        self, landing: Iterator[tuple[int, ExpertWeights]], rows: NDArray[np.int64]
+    ) -> Iterator[tuple[int, ExpertWeights]]:
+        for expert, weights in landing:
+            begin = time.perf_counter()
+            yield expert, weights
+            seconds = time.perf_counter() - begin
+            self._in_experts += seconds
+            self.experts.append((int(rows[expert]), seconds))
+
+    def profile(self, layers: int) -> ComputeProfile:
+        """What a step computes, from the steps since the last ``clear``: of one row exactly, of more as a line through
+        that point.
+        """
+        expert_s, row_s = _line(self.experts)
+        layer_s, layer_row_s = _line([(rows, (seconds - inside) / layers) for rows, seconds, inside in self.steps])
+        return ComputeProfile(layer_s=layer_s, layer_row_s=layer_row_s, expert_s=expert_s, row_s=row_s)
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Intercept and slope over rows: through the mean of the points of one row, with the slope that the others have
+    in sum.
+    """
+    rows = np.array([count for count, _ in points], dtype=np.float64)
+    seconds = np.array([taken for _, taken in points])
+    one = float(seconds[rows == 1].mean()) if (rows == 1).any() else float(seconds.min())
+    more = rows > 1
+    slope = 0.0 if not more.any() else float((seconds[more] - one).sum() / (rows[more] - 1).sum())
+    slope = min(max(0.0, slope), one)
+    return one - slope, slope
+
+
+class Recall(TraceRecorder):
+    """A recorder that also compares what was predicted of a layer with what it then picked."""
+
+    def __init__(self, engine: ExpertEngine) -> None:
+        super().__init__(engine.catalogue)
+        self.predicted = self.found = 0
+        self._engine = engine
+        self._named: dict[int, NDArray[np.bool_]] = {}
+        self._answer = engine.predicted
+        engine.predicted = self._hear  # type: ignore[method-assign]
+
+    def sequence_queued(self, sequence: SequenceInfo) -> None:
+        super().sequence_queued(sequence)
+
+    def layer_routed(self, step: Step, layer: int, picks: NDArray[np.integer]) -> None:
+        named = self._named.pop(layer, None)
+        if named is not None and len(named) == len(picks):
+            self.predicted += picks.size
+            self.found += int(np.take_along_axis(named, picks.astype(np.int64), axis=1).sum())
+        super().layer_routed(step, layer, picks)
+
+    def _hear(self, prediction: Prediction) -> None:
+        start, stop = prediction.request.layers
+        widths = self._engine.catalogue.experts_per_layer[start:stop]
+        for layer, values in enumerate(np.split(prediction.values, np.cumsum(widths)[:-1], axis=1), start):
+            self._named[layer] = values > 0.5  # the nearest prediction comes last
+        self._answer(prediction)
+
+    @property
+    def share(self) -> float | None:
+        return self.found / self.predicted if self.predicted else None
+
+
+@dataclass
+class Round:
+    """One turn of one arm: what was measured, and what its prediction is made from."""
+
+    trace: RoutingTrace
+    seconds: float
+    stall: float
+    hits: int
+    lookups: int
+    moved: int
+    compute: ComputeProfile = field(default_factory=ComputeProfile)
+    link: LinkProfile = field(default_factory=lambda: LinkProfile(1.0))
+
+
+@dataclass
+class Arm:
+    """One policy at a third of the experts."""
+
+    spec: PolicySpec
+    llm: LLM
+    watch: Watch
+    recorder: Recall
+    rounds: list[Round] = field(default_factory=list)
+
+    def run(self, stream: Stream) -> None:
+        engine = self.llm.worker.experts
+        self.recorder.clear()
+        self.watch.clear()
+        before = engine.refresh_counters()
+        stall, hits, lookups = before.stall_seconds, before.hits, before.lookups
+        moved = before.bytes_by_link["disk"]
+        _generate(self.llm, stream)
+        after = engine.refresh_counters()
+        self.rounds.append(
+            Round(
+                trace=self.recorder.trace(),
+                seconds=self.watch.seconds,
+                stall=after.stall_seconds - stall,
+                hits=after.hits - hits,
+                lookups=after.lookups - lookups,
+                moved=after.bytes_by_link["disk"] - moved,
+            )
+        )
+
+    def predict(self, reads: ReadSettings) -> list[TimedResult]:
+        """Every round, the first too: the cache and the policy go on from one to the next."""
+        worker = self.llm.worker
+        first = self.rounds[0]
+        setup = TimedReplay(
+            trace=first.trace,
+            expert_bytes=worker.plan.slot_bytes,
+            disk=first.link,
+            compute=first.compute,
+            reads=reads,
+            recall=self.recorder.share,
+        )
+        catalogue = setup.catalogue()
+        slots = worker.plan.device_slots
+        policy = self.spec.create(catalogue, lambda: _one_after_the_other(self.rounds))
+        with TimedEngine(setup, policy, slots, first_residents(catalogue, [])[:slots]) as simulated:
+            results = []
+            offset = 0
+            for turn in self.rounds:
+                simulated.compute = turn.compute
+                simulated.change_disk(turn.link)
+                results.append(simulated.run(_renumbered(turn.trace.recorded_steps(), offset)))
+                offset += turn.trace.sequences
+        return results
+
+    def row(self, predicted: Sequence[TimedResult]) -> dict[str, Any]:
+        """Without the round that warms up."""
+        pairs = list(zip(self.rounds, predicted, strict=True))[1:]
+        tokens = sum(turn.trace.tokens for turn, _ in pairs)
+        stall_ratios = [result.stall_seconds / turn.stall for turn, result in pairs]
+        time_ratios = [result.seconds / turn.seconds for turn, result in pairs]
+        return {
+            "policy": self.spec.label,
+            "slots": self.llm.worker.plan.device_slots,
+            "recall": None if self.recorder.share is None else round(self.recorder.share, 4),
+            "rows": tokens,
+            "hit_rate": round(sum(t.hits for t, _ in pairs) / sum(t.lookups for t, _ in pairs), 4),
+            "hit_rate_predicted": round(sum(r.hits for _, r in pairs) / sum(r.lookups for _, r in pairs), 4),
+            "bytes_moved": sum(t.moved for t, _ in pairs),
+            "bytes_moved_predicted": sum(r.bytes_moved for _, r in pairs),
+            "stall_ms_a_row": round(1e3 * sum(t.stall for t, _ in pairs) / tokens, 3),
+            "stall_ms_a_row_predicted": round(1e3 * sum(r.stall_seconds for _, r in pairs) / tokens, 3),
+            "stall_ratio": _spread(stall_ratios),
+            "time_ratio": _spread(time_ratios),
+        }
+
+
+def _spread(ratios: Sequence[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(ratios), 3),
+        "min": round(min(ratios), 3),
+        "max": round(max(ratios), 3),
+    }
+
+
+def _one_after_the_other(rounds: Sequence[Round]) -> Iterator[TraceStep]:
+    for turn in rounds:
+        yield from turn.trace.recorded_steps()
+
+
+def _renumbered(steps: Iterator[TraceStep], offset: int) -> Iterator[TraceStep]:
+    """No sequence's number is used twice."""
+    for step in steps:
+        yield replace(
+            step,
+            sequences=step.sequences + offset,
+            started=tuple(sequence + offset for sequence in step.started),
+            ended=tuple(sequence + offset for sequence in step.ended),
+        )
+
+
+def _generate(llm: LLM, stream: Stream) -> None:
+    for prompt, length in zip(stream.prompts, stream.lengths, strict=True):
+        sampling = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+        llm.generate([list(prompt)], sampling, progress=False)
+
+
+@click.command()
+@click.option("--rounds", default=5, show_default=True, help="Measured rounds, after one that warms up.")
+@click.option("--prompts", default=10, show_default=True, help="Prompts a round.")
+@click.option("--policy", "policies", multiple=True, default=("lru", "next-use", "look-ahead"), show_default=True)
+@click.option("--share", default="33%", show_default=True, help="Experts resident.")
+@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="[default: widened]")
+def main(rounds: int, prompts: int, policies: tuple[str, ...], share: str, model: Path | None) -> None:
+    """Measure, predict and print."""
+    checkpoint = model or widened()
+    stream = task_stream(checkpoint, prompts)
+    with ExitStack() as stack:
+
+        def opened(memory: str, spec: PolicySpec) -> LLM:
+            settings: dict[str, Any] = {"warm_start": False, "progress": False, "max_running": 1, "kv_memory": "64MiB"}
+            llm: AbstractContextManager[LLM] = LLM(
+                str(checkpoint), expert_memory=memory, policy=spec.name, policy_options=dict(spec.options), **settings
+            )
+            return stack.enter_context(llm)
+
+        resident = opened("100%", PolicySpec("lru"))
+        watched = Watch(resident.worker.experts)
+        arms = []
+        for text in policies:
+            spec = PolicySpec.parse(text)
+            llm = opened(share, spec)
+            recorder = llm.worker.experts.listener = Recall(llm.worker.experts)
+            arms.append(Arm(spec, llm, Watch(llm.worker.experts), recorder))
+        pack = arms[0].llm.worker.pack
+        link = arms[0].llm.worker.link
+        reads = ReadSettings() if link is None else link.reads
+        layers = resident.worker.experts.catalogue.layers
+        for _ in tqdm(range(rounds + 1), desc="rounds", disable=not sys.stderr.isatty()):
+            watched.clear()
+            _generate(resident, stream)
+            compute = watched.profile(layers)
+            for arm in arms:
+                before = measure(pack, [reads], budget_s=LINK_BUDGET_S / 2)
+                arm.run(stream)
+                after = measure(pack, [reads], budget_s=LINK_BUDGET_S / 2)
+                arm.rounds[-1].compute = compute
+                arm.rounds[-1].link = LinkProfile(
+                    2 / (1 / before.bytes_per_s + 1 / after.bytes_per_s), (before.latency_s + after.latency_s) / 2
+                )
+        rows = [arm.row(arm.predict(reads)) for arm in arms]
+        links = [turn.link for arm in arms for turn in arm.rounds[1:]]
+        profiles = [turn.compute for turn in arms[0].rounds[1:]]
+        expert_bytes = resident.worker.plan.slot_bytes
+    _print(rows, links, profiles, expert_bytes, reads)
+    document = {
+        "machine": describe_machine(default_cache_dir()),
+        "model": str(checkpoint.name),
+        "share": share,
+        "rounds": rounds,
+        "prompts": prompts,
+        "expert_bytes": expert_bytes,
+        "reads": reads.describe(),
+        "link_bytes_per_s": round(statistics.median(one.bytes_per_s for one in links)),
+        "link_latency_s": round(statistics.median(one.latency_s for one in links), 6),
+        "expert_s": round(statistics.median(one.expert_s + one.row_s for one in profiles), 6),
+        "layer_s": round(statistics.median(one.layer_s + one.layer_row_s for one in profiles), 6),
+        "rows": rows,
+    }
+    print(json.dumps(document))
+
+
+def _print(
+    rows: Sequence[dict[str, Any]],
+    links: Sequence[LinkProfile],
+    profiles: Sequence[ComputeProfile],
+    expert_bytes: int,
+    reads: ReadSettings,
+) -> None:
+    speeds = [link.bytes_per_s for link in links]
+    print(
+        f"experts of {format_bytes(expert_bytes)}; link {format_bytes(statistics.median(speeds))}/s "
+        f"({format_bytes(min(speeds))}-{format_bytes(max(speeds))}), {reads.describe()}; of one row a layer computes "
+        f"{1e3 * statistics.median(p.layer_s + p.layer_row_s for p in profiles):.2f} ms and an expert "
+        f"{1e3 * statistics.median(p.expert_s + p.row_s for p in profiles):.2f} ms"
+    )
+    heads = ("policy", "hits, %", "predicted", "stall, ms a row", "predicted", "stall ratio", "time ratio")
+    print("{:<18}{:>9}{:>11}{:>17}{:>11}{:>22}{:>22}".format(*heads))
+    for row in rows:
+        ratios = "".join(
+            f"{ratio['median']:>8.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})".rjust(22)
+            for ratio in (row["stall_ratio"], row["time_ratio"])
+        )
+        print(
+            f"{row['policy']:<18}{100 * row['hit_rate']:>9.1f}{100 * row['hit_rate_predicted']:>11.1f}"
+            f"{row['stall_ms_a_row']:>17.2f}{row['stall_ms_a_row_predicted']:>11.2f}{ratios}"
+        )
+
+
+if __name__ == "__main__":
+    main()
