@@ -49,7 +49,7 @@ class Outbox:
     """What all movers have to tell the engine's owner."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._condition = threading.Condition(threading.Lock())
         self._posted: list[Job | Landing] = []
         self._defect: BaseException | None = None
 
@@ -140,7 +140,7 @@ class Mover:
         self.bytes_moved = 0
         self._carrier = carrier
         self._outbox = outbox
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._idle = 0
         self._demand: deque[Job] = deque()
         self._ahead: dict[int, Job] = {}

@@ -21,7 +21,6 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.hardware import RealHardware
 from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
 from greenroom.experts.source import ExpertWeights
-from greenroom.policies.registry import EXPERT_POLICIES
 from tests.contract.experts.test_engine import POLICIES, routes
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore
@@ -109,7 +108,7 @@ class Bench:
     eagerness=st.sampled_from([(0.0, "either"), (0.2, "either"), (1.0, "compute"), (1.0, "copy")]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_computation_finds_its_experts_however_late_the_device_is(
     policy: str,
     reads: str,
@@ -131,8 +130,10 @@ def test_computation_finds_its_experts_however_late_the_device_is(
     assert wrong == []
 
 
-@pytest.mark.parametrize("on", ["ram", "accelerator"])
-@pytest.mark.parametrize("policy", sorted({*EXPERT_POLICIES, "restless"}))
+@pytest.mark.parametrize(
+    ("on", "policy"),
+    [*(("ram", policy) for policy in POLICIES), *(("accelerator", p) for p in ("lru", "restless", "look-ahead"))],
+)
 @given(
     steps=routes,
     device_slots=st.integers(TOP_K, 9),
@@ -140,7 +141,7 @@ def test_computation_finds_its_experts_however_late_the_device_is(
     reads=st.sampled_from(["parts", "deep"]),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_delays_and_failures_with_several_reads_in_flight(
     policy: str, on: str, steps: list[list[list[int]]], device_slots: int, host_slots: int, reads: str, seed: int
 ) -> None:

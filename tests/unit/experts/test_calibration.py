@@ -56,7 +56,7 @@ def samples(**seconds: list[float]) -> dict[ReadSettings, list[Sample]]:
         (samples(simple=[1, 1, 1, 1], split=[0.8] * 4, deep=[0.5] * 4), DEEP),
         (samples(simple=[1, 1, 1, 1], split=[0.52] * 4, deep=[0.5] * 4), SPLIT),
         (samples(simple=[1, 9, 1, 1], split=[1, 8.9, 1, 1], deep=[1.1, 9.9, 1.1, 1.1]), SIMPLEST),  # one bad turn
-        (samples(simple=[1, 5, 1, 5], split=[0.5, 2.5, 0.5, 2.5], deep=[1] * 4), SPLIT),  # bad turns fall on all
+        (samples(simple=[1, 5, 1, 5], split=[0.5, 2.5, 0.5, 2.5], deep=[1, 5, 1, 5]), SPLIT),  # bad turns fall on all
         (samples(simple=[1, 1, 1, 1], split=[0.1, 1.2, 1.2, 1.2]), SIMPLEST),  # luck once is no advantage
         (samples(simple=[1]), SIMPLEST),
     ],
