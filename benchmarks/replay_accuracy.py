@@ -39,9 +39,9 @@ from greenroom.moe.packing import default_cache_dir
 from greenroom.policies.events import Prediction, SequenceInfo, Step
 from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile
+from greenroom.replay.steps import TraceStep
 from greenroom.replay.sweep import PolicySpec
 from greenroom.replay.timed import ComputeProfile, TimedEngine, TimedReplay, TimedResult
-from greenroom.replay.trace import TraceStep
 from greenroom.worker.warm_start import first_residents
 
 LINK_BUDGET_S = 0.4

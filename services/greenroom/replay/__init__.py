@@ -6,7 +6,9 @@ that take no time; ``greenroom.replay.timed`` runs the engine itself on simulate
 
 from greenroom.replay.cache import ReplayCache, ReplayResult, optimum, replay
 from greenroom.replay.record import TraceRecorder
-from greenroom.replay.trace import RoutingTrace, TraceError, TraceStep
+from greenroom.replay.steps import TraceStep
+from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.trace_file import TraceError
 
 __all__ = [
     "ReplayCache",

@@ -28,7 +28,7 @@ from greenroom.policies.events import (
     VictimRequest,
 )
 from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.replay.trace import TraceStep, groups
+from greenroom.replay.steps import TraceStep, groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def optimum(catalogue: Catalogue, steps: Iterable[TraceStep], budgets: Iterable[
 
     Nothing is held for the rest of its layer, so it bounds every policy from above.
     """
-    listed = list(groups(catalogue, iter(steps)))
+    listed = list(groups(catalogue, steps))
     accesses = np.concatenate(listed) if listed else NO_KEYS
     results = {}
     for slots in budgets:

@@ -14,7 +14,9 @@ from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
 from greenroom.replay.cache import ReplayResult, optimum, replay
-from greenroom.replay.trace import RoutingTrace, TraceError, TraceStep, groups
+from greenroom.replay.steps import TraceStep, groups
+from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.trace_file import TraceError
 
 if TYPE_CHECKING:
     from greenroom.replay.timed import TimedReplay, TimedResult

@@ -31,7 +31,8 @@ from greenroom.policies.events import (
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.replay.cache import ReplayResult
 from greenroom.replay.simulated import LinkProfile, SimulatedHardware
-from greenroom.replay.trace import RoutingTrace, TraceStep
+from greenroom.replay.steps import TraceStep
+from greenroom.replay.trace import RoutingTrace
 
 LINK_DEADLINE_S = 3600.0
 

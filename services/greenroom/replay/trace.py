@@ -5,30 +5,25 @@ The file format is described in docs/architecture/traces.md.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.core.errors import GreenroomError, InvalidConfig
-from greenroom.policies.arrays import Counts, Keys
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.arrays import Counts
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Phase
+from greenroom.replay import trace_file
+from greenroom.replay.steps import TraceStep, as_recorded, side_by_side
+from greenroom.replay.trace_file import TraceError
 
 PREFILL_CHUNK = 256
 """Prompt rows of a sequence that run together where a trace does not say which did."""
-
-
-class TraceError(GreenroomError):
-    """A routing trace that can not be read or written, or that contradicts itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,33 +103,27 @@ class RoutingTrace:
     def load(cls, path: Path) -> RoutingTrace:
         """Reads an ``.npz``; arrays of other names are ignored. Raises TraceError."""
         try:
-            with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in (*_REQUIRED, *_OPTIONAL) if name in stored.files}
-        except (OSError, ValueError, BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError) as error:
-            raise TraceError(f"{path} is no routing trace: {error}") from error
-        try:
-            return cls(**_from_arrays(arrays))
+            return cls(**trace_file.read(path))
         except TraceError as error:
             raise TraceError(f"{path} is no routing trace: {error}") from error
 
     def save(self, path: Path) -> None:
         """Writes an ``.npz``, beside and renamed, so that a reader sees the old or the new. Raises TraceError."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            try:
-                with partial.open("wb") as file:
-                    with ZipFile(file, "w", ZIP_DEFLATED) as archive:
-                        for name, array in _to_arrays(self).items():
-                            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                                np.lib.format.write_array(member, array, allow_pickle=False)
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(path)
-            finally:
-                with contextlib.suppress(OSError):
-                    partial.unlink(missing_ok=True)
-        except OSError as error:
-            raise TraceError(f"{path} can not be written: {error}") from error
+        arrays: dict[str, NDArray[Any]] = {
+            "experts": self.experts,
+            "seq_starts": self.seq_starts,
+            "num_experts": np.asarray(self.num_experts),
+            "layer_ids": np.arange(self.layers) if self.layer_ids is None else self.layer_ids,
+        }
+        for name in ("top_k", "phase", "step", "arrival", "expert_bytes"):
+            if (value := getattr(self, name)) is not None:
+                arrays[name] = np.asarray(value)
+        for name in ("task", "request"):
+            if (texts := getattr(self, name)) is not None:
+                arrays[name] = np.array(texts, dtype=np.str_)
+        if self.model:
+            arrays["model"] = np.array(self.model)
+        trace_file.write(path, arrays)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -151,101 +140,13 @@ class RoutingTrace:
             raise InvalidConfig("concurrent", concurrent, "at least 1")
         if prefill_chunk < 1:
             raise InvalidConfig("prefill_chunk", prefill_chunk, "at least 1")
-        starts, ends = self.seq_starts[:-1].tolist(), self.seq_starts[1:].tolist()
-        full = [(n, begin, end) for n, (begin, end) in enumerate(zip(starts, ends, strict=True)) if begin < end]
-        if self.phase is None:
-            return self._of_single_rows(iter(full), concurrent, self.tokens if tokens is None else tokens)
-        chunks = iter((n, self._chunks(begin, end, prefill_chunk)) for n, begin, end in full)
-        return self._of_chunks(chunks, concurrent, self.tokens if tokens is None else tokens)
+        return side_by_side(self, concurrent, tokens, prefill_chunk)
 
     def recorded_steps(self, *, tokens: int | None = None) -> Iterator[TraceStep]:
         """The steps as they ran. Raises TraceError where that was not recorded."""
         if self.step is None:
             raise TraceError("this trace does not say which rows ran together")
-        return self._as_recorded(self.step, self.tokens if tokens is None else tokens)
-
-    def _of_single_rows(
-        self, waiting: Iterator[tuple[int, int, int]], concurrent: int, left: int
-    ) -> Iterator[TraceStep]:
-        running: list[tuple[int, int, int]] = []
-        decode = np.full(concurrent, Phase.DECODE, dtype=np.uint8)
-        while left > 0:
-            fresh = list(itertools.islice(waiting, concurrent - len(running)))
-            running.extend(fresh)
-            if not running:
-                return
-            rows = running[:left]
-            numbers = np.array([number for number, _, _ in rows], dtype=np.int64)
-            yield TraceStep(
-                numbers,
-                self.experts[[row for _, row, _ in rows]],
-                decode[: len(rows)],
-                tuple(number for number, _, _ in fresh),
-                tuple(number for number, row, end in rows if row + 1 == end),
-            )
-            left -= len(rows)
-            running = [(number, row + 1, end) for number, row, end in running if row + 1 < end]
-
-    def _of_chunks(
-        self, waiting: Iterator[tuple[int, Iterator[tuple[range, bool]]]], concurrent: int, left: int
-    ) -> Iterator[TraceStep]:
-        running: list[tuple[int, Iterator[tuple[range, bool]]]] = []
-        while left > 0:
-            fresh = list(itertools.islice(waiting, concurrent - len(running)))
-            running.extend(fresh)
-            if not running:
-                return
-            parts, ended = [], []
-            for number, chunks in running:
-                chunk, last = next(chunks)
-                parts.append((number, chunk))
-                if last:
-                    ended.append(number)
-            rows = np.concatenate([np.arange(chunk.start, chunk.stop) for _, chunk in parts])[:left]
-            numbers = np.concatenate([np.full(len(chunk), number) for number, chunk in parts])[:left]
-            over = set(ended)
-            yield self._step_of(rows, numbers, tuple(number for number, _ in fresh), tuple(ended))
-            left -= len(rows)
-            running = [(number, chunks) for number, chunks in running if number not in over]
-
-    def _chunks(self, begin: int, end: int, prefill_chunk: int) -> Iterator[tuple[range, bool]]:
-        """Which rows of a sequence run in one step, one after the other, and whether they are its last."""
-        assert self.phase is not None
-        row = begin
-        while row < end:
-            stop = row + 1
-            if self.phase[row] != Phase.DECODE:
-                limit = end if self.step is not None else min(end, row + prefill_chunk)
-                while (
-                    stop < limit
-                    and self.phase[stop] == self.phase[row]
-                    and (self.step is None or self.step[stop] == self.step[row])
-                ):
-                    stop += 1
-            yield range(row, stop), stop == end
-            row = stop
-
-    def _as_recorded(self, step: Counts, left: int) -> Iterator[TraceStep]:
-        owner = np.repeat(np.arange(self.sequences), np.diff(self.seq_starts))
-        order = np.argsort(step, kind="stable")
-        bounds = np.flatnonzero(np.diff(step[order])) + 1
-        first = np.zeros(self.tokens, dtype=np.bool_)
-        last = np.zeros(self.tokens, dtype=np.bool_)
-        full = self.seq_starts[:-1] < self.seq_starts[1:]
-        first[self.seq_starts[:-1][full]] = True
-        last[self.seq_starts[1:][full] - 1] = True
-        for group in np.split(order, bounds) if len(order) else ():
-            if left <= 0:
-                return
-            rows = group[:left]
-            yield self._step_of(
-                rows, owner[rows], tuple(owner[rows[first[rows]]].tolist()), tuple(owner[rows[last[rows]]].tolist())
-            )
-            left -= len(rows)
-
-    def _step_of(self, rows: Counts, sequences: Counts, started: tuple[int, ...], ended: tuple[int, ...]) -> TraceStep:
-        phases = np.full(len(rows), Phase.DECODE, dtype=np.uint8) if self.phase is None else self.phase[rows]
-        return TraceStep(sequences, self.experts[rows], phases, started, ended)
+        return as_recorded(self, self.step, tokens)
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
@@ -322,92 +223,6 @@ class RoutingTrace:
         decode = np.ones(self.tokens, dtype=np.bool_) if self.phase is None else self.phase == Phase.DECODE
         if (inside & (rises == 0) & decode[1:]).any():
             raise TraceError("step: a decoded row runs in a step of its own, after those before it")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TraceStep:
-    """One step of a replay: rows of ``sequences[T]`` in ``phases[T]`` with their ``picks[T, layers, k]``.
-
-    ``started`` and ``ended``: sequences whose first and whose last rows are among them.
-    """
-
-    sequences: NDArray[np.int64]
-    picks: NDArray[np.integer]
-    phases: NDArray[np.uint8]
-    started: tuple[int, ...] = ()
-    ended: tuple[int, ...] = ()
-
-
-def groups(catalogue: Catalogue, steps: Iterator[TraceStep]) -> Iterator[Keys]:
-    """The distinct experts that each layer of each step uses, as keys of ``catalogue``, in the order in which they
-    count as used: as recorded where a step has one row, else ascending.
-    """
-    spans = list(zip(catalogue.first[:-1].tolist(), catalogue.experts_per_layer.tolist(), strict=True))
-    for step in steps:
-        if len(step.picks) == 1:
-            keys = step.picks[0].astype(np.int64)
-            for (first, width), picks in zip(spans, keys, strict=True):
-                yield picks[picks < width] + first
-            continue
-        for layer, (first, width) in enumerate(spans):
-            present = np.bincount(step.picks[:, layer].ravel(), minlength=width)[:width]
-            yield present.nonzero()[0] + first
-
-
-_REQUIRED = ("experts", "seq_starts", "num_experts")
-_OPTIONAL = (
-    "layer_ids", "top_k", "phase", "step", "task", "request", "arrival", "expert_bytes", "model"
-)  # fmt: skip
-_INTEGERS = ("seq_starts", "layer_ids", "top_k", "step")
-_TEXTS = ("task", "request")
-
-
-def _from_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Constructor arguments. Raises TraceError for what is missing or of a wrong type."""
-    for name in _REQUIRED:
-        if name not in arrays:
-            raise TraceError(f"it has no array {name!r}")
-    fields: dict[str, Any] = dict(arrays)
-    for name, array in arrays.items():
-        kinds = "U" if name in (*_TEXTS, "model") else "iuf" if name == "arrival" else "iu"
-        if array.dtype.kind not in kinds:
-            wanted = {"U": "text", "iuf": "numbers", "iu": "integers"}[kinds]
-            raise TraceError(f"{name} must be {wanted}, not {array.dtype}")
-        if name in _INTEGERS:
-            fields[name] = array.astype(np.int64)
-        elif name in ("num_experts", "expert_bytes"):
-            fields[name] = int(array) if array.ndim == 0 else array.astype(np.int64)
-        elif name == "phase":
-            if array.size and not 0 <= int(array.min()) <= int(array.max()) <= max(Phase):
-                raise TraceError(f"phase must lie from 0 to {max(Phase)}")
-            fields[name] = array.astype(np.uint8)
-        elif name == "arrival":
-            fields[name] = array.astype(np.float64)
-        elif name in _TEXTS:
-            if array.ndim != 1:
-                raise TraceError(f"{name} must have one entry a sequence")
-            fields[name] = tuple(array.tolist())
-        elif name == "model":
-            fields[name] = str(array)
-    return fields
-
-
-def _to_arrays(trace: RoutingTrace) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {
-        "experts": trace.experts,
-        "seq_starts": trace.seq_starts,
-        "num_experts": np.asarray(trace.num_experts),
-        "layer_ids": np.arange(trace.layers) if trace.layer_ids is None else trace.layer_ids,
-    }
-    for name in ("top_k", "phase", "step", "arrival", "expert_bytes"):
-        if (value := getattr(trace, name)) is not None:
-            arrays[name] = np.asarray(value)
-    for name in _TEXTS:
-        if (texts := getattr(trace, name)) is not None:
-            arrays[name] = np.array(texts, dtype=np.str_)
-    if trace.model:
-        arrays["model"] = np.array(trace.model)
-    return arrays
 
 
 def narrowest(picks: NDArray[np.integer], experts: int, most: int) -> NDArray[np.integer]:

@@ -1,0 +1,154 @@
+"""The steps of a trace: which rows run together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.policies.arrays import Counts, Keys
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import Phase
+
+if TYPE_CHECKING:
+    from greenroom.replay.trace import RoutingTrace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceStep:
+    """One step of a replay: rows of ``sequences[T]`` in ``phases[T]`` with their ``picks[T, layers, k]``.
+
+    ``started`` and ``ended``: sequences whose first and whose last rows are among them.
+    """
+
+    sequences: NDArray[np.int64]
+    picks: NDArray[np.integer]
+    phases: NDArray[np.uint8]
+    started: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+
+
+def side_by_side(trace: RoutingTrace, concurrent: int, tokens: int | None, prefill_chunk: int) -> Iterator[TraceStep]:
+    """See ``RoutingTrace.steps``."""
+    left = trace.tokens if tokens is None else tokens
+    starts, ends = trace.seq_starts[:-1].tolist(), trace.seq_starts[1:].tolist()
+    full = [(n, begin, end) for n, (begin, end) in enumerate(zip(starts, ends, strict=True)) if begin < end]
+    if trace.phase is None:
+        return _of_single_rows(trace, iter(full), concurrent, left)
+    chunks = iter((n, _chunks(trace, begin, end, prefill_chunk)) for n, begin, end in full)
+    return _of_chunks(trace, chunks, concurrent, left)
+
+
+def as_recorded(trace: RoutingTrace, step: Counts, tokens: int | None) -> Iterator[TraceStep]:
+    """See ``RoutingTrace.recorded_steps``; ``step[tokens]``."""
+    return _as_recorded(trace, step, trace.tokens if tokens is None else tokens)
+
+
+def groups(catalogue: Catalogue, steps: Iterable[TraceStep]) -> Iterator[Keys]:
+    """The distinct experts that each layer of each step uses, as keys of ``catalogue``, in the order in which they
+    count as used: as recorded where a step has one row, else ascending.
+    """
+    spans = list(zip(catalogue.first[:-1].tolist(), catalogue.experts_per_layer.tolist(), strict=True))
+    for step in steps:
+        if len(step.picks) == 1:
+            keys = step.picks[0].astype(np.int64)
+            for (first, width), picks in zip(spans, keys, strict=True):
+                yield picks[picks < width] + first
+            continue
+        for layer, (first, width) in enumerate(spans):
+            present = np.bincount(step.picks[:, layer].ravel(), minlength=width)[:width]
+            yield present.nonzero()[0] + first
+
+
+def _of_single_rows(
+    trace: RoutingTrace, waiting: Iterator[tuple[int, int, int]], concurrent: int, left: int
+) -> Iterator[TraceStep]:
+    running: list[tuple[int, int, int]] = []
+    decode = np.full(concurrent, Phase.DECODE, dtype=np.uint8)
+    while left > 0:
+        fresh = list(itertools.islice(waiting, concurrent - len(running)))
+        running.extend(fresh)
+        if not running:
+            return
+        rows = running[:left]
+        numbers = np.array([number for number, _, _ in rows], dtype=np.int64)
+        yield TraceStep(
+            numbers,
+            trace.experts[[row for _, row, _ in rows]],
+            decode[: len(rows)],
+            tuple(number for number, _, _ in fresh),
+            tuple(number for number, row, end in rows if row + 1 == end),
+        )
+        left -= len(rows)
+        running = [(number, row + 1, end) for number, row, end in running if row + 1 < end]
+
+
+def _of_chunks(
+    trace: RoutingTrace, waiting: Iterator[tuple[int, Iterator[tuple[range, bool]]]], concurrent: int, left: int
+) -> Iterator[TraceStep]:
+    running: list[tuple[int, Iterator[tuple[range, bool]]]] = []
+    while left > 0:
+        fresh = list(itertools.islice(waiting, concurrent - len(running)))
+        running.extend(fresh)
+        if not running:
+            return
+        rows, numbers, over = [], [], []
+        for number, chunks in running:
+            chunk, last = next(chunks)
+            rows.append(np.arange(chunk.start, chunk.stop))
+            numbers.append(np.full(len(chunk), number))
+            if last:
+                over.append((number, sum(map(len, rows))))
+        taken = np.concatenate(rows)[:left]
+        ended = tuple(number for number, rows_until in over if rows_until <= left)
+        yield _step_of(trace, taken, np.concatenate(numbers)[:left], tuple(number for number, _ in fresh), ended)
+        left -= len(taken)
+        running = [(number, chunks) for number, chunks in running if number not in ended]
+
+
+def _chunks(trace: RoutingTrace, begin: int, end: int, prefill_chunk: int) -> Iterator[tuple[range, bool]]:
+    """Which rows of a sequence run in one step, one after the other, and whether they are its last."""
+    assert trace.phase is not None
+    row = begin
+    while row < end:
+        stop = row + 1
+        if trace.phase[row] != Phase.DECODE:
+            limit = end if trace.step is not None else min(end, row + prefill_chunk)
+            while (
+                stop < limit
+                and trace.phase[stop] == trace.phase[row]
+                and (trace.step is None or trace.step[stop] == trace.step[row])
+            ):
+                stop += 1
+        yield range(row, stop), stop == end
+        row = stop
+
+
+def _as_recorded(trace: RoutingTrace, step: Counts, left: int) -> Iterator[TraceStep]:
+    owner = np.repeat(np.arange(trace.sequences), np.diff(trace.seq_starts))
+    order = np.argsort(step, kind="stable")
+    bounds = np.flatnonzero(np.diff(step[order])) + 1
+    first = np.zeros(trace.tokens, dtype=np.bool_)
+    last = np.zeros(trace.tokens, dtype=np.bool_)
+    full = trace.seq_starts[:-1] < trace.seq_starts[1:]
+    first[trace.seq_starts[:-1][full]] = True
+    last[trace.seq_starts[1:][full] - 1] = True
+    for group in np.split(order, bounds) if len(order) else ():
+        if left <= 0:
+            return
+        rows = group[:left]
+        yield _step_of(
+            trace, rows, owner[rows], tuple(owner[rows[first[rows]]].tolist()), tuple(owner[rows[last[rows]]].tolist())
+        )
+        left -= len(rows)
+
+
+def _step_of(
+    trace: RoutingTrace, rows: Counts, sequences: Counts, started: tuple[int, ...], ended: tuple[int, ...]
+) -> TraceStep:
+    phases = np.full(len(rows), Phase.DECODE, dtype=np.uint8) if trace.phase is None else trace.phase[rows]
+    return TraceStep(sequences, trace.experts[rows], phases, started, ended)
