@@ -34,7 +34,7 @@ class LookAhead(PrefetchingPolicy):
         catalogue: Catalogue,
         *,
         layers: int = 2,
-        least: float = 0.5,
+        least: float = 0.7,
         per_row: int | None = None,
         retention: str = "next-use",
         evict: bool = True,
@@ -88,7 +88,7 @@ class LookAhead(PrefetchingPolicy):
         self._asked = None
         start, stop = prediction.request.layers
         first = self.catalogue.first
-        values = np.nan_to_num(prediction.values.reshape(-1, prediction.values.shape[-1]))
+        values = np.clip(np.nan_to_num(prediction.values), 0, 1).reshape(-1, prediction.values.shape[-1])
         priority = np.zeros_like(self._priority)
         for layer in range(start, stop):
             ahead = layer - self._layer
@@ -144,4 +144,4 @@ class Calibration:
         self._chance[ahead - 1] = self._picked[ahead - 1] / self._seen[ahead - 1]
 
     def _bin(self, weights: Scores) -> NDArray[np.intp]:
-        return np.clip((weights * self._bins).astype(np.intp), 0, self._bins - 1)
+        return np.minimum((weights * self._bins).astype(np.intp), self._bins - 1)

@@ -17,7 +17,7 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.ledger import State
 from greenroom.policies.arrays import Mask
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Step
+from greenroom.policies.events import LayerRouting, Prediction, Step
 from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.lru import Lru
 from greenroom.policies.registry import EXPERT_POLICIES
@@ -64,14 +64,24 @@ def make_engine(
 
 
 def run_layer(engine: ExpertEngine, layer: int, picks: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> list[int]:
+    """One layer as the model's hooks run it; what the policy asks of the router is answered at random."""
     engine.layer_entered(layer)
     seen = []
     with engine.routed(layer, picks) as landing:
+        if "router" in engine.asks and (request := engine.take_request("router")) is not None:
+            engine.predicted(Prediction(request, "", guesses(len(picks), request.layers, engine.counters.lookups)))
+            engine.audit()
         for expert, (weights,) in landing:
             engine.audit()
             assert (weights == 100 * layer + expert).all()
             seen.append(expert)
     return seen
+
+
+def guesses(rows: int, layers: tuple[int, int], seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """Mostly unlikely, so that some are worth an eviction and some are not."""
+    count = (layers[1] - layers[0]) * EXPERTS
+    return np.random.default_rng(seed).random((rows, count), dtype=np.float32) ** 2
 
 
 def run_steps(engine: ExpertEngine, steps: list[list[list[int]]]) -> None:

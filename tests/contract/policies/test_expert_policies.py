@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.catalogue import Catalogue
@@ -105,6 +106,8 @@ class World:
         if self._room_for(missing, Tier.DEVICE, Reason.ON_DEMAND):
             for expert in missing:
                 self._arrive(expert, Tier.DEVICE, Reason.ON_DEMAND)
+        if c % 3:
+            self._answer(b)
         self.fetch_ahead(b, c, a)
         self.pinned -= group
         self.policy.on_experts_done(self.step, layer, routing.experts)
@@ -205,12 +208,21 @@ class World:
         for tier in TIERS:
             self.policy.on_budget_changed(tier, self.budget[tier])
 
-    def _prediction(self, request: PredictionRequest, seed: int) -> Prediction:
-        start, stop = (int(self.catalogue.first[layer]) for layer in request.layers)
-        return Prediction(request, "v1", self._weights(stop - start, seed))
+    def _answer(self, seed: int) -> None:
+        """What providers within the step answer: a row of weights for each row of the step, then once more."""
+        for request in self.policy.take_requests():
+            assert request.kind in self.policy.asks
+            answer = self._prediction(request, seed, rows=self.step.rows)
+            self.policy.on_prediction(answer)
+            self.policy.on_prediction(answer)
 
-    def _weights(self, count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        weights = np.random.default_rng(seed).random(count, dtype=np.float32)
+    def _prediction(self, request: PredictionRequest, seed: int, *, rows: int | None = None) -> Prediction:
+        start, stop = (int(self.catalogue.first[layer]) for layer in request.layers)
+        shape = (stop - start,) if rows is None else (rows, stop - start)
+        return Prediction(request, "v1", self._weights(shape, seed))
+
+    def _weights(self, shape: int | tuple[int, ...], seed: int) -> NDArray[np.float32]:
+        weights = np.random.default_rng(seed).random(shape, dtype=np.float32)
         weights.setflags(write=False)
         return weights
 

@@ -73,11 +73,17 @@ class Bench:
         among: Iterable[int] | None = None,
         tier: Tier = Tier.DEVICE,
         reason: Reason = Reason.ON_DEMAND,
+        incoming: Iterable[int] = (),
     ) -> VictimRequest:
         inside = self.inside[tier]
         evictable = inside if among is None else set(among)
         return VictimRequest(
-            tier, bytes_needed, mask_of(self.catalogue, evictable), mask_of(self.catalogue, inside), reason
+            tier,
+            bytes_needed,
+            mask_of(self.catalogue, evictable),
+            mask_of(self.catalogue, inside),
+            reason,
+            keys_of(incoming),
         )
 
     def victims(
