@@ -25,6 +25,9 @@ WEIGHTS = {WIDENED: 0.6, RANDOM: 0.3, BUNDLED: 0.1}
 POLICIES_WEIGHT, BOUNDED_WEIGHT = 0.45, 0.3
 """Shares of a model's time, where it has such stages."""
 
+MEMORY_SHARE = 0.75
+"""Of the memory available, for processes that are open at once; the page cache is to keep some."""
+
 
 class Bench:
     """``scratch``: a folder for what only this run needs. Rows say what failed; nothing that an arm does is raised."""
@@ -60,7 +63,7 @@ class Bench:
         policies = seconds * POLICIES_WEIGHT if name == WIDENED else 0.0
         bounded = seconds * BOUNDED_WEIGHT if offload is not None else 0.0
         if name == WIDENED:
-            memory = psutil.virtual_memory().available
+            memory = int(psutil.virtual_memory().available * MEMORY_SHARE)
             for stage in plan.policies_stages(model, self._policies, self._scale, policies, memory):
                 self._run(stage)
             self._policy = best_policy(self.rows) or DEFAULT_POLICY

@@ -80,8 +80,11 @@ def main(
     groups = "memory cgroups" if why_no_groups is None else f"no memory cgroups ({why_no_groups}): peak RSS instead"
     print(f"\nbounded arms: {groups}")
     out.mkdir(parents=True, exist_ok=True)
-    report.plot(rows, out / "engine.png")
-    print(f"plot: {out / 'engine.png'}")
+    try:
+        report.plot(rows, out / "engine.png")
+        print(f"plot: {out / 'engine.png'}")
+    except Exception as error:  # whatever a plotting library may do, the result is not lost
+        print(f"no plot: {type(error).__name__}: {error}")
     result = {
         **found,
         "cgroups": why_no_groups is None,

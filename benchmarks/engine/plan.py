@@ -103,7 +103,10 @@ def policies_stages(model: Model, policies: Sequence[str], scale: Scale, seconds
     named = [policy for policy in policies if policy not in ORACLES]
     if len(named) < len(policies):
         named += ORACLES
-    parts = [named[start : start + at_once] for start in range(0, len(named), at_once)]
+    if not named:
+        return []
+    count = -(-len(named) // at_once)
+    parts = [named[len(named) * part // count : len(named) * (part + 1) // count] for part in range(count)]
     stages = []
     for number, part in enumerate(parts, start=1):
         name = POLICIES if number == 1 else f"{POLICIES} {number}"
