@@ -7,7 +7,7 @@ Three concerns meet here and live elsewhere: bookkeeping (``ledger``), deciding 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,6 +133,8 @@ class ExpertEngine:
         self._firsts: list[int] = catalogue.first.tolist()
         self.asks = frozenset() if self._device.slots == catalogue.size else policy.asks
         self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
+        self._fits = self._device.slots == catalogue.size and self._tiers.in_ram
+        self._weights: list[list[ExpertWeights]] = []  # by layer and expert, while every expert is on the device
         self._steps = 0
         self._step = Step(catalogue.pool, 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         policy.on_budget_changed(Tier.DEVICE, self.device.slots * slot_bytes)
@@ -168,6 +170,8 @@ class ExpertEngine:
         self._ahead.pump()
 
     def layer_entered(self, layer: int) -> None:
+        if self._whole():
+            return
         if "on_layer_entered" in self.policy.hooks:
             self.policy.on_layer_entered(self._step, layer)
         self._demand.deliver()
@@ -183,8 +187,31 @@ class ExpertEngine:
     ) -> AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]:
         if self.listener is not None:
             self.listener.layer_routed(self._step, layer, picks)
+        if self._whole():
+            return nullcontext(self._all_here(layer, picks))
         routing = LayerRouting.from_picks(self.catalogue, self._step, layer, picks)
         return RunningLayer(self._stage, routing, self._firsts[layer])
+
+    def _whole(self) -> bool:
+        """Whether every expert is in RAM that computes. Then there is nothing to decide and nothing to wait for, and
+        layers cost no bookkeeping: the policy is told of sequences and steps, not of layers.
+        """
+        if not self._fits or self._device.free or self._tiers.moving:
+            self._weights.clear()
+            return False
+        if not self._weights:
+            self._demand.deliver()
+            for layer, span in enumerate(self.catalogue.spans):
+                self._weights.append(list(self._tiers.weights(range(span.start, span.stop), layer)))
+        return True
+
+    def _all_here(self, layer: int, picks: NDArray[np.int64]) -> Iterator[tuple[int, ExpertWeights]]:
+        weights = self._weights[layer]
+        wanted = [expert for expert in sorted(set(picks.ravel().tolist())) if expert < len(weights)]
+        self.counters.lookups += len(wanted)
+        self.counters.hits += len(wanted)
+        for expert in wanted:
+            yield expert, weights[expert]
 
     # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------
 

@@ -87,6 +87,11 @@ class Tiers:
         """Queued moves that no layer waits for."""
         return sum(mover.waiting_ahead for mover in self.movers) + len(self._without_host_slot)
 
+    @property
+    def in_ram(self) -> bool:
+        """Whether the device computes in order with this thread: what is resident can be used without a wait."""
+        return self._streamed is None
+
     def weights(self, keys: Sequence[int], layer: int) -> Iterable[ExpertWeights]:
         """The tensors of resident experts of one layer, valid while they are pinned; take each when it is computed."""
         arena = self._device_arena
