@@ -111,7 +111,7 @@ class StagedReads(DiskReads):
     @staticmethod
     def ring_slots(reads: ReadSettings) -> int:
         """Enough that a job never finds none: those begun (on demand and ahead), and those being handed on."""
-        return 2 * reads.depth + reads.threads
+        return 2 * reads.depth + reads.threads + 1
 
     def begin(self, job: Job) -> int:
         self._taken[job.expert] = self._free.popleft()

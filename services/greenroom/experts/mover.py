@@ -204,10 +204,12 @@ class Mover:
         self._carrier.close()
 
     def _start(self) -> list[threading.Thread]:
-        """The threads; a simulated link has none and keeps the time itself."""
+        """The threads: one more than parts move at once, so that what is done with a job's last part (a checksum, the
+        handing over) does not keep the next one waiting. A simulated link has none and keeps the time itself.
+        """
         threads = [
             threading.Thread(target=self._run, name=f"mover {self.name} {n}", daemon=True)
-            for n in range(self._carrier.threads)
+            for n in range(self._carrier.threads + 1)
         ]
         for thread in threads:
             thread.start()
@@ -246,6 +248,8 @@ class Mover:
             return begun, begun.taken - 1
 
     def _choose(self) -> Begun | Job | None:
+        if sum(begun.moving for begun in self._begun) >= self._carrier.threads:
+            return None
         rest = [begun for begun in self._begun if begun.taken < begun.parts]
         for begun in rest:
             if begun.urgent:
@@ -281,6 +285,8 @@ class Mover:
             if begun.moving or begun.taken < begun.parts:
                 return False
             self._begun.remove(begun)
+            if self._idle and self._choose() is not None:
+                self._changed.notify()
             return True
 
     def _end(self, begun: Begun) -> None:

@@ -230,7 +230,7 @@ def test_the_fake_device_sees_each_order_that_is_left_out(
 
 def test_the_staging_ring_is_small_and_never_runs_out() -> None:
     for reads in READS.values():
-        assert StagedReads.ring_slots(reads) <= 2 * reads.depth + reads.threads
+        assert StagedReads.ring_slots(reads) <= 2 * reads.depth + reads.threads + 1
     accelerator = FakeAccelerator()
     bench = Bench("restless", 12, 0, accelerator=accelerator, reads=READS["parts"])
     assert sum(accelerator.locked.values()) == StagedReads.ring_slots(READS["parts"]) * RECORD.nbytes

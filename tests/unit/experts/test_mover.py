@@ -175,6 +175,31 @@ def test_a_failed_job_ends_only_when_none_of_its_parts_moves_any_more() -> None:
     assert carrier.finished == [1]
 
 
+def test_the_check_of_one_job_does_not_keep_the_next_from_the_link() -> None:
+    class Slow(Carrying):
+        checking = threading.Event()
+        checked = threading.Event()
+
+        def finish(self, job: Job) -> None:
+            if job.expert == 0:
+                self.checking.set()
+                assert self.checked.wait(DEADLINE_S)
+            super().finish(job)
+
+    carrier = Slow()
+    with moving(carrier) as (mover, outbox):
+        mover.put(job(0))
+        mover.put(job(1))
+        carrier.let()
+        assert carrier.checking.wait(DEADLINE_S)
+        carrier.wait_begun(2)
+        carrier.let_all()
+        assert [job.expert for job in ended(outbox, 1)] == [1]
+        carrier.checked.set()
+        assert [job.expert for job in ended(outbox, 1)] == [0]
+    assert carrier.most_at_once == 1
+
+
 def test_what_a_whole_job_lacks_is_an_error_of_the_job() -> None:
     class Refusing(Carrying):
         def finish(self, job: Job) -> None:
