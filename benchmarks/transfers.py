@@ -1,11 +1,13 @@
 """Bytes/s of the engine's disk link beside plain sequential direct reads of the same records.
 
-    python -m benchmarks.transfers [--pack FILE] [--rounds 15] [--queued 8]
+    python -m benchmarks.transfers [--pack FILE] [--rounds 15] [--queued 8] [--every-setting]
 
-Every round takes records at random and reads them three ways, in changing order: one after the other with ``preadv``
-and nothing around it, through the link with all of them queued, and through the link with each asked for when the one
-before has been collected, as a layer does that misses one expert at a time. What is left of the plain reads' speed is
-the cost of the hand-over between queue, mover and owner. Prints a table and, as its last line, one JSON object.
+Every round takes records at random and reads them four ways, in changing order: one after the other with ``preadv``
+and nothing around it; through the link with all of them queued; the same with a row multiplied by each record that has
+landed, on all cores, as a token does; and with each asked for when the one before has been collected, as by a
+layer that misses one expert at a time. What is left of the plain reads' speed is the cost of the hand-over between
+queue, mover and owner. ``--every-setting`` shows all that calibration chooses from. Prints a table and, as its last
+line, one JSON object.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from pathlib import Path
 
 import click
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from greenroom.core.units import format_bytes
-from greenroom.experts.calibration import load_or_measure
+from greenroom.experts.calibration import CANDIDATES, load_or_measure
 from greenroom.experts.direct_io import ReadSettings, page_aligned
 from greenroom.experts.engine import catalogue_of
 from greenroom.experts.hardware import RealHardware
@@ -58,10 +61,12 @@ class Link:
     """The engine's tiers over a pack, without a model: what is fetched is evicted again."""
 
     def __init__(self, pack: PackFile, slots: int, reads: ReadSettings) -> None:
+        catalogue = catalogue_of(pack.manifest)
+        self._layer_of = catalogue.layer_of
         self.ledger = Ledger(pack.manifest.experts, slots)
         self.tiers = Tiers(
             pack,
-            catalogue_of(pack.manifest),
+            catalogue,
             self.ledger,
             None,
             make_host_room=lambda _: False,
@@ -75,13 +80,20 @@ class Link:
         for key in keys:
             self.ledger.evict(key)
 
+    def computing(self, keys: list[int]) -> None:
+        for key in keys:
+            self.tiers.fetch(key, Reason.ON_DEMAND)
+        self._collect(len(keys), compute=True)
+        for key in keys:
+            self.ledger.evict(key)
+
     def one_by_one(self, keys: list[int]) -> None:
         for key in keys:
             self.tiers.fetch(key, Reason.ON_DEMAND)
             self._collect(1)
             self.ledger.evict(key)
 
-    def _collect(self, count: int) -> None:
+    def _collect(self, count: int, *, compute: bool = False) -> None:
         while count:
             if not self.tiers.wait(READ_TIMEOUT_S):
                 raise TimeoutError("nothing has landed")
@@ -89,13 +101,20 @@ class Link:
                 if transfer.error is not None:
                     raise OSError(transfer.error)
                 count -= 1
+                if compute and count:
+                    layer = int(self._layer_of[transfer.expert])
+                    (weights,) = self.tiers.weights([transfer.expert], layer)
+                    for tensor in weights:
+                        if tensor.ndim == 2:
+                            torch.mv(tensor, torch.ones(tensor.shape[1], dtype=tensor.dtype))
 
 
 @click.command()
 @click.option("--pack", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Default: largest.")
 @click.option("--rounds", default=15, show_default=True)
 @click.option("--queued", default=8, show_default=True, help="Records a round.")
-def main(path: Path | None, rounds: int, queued: int) -> None:
+@click.option("--every-setting", is_flag=True, help="All that calibration chooses from, beside what it chose.")
+def main(path: Path | None, rounds: int, queued: int, every_setting: bool) -> None:
     """Measure and print."""
     path = path or max(default_cache_dir().glob("packs/*.pack"), key=lambda p: p.stat().st_size, default=None)
     if path is None:
@@ -103,11 +122,11 @@ def main(path: Path | None, rounds: int, queued: int) -> None:
     with closing(PackFile.open(path)) as pack:
         link = load_or_measure(pack, on_measure=lambda line: click.echo(line, err=True))
         reads = ReadSettings() if link is None else link.reads
-        report = _measure(pack, reads, rounds, queued)
+        report = _measure(pack, list(dict.fromkeys([reads, *(CANDIDATES if every_setting else ())])), rounds, queued)
     print(json.dumps(report))
 
 
-def _measure(pack: PackFile, reads: ReadSettings, rounds: int, queued: int) -> dict[str, object]:
+def _measure(pack: PackFile, settings: list[ReadSettings], rounds: int, queued: int) -> dict[str, object]:
     catalogue = catalogue_of(pack.manifest)
     nbytes = max(layer.layout.nbytes for layer in pack.manifest.layers)
     keys = np.flatnonzero(np.array(pack.manifest.sizes()) == nbytes).tolist()
@@ -119,25 +138,27 @@ def _measure(pack: PackFile, reads: ReadSettings, rounds: int, queued: int) -> d
             pack.read_part(int(catalogue.layer_of[key]), int(catalogue.index_of[key]), 0, buffer)
 
     chooser = random.Random(3)
-    with tqdm(total=rounds, desc="rounds", disable=not sys.stderr.isatty()) as bar:
-        link = Link(pack, queued, reads)
-        try:
-            arms = [
-                Arm("plain reads", plain),
-                Arm("link, queued", link.queued),
-                Arm("link, one by one", link.one_by_one),
+    links = [Link(pack, queued, reads) for reads in settings]
+    try:
+        arms = [Arm("plain reads", plain)]
+        for reads, link in zip(settings, links, strict=True):
+            name = reads.describe()
+            arms += [
+                Arm(f"{name}: queued", link.queued),
+                Arm(f"{name}: computing", link.computing),
+                Arm(f"{name}: one by one", link.one_by_one),
             ]
             link.queued(keys[:queued])  # every slot's pages exist from here on
-            plain(keys[:queued])
-            for _ in range(rounds):
-                chosen = chooser.sample(keys, queued)
-                for arm in chooser.sample(arms, len(arms)):
-                    arm.measure(chosen, nbytes)
-                bar.update()
-        finally:
+        plain(keys[:queued])
+        for _ in tqdm(range(rounds), desc="rounds", disable=not sys.stderr.isatty()):
+            chosen = chooser.sample(keys, queued)
+            for arm in chooser.sample(arms, len(arms)):
+                arm.measure(chosen, nbytes)
+    finally:
+        for link in links:
             link.tiers.close()
-    print(f"{queued} records of {format_bytes(nbytes)} a round, {rounds} rounds; link: {reads.describe()}")
-    print(f"{'':<18}{'median':>12}{'ratio':>8}{'(quartiles)':>16}{'CPU a record':>15}")
+    print(f"{queued} records of {format_bytes(nbytes)} a round, {rounds} rounds; chosen: {settings[0].describe()}")
+    print(f"{'':<52}{'median':>12}{'ratio':>8}{'(quartiles)':>16}{'CPU a record':>15}")
     rows = []
     for arm in arms:
         ratios = sorted(own / base for own, base in zip(arm.bytes_per_s, arms[0].bytes_per_s, strict=True))
@@ -145,11 +166,11 @@ def _measure(pack: PackFile, reads: ReadSettings, rounds: int, queued: int) -> d
         median = statistics.median(arm.bytes_per_s)
         cpu = statistics.median(arm.cpu_s)
         print(
-            f"{arm.name:<18}{format_bytes(median) + '/s':>12}{middle:>8.3f}"
+            f"{arm.name:<52}{format_bytes(median) + '/s':>12}{middle:>8.3f}"
             f"{f'({low:.3f}-{high:.3f})':>16}{f'{1e6 * cpu:.0f} us':>15}"
         )
         rows.append({"arm": arm.name, "bytes_per_s": median, "ratio": middle, "quartiles": [low, high], "cpu_s": cpu})
-    return {"record_bytes": nbytes, "queued": queued, "rounds": rounds, "reads": reads.describe(), "rows": rows}
+    return {"record_bytes": nbytes, "queued": queued, "rounds": rounds, "reads": settings[0].describe(), "rows": rows}
 
 
 if __name__ == "__main__":

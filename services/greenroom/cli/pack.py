@@ -15,9 +15,17 @@ from greenroom.cli.model_options import checkpoint_options
 @click.argument("model")
 @checkpoint_options
 @click.option("--force", is_flag=True, help="Make it anew even if it is there.")
+@click.option("--measure", is_flag=True, help="Measure again how it is read best, even if that is known.")
 @click.option("--verify", is_flag=True, help="Read all of it and check every record.")
 def pack(
-    model: str, revision: str | None, offline: bool, dtype: str, cache_dir: Path | None, force: bool, verify: bool
+    model: str,
+    revision: str | None,
+    offline: bool,
+    dtype: str,
+    cache_dir: Path | None,
+    force: bool,
+    measure: bool,
+    verify: bool,
 ) -> None:
     """Write the packed expert file of MODEL (a folder or a hub id) and print its path.
 
@@ -44,7 +52,7 @@ def pack(
                 disable=not sys.stderr.isatty(),
             ) as bar:  # fmt: skip
                 opened.verify(bar.update)
-        link = load_or_measure(opened, on_measure=lambda line: click.echo(line, err=True))
+        link = load_or_measure(opened, on_measure=lambda line: click.echo(line, err=True), anew=measure)
         if link is not None:
             click.echo(f"read best in {link.describe()}", err=True)
     click.echo(path)

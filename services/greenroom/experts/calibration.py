@@ -120,9 +120,15 @@ def profile_path(pack: Path) -> Path:
 
 
 def load_or_measure(
-    pack: PackFile, *, on_measure: Callable[[str], object] | None = None, budget_s: float = BUDGET_S
+    pack: PackFile,
+    *,
+    on_measure: Callable[[str], object] | None = None,
+    budget_s: float = BUDGET_S,
+    anew: bool = False,
 ) -> MeasuredLink | None:
     """The profile kept beside the pack, measured first where there is none for this pack, host and file system.
+
+    ``anew``: measured whatever is kept, for instance because the machine was busy then.
 
     None for a small pack: it is not worth the time. ``on_measure`` is told once, before the measurement begins; this
     takes about ``budget_s``. Of processes that start together one measures and the others take what it found. A
@@ -132,10 +138,10 @@ def load_or_measure(
     if pack.manifest.record_bytes < SMALL_PACK_BYTES:
         return None
     path, here = profile_path(pack.path), _identity(pack)
-    if (kept := _load(path, here)) is not None:
+    if not anew and (kept := _load(path, here)) is not None:
         return kept
     with _alone(path):
-        if (kept := _load(path, here)) is not None:
+        if not anew and (kept := _load(path, here)) is not None:
             return kept
         if on_measure is not None:
             on_measure(f"measuring how {pack.path.name} is read best, about {budget_s:.1f} s")

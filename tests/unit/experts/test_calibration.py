@@ -102,6 +102,16 @@ def test_a_profile_is_kept_and_used_again(pack: PackFile, monkeypatch: pytest.Mo
     assert [p.name for p in pack.path.parent.iterdir() if "partial" in p.name] == []
 
 
+def test_it_is_measured_again_where_that_is_asked_for(pack: PackFile) -> None:
+    load_or_measure(pack, budget_s=0.02)
+    _edited(calibration.profile_path(pack.path), bytes_per_s=1.0)
+    assert calibration.load(pack) is not None
+    again = load_or_measure(pack, budget_s=0.02, anew=True)
+    assert again is not None
+    assert again.bytes_per_s > 1
+    assert calibration.load(pack) == again
+
+
 def _edited(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
