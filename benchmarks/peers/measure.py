@@ -18,7 +18,7 @@ from benchmarks.peers import gguf_file
 from benchmarks.peers.arms import Answer, Arm, ArmFailed
 from benchmarks.peers.job import Batch
 from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THIRD, Row, Sample, agreement
-from benchmarks.peers.settings import LlamaSettings, best_of, first_trials, memory_trials, second_trials
+from benchmarks.peers.settings import LlamaSettings, best_of, first_trials, memory_trials, second_trials, waiting_trials
 
 MAX_MODEL_LEN = 256
 AMPLE_BYTES = 64 * 2**30
@@ -121,7 +121,11 @@ class Measurement:
             subject.short_of_memory[sequences] = trials[0]
             if self.effort.tune:
                 rates = self._try(subject, THIRD, trials, (sequences,), repeats=1)
-                subject.short_of_memory[sequences] = best_of(rates[sequences]) or trials[0]
+                best = best_of(rates[sequences]) or trials[0]
+                waiting = self._try(subject, THIRD, waiting_trials(best, self.threads), (sequences,), repeats=1)
+                subject.short_of_memory[sequences] = (
+                    best_of({best: rates[sequences][best], **waiting[sequences]}) or best
+                )
 
     def _learn_peer_own_bytes(self, subject: Subject, sequences: int) -> None:
         """The peak of a run in a cgroup that limits nothing, less the file: all of it is read, and counted there."""
@@ -299,5 +303,5 @@ def agreements(subjects: Sequence[Subject]) -> dict[str, float]:
 
 def runs_of(subjects: int, effort: Effort) -> int:
     """How many runs there will be at most, for the progress bar."""
-    trials = effort.trials * (len(first_trials(2)) + sum(len(second_trials(LlamaSettings(), n)) for n in (1, 8))) + 10
+    trials = effort.trials * (len(first_trials(2)) + sum(len(second_trials(LlamaSettings(), n)) for n in (1, 8))) + 16
     return subjects * (1 + (trials if effort.tune else effort.trials + 2) + 10 * effort.rounds)

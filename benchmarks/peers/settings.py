@@ -68,6 +68,11 @@ def memory_trials(best: LlamaSettings, own_kib: int | None, settable: bool) -> l
     return [replace(mapped, read_ahead_kib=kib) for kib in sorted({*READ_AHEADS_KIB, own_kib})]
 
 
+def waiting_trials(best: LlamaSettings, cores: int) -> list[LlamaSettings]:
+    """For memory that does not hold the model: more threads than cores, as each waits for its own page faults."""
+    return [replace(best, threads=threads) for threads in sorted({cores, 2 * cores, 4 * cores} - {best.threads})]
+
+
 def best_of(trials: Mapping[T, Sequence[float]]) -> T | None:
     """The one with the highest median, of equal ones the first; those without a figure failed. None: all did."""
     medians = {trial: statistics.median(rates) for trial, rates in trials.items() if rates}

@@ -28,7 +28,7 @@ from benchmarks.peers.results import (
     spread,
     summary,
 )
-from benchmarks.peers.settings import LlamaSettings, best_of, first_trials, memory_trials, second_trials
+from benchmarks.peers.settings import LlamaSettings, best_of, first_trials, memory_trials, second_trials, waiting_trials
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.moe.sampling import Picked
@@ -123,6 +123,14 @@ def test_where_memory_is_short_the_file_is_mapped_and_read_aheads_are_tried() ->
     assert len(settable) > 2
     assert memory_trials(best, 8192, settable=False) == [LlamaSettings(load_mode="mmap")]
     assert memory_trials(best, None, settable=False) == [LlamaSettings(load_mode="mmap")]
+
+
+def test_where_memory_is_short_more_threads_than_cores_are_tried_too() -> None:
+    best = LlamaSettings(threads=2, read_ahead_kib=512)
+    trials = waiting_trials(best, 2)
+    assert [trial.threads for trial in trials] == [4, 8]
+    assert {trial.read_ahead_kib for trial in trials} == {512}
+    assert [trial.threads for trial in waiting_trials(LlamaSettings(threads=1), 2)] == [2, 4, 8]
 
 
 # -- rows and ratios --------------------------------------------------------------------------------------------------
