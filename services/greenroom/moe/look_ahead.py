@@ -100,7 +100,7 @@ def _around_the_boundary(logits: Scores, picks: np.ndarray[Any, np.dtype[np.int6
     # Where a family picks by more than its logits (groups, correction biases), its picks come first all the same.
     chosen = np.zeros(logits.shape, dtype=np.bool_)
     np.put_along_axis(chosen, picks, True, axis=1)
-    weights: Scores = np.where(chosen, np.maximum(values, 0.5), np.minimum(values, 0.5)).astype(np.float32)
+    weights: Scores = np.where(chosen, np.maximum(values, 0.501), np.minimum(values, 0.499)).astype(np.float32)
     return weights
 
 

@@ -1,0 +1,135 @@
+"""Every decoder-only family's routers can be run ahead of their layers, and predict the better the nearer they are."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from greenroom.experts.source import PredictsFor
+from greenroom.moe.loading import attach
+from greenroom.moe.look_ahead import LookAhead
+from greenroom.policies.events import ROUTER, Prediction, PredictionRequest
+from tests.contract.families.conftest import Pair, Pairs
+from tests.contract.families.sources import ScriptedExperts
+from tests.contract.families.test_exactness import logits, prompts
+from tests.random_checkpoints import DECODER_ONLY
+
+
+class Asking(ScriptedExperts):
+    """Asks at every layer for all layers from this one on; remembers the answers by layer."""
+
+    asks = frozenset({ROUTER})
+
+    def reset(self) -> None:
+        super().reset()
+        self.answers: dict[int, Prediction] = {}
+        self.layer = 0
+
+    def layer_entered(self, layer: int) -> None:
+        super().layer_entered(layer)
+        self.layer = layer
+
+    def take_request(self, kind: str) -> PredictionRequest | None:
+        assert kind == ROUTER
+        return PredictionRequest(ROUTER, (self.layer, len(self._weights)))
+
+    def predicted(self, prediction: Prediction) -> None:
+        self.answers[prediction.request.layers[0]] = prediction
+
+
+def asking(pair: Pair) -> Asking:
+    source = Asking(pair.source._weights)
+    assert isinstance(source, PredictsFor)
+    attach(pair.loaded, source)
+    return source
+
+
+def picked(values: Any, count: int) -> list[list[int]]:
+    return np.sort(np.argsort(-values, axis=1, kind="stable")[:, :count], axis=1).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("family", DECODER_ONLY)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_a_router_asked_for_its_own_layer_foresees_its_picks(pairs: Pairs, family: str, dtype: str) -> None:
+    """In the layer itself the rows are those that the router saw: weights above 1/2 are exactly its picks."""
+    pair = pairs.get(family, dtype)
+    source = asking(pair)
+    logits(pair, pair.loaded.model, prompts(2, 12))
+
+    for layer, spec in enumerate(pair.loaded.layers):
+        (picks,) = source.picks[layer]
+        values = source.answers[layer].values
+        assert values.shape == (len(picks), sum(each.experts for each in pair.loaded.layers[layer:]))
+        assert values.dtype == np.float32
+        assert ((values >= 0) & (values <= 1)).all()
+        own = values[:, : spec.experts]
+        assert picked(own, spec.top_k) == np.sort(picks, axis=1).tolist()
+        assert ((own > 0.5).sum(axis=1) <= spec.top_k).all()
+
+
+@pytest.mark.parametrize("family", DECODER_ONLY)
+@torch.inference_mode()
+def test_looking_ahead_changes_nothing_and_foresees_more_than_chance(pairs: Pairs, family: str) -> None:
+    pair = pairs.get(family)
+    plain = logits(pair, pair.loaded.model, prompts(2, 12)).clone()
+    source = asking(pair)
+    looking = logits(pair, pair.loaded.model, prompts(2, 12))
+
+    assert torch.equal(plain, looking)
+    layers = pair.loaded.layers
+    first, second = layers[0], layers[1]
+    foreseen = picked(source.answers[0].values[:, first.experts : first.experts + second.experts], second.top_k)
+    (picks,) = source.picks[1]
+    recall = np.mean(
+        [len(set(ours) & set(own)) / second.top_k for ours, own in zip(foreseen, picks.tolist(), strict=True)]
+    )
+    assert recall > 1.2 * second.top_k / second.experts
+
+
+@pytest.mark.parametrize("family", ["mixtral", "phimoe"])
+@torch.inference_mode()
+def test_rows_are_given_the_norm_of_the_layer_they_are_asked_for(pairs: Pairs, family: str) -> None:
+    """What one layer's norm made of a residual becomes what another's would have made of it (RMS norm, layer norm)."""
+    pair = pairs.get(family)
+    asking(pair)
+    ahead = pair.loaded.stage.look_ahead
+    assert isinstance(ahead, LookAhead)
+    generator = torch.Generator().manual_seed(3)
+    here, there = (gate.norm for gate in ahead._gates[:2])
+    for norm in (here, there):
+        for parameter in norm.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+    residual = torch.randn(5, 32, generator=generator)
+
+    values = ahead.weights(0, 1, here(residual))
+
+    _, picks = ahead._gates[1].outputs(there(residual))
+    assert picked(values, picks.shape[1]) == torch.sort(picks, dim=1).values.tolist()
+    pairs.forget(family)
+
+
+def test_routers_that_can_not_be_run_ahead_are_said_once_and_left_alone(
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = pairs.get("olmoe")
+    router = type(pair.loaded.model.model.layers[1].mlp.gate)
+
+    def two_outputs(self: Any, rows: torch.Tensor) -> Any:
+        return rows, rows
+
+    monkeypatch.setattr(router, "forward", two_outputs)
+    with caplog.at_level(logging.WARNING):
+        asking(pair)
+    assert pair.loaded.stage.look_ahead is None
+    assert [record.message for record in caplog.records if "look-ahead" in record.message] == [
+        "no look-ahead: the routers of olmoe can not be run ahead of their layers; the policy goes on without"
+    ]
+
+
+def test_nothing_is_computed_where_nobody_asks(pairs: Pairs) -> None:
+    assert pairs.get("olmoe").loaded.stage.look_ahead is None
