@@ -123,9 +123,8 @@ class Measurement:
                 rates = self._try(subject, THIRD, trials, (sequences,), repeats=1)
                 best = best_of(rates[sequences]) or trials[0]
                 waiting = self._try(subject, THIRD, waiting_trials(best, self.threads), (sequences,), repeats=1)
-                subject.short_of_memory[sequences] = (
-                    best_of({best: rates[sequences][best], **waiting[sequences]}) or best
-                )
+                tried = {best: rates[sequences][best], **waiting[sequences]}
+                subject.short_of_memory[sequences] = best_of(tried) or best
 
     def _learn_peer_own_bytes(self, subject: Subject, sequences: int) -> None:
         """The peak of a run in a cgroup that limits nothing, less the file: all of it is read, and counted there."""

@@ -46,7 +46,7 @@ class ScriptedArm:
         cold: Sequence[Path] = (),
     ) -> Answer:
         self.asked.append({"model": model, "settings": settings, "limit": limit_bytes, "cold": list(cold)})
-        told = {"load_s": 1.0, "peak_rss": 7, "version": "1", "system": "", **PLAN, "batches": []}
+        told: dict[str, Any] = {"load_s": 1.0, "peak_rss": 7, "version": "1", "system": "", **PLAN, "batches": []}
         for batch in batches:
             self.log.append((self.name, batch.sequences, limit_bytes))
             step = batch.sequences / self.rate(model=model, settings=settings, limit=limit_bytes)
@@ -84,7 +84,7 @@ def subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Subject:
 
 def _peer_rate(model: Path, settings: dict[str, Any], limit: int | None) -> float:
     fast = 20.0 if model.name.endswith("f16.gguf") and not model.name.endswith("bf16.gguf") else 10.0
-    fast += 5.0 * (settings["load_mode"] == "none") - 3.0 * (settings["threads"] == 1)
+    fast += 5.0 * int(settings["load_mode"] == "none") - 3.0 * int(settings["threads"] == 1)
     return fast / (4 if limit is not None and limit < AMPLE_BYTES and limit < 5000 else 1)
 
 
