@@ -35,6 +35,7 @@ from tests.random_checkpoints import DECODER_ONLY, save_random
 BUDGETS = ("100%", "33%", "smallest")
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [30, 20, 10], [40, 41] * 11, [77], [200, 3, 150, 99, 98, 97, 96])
 NEW_TOKENS = 10
+PREFETCHING = ("look-ahead", "next-layer", "top-k")
 
 
 @dataclass
@@ -147,6 +148,7 @@ def test_fp32_greedy_tokens_equal_generate(
             assert len(tokens) == NEW_TOKENS or place == 2
         assert experts.counters.lookups > 0
         assert budget == "100%" or experts.counters.evictions > 0, "the budget was never felt"
+        assert budget != "33%" or policy not in PREFETCHING or experts.counters.prefetches > 0, "nothing was prefetched"
 
 
 @pytest.mark.parametrize(("family", "budget", "policy"), combinations())
