@@ -69,6 +69,9 @@ def catalogue_of(manifest: PackManifest, pool: str = "model") -> Catalogue:
     )
 
 
+_PRELOAD_QUEUED = 64  # enough for any link, and few enough to look through each time one lands
+
+
 class RoutingListener(Protocol):
     """Hears what is routed where, on the thread that owns the engine; a trace recorder."""
 
@@ -247,18 +250,24 @@ class ExpertEngine:
         ``progress`` is told 1 for each. Raises TransferFailed.
         """
         wanted = [key for key in dict.fromkeys(keys) if self.device.state[key] == State.ABSENT][: self.device.free]
-        missing = set(wanted)
         self._demand.forget_failures()
+        missing: set[int] = set()
         for key in wanted:
             self._tiers.fetch(key, Reason.TARGET)
+            missing.add(key)
+            if len(missing) == _PRELOAD_QUEUED:
+                missing -= self._some_of(missing, progress)
         while missing:
-            landed = {key for key in missing if self.device.resident[key]}
-            if progress is not None and landed:
-                progress(len(landed))
-            missing -= landed
-            if missing:
-                self._demand.wait_for(missing)
+            missing -= self._some_of(missing, progress)
         return len(wanted)
+
+    def _some_of(self, missing: set[int], progress: Callable[[int], object] | None) -> set[int]:
+        """Wait until some have landed; returns these."""
+        while not (landed := {key for key in missing if self.device.resident[key]}):
+            self._demand.wait_for(missing)
+        if progress is not None:
+            progress(len(landed))
+        return landed
 
     def resident_keys(self) -> Keys:
         """Who is on the device, ascending."""

@@ -236,3 +236,28 @@ def test_the_staging_ring_is_small_and_never_runs_out() -> None:
     assert sum(accelerator.locked.values()) == StagedReads.ring_slots(READS["parts"]) * RECORD.nbytes
     assert bench.steps([[[0, 2, 4]] * LAYERS, [[1, 3, 5]] * LAYERS] * 4) == []
     assert bench.close() == []
+
+
+@pytest.mark.parametrize("on", ["ram", "accelerator"])
+def test_a_long_preload_ends_with_everyone_there(on: str) -> None:
+    """More experts than are queued at a time, through a host tier smaller than what waits for it."""
+    layers = tuple(PackLayer(f"layers.{n}", 50, TOP_K, RECORD) for n in range(3))
+    large = PackManifest("fake", "float32", "digest", layers)
+    catalogue = catalogue_of(large)
+    store = FakeStore(large)
+    accelerator = FakeAccelerator() if on == "accelerator" else None
+    engine = ExpertEngine(
+        store,
+        catalogue,
+        POLICIES["lru"](catalogue),
+        EngineConfig(device_slots=140, host_slots=8),
+        hardware=RealHardware(READS["parts"], accelerator),
+    )
+    told: list[int] = []
+    try:
+        assert engine.preload(range(149, -1, -1), told.append) == 140
+        assert sum(told) == 140
+        assert engine.resident_keys().tolist() == list(range(10, 150))
+        assert set(store.reads.values()) == {1}
+    finally:
+        engine.close()
