@@ -11,6 +11,7 @@ arrival.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,12 +39,10 @@ def experts_forward(
     with seat.source.routed(seat.layer, picks) as arriving:
         if seat.stage.look_ahead is not None:
             seat.stage.look_ahead(seat.layer, hidden_states)
-        total: ExpertSum
+        compute = partial(_expert, module)
         if seat.native is not None:
-            total = NativeSum(hidden_states, top_k_weights, grouped, seat.native)
-        else:
-            total = TorchSum(hidden_states, top_k_weights, grouped, lambda rows, w: _expert(module, rows, w))
-        return combine(grouped, arriving, total)
+            return combine(grouped, arriving, NativeSum(hidden_states, top_k_weights, grouped, compute, seat.native))
+        return combine(grouped, arriving, TorchSum(hidden_states, top_k_weights, grouped, compute))
 
 
 def combine(grouped: Grouped, arriving: Iterator[tuple[int, ExpertWeights]], total: ExpertSum) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from greenroom.experts.source import PredictsFor
@@ -22,17 +23,32 @@ from greenroom.policies.events import ROUTER, Prediction
 
 log = logging.getLogger(__name__)
 
+_PROBES = 16
+
 
 class _Gate(NamedTuple):
     """One layer's router: its family's own forward, without what greenroom has wrapped around it."""
 
-    module: nn.Module
+    module: Any
+    top_k: int
     norm: Any  # a module with a weight and perhaps a bias, or None
+    plain: bool = False  # it picks the largest of the logits, which are one linear map of the rows
 
     def outputs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits ``[T, experts]`` and picks ``[T, k]``."""
         logits, _, picks = type(self.module).forward(self.module, rows)
         return logits, picks
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """The logits alone; of a plain router."""
+        return nn.functional.linear(rows, self.module.weight, getattr(self.module, "bias", None))
+
+    def weights(self, rows: torch.Tensor) -> Scores:
+        """``[T, experts]``: see LookAhead."""
+        if self.plain:
+            return _around_the_boundary(_to_numpy(self.logits(rows)), self.top_k)
+        logits, picks = self.outputs(rows)
+        return _picks_first(_around_the_boundary(_to_numpy(logits), self.top_k), picks.cpu().numpy())
 
 
 class LookAhead:
@@ -53,16 +69,16 @@ class LookAhead:
         if request is None:
             return
         values = [self.weights(layer, ahead, rows) for ahead in range(*request.layers)]
-        self._source.predicted(Prediction(request, "", np.concatenate(values, axis=1)))
+        self._source.predicted(
+            Prediction(request, "", np.concatenate(values, axis=1) if len(values) > 1 else values[0])
+        )
 
     def weights(self, layer: int, ahead: int, rows: torch.Tensor) -> Scores:
         """``[T, experts of layer ahead]``: how probable each expert of the layer ``ahead`` is."""
         if (layer, ahead) not in self._renorms:
             self._renorms[layer, ahead] = _renorm(self._gates[layer].norm, self._gates[ahead].norm)
         renorm = self._renorms[layer, ahead]
-        with torch.inference_mode():
-            logits, picks = self._gates[ahead].outputs(rows if renorm is None else renorm(rows))
-        return _around_the_boundary(logits.float().cpu().numpy(), picks.cpu().numpy())
+        return self._gates[ahead].weights(rows if renorm is None else renorm(rows))
 
 
 class _Renorm(NamedTuple):
@@ -90,18 +106,27 @@ def _renorm(here: Any, there: Any) -> _Renorm | None:
     return _Renorm(scale.to(here.weight.dtype), shift)
 
 
-def _around_the_boundary(logits: Scores, picks: np.ndarray[Any, np.dtype[np.int64]]) -> Scores:
-    count, experts = picks.shape[1], logits.shape[1]
+def _to_numpy(logits: torch.Tensor) -> Scores:
+    array: Scores = logits.detach().float().cpu().numpy()
+    return array
+
+
+def _around_the_boundary(logits: Scores, count: int) -> Scores:
+    """The logistic function of each logit's distance from the middle between the ``count`` largest and the others."""
+    experts = logits.shape[1]
     if count >= experts:
         return np.ones_like(logits)
-    ranked = np.partition(logits, experts - count - 1, axis=1)
-    boundary = (ranked[:, experts - count - 1] + ranked[:, experts - count :].min(axis=1)) / 2
-    values = 1 / (1 + np.exp(boundary[:, None] - logits))
-    # Where a family picks by more than its logits (groups, correction biases), its picks come first all the same.
-    chosen = np.zeros(logits.shape, dtype=np.bool_)
-    np.put_along_axis(chosen, picks, True, axis=1)
-    weights: Scores = np.where(chosen, np.maximum(values, 0.501), np.minimum(values, 0.499)).astype(np.float32)
+    ranked = np.partition(logits, (experts - count - 1, experts - count), axis=1)
+    boundary = (ranked[:, experts - count - 1, None] + ranked[:, experts - count, None]) / 2
+    weights: Scores = 1 / (1 + np.exp(np.minimum(boundary - logits, np.float32(50))))
     return weights
+
+
+def _picks_first(weights: Scores, picks: NDArray[np.int64]) -> Scores:
+    """Where a family picks by more than its logits (groups, correction biases), its picks are above 1/2 all the same."""
+    chosen = np.zeros(weights.shape, dtype=np.bool_)
+    np.put_along_axis(chosen, picks, True, axis=1)
+    return np.where(chosen, np.maximum(weights, np.float32(0.501)), np.minimum(weights, np.float32(0.499)))
 
 
 def look_ahead_of(model: Any, layers: tuple[MoeLayer, ...], source: object) -> LookAhead | None:
@@ -125,15 +150,30 @@ def _gate(model: Any, layer: MoeLayer) -> _Gate | None:
     router = find_router(model, layer) if layer.stacked else None
     if router is None:
         return None
-    gate = _Gate(router.module, _norm_before(model, layer))
+    gate = _Gate(router.module, layer.top_k, _norm_before(model, layer))
     embedding = model.get_input_embeddings().weight
-    probe = torch.ones(1, model.config.get_text_config().hidden_size, dtype=embedding.dtype, device=embedding.device)
+    shape = (_PROBES, model.config.get_text_config().hidden_size)
+    probes = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(embedding.device, embedding.dtype)
     try:
         with torch.inference_mode():
-            logits, picks = gate.outputs(probe)
+            logits, picks = gate.outputs(probes)
     except Exception:
         return None
-    return gate if logits.shape == (1, layer.experts) and picks.shape == (1, layer.top_k) else None
+    if logits.shape != (_PROBES, layer.experts) or picks.shape != (_PROBES, layer.top_k):
+        return None
+    return gate._replace(plain=_is_plain(gate, probes, logits, picks))
+
+
+def _is_plain(gate: _Gate, probes: torch.Tensor, logits: torch.Tensor, picks: torch.Tensor) -> bool:
+    weight = getattr(gate.module, "weight", None)
+    if weight is None or weight.dtype != probes.dtype or weight.shape != (logits.shape[1], probes.shape[1]):
+        return False
+    with torch.inference_mode():
+        own = gate.logits(probes)
+    if not torch.equal(own.float(), logits.float()):
+        return False
+    largest = own.float().topk(gate.top_k, dim=-1)
+    return torch.equal(own.float().gather(1, picks).sort(dim=-1).values, largest.values.sort(dim=-1).values)
 
 
 def _norm_before(model: Any, layer: MoeLayer) -> Any:

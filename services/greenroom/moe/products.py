@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -74,10 +75,18 @@ class TorchSum:
     def __init__(self, rows: torch.Tensor, scales: torch.Tensor, grouped: Grouped, compute: Compute) -> None:
         self.output = torch.zeros_like(rows)
         self._rows = rows
-        self._tokens = torch.from_numpy(grouped.tokens).to(rows.device)
-        order = torch.from_numpy(grouped.order).to(rows.device)
-        self._scales = scales.t().reshape(-1)[order].unsqueeze(-1)
+        self._picked_scales = scales
+        self._grouped = grouped
         self._compute = compute
+
+    @cached_property
+    def _tokens(self) -> torch.Tensor:
+        return torch.from_numpy(self._grouped.tokens).to(self._rows.device)
+
+    @cached_property
+    def _scales(self) -> torch.Tensor:
+        order = torch.from_numpy(self._grouped.order).to(self._rows.device)
+        return self._picked_scales.t().reshape(-1)[order].unsqueeze(-1)
 
     def run(self, start: int, end: int, weights: ExpertWeights) -> None:
         self.add(start, end, self.contribution(start, end, weights))
@@ -90,32 +99,35 @@ class TorchSum:
         self.output.index_add_(0, self._tokens[start:end], contribution)
 
 
-class NativeSum:
-    """By the compiled kernels: one call an expert."""
+class NativeSum(TorchSum):
+    """By the compiled kernels, one call an expert; an expert with more rows than they are good for by torch."""
 
-    def __init__(self, rows: torch.Tensor, scales: torch.Tensor, grouped: Grouped, native: NativeRows) -> None:
-        self.output = torch.zeros_like(rows)
-        self._rows = rows.contiguous()
-        self._tokens = grouped.tokens
-        self._scales = scales.float().numpy().T.reshape(-1)[grouped.order]
+    def __init__(
+        self, rows: torch.Tensor, scales: torch.Tensor, grouped: Grouped, compute: Compute, native: NativeRows
+    ) -> None:
+        super().__init__(rows.contiguous(), scales, grouped, compute)
         self._native = native
-        self._first_token, self._first_scale = self._tokens.ctypes.data, self._scales.ctypes.data
+        self._numbers = grouped.tokens
+        self._factors = scales.float().numpy().T.reshape(-1)[grouped.order]
+        self._first_number, self._first_factor = self._numbers.ctypes.data, self._factors.ctypes.data
 
     def run(self, start: int, end: int, weights: ExpertWeights) -> None:
-        self._call(start, end, weights, self.output, add=True)
+        if end - start > self._native.most_rows:
+            super().run(start, end, weights)
+        else:
+            self._call(start, end, weights, self.output, add=True)
 
     def contribution(self, start: int, end: int, weights: ExpertWeights) -> torch.Tensor:
+        if end - start > self._native.most_rows:
+            return super().contribution(start, end, weights)
         out = torch.empty(end - start, self.output.shape[1], dtype=self.output.dtype)
         self._call(start, end, weights, out, add=False)
         return out
 
-    def add(self, start: int, end: int, contribution: torch.Tensor) -> None:
-        self.output.index_add_(0, torch.from_numpy(self._tokens[start:end]), contribution)
-
     def _call(self, start: int, end: int, weights: ExpertWeights, out: torch.Tensor, *, add: bool) -> None:
         up, down = weights
-        tokens, scales = self._first_token + 8 * start, self._first_scale + 4 * start
-        self._native.expert(up, down, self._rows, tokens, scales, end - start, out, add=add)
+        numbers, factors = self._first_number + 8 * start, self._first_factor + 4 * start
+        self._native.expert(up, down, self._rows, numbers, factors, end - start, out, add=add)
 
 
 def native_for(experts: Any, dtype: torch.dtype, products: str) -> NativeRows | None:
@@ -171,7 +183,7 @@ def use_native(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module
 def _native_linear(native: NativeRows) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
     def forward(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
         rows = inputs.reshape(-1, module.in_features)
-        if len(rows) > _FEW_ROWS or not rows.is_contiguous():
+        if len(rows) > native.most_rows or not rows.is_contiguous():
             return nn.functional.linear(inputs, module.weight, module.bias)
         return native.linear(rows, module.weight, module.bias).view(*inputs.shape[:-1], module.out_features)
 
@@ -199,5 +211,3 @@ def _is_plain_rms_norm(module: Any, native: NativeRows) -> bool:
     close = (theirs - ours).abs() <= theirs.abs() * 2.0**-6
     return bool(close.all()) and bool((theirs == ours).float().mean() > 0.9)
 
-
-_FEW_ROWS = 64

@@ -39,6 +39,8 @@ class NativeRows:
         if found is None:
             raise NativeUnavailable("this processor has neither AVX-512 nor AVX2")
         self.instruction_set: str = found.decode()
+        self.most_rows = _ROWS_UNDER_BF16_INSTRUCTIONS if library.greenroom_multiplies_bf16() else _ANY_ROWS
+        """How many rows of one product these kernels are faster for than torch's."""
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._linear = library.greenroom_linear
         self._linear.argtypes = [pointer, pointer, pointer, pointer, count, count, count, ctypes.c_uint]
@@ -136,6 +138,12 @@ class NativeRows:
     def _threads(self, weights: int) -> int:
         return torch.get_num_threads() if self.threaded and weights >= _WEIGHTS_WORTH_A_THREAD else 1
 
+
+_ANY_ROWS = 1 << 30
+"""Without instructions for bf16 torch was slower at every number of rows, up to 256, that was measured."""
+
+_ROWS_UNDER_BF16_INSTRUCTIONS = 4
+"""With them a product is bound by memory up to a handful of rows, and theirs to compute beyond."""
 
 _WEIGHTS_WORTH_A_THREAD = 1 << 18
 """Weights from which a product takes longer than waking another thread for it: about 50 us of reading."""
