@@ -118,12 +118,12 @@ def _around_the_boundary(logits: Scores, count: int) -> Scores:
         return np.ones_like(logits)
     ranked = np.partition(logits, (experts - count - 1, experts - count), axis=1)
     boundary = (ranked[:, experts - count - 1, None] + ranked[:, experts - count, None]) / 2
-    weights: Scores = 1 / (1 + np.exp(np.minimum(boundary - logits, np.float32(50))))
+    weights: Scores = (1 / (1 + np.exp(np.minimum(boundary - logits, 50)))).astype(np.float32)
     return weights
 
 
 def _picks_first(weights: Scores, picks: NDArray[np.int64]) -> Scores:
-    """Where a family picks by more than its logits (groups, correction biases), its picks are above 1/2 all the same."""
+    """Where a family picks by more than its logits (groups, correction biases) its picks are above 1/2 all the same."""
     chosen = np.zeros(weights.shape, dtype=np.bool_)
     np.put_along_axis(chosen, picks, True, axis=1)
     return np.where(chosen, np.maximum(weights, np.float32(0.501)), np.minimum(weights, np.float32(0.499)))

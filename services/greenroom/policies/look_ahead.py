@@ -6,12 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.arrays import Keys, Scores
+from greenroom.policies.arrays import Counts, Keys, Scores
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import ROUTER, LayerRouting, Prediction, PredictionRequest, Step
 from greenroom.policies.next_use import NextUse
 from greenroom.policies.prefetching import PrefetchingPolicy
 from greenroom.policies.selection import Worth
+
+Bins = NDArray[np.intp]
 
 _ROWS = 32
 """Rows of a step that calibration looks at: a few tell as much as all of a long prompt's."""
@@ -51,14 +53,14 @@ class LookAhead(PrefetchingPolicy):
         self._least = least
         self._per_row = per_row
         self._calibration = Calibration(layers)
-        self._weights: dict[int, list[tuple[int, Scores]]] = {}  # by layer: (layers ahead, weights [T, experts])
+        self._foreseen: dict[int, list[tuple[int, Bins]]] = {}  # by layer: (layers ahead, bins [T, experts])
         self._priority: Scores = np.zeros(catalogue.size, dtype=np.float32)
         self._layer = -1
         self._asked: PredictionRequest | None = None
 
     def on_step_started(self, step: Step) -> None:
         self._asked = None
-        self._weights.clear()
+        self._foreseen.clear()
         if isinstance(self.retention, NextUse):
             self.retention.expect_nothing()
         if self._wants_any:
@@ -68,9 +70,9 @@ class LookAhead(PrefetchingPolicy):
         super().on_layer_routed(routing)
         layer = self._layer = routing.layer
         self._asked = None
-        for ahead, weights in self._weights.pop(layer, ()):
+        for ahead, bins in self._foreseen.pop(layer, ()):
             if routing.picks is not None:
-                self._calibration.learn(ahead, weights, routing.picks)
+                self._calibration.learn(ahead, bins, routing.picks)
         if self._wants_any:
             stop = self.catalogue.first[layer + 1]
             if self._priority[:stop].any():
@@ -87,21 +89,23 @@ class LookAhead(PrefetchingPolicy):
             return  # too late, or not ours
         self._asked = None
         start, stop = prediction.request.layers
-        first = self.catalogue.first
-        values = np.clip(np.nan_to_num(prediction.values), 0, 1).reshape(-1, prediction.values.shape[-1])
-        priority = np.zeros_like(self._priority)
+        spans = self.catalogue.spans
+        span = slice(spans[start].start, spans[stop - 1].stop)
+        ahead = self.catalogue.layer_of[span] - self._layer
+        values = prediction.values.reshape(-1, prediction.values.shape[-1])
+        bins = self._calibration.bins(values)
+        chances = self._calibration.chances(ahead, bins)
         for layer in range(start, stop):
-            ahead = layer - self._layer
-            weights = values[:, first[layer] - first[start] : first[layer + 1] - first[start]]
-            self._weights.setdefault(layer, []).append((ahead, weights[:_ROWS]))
-            chances = self._calibration.chances(ahead, weights)
-            if self._per_row is not None and self._per_row < chances.shape[1]:
-                bound = np.partition(weights, -self._per_row, axis=1)[:, -self._per_row, None]
-                chances = np.where(weights >= bound, chances, 0)
-            chance = 1 - np.prod(1 - chances, axis=0)
-            if isinstance(self.retention, NextUse):
-                self.retention.expect(layer, chance)
-            priority[self.catalogue.span(layer)] = np.where(chance >= self._least, stop - layer + chance, 0)
+            own = slice(spans[layer].start - span.start, spans[layer].stop - span.start)
+            self._foreseen.setdefault(layer, []).append((layer - self._layer, bins[:_ROWS, own]))
+            if self._per_row is not None and self._per_row < own.stop - own.start:
+                bound = np.partition(values[:, own], -self._per_row, axis=1)[:, -self._per_row, None]
+                chances[:, own][values[:, own] < bound] = 0
+        chance = chances[0] if len(chances) == 1 else 1 - np.prod(1 - chances, axis=0)
+        if isinstance(self.retention, NextUse):
+            self.retention.expect(span, chance)
+        priority = np.zeros_like(self._priority)
+        priority[span] = (chance >= self._least) * (self._layers - ahead + chance)
         self._want(priority)
 
     def _worthier(self, incoming: Keys, worth: Worth, victim: float) -> bool:
@@ -125,23 +129,26 @@ class Calibration:
         self._picked: NDArray[np.float64] = np.tile(prior * centres, (layers, 1))
         self._chance: NDArray[np.float64] = self._picked / self._seen
 
-    def chances(self, ahead: int, weights: Scores) -> NDArray[np.float64]:
-        """The chance that a row picks the expert, for each of ``weights``; of a router run ``ahead`` layers early."""
-        chances: NDArray[np.float64] = self._chance[ahead - 1][self._bin(weights)]
+    def bins(self, weights: Scores) -> Bins:
+        """The bin of each weight; what is no number counts as 0."""
+        within = np.fmin(np.fmax(weights, 0), 1)
+        return np.minimum((within * self._bins).astype(np.intp), self._bins - 1)
+
+    def chances(self, ahead: int | Counts, bins: Bins) -> NDArray[np.float64]:
+        """The chance that a row picks the expert, for each of ``bins[T, M]`` of routers run ``ahead`` layers early, all
+        of them or each of the M experts its own number.
+        """
+        chances: NDArray[np.float64] = self._chance[ahead - 1, bins]
         return chances
 
-    def learn(self, ahead: int, weights: Scores, picks: NDArray[np.integer]) -> None:
-        """``picks[T, k]`` came of what ``weights[T, experts]`` had foreseen; of the picks as many rows are read."""
-        experts = weights.shape[1]
-        picks = picks[: len(weights)]
-        if len(picks) < len(weights):
+    def learn(self, ahead: int, bins: Bins, picks: NDArray[np.integer]) -> None:
+        """``picks[T, k]`` came of what ``bins[T, experts]`` had foreseen; of the picks as many rows are read."""
+        experts = bins.shape[1]
+        picks = picks[: len(bins)]
+        if len(picks) < len(bins):
             return
-        bins = self._bin(weights)
         rows, places = np.nonzero(picks < experts)
         own = bins[rows, picks[rows, places]]
         self._seen[ahead - 1] += np.bincount(bins.ravel(), minlength=self._bins)
         self._picked[ahead - 1] += np.bincount(own, minlength=self._bins)
         self._chance[ahead - 1] = self._picked[ahead - 1] / self._seen[ahead - 1]
-
-    def _bin(self, weights: Scores) -> NDArray[np.intp]:
-        return np.minimum((weights * self._bins).astype(np.intp), self._bins - 1)

@@ -55,9 +55,11 @@ class NextUse(RankingPolicy):
         if self._expecting:
             self._expected[span] = np.nan
 
-    def expect(self, layer: int, chances: NDArray[np.float64]) -> None:
-        """``chances[experts of the layer]``: how probable a use is in the layer's next turn. Holds until it has run."""
-        self._expected[self.catalogue.span(layer)] = chances
+    def expect(self, span: slice, chances: NDArray[np.float64]) -> None:
+        """``chances`` for the keys of ``span``: how probable a use is in their layer's next turn. Holds until it has
+        run.
+        """
+        self._expected[span] = chances
         self._expecting = True
 
     def expect_nothing(self) -> None:

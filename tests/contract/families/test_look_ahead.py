@@ -68,7 +68,8 @@ def test_a_router_asked_for_its_own_layer_foresees_its_picks(pairs: Pairs, famil
         assert values.dtype == np.float32
         assert ((values >= 0) & (values <= 1)).all()
         own = values[:, : spec.experts]
-        assert picked(own, spec.top_k) == np.sort(picks, axis=1).tolist()
+        best = -np.sort(-own, axis=1)[:, : spec.top_k]  # compared by value: which of equals is picked is arbitrary
+        assert (-np.sort(-np.take_along_axis(own, picks, axis=1), axis=1) == best).all()
         assert ((own > 0.5).sum(axis=1) <= spec.top_k).all()
 
 

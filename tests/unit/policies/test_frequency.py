@@ -82,7 +82,7 @@ def test_what_is_expected_counts_in_the_place_of_the_next_turn_until_the_layer_h
             policy.on_layer_routed(routing_of(CATALOGUE, [4 * layer], layer=layer))
     before = policy.worth(Tier.DEVICE)[0]
 
-    policy.expect(1, np.array([0.0, 1.0, 0.0, 0.0]))
+    policy.expect(CATALOGUE.span(1), np.array([0.0, 1.0, 0.0, 0.0]))
     expecting = policy.worth(Tier.DEVICE)[0]
     assert expecting[4] < before[4]
     assert expecting[5] > before[5]
@@ -96,7 +96,7 @@ def test_what_is_expected_counts_in_the_place_of_the_next_turn_until_the_layer_h
         each.on_layer_routed(routing_of(CATALOGUE, [4], layer=1))
     assert (policy.worth(Tier.DEVICE)[0] == twin.worth(Tier.DEVICE)[0]).all()
 
-    policy.expect(2, np.zeros(4))
+    policy.expect(CATALOGUE.span(2), np.zeros(4))
     policy.expect_nothing()
     assert (policy.worth(Tier.DEVICE)[0] == twin.worth(Tier.DEVICE)[0]).all()
 

@@ -232,7 +232,7 @@ def test_with_next_use_what_comes_must_be_worth_more_than_what_goes() -> None:
 
 def test_calibration_learns_what_weights_are_worth_by_how_far_ahead_they_were_given() -> None:
     calibration = Calibration(2)
-    sure = weights_of([0.9, 0.1, 0.6, 0.2])
+    sure = calibration.bins(weights_of([0.9, 0.1, 0.6, 0.2]))
     assert calibration.chances(1, sure)[0, 0] == pytest.approx(0.925)  # a weight for the chance itself, by bins
     for turn in range(200):
         calibration.learn(1, sure, np.array([[0, 2 if turn % 4 == 0 else 3]]))
@@ -240,12 +240,15 @@ def test_calibration_learns_what_weights_are_worth_by_how_far_ahead_they_were_gi
 
     assert calibration.chances(1, sure)[0] == pytest.approx([1.0, 0.0, 0.25, 0.75], abs=0.02)
     assert calibration.chances(2, sure)[0] == pytest.approx([0.0, 1.0, 0.0, 0.0], abs=0.03)
+    each_its_own = calibration.chances(np.array([1, 1, 2, 2]), sure)
+    assert each_its_own[0] == pytest.approx([1.0, 0.0, 0.0, 0.0], abs=0.03)
 
 
 def test_calibration_reads_as_many_picks_as_it_has_weights_of() -> None:
     calibration = Calibration(1)
-    before = calibration.chances(1, weights_of([0.9]))
-    calibration.learn(1, weights_of([0.9], [0.9]), np.array([[0]]))
-    assert (calibration.chances(1, weights_of([0.9])) == before).all()
-    calibration.learn(1, weights_of([0.9]), np.array([[1], [1], [1]]))
-    assert (calibration.chances(1, weights_of([0.9])) < before).all()
+    one, two = calibration.bins(weights_of([0.9])), calibration.bins(weights_of([0.9], [0.9]))
+    before = calibration.chances(1, one)
+    calibration.learn(1, two, np.array([[0]]))
+    assert (calibration.chances(1, one) == before).all()
+    calibration.learn(1, one, np.array([[1], [1], [1]]))
+    assert (calibration.chances(1, one) < before).all()
