@@ -191,8 +191,7 @@ def main(
         "unseen": {
             "seed": UNSEEN_SEED,
             "exact_match": {
-                task: figures["exact"]
-                for task, figures in exact_match(evaluation, per_task, seed=UNSEEN_SEED).items()
+                task: figures["exact"] for task, figures in exact_match(evaluation, per_task, seed=UNSEEN_SEED).items()
             },
         },
         "lengths": lengths(evaluation, per_task),

@@ -117,8 +117,8 @@ def _around_the_boundary(logits: Scores, count: int) -> Scores:
     if count >= experts:
         return np.ones_like(logits)
     ranked = np.partition(logits, (experts - count - 1, experts - count), axis=1)
-    boundary = (ranked[:, experts - count - 1, None] + ranked[:, experts - count, None]) / 2
-    weights: Scores = (1 / (1 + np.exp(np.minimum(boundary - logits, 50)))).astype(np.float32)
+    above = logits - (ranked[:, experts - count - 1, None] + ranked[:, experts - count, None]) / 2
+    weights: Scores = np.reciprocal(1 + np.exp(-np.maximum(above, np.float32(-50))))
     return weights
 
 

@@ -148,6 +148,20 @@ def native_for(experts: Any, dtype: torch.dtype, products: str) -> NativeRows | 
         return None
 
 
+def describe_products(native: NativeRows | None, dtype: torch.dtype) -> str:
+    """Whose products a model is computed with, and why not the compiled ones, for a person."""
+    if native is not None:
+        few = "" if native.most_rows > 1024 else f", up to {native.most_rows} rows; more by torch"
+        return f"compiled ({native.instruction_set}{few})"
+    if dtype is not torch.bfloat16:
+        return "torch's (the compiled ones are for bfloat16)"
+    try:
+        native_rows()
+    except NativeUnavailable as reason:
+        return f"torch's ({reason})"
+    return "torch's"
+
+
 def computes_gated_silu(experts: Any) -> bool:
     """Whether an experts module is ``down · (silu(gate · x) * (up · x))`` with gate and up as one tensor, no more."""
     return (
@@ -210,4 +224,3 @@ def _is_plain_rms_norm(module: Any, native: NativeRows) -> bool:
         theirs, ours = module(rows).float(), native.rms_norm(rows, weight, epsilon).float()
     close = (theirs - ours).abs() <= theirs.abs() * 2.0**-6
     return bool(close.all()) and bool((theirs == ours).float().mean() > 0.9)
-

@@ -27,6 +27,7 @@ from greenroom.moe.checkpoint import Checkpoint, resolve
 from greenroom.moe.families import ENCODER_DECODER_REASON, family_of
 from greenroom.moe.loading import LoadedMoE, attach, load
 from greenroom.moe.packing import ensure_pack
+from greenroom.moe.products import describe_products
 from greenroom.moe.ragged import RaggedModel
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.registry import create_policy
@@ -71,6 +72,7 @@ class Worker:
         config = self.config
         with _transformers_bars(self._shows_progress):
             loaded = load(self.checkpoint, config.dtype, device=self._device, products=config.products)
+        self._products = describe_products(loaded.native, loaded.dtype)
         ragged = RaggedModel(
             loaded.model, attention=None if config.attention == "auto" else config.attention, native=loaded.native
         )
@@ -168,6 +170,7 @@ class Worker:
             f"experts: policy {self.config.policy}, read {reads} from {self.pack.path} "
             f"({format_bytes(self.pack.manifest.record_bytes)})\n"
             f"reads: {link}\n"
+            f"products: {self._products}\n"
             f"memory:\n{self.plan.describe()}"
         )
 
