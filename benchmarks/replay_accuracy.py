@@ -2,10 +2,12 @@
 
     python -m benchmarks.replay_accuracy [--rounds 5] [--policy lru --policy next-use --policy look-ahead]
 
-Engines of all policies at a third of the experts and one with all of them take turns within every round, on the widened
-bundled model, one request at a time. Of each round the link is measured, what a layer and an expert compute is taken
-from the resident engine, and the routing is recorded from the very run that is predicted. Prints a table and, as its
-last line, one JSON object.
+Engines of all policies at a third of the experts and one with all of them take turns within every round, on the
+widened bundled model, one request at a time. Of each round the link is measured, what a layer and an expert compute
+is taken from the resident engine, and the routing is recorded from the very run that is predicted. A second
+prediction takes link and computing from within the run itself: what is left then is the simulation's own error, the
+rest is that of a machine which is not the same from one minute to the next, or when it reads and computes at once.
+Prints a table and, as its last line, one JSON object.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -33,6 +35,7 @@ from greenroom.core.units import format_bytes
 from greenroom.experts.calibration import measure
 from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.engine import ExpertEngine
+from greenroom.experts.pack import PackFile
 from greenroom.experts.source import ExpertWeights
 from greenroom.llm import LLM
 from greenroom.moe.packing import default_cache_dir
@@ -45,17 +48,20 @@ from greenroom.replay.timed import ComputeProfile, TimedEngine, TimedReplay, Tim
 from greenroom.worker.warm_start import first_residents
 
 LINK_BUDGET_S = 0.4
-QUEUED_RECORDS = 4
-"""As many as are measured at once, so that a link's latency and its speed can be told apart."""
+_RATIOS = ("stall_ratio", "time_ratio", "stall_ratio_within", "time_ratio_within")
 
 
 class Watch:
-    """Wraps an engine's own methods: seconds of each step, and of each expert with its rows."""
+    """Wraps the methods of an engine and its pack: seconds of each step, of each expert with its rows, of each read."""
 
-    def __init__(self, engine: ExpertEngine) -> None:
-        self.steps: list[tuple[int, float, float]] = []  # rows, seconds, of these in experts
+    def __init__(self, engine: ExpertEngine, pack: PackFile) -> None:
+        self.steps: list[tuple[int, float, float]] = []  # rows, seconds, of these in experts or waiting
         self.experts: list[tuple[int, float]] = []
+        self.reads: list[tuple[float, float, int]] = []  # begin, end, bytes
         self._in_experts = 0.0
+        self._engine = engine
+        self._read = pack.read_part
+        pack.read_part = self._timed_read  # type: ignore[method-assign]
         self._step, self._routed = engine.step, engine.routed
         engine.step = self._timed_step  # type: ignore[method-assign]
         engine.routed = self._timed_routed  # type: ignore[method-assign]
@@ -63,6 +69,7 @@ class Watch:
     def clear(self) -> None:
         self.steps.clear()
         self.experts.clear()
+        self.reads.clear()
 
     @property
     def seconds(self) -> float:
@@ -71,10 +78,18 @@ class Watch:
     @contextmanager
     def _timed_step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> Iterator[None]:
         self._in_experts = 0.0
+        stalled = self._engine.counters.stall_seconds
         begin = time.perf_counter()
         with self._step(sequences, prefill):
             yield
-        self.steps.append((len(sequences), time.perf_counter() - begin, self._in_experts))
+        seconds = time.perf_counter() - begin
+        stalled = self._engine.counters.stall_seconds - stalled
+        self.steps.append((len(sequences), seconds, self._in_experts + stalled))
+
+    def _timed_read(self, layer: int, expert: int, start: int, buffer: memoryview) -> None:
+        begin = time.perf_counter()
+        self._read(layer, expert, start, buffer)
+        self.reads.append((begin, time.perf_counter(), len(buffer)))
 
     @contextmanager
     def _timed_routed(self, layer: int, picks: NDArray[np.int64]) -> Iterator[Iterator[tuple[int, ExpertWeights]]]:
@@ -91,6 +106,14 @@ class Watch:
             seconds = time.perf_counter() - begin
             self._in_experts += seconds
             self.experts.append((int(rows[expert]), seconds))
+
+    def link(self) -> LinkProfile:
+        """What the reads since the last ``clear`` reached while any was under way."""
+        busy, until = 0.0, 0.0
+        for begin, end, _ in sorted(self.reads):
+            busy += max(0.0, end - max(begin, until))
+            until = max(until, end)
+        return LinkProfile(sum(nbytes for _, _, nbytes in self.reads) / busy)
 
     def profile(self, layers: int) -> ComputeProfile:
         """What a step computes, from the steps since the last ``clear``: of one row exactly, of more as a line through
@@ -147,9 +170,18 @@ class Recall(TraceRecorder):
         return self.found / self.predicted if self.predicted else None
 
 
+class Machine(NamedTuple):
+    """What a prediction supposes of it."""
+
+    link: LinkProfile
+    compute: ComputeProfile
+
+
 @dataclass
 class Round:
-    """One turn of one arm: what was measured, and what its prediction is made from."""
+    """One turn of one arm: what was measured, and what its predictions are made from, before and around it and from
+    within.
+    """
 
     trace: RoutingTrace
     seconds: float
@@ -157,8 +189,8 @@ class Round:
     hits: int
     lookups: int
     moved: int
-    compute: ComputeProfile = field(default_factory=ComputeProfile)
-    link: LinkProfile = field(default_factory=lambda: LinkProfile(1.0))
+    within: Machine
+    around: Machine | None = None
 
 
 @dataclass
@@ -188,18 +220,19 @@ class Arm:
                 hits=after.hits - hits,
                 lookups=after.lookups - lookups,
                 moved=after.bytes_by_link["disk"] - moved,
+                within=Machine(self.watch.link(), self.watch.profile(engine.catalogue.layers)),
             )
         )
 
-    def predict(self, reads: ReadSettings) -> list[TimedResult]:
+    def predict(self, reads: ReadSettings, machines: Sequence[Machine]) -> list[TimedResult]:
         """Every round, the first too: the cache and the policy go on from one to the next."""
         worker = self.llm.worker
         first = self.rounds[0]
         setup = TimedReplay(
             trace=first.trace,
             expert_bytes=worker.plan.slot_bytes,
-            disk=first.link,
-            compute=first.compute,
+            disk=machines[0].link,
+            compute=machines[0].compute,
             reads=reads,
             recall=self.recorder.share,
         )
@@ -209,32 +242,42 @@ class Arm:
         with TimedEngine(setup, policy, slots, first_residents(catalogue, [])[:slots]) as simulated:
             results = []
             offset = 0
-            for turn in self.rounds:
-                simulated.compute = turn.compute
-                simulated.change_disk(turn.link)
+            for turn, machine in zip(self.rounds, machines, strict=True):
+                simulated.compute = machine.compute
+                simulated.change_disk(machine.link)
                 results.append(simulated.run(_renumbered(turn.trace.recorded_steps(), offset)))
                 offset += turn.trace.sequences
         return results
 
-    def row(self, predicted: Sequence[TimedResult]) -> dict[str, Any]:
+    def row(self, reads: ReadSettings) -> dict[str, Any]:
         """Without the round that warms up."""
-        pairs = list(zip(self.rounds, predicted, strict=True))[1:]
-        tokens = sum(turn.trace.tokens for turn, _ in pairs)
-        stall_ratios = [result.stall_seconds / turn.stall for turn, result in pairs]
-        time_ratios = [result.seconds / turn.seconds for turn, result in pairs]
+        around = self.predict(reads, [turn.around for turn in self.rounds if turn.around is not None])[1:]
+        within = self.predict(reads, [turn.within for turn in self.rounds])[1:]
+        turns = self.rounds[1:]
+        rows = sum(turn.trace.tokens for turn in turns)
+        ratios = {
+            f"{name}{suffix}": _spread(
+                [getattr(result, of) / real for result, real in zip(results, measured, strict=True)]
+            )
+            for suffix, results in (("", around), ("_within", within))
+            for name, of, measured in (
+                ("stall_ratio", "stall_seconds", [turn.stall for turn in turns]),
+                ("time_ratio", "seconds", [turn.seconds for turn in turns]),
+            )
+        }
         return {
             "policy": self.spec.label,
             "slots": self.llm.worker.plan.device_slots,
             "recall": None if self.recorder.share is None else round(self.recorder.share, 4),
-            "rows": tokens,
-            "hit_rate": round(sum(t.hits for t, _ in pairs) / sum(t.lookups for t, _ in pairs), 4),
-            "hit_rate_predicted": round(sum(r.hits for _, r in pairs) / sum(r.lookups for _, r in pairs), 4),
-            "bytes_moved": sum(t.moved for t, _ in pairs),
-            "bytes_moved_predicted": sum(r.bytes_moved for _, r in pairs),
-            "stall_ms_a_row": round(1e3 * sum(t.stall for t, _ in pairs) / tokens, 3),
-            "stall_ms_a_row_predicted": round(1e3 * sum(r.stall_seconds for _, r in pairs) / tokens, 3),
-            "stall_ratio": _spread(stall_ratios),
-            "time_ratio": _spread(time_ratios),
+            "rows": rows,
+            "hit_rate": round(sum(turn.hits for turn in turns) / sum(turn.lookups for turn in turns), 4),
+            "hit_rate_predicted": round(sum(r.hits for r in around) / sum(r.lookups for r in around), 4),
+            "bytes_moved": sum(turn.moved for turn in turns),
+            "bytes_moved_predicted": sum(result.bytes_moved for result in around),
+            "stall_ms_a_row": round(1e3 * sum(turn.stall for turn in turns) / rows, 3),
+            "stall_ms_a_row_predicted": round(1e3 * sum(r.stall_seconds for r in around) / rows, 3),
+            "stall_ms_a_row_predicted_within": round(1e3 * sum(r.stall_seconds for r in within) / rows, 3),
+            **ratios,
         }
 
 
@@ -288,14 +331,14 @@ def main(rounds: int, prompts: int, policies: tuple[str, ...], share: str, model
             return stack.enter_context(llm)
 
         resident = opened("100%", PolicySpec("lru"))
-        watched = Watch(resident.worker.experts)
+        watched = Watch(resident.worker.experts, resident.worker.pack)
         arms = []
         for text in policies:
             spec = PolicySpec.parse(text)
             llm = opened(share, spec)
             recorder = llm.worker.experts.listener = Recall(llm.worker.experts)
-            arms.append(Arm(spec, llm, Watch(llm.worker.experts), recorder))
-        pack = arms[0].llm.worker.pack
+            arms.append(Arm(spec, llm, Watch(llm.worker.experts, llm.worker.pack), recorder))
+        pack = resident.worker.pack
         link = arms[0].llm.worker.link
         reads = ReadSettings() if link is None else link.reads
         layers = resident.worker.experts.catalogue.layers
@@ -307,13 +350,13 @@ def main(rounds: int, prompts: int, policies: tuple[str, ...], share: str, model
                 before = measure(pack, [reads], budget_s=LINK_BUDGET_S / 2)
                 arm.run(stream)
                 after = measure(pack, [reads], budget_s=LINK_BUDGET_S / 2)
-                arm.rounds[-1].compute = compute
-                arm.rounds[-1].link = LinkProfile(
-                    2 / (1 / before.bytes_per_s + 1 / after.bytes_per_s), (before.latency_s + after.latency_s) / 2
-                )
-        rows = [arm.row(arm.predict(reads)) for arm in arms]
-        links = [turn.link for arm in arms for turn in arm.rounds[1:]]
-        profiles = [turn.compute for turn in arms[0].rounds[1:]]
+                speed = 2 / (1 / before.bytes_per_s + 1 / after.bytes_per_s)
+                measured = LinkProfile(speed, (before.latency_s + after.latency_s) / 2)
+                arm.rounds[-1].around = Machine(measured, compute)
+        rows = [arm.row(reads) for arm in arms]
+        machines = [turn.around for arm in arms for turn in arm.rounds[1:] if turn.around is not None]
+        links = [machine.link for machine in machines]
+        profiles = [machine.compute for machine in machines]
         expert_bytes = resident.worker.plan.slot_bytes
     _print(rows, links, profiles, expert_bytes, reads)
     document = {
@@ -347,16 +390,21 @@ def _print(
         f"{1e3 * statistics.median(p.layer_s + p.layer_row_s for p in profiles):.2f} ms and an expert "
         f"{1e3 * statistics.median(p.expert_s + p.row_s for p in profiles):.2f} ms"
     )
-    heads = ("policy", "hits, %", "predicted", "stall, ms a row", "predicted", "stall ratio", "time ratio")
-    print("{:<18}{:>9}{:>11}{:>17}{:>11}{:>22}{:>22}".format(*heads))
+    print(
+        "{:<14}{:>16}{:>26}{:>20}{:>20}{:>20}{:>20}\n".format(
+            "", "hits, %", "stall, ms a row", "stall ratio", "time ratio", "within: stall", "within: time"
+        )
+        + "{:<14}{:>8}{:>8}{:>8}{:>9}{:>9}".format("policy", "real", "pred.", "real", "pred.", "within")
+    )
     for row in rows:
         ratios = "".join(
-            f"{ratio['median']:>8.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})".rjust(22)
-            for ratio in (row["stall_ratio"], row["time_ratio"])
+            f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})".rjust(20)
+            for ratio in (row[name] for name in _RATIOS)
         )
         print(
-            f"{row['policy']:<18}{100 * row['hit_rate']:>9.1f}{100 * row['hit_rate_predicted']:>11.1f}"
-            f"{row['stall_ms_a_row']:>17.2f}{row['stall_ms_a_row_predicted']:>11.2f}{ratios}"
+            f"{row['policy']:<14}{100 * row['hit_rate']:>8.1f}{100 * row['hit_rate_predicted']:>8.1f}"
+            f"{row['stall_ms_a_row']:>8.2f}{row['stall_ms_a_row_predicted']:>9.2f}"
+            f"{row['stall_ms_a_row_predicted_within']:>9.2f}{ratios}"
         )
 
 

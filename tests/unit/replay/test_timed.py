@@ -16,7 +16,14 @@ from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.replay import RoutingTrace, TraceStep
 from greenroom.replay.cache import replay
 from greenroom.replay.simulated import LinkProfile, parse_seconds
-from greenroom.replay.timed import ComputeProfile, SimulatedStore, TimedReplay, TimedResult, TracePredictions
+from greenroom.replay.timed import (
+    ComputeProfile,
+    SimulatedStore,
+    TimedEngine,
+    TimedReplay,
+    TimedResult,
+    TracePredictions,
+)
 from tests.unit.replay.traces import trace_of
 
 PAGE = 4096
@@ -145,6 +152,21 @@ def test_the_resident_at_the_start_cost_nothing() -> None:
     result = run(timed(trace), 2, resident=[2, 3])
 
     assert (result.hits, result.seconds, result.bytes_moved) == (3, 0.0, 0)
+
+
+def test_one_run_after_the_other_goes_on_with_what_is_resident() -> None:
+    first, second = one_pick_each(0, 1), one_pick_each(1, 2)
+    setup = timed(first)
+
+    with TimedEngine(setup, Lru(setup.catalogue()), 2) as engine:
+        cold = engine.run(first.steps())
+        engine.change_disk(LinkProfile(2 * PAGE))
+        engine.compute = ComputeProfile(expert_s=0.25)
+        warm = engine.run(second.steps())
+
+    assert (cold.hits, cold.seconds, cold.bytes_moved) == (0, pytest.approx(2.0), 2 * PAGE)
+    assert (warm.hits, warm.stall_seconds, warm.bytes_moved) == (1, pytest.approx(0.5), PAGE)
+    assert warm.compute_seconds == pytest.approx(0.5)
 
 
 def test_a_budget_below_the_top_k_is_refused() -> None:

@@ -1,0 +1,27 @@
+"""How the benchmark of predictions takes link and computing from a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.replay_accuracy import Watch, _line
+
+
+def test_of_one_row_the_line_is_exact_and_of_more_right_in_sum() -> None:
+    intercept, slope = _line([(1, 2.0), (1, 4.0), (3, 5.0), (5, 11.0)])
+
+    assert intercept + slope == pytest.approx(3.0)
+    assert 2 * intercept + 8 * slope == pytest.approx(16.0)
+
+
+def test_a_line_never_falls_and_never_starts_below_nothing() -> None:
+    assert _line([(1, 4.0), (9, 2.0)]) == (4.0, 0.0)
+    assert _line([(1, 1.0), (2, 9.0)]) == (0.0, 1.0)
+    assert _line([(7, 2.0), (9, 3.0)])[0] >= 0
+
+
+def test_reads_that_overlap_count_once() -> None:
+    watch = Watch.__new__(Watch)
+    watch.reads = [(0.0, 2.0, 100), (1.0, 3.0, 100), (5.0, 6.0, 100)]
+
+    assert watch.link().bytes_per_s == pytest.approx(300 / 4.0)
