@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -47,6 +48,7 @@ class GreenroomArm:
         options = dict(policy_options or {})
         if oracle is not None:
             options["future"] = self._recorded(oracle).future(oracle_turns)
+            gc.collect()  # that engine's memory is not to count as this one's
         self._llm = LLM(**self._settings, policy=policy, policy_options=options)
         self._random = np.random.default_rng(0)
         self._file = DirectFile(self._llm.worker.pack.path)

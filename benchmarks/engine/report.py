@@ -127,12 +127,14 @@ def _panel(panel: Any, rows: Sequence[Row], model: str) -> None:
     )  # fmt: skip
     bounds = [(_share(row), bound) for row in curve if (bound := _bound_speed(row, rows)) is not None]
     panel.plot([x for x, _ in bounds], [y.median for _, y in bounds], "k--", label="bound: compute, or bytes ÷ link")
+    others = "other policies"
     for row in rows:
         speed = row.tokens_per_s
         if row.model != model or speed is None or row.concurrency > 1 or row.instrumented:
             continue
         if row.stage.startswith("policies") and row.share != RESIDENT:
-            panel.plot(_share(row), speed.median, "x", color="grey", markersize=5)
+            panel.plot(_share(row), speed.median, "x", color="grey", markersize=5, label=others)
+            others = "_nolegend_"
         elif row.system == PEER:
             panel.plot(100, speed.median, "s", fillstyle="none", label=f"transformers, {row.policy}")
         elif row.system in ("disk_offload", "device_map"):
