@@ -21,13 +21,15 @@ from tqdm import tqdm
 
 from benchmarks.cgroups import remove_stale, why_not
 from benchmarks.disk import ReadAhead
+from benchmarks.engine.plan import parse_policy
 from benchmarks.machine import describe_machine
 from benchmarks.models import RandomMixtral, random_mixtral, widened
 from benchmarks.peers.arms import greenroom, llama_cpp
 from benchmarks.peers.forced import conversations, random_tokens
 from benchmarks.peers.measure import Effort, Measurement, Subject, agreements, runs_of
-from benchmarks.peers.report import plot, print_memory, print_table
+from benchmarks.peers.report import plot, print_aims, print_memory, print_table
 from benchmarks.peers.results import RESIDENT, THIRD, summary
+from greenroom.core.errors import InvalidConfig
 from greenroom.moe.packing import default_cache_dir
 
 MODELS = ("random", "widened")
@@ -44,7 +46,7 @@ _EPILOG = """\b
 Examples:
   make bench-peers
   python -m benchmarks.peers --quick
-  python -m benchmarks.peers --model widened --policy lfu --rounds 5
+  python -m benchmarks.peers --model widened --policy look-ahead:layers=2 --rounds 5
 """
 
 
@@ -53,20 +55,23 @@ Examples:
               help="The interpreter that has llama-cpp-python.")  # fmt: skip
 @click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=MODELS, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), help="Measured rounds.  [default: 3, quick: 1]")
-@click.option("--policy", default="lfu", show_default=True, help="greenroom's expert policy at a third.")
+@click.option("--policy", default="lfu", show_default=True, metavar="NAME[:OPTION=VALUE,...]",
+              help="greenroom's expert policy.")  # fmt: skip
 @click.option("--expert-memory", default="33%", show_default=True, help="greenroom's budget where memory is short.")
 @click.option("--threads", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default="all cores")
 @click.option("--trials/--no-trials", "tune", default=None, help="Whether to look for llama.cpp's best settings first.")
-@click.option("--plot", "picture", type=click.Path(path_type=Path), default=Path("artifacts/bench-peers.png"),
-              show_default=True)  # fmt: skip
-@click.option(
-    "--quick", is_flag=True, help="A smoke test: small models, few tokens, no trials; its figures say nothing."
-)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("artifacts/bench-peers"),
+              show_default=True, help="Folder for the plot (peers.png) and the result (peers.json).")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Small models, one round, no trials: to see that it works, not how fast.")
 def main(
     peer_python: str, models: tuple[str, ...], rounds: int | None, policy: str, expert_memory: str, threads: int,
-    tune: bool | None, picture: Path, quick: bool,
+    tune: bool | None, out: Path, quick: bool,
 ) -> None:  # fmt: skip
     """Measure greenroom beside llama.cpp and print a table, a plot's path and one JSON object."""
+    try:
+        parse_policy(policy)
+    except InvalidConfig as error:
+        raise click.BadParameter(str(error), param_hint="--policy") from error
     effort = _QUICK if quick else Effort()
     effort = replace(effort, rounds=rounds or effort.rounds, tune=effort.tune if tune is None else tune)
     _must_have_llama_cpp(peer_python)
@@ -97,15 +102,15 @@ def main(
             print(f"  {subject.name}, {sequences} at once: {told}")
     print_table(rows)
     print_memory(rows)
+    found = summary(rows, models)
+    print_aims(found)
     agreed = agreements(subjects)
     for name, share in agreed.items():
         print(f"{name}: both engines would have picked the same token at {share:.1%} of the forced positions")
         if share < LEAST_AGREEMENT:
             print(f"{name}: that is too seldom for the same weights; its figures compare nothing")
-    plot(rows, picture)
-    print(f"plot: {picture}")
     answer = {
-        **summary(rows, models),
+        **found,
         "agreement": agreed,
         "llama_cpp": measurement.peer_version,
         "policy": policy,
@@ -119,6 +124,13 @@ def main(
         "trials": measurement.trials,
         "rows": [row.as_json() for row in rows],
     }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "peers.json").write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
+    try:
+        plot(rows, out / "peers.png")
+        print(f"plot: {out / 'peers.png'}")
+    except Exception as error:  # what was measured is worth more than its picture
+        print(f"no plot: {error}", file=sys.stderr)
     print(json.dumps(answer))
 
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from benchmarks.cgroups import NoCgroup
 from benchmarks.disk import ReadAhead
+from benchmarks.engine.plan import parse_policy
 from benchmarks.peers import gguf_file
 from benchmarks.peers.arms import Answer, Arm, ArmFailed
 from benchmarks.peers.job import Batch
@@ -242,9 +243,11 @@ class Measurement:
 
     def _ours(self, expert_memory: str) -> dict[str, Any]:
         """WorkerConfig's settings; KV and steps for what is measured, as llama.cpp has them."""
+        name, options = parse_policy(self.policy)
         return {
             "expert_memory": expert_memory,
-            "policy": self.policy,
+            "policy": name,
+            "policy_options": options,
             "threads": self.threads,
             "max_model_len": MAX_MODEL_LEN,
             "max_running": 8,

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THIRD, Row, spread
 from greenroom.core.units import format_bytes
 
+AIMS = {"resident_ratio_llama": 1.0, "third_ratio_llama": 1.5, "third_ratio_llama_8": 1.3}
 _SITUATIONS = (
     "resident",
     "a third of the experts,\nsame bytes for experts",
@@ -67,6 +68,15 @@ def print_memory(rows: Sequence[Row]) -> None:
             )
 
 
+def print_aims(found: dict[str, float | None]) -> None:
+    """The figures that have an aim, and whether they reach it."""
+    print("\ngreenroom's tokens/s over llama.cpp's, the worse of the models")
+    for name, value in found.items():
+        aim = AIMS.get(name)
+        verdict = "" if aim is None else f"aim {aim}" + (", missed" if value is None or value < aim else "")
+        print(f"  {name:<34}{'not measured' if value is None else f'{value:.2f}':>14}  {verdict}".rstrip())
+
+
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Tokens/s as bars with the rounds' spread, a panel for each number of sequences."""
     import matplotlib
@@ -104,6 +114,5 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             axis.margins(y=0.2)
             axis.legend(fontsize=8)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.peers.arms import Arm, ArmFailed
 from benchmarks.peers.forced import conversations, force, random_tokens
 from benchmarks.peers.job import Batch, Decoded, batch_of, decode_rate, mapped_bytes, memory
+from benchmarks.peers.report import plot, print_aims, print_table
 from benchmarks.peers.results import (
     GREENROOM,
     LLAMA,
@@ -181,6 +182,27 @@ def test_a_row_tells_its_median_spread_peak_and_errors() -> None:
     assert told["errors"] == ["round 3: it ended"]
     assert json.loads(json.dumps(told)) == told
     assert "tokens_per_s" not in Row("a", LLAMA, THIRD, 1, "", errors=["no"]).as_json()
+
+
+def test_what_was_printed_says_which_aims_were_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        _row("a", GREENROOM, RESIDENT, 1, 20),
+        _row("a", LLAMA, RESIDENT, 1, 10),
+        _row("a", GREENROOM, THIRD, 1, 6),
+        _row("a", LLAMA, THIRD, 1, 5),
+        Row("a", LLAMA, THIRD, 8, "", errors=["killed by the kernel"]),
+    ]
+    print_table(rows)
+    print_aims(summary(rows, ["a"]))
+    told = capsys.readouterr().out.splitlines()
+    assert any("llama.cpp" in line and "2.00" in line for line in told)
+    assert any("killed by the kernel" in line for line in told)
+    aims = {line.split()[0]: line for line in told if line.startswith("  ")}
+    assert aims["resident_ratio_llama"].endswith("aim 1.0")
+    assert aims["third_ratio_llama"].endswith("1.20  aim 1.5, missed")
+    assert aims["third_ratio_llama_8"].endswith("not measured  aim 1.3, missed")
+    plot(rows, tmp_path / "peers.png")
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_agreement_counts_positions() -> None:
