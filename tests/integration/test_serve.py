@@ -13,6 +13,7 @@ import pytest
 from greenroom.demo import bundled_model_path
 from greenroom.demo.evaluate import CARD_SEED
 from greenroom.demo.tasks import TASKS, Sample, samples
+from greenroom.policies.registry import EXPERT_POLICIES
 from tests.integration.server import Server, refusal
 
 CHECKED = 30  # samples a task; `make test-full` takes all of the card's
@@ -163,7 +164,7 @@ def test_sigterm_drains_and_the_next_start_is_warm(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--policy", "magic"), "known: fifo, lfu, lfu-reset, lru, neighbour-aware"),
+        (("--policy", "magic"), f"known: {', '.join(sorted(EXPERT_POLICIES))}"),
         (("--expert-memory", "1KiB"), "one layer's router picks"),
         (("--expert-memory", "plenty"), "write a size such as 2GiB"),
         (("--kv-memory", "10%"), "kv_memory"),

@@ -92,7 +92,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str,
             checkpoint = resolve(str(save_random(family, root / "model", dtype=getattr(torch, dtype))))
             pack = PackFile.open(ensure_pack(checkpoint, dtype, root / "cache"))
             loaded = load(checkpoint, dtype)
-            made[key] = self[key] = Model(checkpoint.folder, loaded, RaggedModel(loaded.model, native=loaded.native), pack)
+            ragged = RaggedModel(loaded.model, native=loaded.native)
+            made[key] = self[key] = Model(checkpoint.folder, loaded, ragged, pack)
             return made[key]
 
     yield Made()

@@ -147,9 +147,10 @@ def test_any_order_adds_up_to_the_same(rows: int, k: int, seed: int, order: list
 
 def test_a_source_that_leaves_experts_out_is_a_defect() -> None:
     hidden, picks, weights = routing(4, 2, 0, torch.float32)
+    grouped = Grouped.of(np.tile([0, 1], (4, 1)), EXPERTS)
+    total = TorchSum(hidden, weights, grouped, lambda rows, _: rows)
     with pytest.raises(RuntimeError, match=r"left out the experts \[0, 1"):
-        grouped = Grouped.of(np.tile([0, 1], (4, 1)), EXPERTS)
-        combine(grouped, iter(()), TorchSum(hidden, weights, grouped, lambda rows, _: rows))
+        combine(grouped, iter(()), total)
     assert picks.shape == (4, 2)
 
 
