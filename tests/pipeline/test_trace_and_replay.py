@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,15 @@ from click.testing import CliRunner
 from greenroom import LLM, SamplingParams
 from greenroom.cli import main
 from greenroom.core.units import MIB
+from greenroom.experts import calibration
+from greenroom.experts.pack import PackFile
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.timed import ComputeProfile, TimedReplay
 from greenroom.worker.warm_start import first_residents
 from tests.random_checkpoints import save_random
+from tests.unit.replay.traces import trace_of
 
 Run = Callable[..., tuple[str, str]]
 PROMPTS = ["one two three", "four", "five six seven eight nine", "ten eleven"]
@@ -209,3 +213,31 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"no archive")
 
     assert "no routing trace" in run("replay", str(path), status=1)[1]
+
+
+def test_a_pack_too_small_to_be_measured_gives_no_link(checkpoint: Path, tmp_path: Path) -> None:
+    pack = run("pack", str(checkpoint))[0].strip().splitlines()[-1]
+    path = tmp_path / "t.npz"
+    trace_of(20, k=2).save(path)
+
+    said = run("replay", str(path), "--calibration", pack, "--expert-bytes", "4KiB", status=1)[1]
+    assert "give --link" in said
+    both = run("replay", str(path), "--calibration", pack, "--link", "1GiB/s", status=2)[1]
+    assert "not both" in both
+
+
+def test_the_link_is_taken_from_what_was_measured_of_a_pack(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = run("pack", str(checkpoint))[0].strip().splitlines()[-1]
+    path = tmp_path / "t.npz"
+    trace_of(20, layers=2, k=2, experts=8).save(path)
+    monkeypatch.setattr(calibration, "SMALL_PACK_BYTES", 0)
+
+    table = run("replay", str(path), "--calibration", pack, "--expert-bytes", "4KiB", "--budget", "50%")[0]
+
+    with contextlib.closing(PackFile.open(Path(pack))) as opened:
+        measured = calibration.load(opened)
+    assert measured is not None
+    assert f"link {LinkProfile(measured.bytes_per_s, measured.latency_s).describe()}" in table
+    assert measured.reads.describe() in table
