@@ -58,6 +58,7 @@ class ReplayCache:
         self.resident = np.zeros(self.catalogue.size, dtype=np.bool_)
         self.free_bytes = budget_bytes
         self._budget = budget_bytes
+        self._least_fit = budget_bytes // int(self.catalogue.bytes_of.max())  # so many experts fit, whichever they are
         self.lookups = 0
         self.hits = 0
         self.evictions = 0
@@ -88,7 +89,7 @@ class ReplayCache:
         if hits == len(experts):
             return
         missing = experts[~here]
-        if self._bytes(experts) > self._budget:
+        if len(experts) > self._least_fit and self._bytes(experts) > self._budget:
             self._in_waves(experts, missing)
         else:
             incoming = self._bytes(missing)
@@ -161,6 +162,8 @@ def replay(
         raise BudgetTooSmall(f"a layer's router picks experts of {least} bytes; the budget is {budget_bytes}")
     cache = ReplayCache(policy, budget_bytes)
     layers = range(catalogue.layers)
+    entered, done = "on_layer_entered" in hooks, "on_layer_done" in hooks
+    experts_done = "on_experts_done" in hooks
     ones = np.ones(int(catalogue.top_k.max()), dtype=np.int64)
     for number, traced in enumerate(steps):
         for sequence in traced.started:
@@ -172,7 +175,7 @@ def replay(
             policy.on_step_started(step)
         keys = _single_row(catalogue, traced.picks) if len(traced.picks) == 1 else None
         for layer in layers:
-            if "on_layer_entered" in hooks:
+            if entered:
                 policy.on_layer_entered(step, layer)
             picks = traced.picks[:, layer]
             if keys is None:
@@ -181,9 +184,9 @@ def replay(
                 experts = keys[layer]
                 routing = LayerRouting(catalogue, step, layer, experts, ones[: len(experts)], picks)
             cache.route(routing)
-            if "on_experts_done" in hooks:
+            if experts_done:
                 policy.on_experts_done(step, layer, routing.experts)
-            if "on_layer_done" in hooks:
+            if done:
                 policy.on_layer_done(step, layer)
         for sequence in traced.ended:
             policy.on_sequence_ended(sequence, SequenceEnd.FINISHED)
