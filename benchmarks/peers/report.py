@@ -110,7 +110,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             axis.set_xticks(range(len(situations)), _SITUATIONS, fontsize=8)
             axis.set_title(f"{model}, {sequences} at once", fontsize=10)
             axis.set_ylabel("tokens/s (log)")
-            axis.set_yscale("log")
+            if any(bar.get_height() > 0 for bar in axis.patches):  # of nothing there is no logarithm
+                axis.set_yscale("log")
             axis.margins(y=0.2)
             axis.legend(fontsize=8)
     figure.tight_layout()
