@@ -128,7 +128,6 @@ class RunningLayer(AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]):
             if run:
                 self._have_run(run)
             stage.demand.deliver()
-            stage.ahead.pump(freed=True)
 
     def _compute_order(self) -> list[int] | None:
         if "compute_order" not in self._stage.policy.hooks:

@@ -129,9 +129,11 @@ def _picks_first(weights: Scores, picks: NDArray[np.int64]) -> Scores:
     return np.where(chosen, np.maximum(weights, np.float32(0.501)), np.minimum(weights, np.float32(0.499)))
 
 
-def look_ahead_of(model: Any, layers: tuple[MoeLayer, ...], source: object) -> LookAhead | None:
+def look_ahead_of(
+    model: Any, layers: tuple[MoeLayer, ...], source: object, *, exchange_norms: bool = True
+) -> LookAhead | None:
     """The provider for a model on ``source``; None where nobody asks, or where this model's routers can not be run
-    on other layers' rows, which the log then says.
+    on other layers' rows, which the log then says. Without ``exchange_norms`` rows are taken as they are.
     """
     if not isinstance(source, PredictsFor) or ROUTER not in source.asks:
         return None
@@ -143,7 +145,7 @@ def look_ahead_of(model: Any, layers: tuple[MoeLayer, ...], source: object) -> L
             model.config.model_type,
         )
         return None
-    return LookAhead(found, source)
+    return LookAhead([gate if exchange_norms else gate._replace(norm=None) for gate in found], source)
 
 
 def _gate(model: Any, layer: MoeLayer) -> _Gate | None:

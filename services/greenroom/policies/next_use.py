@@ -20,10 +20,10 @@ class NextUse(RankingPolicy):
 
     An expert is used in a step with the chance p: the mean of two moving averages over the steps of its layer, which
     keep ``fast`` and ``slow`` of what they were at each. Its worth is the sum of p over its layer's next turns, the
-    turn that is d layers from here discounted by g^d, with g such that a turn ``horizon`` steps away counts for about
-    1/e: in all g^d (p + horizon p). Hence of equally frequent experts the one whose layer has just run leaves first;
-    and several sequences at once, which make more uses in a step, do not make it forget faster, as they do where
-    uses are what decays.
+    turn that is d layers from here discounted by g^d, with g such that the turns after the next count for ``horizon``
+    times p: in all g^d (p + horizon p). Hence of equally frequent experts the one whose layer has just run leaves
+    first; and several sequences at once, which make more uses in a step, do not make it forget faster, as they do
+    where uses are what decays.
 
     ``expect`` puts what is known of the next layers of this step in the place of the first p.
     """
