@@ -15,6 +15,9 @@ from greenroom.policies.selection import Worth
 
 Bins = NDArray[np.intp]
 
+_MARGIN = 2.5
+"""How many times a victim's worth, under ``next-use``, a prefetch must have: a slot is taken early, and for a guess."""
+
 _ROWS = 32
 """Rows of a step that calibration looks at: a few tell as much as all of a long prompt's."""
 
@@ -109,7 +112,7 @@ class LookAhead(PrefetchingPolicy):
         self._want(priority)
 
     def _worthier(self, incoming: Keys, worth: Worth, victim: float) -> bool:
-        return not isinstance(self.retention, NextUse) or bool((worth[incoming] > victim).all())
+        return not isinstance(self.retention, NextUse) or bool((worth[incoming] > _MARGIN * victim).all())
 
     def _want(self, priority: Scores) -> None:
         self._priority = priority
