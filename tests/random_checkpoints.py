@@ -212,6 +212,11 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 value.copy_(noise * (1.5 / value.shape[-1] ** 0.5))
 
 
+def wide_heads(family: str) -> dict[str, Any]:
+    """Changes after which a head is as wide as real ones are at least, 32: what compiled attention needs."""
+    return {"hidden_size": 128} | ({"head_dim": 32} if "head_dim" in FAMILIES[family].config else {})
+
+
 def save_random(
     name: str,
     folder: Path,

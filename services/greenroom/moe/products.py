@@ -190,7 +190,7 @@ def use_native(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module
             weight = module.weight
             if weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and module.in_features % 2 == 0:
                 module.forward = types.MethodType(_native_linear(native), module)  # type: ignore[method-assign]
-        elif type(module).__name__.endswith("RMSNorm") and _is_plain_rms_norm(module, native):
+        elif type(module).__name__.endswith("RMSNorm") and is_plain_rms_norm(module, native):
             module.forward = types.MethodType(_native_norm(native), module)
 
 
@@ -211,7 +211,7 @@ def _native_norm(native: NativeRows) -> Callable[[Any, torch.Tensor], torch.Tens
     return forward
 
 
-def _is_plain_rms_norm(module: Any, native: NativeRows) -> bool:
+def is_plain_rms_norm(module: Any, native: NativeRows) -> bool:
     """Whether a norm is weight times the normalised rows and nothing else: found by trying it.
 
     Families differ in what they add to the weight and in what they round where; their classes have the same name.

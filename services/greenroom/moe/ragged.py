@@ -14,9 +14,10 @@ import torch
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.source import ExpertSource
 from greenroom.moe.kv_cache import KVLayout
+from greenroom.moe.lean_decoder import LeanDecoder
 from greenroom.moe.native.rows import NativeRows
 from greenroom.moe.ragged_attention import RAGGED, Chunk, RaggedStep, running
-from greenroom.moe.ragged_probe import position_limit, probe, refuse_unsupported
+from greenroom.moe.ragged_probe import position_limit, probe, proven_lean_decoder, refuse_unsupported
 
 ATTENTIONS = ("sdpa", "eager")
 
@@ -61,7 +62,9 @@ class RaggedModel:
         silent = "output_router_logits" in inspect.signature(model.forward).parameters
         self._extra = {"output_router_logits": False} if silent else {}
         self.source: ExpertSource | None = None
+        self.lean: LeanDecoder | None = None
         self.layout: KVLayout = probe(self)
+        self.lean = None if native is None or attention != "sdpa" else proven_lean_decoder(self, native)
         self.source = source
 
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
@@ -72,6 +75,8 @@ class RaggedModel:
         or the source raises comes through, and then nothing has changed.
         """
         lengths = [len(chunk.tokens) for chunk in chunks]
+        if self.lean is not None and lengths.count(1) == len(lengths):
+            return self._single_rows(self.lean, chunks)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
         positions = torch.cat(
             [torch.arange(c.kv.length, c.kv.length + n) for c, n in zip(chunks, lengths, strict=True)]
@@ -89,6 +94,13 @@ class RaggedModel:
                 **self._extra,
             ).logits
         return logits[0]
+
+    def _single_rows(self, lean: LeanDecoder, chunks: Sequence[Chunk]) -> torch.Tensor:
+        tokens = torch.tensor([chunk.tokens[0] for chunk in chunks])
+        with torch.inference_mode(), self._told(chunks, [1] * len(chunks)):
+            logits = lean.forward(tokens, [chunk.kv for chunk in chunks])
+        wanted = [n for n, chunk in enumerate(chunks) if chunk.wants_logits]
+        return logits if len(wanted) == len(chunks) else logits[wanted]
 
     def _told(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> AbstractContextManager[None]:
         if self.source is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,14 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from greenroom.core.errors import GreenroomError, UnsupportedModel
 from greenroom.moe.kv_cache import KVLayout, KVStore, LayerKV
+from greenroom.moe.lean_decoder import LeanDecoder, lean_decoder
+from greenroom.moe.native.rows import NativeRows
 from greenroom.moe.ragged_attention import Chunk, KeysAndValues
 
 if TYPE_CHECKING:
     from greenroom.moe.ragged import RaggedModel
+
+log = logging.getLogger(__name__)
 
 _BYPASS = "greenroom_bypass"
 _TOKENS = 6
@@ -94,6 +99,41 @@ def probe(ragged: RaggedModel) -> KVLayout:
             " its layers mix rows in a way that greenroom does not know"
         )
     return layout
+
+
+def proven_lean_decoder(ragged: RaggedModel, native: NativeRows) -> LeanDecoder | None:
+    """The model's lean decoder, if it has one whose steps equal those of its modules to the bit; else None."""
+    lean, family = lean_decoder(ragged.model, native), ragged.model.config.model_type
+    if lean is None:
+        return None
+    store = KVStore(ragged.layout, 4 * ragged.layout.nbytes(_TOKENS))
+    # Two sequences, of which one is ahead of the other, twice: once for the modules, once for the lean decoder.
+    both = [[store.reserve(_TOKENS) for _ in range(2)] for _ in range(2)]
+    tokens = [(11 * i + 5) % ragged.vocab_size for i in range(_TOKENS)]
+    ragged.lean = None
+    with experts_bypassed(ragged.model):
+        for kvs in both:
+            for kv, start in zip(kvs, (1, 3), strict=True):
+                ragged.forward([Chunk(0, tokens[:start], kv, prefill=True, wants_logits=True)])
+                kv.commit(start)
+        for step in range(3, _TOKENS - 1):
+            chunks = [
+                [Chunk(n, [tokens[step - n]], kv, prefill=False, wants_logits=True) for n, kv in enumerate(kvs)]
+                for kvs in both
+            ]
+            expected = ragged.forward(chunks[0])
+            try:
+                with torch.inference_mode():
+                    found = lean.forward(torch.tensor([chunk.tokens[0] for chunk in chunks[1]]), both[1])
+            except Exception as error:  # whatever else its layers are: their modules know
+                log.info("%s has no lean decoder: %s: %s", family, type(error).__name__, error)
+                return None
+            if not torch.equal(expected, found):
+                log.info("%s has no lean decoder: its modules compute something else", family)
+                return None
+            for kv in (*both[0], *both[1]):
+                kv.commit(1)
+    return lean
 
 
 def kv_layout_of(model: Any) -> KVLayout:

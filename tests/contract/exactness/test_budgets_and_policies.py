@@ -30,7 +30,7 @@ from greenroom.moe.packing import ensure_pack
 from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.ragged_attention import Chunk
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
-from tests.random_checkpoints import DECODER_ONLY, save_random
+from tests.random_checkpoints import DECODER_ONLY, save_random, wide_heads
 
 BUDGETS = ("100%", "33%", "smallest")
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [30, 20, 10], [40, 41] * 11, [77], [200, 3, 150, 99, 98, 97, 96])
@@ -89,7 +89,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str,
         def __missing__(self, key: tuple[str, str]) -> Model:
             family, dtype = key
             root = tmp_path_factory.mktemp(f"{family}-{dtype}")
-            checkpoint = resolve(str(save_random(family, root / "model", dtype=getattr(torch, dtype))))
+            changes = wide_heads(family) if dtype == "bfloat16" else {}  # so that all that is compiled takes part
+            checkpoint = resolve(str(save_random(family, root / "model", dtype=getattr(torch, dtype), **changes)))
             pack = PackFile.open(ensure_pack(checkpoint, dtype, root / "cache"))
             loaded = load(checkpoint, dtype)
             ragged = RaggedModel(loaded.model, native=loaded.native)

@@ -241,6 +241,27 @@ void greenroom_rms_norm(const void *x, const void *weight, void *out, int64_t ro
   kernels.norm(job, 0, rows);
 }
 
+// Rotary position embedding in place on x[rows, heads, dim] by cos, sin[rows, dim], all bf16: the two halves of a head
+// rotate against each other, and every step is rounded as bf16 tensors are.
+void greenroom_rotary(void *x, const void *cosines, const void *sines, int64_t rows, int64_t heads, int64_t dim) {
+  const int64_t half = dim / 2;
+  for (int64_t r = 0; r < rows; r++) {
+    const uint16_t *cosine = (const uint16_t *)cosines + r * dim, *sine = (const uint16_t *)sines + r * dim;
+    for (int64_t h = 0; h < heads; h++) {
+      uint16_t *head = (uint16_t *)x + (r * heads + h) * dim;
+      auto rotated = [&](float own, float other, int64_t j) {
+        float along = to_float(to_bf16(own * to_float(cosine[j]))), across = to_float(to_bf16(other * to_float(sine[j])));
+        return to_bf16(along + across);
+      };
+      for (int64_t j = 0; j < half; j++) {
+        float first = to_float(head[j]), second = to_float(head[j + half]);
+        head[j] = rotated(first, -second, j);
+        head[j + half] = rotated(second, first, j + half);
+      }
+    }
+  }
+}
+
 // The dimension of a head must be a multiple of this for greenroom_attention.
 int greenroom_attention_granularity() { return 2 * kernels.lanes; }
 

@@ -54,6 +54,9 @@ class NativeRows:
         self._rms_norm = library.greenroom_rms_norm
         self._rms_norm.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
         self._rms_norm.restype = None
+        self._rotary = library.greenroom_rotary
+        self._rotary.argtypes = [pointer, pointer, pointer, count, count, count]
+        self._rotary.restype = None
         self._attention = library.greenroom_attention
         self._attention.argtypes = [
             *(pointer, pointer, pointer, pointer, count, pointer),
@@ -109,6 +112,11 @@ class NativeRows:
         width = rows.shape[-1]
         self._rms_norm(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), rows.numel() // width, width, epsilon)
         return out
+
+    def rotate(self, rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+        """Rotary position embedding of ``rows[T, heads, D]`` in place, by ``cosines[T, D]`` and ``sines[T, D]``."""
+        count, heads, dim = rows.shape
+        self._rotary(rows.data_ptr(), cosines.data_ptr(), sines.data_ptr(), count, heads, dim)
 
     def attention(
         self,

@@ -1,0 +1,89 @@
+"""Steps of single rows through the lean decoder are those through the family's modules, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from greenroom.moe.kv_cache import KVStore
+from greenroom.moe.native.rows import NativeUnavailable, native_rows
+from greenroom.moe.ragged import RaggedModel
+from greenroom.moe.ragged_attention import Chunk
+from tests.contract.families.conftest import Pair, Pairs
+from tests.random_checkpoints import DECODER_ONLY, VOCAB_SIZE, wide_heads
+
+LEAN = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> None:
+    try:
+        native_rows()
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+def ragged(pairs: Pairs, family: str) -> RaggedModel:
+    pair = wide(pairs, family)
+    model = RaggedModel(pair.loaded.model, native=pair.loaded.native)
+    model.source = pair.source
+    return model
+
+
+def wide(pairs: Pairs, family: str) -> Pair:
+    return pairs.get(family, "bfloat16", products="auto", **wide_heads(family))
+
+
+@pytest.mark.parametrize("family", DECODER_ONLY)
+def test_which_families_have_one(pairs: Pairs, family: str) -> None:
+    """Where a change of transformers loses one, its speed would be lost without a word."""
+    model = ragged(pairs, family)
+    try:
+        assert (model.lean is not None) == (family in LEAN)
+    finally:
+        model.restore()
+
+
+@pytest.mark.parametrize("family", sorted(LEAN))
+def test_three_sequences_decode_the_same(pairs: Pairs, family: str) -> None:
+    """Their rows join at different lengths; the experts are asked for alike, layer after layer."""
+    model = ragged(pairs, family)
+    try:
+        results, events = [], []
+        lean = model.lean
+        for way in (lean, None):
+            model.lean = way
+            pair = wide(pairs, family)
+            store = KVStore(model.layout, 1 << 22)
+            kvs = [store.reserve(40) for _ in range(3)]
+            tokens = torch.randint(4, VOCAB_SIZE, (3, 40), generator=torch.Generator().manual_seed(3)).tolist()
+            for n, kv in enumerate(kvs):
+                model.forward([Chunk(n, tokens[n][: 3 + 5 * n], kv, prefill=True, wants_logits=True)])
+                kv.commit(3 + 5 * n)
+            logits = []
+            for step in range(STEPS):
+                some = range(3) if step % 3 else range(2)
+                chunks = [Chunk(n, [tokens[n][kvs[n].length]], kvs[n], False, wants_logits=n != 1) for n in some]
+                logits.append(model.forward(chunks))
+                for chunk in chunks:
+                    chunk.kv.commit(1)
+            results.append(torch.cat(logits))
+            events.append(list(pair.source.events))
+        assert torch.equal(*results)
+        assert len(results[0]) == sum(2 if step % 3 else 1 for step in range(STEPS))
+        assert events[0] == events[1]
+    finally:
+        model.restore()
+
+
+def test_a_full_reservation_is_refused_before_anything_is_written(pairs: Pairs) -> None:
+    model = ragged(pairs, "mixtral")
+    try:
+        kv = KVStore(model.layout, 1 << 20).reserve(2)
+        model.forward([Chunk(0, [5, 6], kv, prefill=True, wants_logits=True)])
+        kv.commit(2)
+        with pytest.raises(ValueError, match="do not fit"):
+            model.forward([Chunk(0, [7], kv, prefill=False, wants_logits=True)])
+    finally:
+        model.restore()
