@@ -139,16 +139,16 @@ def picture(profiles: list[Profile], path: Path) -> None:
 @click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=(WIDENED, RANDOM),
               show_default=True)  # fmt: skip
 @click.option("--policy", default="lru", show_default=True, metavar="NAME[:OPTION=VALUE,...]")
-@click.option("--concurrency", multiple=True, type=click.IntRange(min=1), default=(1, 8), show_default=True)
+@click.option("--concurrency", "at_once", multiple=True, type=click.Choice(("1", str(plan.CONCURRENCY))),
+              default=("1", str(plan.CONCURRENCY)), show_default=True)  # fmt: skip
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--quick", is_flag=True, help="Small models, one round: to see that it works.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("artifacts/profile-step"),
               show_default=True, help="Folder for profile.png and profile.json.")  # fmt: skip
-def main(
-    models: tuple[str, ...], policy: str, concurrency: tuple[int, ...], rounds: int, quick: bool, out: Path
-) -> None:
+def main(models: tuple[str, ...], policy: str, at_once: tuple[str, ...], rounds: int, quick: bool, out: Path) -> None:
     """Where a step's time goes, with all experts resident and with a third of them."""
     signal.signal(signal.SIGTERM, _end)
+    concurrency = tuple(map(int, at_once))
     scale = plan.QUICK if quick else plan.Scale(rounds=rounds)
     parent = cache_folder()
     parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,8 @@ def _measure(
 
 def _spec(model: plan.Model, share: str, policy: str) -> ChildSpec:
     name, options = plan.parse_policy(policy)
-    settings = {"model": str(model.folder), "share": share, "policy": name, "policy_options": options}
+    settings: dict[str, Any] = {"model": str(model.folder), "share": share, "policy": name, "policy_options": options}
+    settings["max_running"] = plan.CONCURRENCY
     return ChildSpec.of(GREENROOM, settings)
 
 

@@ -27,7 +27,7 @@ LINK_READERS = (1, 2, 4)
 
 
 class GreenroomArm:
-    """``share``: of the experts that the device tier holds, such as ``33%``.
+    """``share``: of the experts that the device tier holds, such as ``33%``. ``max_running``: requests at once at most.
 
     ``oracle_turns``: run the stream given with ``oracle`` once under LRU and then open the engine under Belady's
     policy, knowing this many runs of it to come.
@@ -41,8 +41,11 @@ class GreenroomArm:
         policy_options: dict[str, Any] | None = None,
         oracle: dict[str, Any] | None = None,
         oracle_turns: int = 0,
+        max_running: int = 8,
     ) -> None:
+        self._max_running = max_running
         self._settings: dict[str, Any] = {
+            "max_running": max_running,
             "model": model, "expert_memory": share, "kv_memory": KV_MEMORY, "warm_start": False, "progress": False,
         }  # fmt: skip
         options = dict(policy_options or {})
@@ -61,7 +64,7 @@ class GreenroomArm:
         with LLM(**self._settings, policy="lru") as llm:
             record = RoutingRecord(llm.worker.experts.catalogue)
             llm.worker.experts.listener = record
-            _generate(llm, **stream, concurrency=1)
+            _generate(llm, **stream, at_once=1)
             return record
 
     def describe(self) -> dict[str, Any]:
@@ -88,7 +91,7 @@ class GreenroomArm:
         inside: bool = False,
         link: bool = False,
     ) -> dict[str, Any]:
-        """The stream, ``concurrency`` requests at a time.
+        """The stream: one request after the other, or ``max_running`` at once, the next where one has ended.
 
         ``record``: look at its routing too. ``inside``: where its time goes, at a small cost of its own. ``link``:
         measure the disk around it.
@@ -104,7 +107,7 @@ class GreenroomArm:
         reset_peak()
         try:
             with timed() as seconds:
-                ids = _generate(self._llm, prompts, lengths, concurrency)
+                ids = _generate(self._llm, prompts, lengths, self._at_once(concurrency, len(prompts)))
         finally:
             worker.experts.listener = None
             if watch is not None:
@@ -134,6 +137,12 @@ class GreenroomArm:
             trace=None if recorder is None else recorder.trace(plan.device_slots, plan.slot_bytes, plan.dense),
             inside={} if watch is None else watch.seconds(seconds[0]),
         ).as_json()
+
+    def _at_once(self, concurrency: int, prompts: int) -> int:
+        """How many are submitted at once; the batch loop holds back what is more than may run."""
+        if concurrency not in (1, self._max_running):
+            raise ValueError(f"this arm runs 1 or {self._max_running} requests at once, not {concurrency}")
+        return prompts if concurrency > 1 else 1
 
     def link(self) -> float:
         """Bytes/s of direct reads as long as a record, from random places of the pack, unchecked; the best of some
@@ -169,11 +178,11 @@ class GreenroomArm:
         self._llm.close()
 
 
-def _generate(llm: LLM, prompts: list[list[int]], lengths: list[int], concurrency: int) -> list[list[int]]:
+def _generate(llm: LLM, prompts: list[list[int]], lengths: list[int], at_once: int) -> list[list[int]]:
     sampling = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
     ids: list[list[int]] = []
-    for first in range(0, len(prompts), concurrency):
-        chosen = slice(first, first + concurrency)
+    for first in range(0, len(prompts), at_once):
+        chosen = slice(first, first + at_once)
         done = llm.generate(prompts[chosen], sampling[chosen], progress=False)
         ids += [list(completion.token_ids) for completion in done]
     return ids

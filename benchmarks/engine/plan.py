@@ -33,14 +33,16 @@ RUNTIME_BYTES = 800 * 1024**2
 class Scale:
     """How much is run. ``minutes``: of all stages' rounds; opening arms comes on top.
 
-    ``prompts``: of a stream. ``bounded_prompts``: for accelerate, which takes about a second a token. ``shares`` of
-    the widened model's experts beside a third, ``other_shares`` of the other models'. ``bounded``: the models that
-    run beside accelerate. ``variants``: policies beside the registry's, each as on the command line.
+    ``prompts``: of a stream, ``bundled_prompts`` of the small model's, so that eight run at once for most of it.
+    ``bounded_prompts``: for accelerate, which takes about a second a token. ``shares`` of the widened model's experts
+    beside a third, ``other_shares`` of the other models'. ``bounded``: the models that run beside accelerate.
+    ``variants``: policies beside the registry's, each as on the command line.
     """
 
     rounds: int = 3
     minutes: float = 20.0
     prompts: int = 8
+    bundled_prompts: int = 24
     bounded_prompts: int = 3
     random_tokens: int = 16
     widened_mib: float = 11.0
@@ -52,8 +54,8 @@ class Scale:
 
 
 QUICK = Scale(
-    rounds=1, minutes=1.0, prompts=4, bounded_prompts=1, random_tokens=4, widened_mib=1.0, random_mib=1.0, shares=(),
-    other_shares=(), bounded=(WIDENED,), variants=(),
+    rounds=1, minutes=1.0, prompts=4, bundled_prompts=8, bounded_prompts=1, random_tokens=4, widened_mib=1.0,
+    random_mib=1.0, shares=(), other_shares=(), bounded=(WIDENED,), variants=(),
 )  # fmt: skip
 
 
@@ -73,7 +75,7 @@ class Model:
         if name == RANDOM:
             stream = random_stream(ready["vocabulary"], scale.prompts, tokens=scale.random_tokens)
         else:
-            stream = task_stream(folder, scale.prompts)
+            stream = task_stream(folder, scale.bundled_prompts if name == BUNDLED else scale.prompts)
         return cls(name, folder, stream, (folder, Path(ready["pack"])), int(ready["checkpoint_bytes"]))
 
 
@@ -175,7 +177,13 @@ def specs(stage: Stage | None) -> set[ChildSpec]:
 
 def _child(model: Model, share: str, policy: str, *, limit_bytes: int | None = None, name: str = "") -> ChildSpec:
     name_of_policy, options = parse_policy(policy)
-    settings = {"model": str(model.folder), "share": share, "policy": name_of_policy, "policy_options": options}
+    settings: dict[str, Any] = {
+        "model": str(model.folder),
+        "share": share,
+        "policy": name_of_policy,
+        "policy_options": options,
+    }
+    settings["max_running"] = CONCURRENCY
     return ChildSpec.of(GREENROOM, settings, limit_bytes=limit_bytes, name=name)
 
 

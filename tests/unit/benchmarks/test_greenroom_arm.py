@@ -41,7 +41,9 @@ def test_a_turn_generates_what_the_stream_says(third: GreenroomArm) -> None:
     assert turn.bytes_moved == (turn.look_ups - turn.hits) * third.describe()["expert_bytes"], "on demand alone"
     assert turn.peak_bytes > 0
     assert run(third).ids == turn.ids
-    assert run(third, concurrency=3).steps < turn.steps
+    assert run(third, concurrency=8).steps < turn.steps
+    with pytest.raises(ValueError, match="1 or 8 requests"):
+        run(third, concurrency=3)
 
 
 def test_a_recorded_turn_knows_beladys_misses(third: GreenroomArm) -> None:
