@@ -2,7 +2,7 @@
 
 from greenroom import LLM, SamplingParams
 
-with LLM("mistralai/Mixtral-8x7B-Instruct-v0.1", expert_memory="16GiB", policy="lfu") as llm:
+with LLM("mistralai/Mixtral-8x7B-Instruct-v0.1", expert_memory="16GiB") as llm:
     for completion in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=8)):
         print(completion.text)
 """

@@ -170,7 +170,7 @@ def test_sigterm_drains_and_the_next_start_is_warm(cache: Path) -> None:
         (("--kv-memory", "10%"), "kv_memory"),
         (("--model", "/nowhere/at/all"), "/nowhere/at/all"),
         (("--policy-options", "{"), "this is no JSON"),
-        (("--policy-options", '{"x": 1}'), "lru takes no options"),
+        (("--policy", "lru", "--policy-options", '{"x": 1}'), "lru takes no options"),
         (("--dtype", "int4"), "auto, bfloat16, float16, float32"),
         (("--max-running", "0"), "max_running"),
         (("--port", "99999"), "port"),
