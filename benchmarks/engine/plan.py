@@ -40,7 +40,7 @@ class Scale:
     """
 
     rounds: int = 3
-    minutes: float = 20.0
+    minutes: float = 17.0
     prompts: int = 8
     bundled_prompts: int = 24
     bounded_prompts: int = 3
