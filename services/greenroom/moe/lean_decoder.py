@@ -87,7 +87,7 @@ class LeanDecoder:
         self, layer: _Layer, rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, at: NDArray[np.int64]
     ) -> torch.Tensor:
         native = self._native
-        count, dim = len(rows), layer.dim
+        count, dim = at.shape[0], layer.dim
         query, key, value = (native.linear(rows, part.weight, part.bias) for part in layer[3:6])
         query, key = _normed(native, query, layer.query_norm, dim), _normed(native, key, layer.key_norm, dim)
         native.rotate(query, cosines, sines)
@@ -104,9 +104,9 @@ class LeanDecoder:
 
 def _normed(native: NativeRows, rows: torch.Tensor, norm: _Norm | None, dim: int) -> torch.Tensor:
     """``[n, heads, dim]``, normalised by head or over all heads, as the norm's weight is long."""
-    if norm is None:
-        return rows.view(len(rows), -1, dim)
-    return native.rms_norm(rows.view(len(rows), -1, len(norm.weight)), *norm).view(len(rows), -1, dim)
+    if norm is not None:
+        rows = native.rms_norm(rows.view(-1, norm.weight.shape[0]), *norm).view(rows.shape)
+    return rows.view(rows.shape[0], -1, dim)
 
 
 def lean_decoder(model: Any, native: NativeRows) -> LeanDecoder | None:

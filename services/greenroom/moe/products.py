@@ -38,7 +38,14 @@ class Grouped(NamedTuple):
     @classmethod
     def of(cls, picks: NDArray[np.int64], experts: int) -> Grouped:
         """From ``picks[T, k]``; one at or above the number of experts is none."""
-        rows = len(picks)
+        rows, k = picks.shape
+        if rows == 1:  # mostly so, and a layer's look-ups are then a good part of its Python
+            row = picks[0].tolist()
+            places = sorted(range(k), key=row.__getitem__)
+            if len(set(row)) == k:
+                wanted = ((row[place], turn) for turn, place in enumerate(places))
+                alone = {expert: (turn, turn, turn + 1) for expert, turn in wanted if expert < experts}
+                return cls(np.zeros(k, dtype=np.int64), np.array(places), alone)
         slots = picks.T.reshape(-1)  # slot after slot
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]

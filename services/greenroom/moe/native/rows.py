@@ -73,7 +73,7 @@ class NativeRows:
         Summed in fp32, rounded once.
         """
         count, inputs = rows.shape
-        outputs = len(weight)
+        outputs = weight.shape[0]
         out = torch.empty(count, outputs, dtype=torch.bfloat16)
         threads = self._threads(outputs * inputs)
         self._linear(
