@@ -55,9 +55,9 @@ def plot(sweep: Sweep, cells: Sequence[Cell], path: Path, *, title: str) -> None
             if row == rows - 1:
                 axes[row, column].set_xlabel(f"experts resident, % of {experts}")
         axes[row, 0].set_ylabel(label)
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(title, fontsize=12, x=0.02, horizontalalignment="left")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False)
+    figure.legend(handles, labels, loc="outside right center", frameon=False)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
