@@ -47,6 +47,8 @@ class Inside:
             stage = _stage(model)
             if stage.look_ahead is not None:
                 self._time(stage, "look_ahead", "look-ahead")
+            if engine.model.lean is not None:  # then the modules' own attention is not what runs
+                self._time(engine.model.lean, "attention", "attention")
             for module in model.modules():
                 if id(module) in experts:
                     self._time(module, "forward", "experts")

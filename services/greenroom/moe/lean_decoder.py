@@ -1,9 +1,10 @@
-"""A decoder's steps of single rows without what its modules cost in Python.
+"""A decoder's steps without what its modules cost in Python.
 
-A step in which every sequence has one row is mostly Python where a model is small: of 0.7 ms a layer the kernels took a
-tenth. For decoders of the usual build (norm, projections with or without norms of their heads, rotary positions, plain
-causal attention, norm, MLP or experts, two residual additions) such steps run through the compiled products directly.
-The MLP stays the family's own module, so routers, shared experts and the experts' hook are what they were.
+A step of few rows is mostly Python where a model is small: of 0.7 ms a layer the kernels took a tenth. For decoders of
+the usual build (norm, projections with or without norms of their heads, rotary positions, plain causal attention, norm,
+MLP or experts, two residual additions) steps call the compiled products directly. Attention is the batch loop's, as
+under the modules; the MLP stays the family's own module, so routers, shared experts and the experts' hook are what
+they were.
 
 A model is taken only if its steps come out equal to the bit, which is found out by trying.
 """
@@ -12,14 +13,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from greenroom.moe.kv_cache import SequenceKV
 from greenroom.moe.native.rows import NativeRows
 from greenroom.moe.products import is_plain_rms_norm
+from greenroom.moe.ragged_attention import RaggedMask, RaggedStep
 
 _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm"}
 
@@ -30,9 +29,10 @@ class _Norm(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """One decoder layer's parts. ``heads``, ``key_heads`` and ``dim`` of its attention."""
+    """One decoder layer's parts. ``dim`` and ``scale`` of its attention's heads."""
 
     module: nn.Module
+    attention: Any
     before_attention: _Norm
     before_mlp: _Norm
     query: nn.Linear
@@ -47,7 +47,7 @@ class _Layer(NamedTuple):
 
 
 class LeanDecoder:
-    """The same function as the model's own forward over single rows; see the module."""
+    """The same function as the model's own forward over ragged rows; see the module."""
 
     def __init__(self, model: Any, layers: list[_Layer], native: NativeRows) -> None:
         self._native = native
@@ -57,49 +57,56 @@ class LeanDecoder:
         self._norm = _norm_of(model.model.norm, native)
         self._head: nn.Linear = model.lm_head
 
-    def forward(self, tokens: torch.Tensor, kvs: list[SequenceKV]) -> torch.Tensor:
-        """Logits ``[n, vocabulary]`` of one row ``tokens[n]`` of each sequence; writes its keys and values behind
-        ``kv.length``, which stays.
+    def forward(
+        self, step: RaggedStep, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits ``[n, vocabulary]`` of the ``wanted[n]`` of the step's rows, whose ``tokens`` and ``positions`` are
+        ``[T]``. Keys and values are written as ``RaggedStep`` does.
         """
-        native, rows = self._native, len(kvs)
-        for kv in kvs:
-            if kv.length >= kv.capacity:
-                raise ValueError(f"{kv.length + 1} rows do not fit into a reservation of {kv.capacity}")
+        native = self._native
         hidden = nn.functional.embedding(tokens, self._embedding)
-        positions = torch.tensor([[kv.length for kv in kvs]])
-        cosines, sines = (part[0].contiguous() for part in self._rotary(hidden[None], positions))
-        addresses = np.stack([kv.addresses for kv in kvs], axis=1)
-        at = np.array([(n, 0, 0, kv.capacity, kv.length, 0) for n, kv in enumerate(kvs)], dtype=np.int64)
-        for number, layer in enumerate(self._layers):
+        cosines, sines = (part[0].contiguous() for part in self._rotary(hidden[None], positions[None]))
+        mask = step.causal_mask()
+        for layer in self._layers:
             for hook in layer.module._forward_pre_hooks.values():
                 hook(layer.module, ())
-            at[:, 1:3] = addresses[number]
             normed = native.rms_norm(hidden, *layer.before_attention)
-            mixed = self._attention(layer, normed, cosines, sines, at)
-            hidden = hidden + native.linear(mixed, layer.output.weight, layer.output.bias)
+            mixed = self.attention(layer, step, mask, normed, cosines, sines)
+            hidden = hidden + self._through(layer.output, mixed)
             normed = native.rms_norm(hidden, *layer.before_mlp)
             out = layer.mlp(normed[None])
-            hidden = hidden + (out[0] if isinstance(out, tuple) else out).view(rows, -1)
+            hidden = hidden + (out[0] if isinstance(out, tuple) else out).view(hidden.shape)
         assert self._norm is not None
-        return native.linear(native.rms_norm(hidden, *self._norm), self._head.weight, self._head.bias)
+        if wanted.shape[0] < hidden.shape[0]:
+            hidden = hidden[wanted]
+        return self._through(self._head, native.rms_norm(hidden, *self._norm))
 
-    def _attention(
-        self, layer: _Layer, rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, at: NDArray[np.int64]
+    def attention(
+        self,
+        layer: _Layer,
+        step: RaggedStep,
+        mask: RaggedMask,
+        rows: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
     ) -> torch.Tensor:
-        native = self._native
-        count, dim = at.shape[0], layer.dim
-        query, key, value = (native.linear(rows, part.weight, part.bias) for part in layer[3:6])
-        query, key = _normed(native, query, layer.query_norm, dim), _normed(native, key, layer.key_norm, dim)
+        """One layer's attention over its normalised ``rows[T, H]``, as its output projection takes it."""
+        native, dim = self._native, layer.dim
+        query = _normed(native, self._through(layer.query, rows), layer.query_norm, dim)
+        key = _normed(native, self._through(layer.key, rows), layer.key_norm, dim)
+        value = _normed(native, self._through(layer.value, rows), None, dim)
         native.rotate(query, cosines, sines)
         native.rotate(key, cosines, sines)
-        out = torch.empty(1, count, query.shape[1], dim, dtype=rows.dtype)
-        native.attention(
-            query[None].transpose(1, 2),
-            key[None].transpose(1, 2),
-            value.view(1, count, -1, dim).transpose(1, 2),
-            *(at, out, layer.scale),
-        )
-        return out.view(count, -1)
+        # With heads before rows, as the modules have it.
+        query, key, value = (part[None].transpose(1, 2) for part in (query, key, value))
+        step.update(key, value, layer.attention.layer_idx)
+        options = {"dropout": 0.0, "scaling": layer.scale}
+        return step.attend(layer.attention, query, key, mask, options).reshape(rows.shape[0], -1)
+
+    def _through(self, linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+        if rows.shape[0] > self._native.most_rows:
+            return nn.functional.linear(rows, linear.weight, linear.bias)
+        return self._native.linear(rows, linear.weight, linear.bias)
 
 
 def _normed(native: NativeRows, rows: torch.Tensor, norm: _Norm | None, dim: int) -> torch.Tensor:
@@ -152,7 +159,7 @@ def _layer_of(module: nn.Module, native: NativeRows) -> _Layer | None:
     ):
         return None
     scale = getattr(attention, "scaling", None) or dim**-0.5
-    return _Layer(module, *norms, *projections, *of_heads, children[rest.pop()], dim, scale)  # type: ignore[call-arg,arg-type]
+    return _Layer(module, attention, *norms, *projections, *of_heads, children[rest.pop()], dim, scale)  # type: ignore[call-arg,arg-type]
 
 
 def _norm_of(module: Any, native: NativeRows) -> _Norm | None:

@@ -75,8 +75,6 @@ class RaggedModel:
         or the source raises comes through, and then nothing has changed.
         """
         lengths = [len(chunk.tokens) for chunk in chunks]
-        if self.lean is not None and lengths.count(1) == len(lengths):
-            return self._single_rows(self.lean, chunks)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
         positions = torch.cat(
             [torch.arange(c.kv.length, c.kv.length + n) for c, n in zip(chunks, lengths, strict=True)]
@@ -85,6 +83,8 @@ class RaggedModel:
         wanted = torch.as_tensor(ends[[chunk.wants_logits for chunk in chunks]], device=self.device)
         step = RaggedStep(chunks, self.device, self.attention, self.native)
         with torch.inference_mode(), running(step), self._told(chunks, lengths):
+            if self.lean is not None:
+                return self.lean.forward(step, tokens, positions, wanted)
             logits: torch.Tensor = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None].to(self.device),
@@ -94,13 +94,6 @@ class RaggedModel:
                 **self._extra,
             ).logits
         return logits[0]
-
-    def _single_rows(self, lean: LeanDecoder, chunks: Sequence[Chunk]) -> torch.Tensor:
-        tokens = torch.tensor([chunk.tokens[0] for chunk in chunks])
-        with torch.inference_mode(), self._told(chunks, [1] * len(chunks)):
-            logits = lean.forward(tokens, [chunk.kv for chunk in chunks])
-        wanted = [n for n, chunk in enumerate(chunks) if chunk.wants_logits]
-        return logits if len(wanted) == len(chunks) else logits[wanted]
 
     def _told(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> AbstractContextManager[None]:
         if self.source is None:

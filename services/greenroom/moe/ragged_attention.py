@@ -115,6 +115,10 @@ class RaggedStep(KeysAndValues):
         self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._singles = SingleRows(chunks, native) if native is not None and attention == "sdpa" else None
 
+    def causal_mask(self) -> RaggedMask:
+        """The mask of plain causal attention: each row sees its sequence up to itself."""
+        return RaggedMask(self, [_sight(causal_mask_function, chunk, self.device) for chunk in self.chunks])
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -106,34 +106,37 @@ def proven_lean_decoder(ragged: RaggedModel, native: NativeRows) -> LeanDecoder 
     lean, family = lean_decoder(ragged.model, native), ragged.model.config.model_type
     if lean is None:
         return None
-    store = KVStore(ragged.layout, 4 * ragged.layout.nbytes(_TOKENS))
-    # Two sequences, of which one is ahead of the other, twice: once for the modules, once for the lean decoder.
-    both = [[store.reserve(_TOKENS) for _ in range(2)] for _ in range(2)]
     tokens = [(11 * i + 5) % ragged.vocab_size for i in range(_TOKENS)]
-    ragged.lean = None
-    with experts_bypassed(ragged.model):
-        for kvs in both:
-            for kv, start in zip(kvs, (1, 3), strict=True):
-                ragged.forward([Chunk(0, tokens[:start], kv, prefill=True, wants_logits=True)])
-                kv.commit(start)
-        for step in range(3, _TOKENS - 1):
-            chunks = [
-                [Chunk(n, [tokens[step - n]], kv, prefill=False, wants_logits=True) for n, kv in enumerate(kvs)]
-                for kvs in both
-            ]
-            expected = ragged.forward(chunks[0])
-            try:
-                with torch.inference_mode():
-                    found = lean.forward(torch.tensor([chunk.tokens[0] for chunk in chunks[1]]), both[1])
-            except Exception as error:  # whatever else its layers are: their modules know
-                log.info("%s has no lean decoder: %s: %s", family, type(error).__name__, error)
-                return None
-            if not torch.equal(expected, found):
-                log.info("%s has no lean decoder: its modules compute something else", family)
-                return None
-            for kv in (*both[0], *both[1]):
-                kv.commit(1)
+    try:
+        with experts_bypassed(ragged.model):
+            expected, found = (_trial(ragged, tokens, decoder) for decoder in (None, lean))
+    except Exception as error:  # whatever else its layers are: their modules know
+        log.info("%s has no lean decoder: %s: %s", family, type(error).__name__, error)
+        return None
+    finally:
+        ragged.lean = None
+    if not torch.equal(expected, found):
+        log.info("%s has no lean decoder: its modules compute something else", family)
+        return None
     return lean
+
+
+def _trial(ragged: RaggedModel, tokens: list[int], decoder: LeanDecoder | None) -> torch.Tensor:
+    """Logits of two sequences' rows: prompts whole and in parts, beside single rows and without."""
+    ragged.lean = decoder
+    store = KVStore(ragged.layout, 2 * ragged.layout.nbytes(_TOKENS))
+    kvs = [store.reserve(_TOKENS) for _ in range(2)]
+    logits = []
+    for rows in ((1, 3), (1, 2), (2, 1), (1, 0), (1, 0)):
+        chunks = [
+            Chunk(n, tokens[kv.length : kv.length + count], kv, prefill=count > 1, wants_logits=True)
+            for n, (kv, count) in enumerate(zip(kvs, rows, strict=True))
+            if count
+        ]
+        logits.append(ragged.forward(chunks))
+        for chunk in chunks:
+            chunk.kv.commit(len(chunk.tokens))
+    return torch.cat(logits)
 
 
 def kv_layout_of(model: Any) -> KVLayout:

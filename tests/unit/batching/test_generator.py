@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
 import pytest
+import torch
 
 from greenroom.core.errors import InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, Generator, ServedModel, Token
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.batch_loop import BatchLoop
+from greenroom.moe.ragged_attention import Chunk
 from greenroom.worker.generator import LoopGenerator
 from tests.contract.batching.harness import request
 from tests.unit.batching.fake_model import FakeModel, continuation
@@ -139,7 +141,21 @@ async def test_the_end_of_the_loop_ends_the_stream(generator: Generator, loop: B
     assert not generator.ready
 
 
-def test_an_event_loop_that_is_gone_cancels_its_requests(generator: Generator, loop: BatchLoop) -> None:
+def test_an_event_loop_that_is_gone_cancels_its_requests(
+    generator: Generator, loop: BatchLoop, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = model.forward
+    run: list[int] = []
+
+    def stopping_after_one(chunks: Sequence[Chunk]) -> torch.Tensor:
+        logits = forward(chunks)
+        if not run:
+            model.gate.clear()  # nothing more is generated until the event loop is gone
+        run.append(len(chunks))
+        return logits
+
+    monkeypatch.setattr(model, "forward", stopping_after_one)
+
     async def begin() -> Any:
         events = streamed(generator, request("a", (1,), 900))
         await anext(events)
@@ -148,6 +164,7 @@ def test_an_event_loop_that_is_gone_cancels_its_requests(generator: Generator, l
     runner = asyncio.new_event_loop()
     events = runner.run_until_complete(begin())
     runner.close()
+    model.gate.set()
     assert loop.wait_idle(30)
     assert loop.stats().finished[FinishReason.CANCELLED] == 1
     del events

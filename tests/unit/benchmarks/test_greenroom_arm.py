@@ -57,7 +57,13 @@ def test_a_recorded_turn_knows_beladys_misses(third: GreenroomArm) -> None:
 def test_an_instrumented_turn_leaves_nothing_behind_and_accounts_for_all_time(third: GreenroomArm) -> None:
     plain = run(third)
     engine = third._llm.worker.loop.engine
-    holders: list[object] = [engine, engine.model, third._llm.worker.experts, *engine.model.model.modules()]
+    holders: list[object] = [
+        engine,
+        engine.model,
+        engine.model.lean,
+        third._llm.worker.experts,
+        *engine.model.model.modules(),
+    ]
     before = [own_methods(holder) for holder in holders]
     watched = run(third, inside=True)
     assert watched.ids == plain.ids
