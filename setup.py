@@ -14,7 +14,7 @@ setup(
             [f"{NATIVE}/rows.cpp"],
             depends=[f"{NATIVE}/rows_kernel.inc"],
             language="c++",
-            extra_compile_args=["-O3", "-std=c++17"],
+            extra_compile_args=["-O3", "-std=c++17", "-Wno-psabi"],
             optional=True,
         )
     ]
