@@ -47,6 +47,7 @@ CLEARLY = 1.08
 
 LEAST_ROUNDS = 3
 _LOCK_WAIT_S = 2 * BUDGET_S
+_LOCK_POLL_S = 0.05  # flock can not be waited for with a deadline
 _READ_TIMEOUT_S = 30.0
 
 SIMPLEST = ReadSettings()
@@ -327,9 +328,8 @@ def _alone(path: Path) -> Iterator[None]:
         return
     try:
         until = time.monotonic() + _LOCK_WAIT_S
-        pause = 0.05
         while not _try_lock(fd) and time.monotonic() < until:
-            time.sleep(pause)
+            time.sleep(_LOCK_POLL_S)
         yield
     finally:
         os.close(fd)
