@@ -62,6 +62,7 @@ class DemandFetcher:
         begun = absent[: device.free]
         for key in begun:
             self._counters.on_demand_fetches += 1
+            self._room.goes_to_device(key)
             self._tiers.fetch(key, Reason.ON_DEMAND)
         return len(begun) < len(absent)
 
@@ -73,8 +74,11 @@ class DemandFetcher:
                     self._policy.on_transfer_done(transfer)
                 continue
             self._counters.failed_transfers += 1
-            self._room.unused[transfer.expert] = False
-            self._failed[transfer.expert] = transfer.error
+            if self._room.unused_on_host[transfer.expert]:  # it was to stay there: nobody waits for it on the device
+                self._room.unused_on_host[transfer.expert] = False
+            else:
+                self._room.unused[transfer.expert] = False
+                self._failed[transfer.expert] = transfer.error
             self._policy.on_transfer_failed(transfer)
 
     def wait_for(self, wanted: Iterable[int]) -> None:

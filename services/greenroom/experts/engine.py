@@ -120,7 +120,7 @@ class ExpertEngine:
         self._host = Ledger(catalogue.size, min(config.host_slots, catalogue.size)) if config.host_slots else None
         self._room = Room(policy, self._device, self._host, slot_bytes, self.counters)
         self._tiers = Tiers(
-            store, catalogue, self._device, self._host, make_host_room=self._room.on_host, hardware=self._hardware
+            store, catalogue, self._device, self._host, make_host_room=self._host_room, hardware=self._hardware
         )
         self._ahead = AheadFetcher(policy, self._tiers, self._room, self.counters, config.queue_ahead)
         self._demand = DemandFetcher(
@@ -195,6 +195,9 @@ class ExpertEngine:
         routing = LayerRouting.from_picks(self.catalogue, self._step, layer, picks)
         return RunningLayer(self._stage, routing, self._firsts[layer])
 
+    def _host_room(self, incoming: int) -> bool:
+        return self._ahead.withdraw_from_host() or self._room.on_host(incoming)
+
     def _whole(self) -> bool:
         """Whether every expert is in RAM that computes. Then there is nothing to decide and nothing to wait for, and
         layers cost no bookkeeping: the policy is told of sequences and steps, not of layers.
@@ -253,6 +256,7 @@ class ExpertEngine:
         self._demand.forget_failures()
         missing: set[int] = set()
         for key in wanted:
+            self._room.goes_to_device(key)
             self._tiers.fetch(key, Reason.TARGET)
             missing.add(key)
             if len(missing) == _PRELOAD_QUEUED:

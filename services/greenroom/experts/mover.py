@@ -1,6 +1,7 @@
 """One link between two tiers, and the threads that move experts over it.
 
-What waits is ordered: on-demand fetches in the order of asking, then the others by priority. Only the owner of the
+What waits is ordered: on-demand fetches in the order of asking, then the others by priority, those that go no further
+than the host tier last. Only the owner of the
 engine queues, promotes and withdraws; the mover's threads take the first, move it part by part, and post the result
 for the owner.
 """
@@ -22,6 +23,7 @@ class Job:
     """One expert to be moved; ``target_slot`` is reserved for it. ``priority``: higher is sooner.
 
     ``part_bytes``: set by a carrier that splits it. ``landed``: the owner has booked its arrival already, see Landing.
+    ``bound``: the tier it is on its way to in the end; ``target`` is where this hop takes it.
     """
 
     expert: int
@@ -34,6 +36,12 @@ class Job:
     part_bytes: int = 0
     error: BaseException | None = None
     landed: bool = False
+    bound: Tier = Tier.DEVICE
+
+    @property
+    def urgency(self) -> tuple[int, float]:
+        """Orders what no layer waits for: what goes to the device before what stays on the host, then by priority."""
+        return -self.bound, self.priority
 
 
 class Landing(NamedTuple):
@@ -84,7 +92,7 @@ class Carrier(Protocol):
     """How the jobs of one link are moved; called on the mover's threads, for several parts at once.
 
     ``threads``: how many parts move at once. ``depth``: how many jobs are begun at once; on-demand jobs do not wait
-    for those begun ahead of need, so there may be as many again.
+    for those begun ahead of need, nor do these for those that stay on the host, so there may be as many again of each.
     """
 
     @property
@@ -132,7 +140,7 @@ class Begun:
 class Mover:
     """The threads of one link. A thread that is free takes, in this order, the next part of a begun job that a layer
     waits for, the next such job, and then the same of those that none waits for: an on-demand fetch overtakes a
-    prefetch between two parts.
+    prefetch between two parts, and both overtake what is only bound for the host.
     """
 
     def __init__(self, name: str, carrier: Carrier, outbox: Outbox) -> None:
@@ -150,8 +158,9 @@ class Mover:
 
     @property
     def waiting_ahead(self) -> int:
-        """Queued jobs that no layer waits for."""
-        return len(self._ahead)
+        """Queued jobs bound for the device that no layer waits for."""
+        with self._changed:
+            return sum(job.bound is Tier.DEVICE for job in self._ahead.values())
 
     def put(self, job: Job) -> None:
         """Queue a job; bounded by the slots of its target, since each job holds one."""
@@ -186,9 +195,10 @@ class Mover:
             return self._ahead.pop(expert, None)
 
     def least_urgent(self) -> int | None:
-        """The queued job to withdraw first."""
+        """The queued job bound for the device to withdraw first."""
         with self._changed:
-            return min(self._ahead.values(), key=lambda job: job.priority).expert if self._ahead else None
+            jobs = [job for job in self._ahead.values() if job.bound is Tier.DEVICE]
+            return min(jobs, key=lambda job: job.priority).expert if jobs else None
 
     def close(self) -> None:
         """Stop after the parts that move now; all other work is dropped. Raises TimeoutError where one does not end."""
@@ -257,11 +267,14 @@ class Mover:
         if self._demand:
             urgent = sum(begun.urgent for begun in self._begun)
             return self._demand[0] if urgent < self._carrier.depth else None
-        if rest:
-            return max(rest, key=lambda begun: begun.job.priority)
-        if self._ahead and len(self._begun) < self._carrier.depth:
-            return max(self._ahead.values(), key=lambda job: job.priority)  # the first queued among equals
-        return None
+        begun_first = max(rest, key=lambda begun: begun.job.urgency) if rest else None
+        if self._ahead:
+            waiting = max(self._ahead.values(), key=lambda job: job.urgency)  # the first queued among equals
+            if begun_first is None or waiting.bound < begun_first.job.bound:
+                not_overtaken = sum(begun.job.bound <= waiting.bound for begun in self._begun)
+                if not_overtaken < self._carrier.depth:
+                    return waiting
+        return begun_first
 
     def _begin(self, job: Job) -> Begun:
         if self._demand and self._demand[0] is job:

@@ -16,13 +16,15 @@ from greenroom.policies.expert_policy import ExpertPolicy
 class Room:
     """Evictions of the device and the host tier.
 
-    ``unused[experts]``: brought ahead, or coming, and not looked up since.
+    ``unused[experts]``: brought ahead to the device, or coming, and not looked up since. ``unused_on_host[experts]``:
+    brought ahead to the host and no further, or coming, and not fetched to the device since.
     """
 
     def __init__(
         self, policy: ExpertPolicy, device: Ledger, host: Ledger | None, slot_bytes: int, counters: Counters
     ) -> None:
         self.unused: Mask = np.zeros(len(device.state), dtype=np.bool_)
+        self.unused_on_host: Mask = np.zeros(len(device.state), dtype=np.bool_)
         self._policy = policy
         self._device = device
         self._host = host
@@ -41,26 +43,25 @@ class Room:
             self.evict(self._victims(Tier.DEVICE, self._device, slots, evictable, Reason.ON_DEMAND, incoming))
 
     def ahead(self, incoming: int, reason: Reason, evictable: Mask) -> bool:
-        """One slot for what no layer waits for yet; False where the policy finds it not worth an eviction."""
+        """A device slot for what no layer waits for yet; False where the policy finds it not worth an eviction."""
         victims = self._victims(Tier.DEVICE, self._device, 1, evictable, reason, [incoming])
         self.evict(victims)
         return len(victims) > 0
 
     def on_host(self, incoming: int) -> bool:
-        """One host slot. Who is on the device as well leaves first: no expert is held twice without need."""
-        host = self._host
-        assert host is not None
-        evictable = host.evictable()
+        """One host slot for what goes on to the device; False where nobody may leave."""
+        assert self._host is not None
+        evictable = self._host.evictable()
+        return bool(evictable.any()) and self.ahead_on_host(incoming, Reason.ON_DEMAND, evictable)
+
+    def ahead_on_host(self, incoming: int, reason: Reason, evictable: Mask) -> bool:
+        """One host slot, as ``ahead``. Who is on the device as well leaves first: nobody is held twice without need."""
+        assert self._host is not None
         doubled = evictable & self._device.resident
         candidates = doubled if doubled.any() else evictable
-        if not candidates.any():
-            return False
-        victims = self._victims(Tier.HOST, host, 1, candidates, Reason.ON_DEMAND, [incoming])
-        for key in victims.tolist():
-            host.evict(key)
-        if "on_evicted" in self._policy.hooks:
-            self._policy.on_evicted(Tier.HOST, victims)
-        return host.free > 0
+        victims = self._victims(Tier.HOST, self._host, 1, candidates, reason, [incoming])
+        self.evict_from_host(victims)
+        return len(victims) > 0
 
     def evict(self, keys: Keys) -> None:
         """These leave the device."""
@@ -73,6 +74,23 @@ class Room:
             self.unused[keys] = False
         if len(keys) and "on_evicted" in self._policy.hooks:
             self._policy.on_evicted(Tier.DEVICE, keys)
+
+    def evict_from_host(self, keys: Keys) -> None:
+        assert self._host is not None
+        for key in keys.tolist():
+            self._host.evict(key)
+        unused = self.unused_on_host[keys]
+        if unused.any():
+            self._counters.host_prefetches_wasted += int(np.count_nonzero(unused))
+            self.unused_on_host[keys] = False
+        if len(keys) and "on_evicted" in self._policy.hooks:
+            self._policy.on_evicted(Tier.HOST, keys)
+
+    def goes_to_device(self, key: int) -> None:
+        """A fetch to the device begins: what brought the expert to the host, or is about to, has served."""
+        if self.unused_on_host[key]:
+            self.unused_on_host[key] = False
+            self._counters.host_prefetches_used += 1
 
     def _victims(
         self, tier: Tier, ledger: Ledger, slots: int, evictable: Mask, reason: Reason, incoming: Sequence[int]

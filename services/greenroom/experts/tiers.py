@@ -1,7 +1,9 @@
 """The tiers of one pool and the moves between them: disk below, the device above, the host between if there is one.
 
 Joins the ledgers (who is where), the arenas (the memory) and the movers (the links); decides nothing: whom to fetch
-and whom to evict is told by the engine, room is made before. With a host tier an expert on disk takes two hops.
+and whom to evict is told by the engine, room is made before. With a host tier an expert on disk takes two hops to the
+device; one that is only wanted on the host takes the first of them, and has no slot on the device. An expert is never
+on two ways at once: who is fetched to the device while bound for the host goes on from there.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from greenroom.experts.arena import Arena, DeviceArena
 from greenroom.experts.carriers import Copies, DiskReads, StagedReads, Store, Uploads
 from greenroom.experts.hardware import Hardware
-from greenroom.experts.ledger import NO_SLOT, Ledger, State
+from greenroom.experts.ledger import NO_SLOT, Ledger, LedgerError, State
 from greenroom.experts.mover import Carrier, Job, Landing, Mover
 from greenroom.experts.source import ExpertWeights
 from greenroom.policies.catalogue import Catalogue
@@ -22,7 +24,9 @@ from greenroom.policies.events import Reason, Tier, Transfer
 
 
 class Tiers:
-    """``make_host_room()`` is asked for one host slot; it evicts someone and returns whether one is free."""
+    """``make_host_room(incoming)`` is asked for one host slot for what is bound for the device; it evicts someone, or
+    takes back what is not, and returns whether one is free.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Tiers:
         self._make_host_room = make_host_room
         self._outbox = hardware.outbox()
         self._jobs: dict[int, Job] = {}  # by expert: queued or running, the hop that is next or under way
+        self._to_host: set[int] = set()  # those of them that go no further than the host
         self._without_host_slot: list[Job] = []  # bounded by the device's slots, each holds one
         accelerator = hardware.accelerator
         self._streamed = None if accelerator is None else DeviceArena(accelerator, device.slots, slot_bytes, layouts)
@@ -79,13 +84,23 @@ class Tiers:
 
     @property
     def moving(self) -> int:
-        """Experts queued or on their way, to any tier."""
-        return len(self._jobs)
+        """Experts queued or on their way to the device."""
+        return len(self._jobs) - len(self._to_host)
+
+    @property
+    def moving_to_host(self) -> int:
+        """Experts queued or on their way to the host and no further."""
+        return len(self._to_host)
 
     @property
     def waiting_ahead(self) -> int:
-        """Queued moves that no layer waits for."""
+        """Queued moves to the device that no layer waits for."""
         return sum(mover.waiting_ahead for mover in self.movers) + len(self._without_host_slot)
+
+    @property
+    def short_of_host_room(self) -> bool:
+        """Whether a move to the device waits for a slot on the host."""
+        return bool(self._without_host_slot)
 
     @property
     def in_ram(self) -> bool:
@@ -105,11 +120,18 @@ class Tiers:
         self.device.unpin(keys)
 
     def fetch(self, key: int, reason: Reason, priority: float = 0.0) -> None:
-        """Begin to bring an absent expert to the device, where a slot is free."""
+        """Begin to bring an absent expert to the device, where a slot is free; on its way to the host it goes on."""
         slot = self.device.reserve(key)
         host = self.host
         if host is None:
             self._queue(self._disk, Job(key, Tier.DISK, Tier.DEVICE, -1, slot, reason, priority))
+        elif key in self._to_host:
+            self._to_host.remove(key)
+            job = self._jobs[key]
+            queued = self._disk.withdraw(key) is not None
+            job.bound, job.reason, job.priority = Tier.DEVICE, reason, priority
+            if queued:
+                self._disk.put(job)
         elif host.state[key] == State.RESIDENT:
             self._start_upload(Job(key, Tier.HOST, Tier.DEVICE, -1, slot, reason, priority))
         else:
@@ -117,6 +139,13 @@ class Tiers:
             self._jobs[key] = job
             self._without_host_slot.append(job)
             self._begin_waiting()
+
+    def fetch_to_host(self, key: int, reason: Reason, priority: float = 0.0) -> None:
+        """Begin to bring an expert that is on neither tier to the host and no further, where a slot is free there."""
+        assert self.host is not None
+        slot = self.host.reserve(key)
+        self._to_host.add(key)
+        self._queue(self._disk, Job(key, Tier.DISK, Tier.HOST, -1, slot, reason, priority, bound=Tier.HOST))
 
     def hurry(self, key: int) -> None:
         """A layer now waits for an expert that is on its way ahead."""
@@ -126,25 +155,41 @@ class Tiers:
             mover.promote(key)
 
     def withdraw_ahead(self) -> int | None:
-        """Give up the least urgent move that no layer waits for and that has not begun; None: there is none."""
+        """Give up the least urgent move to the device that no layer waits for and that has not begun; None: there is
+        none. Those that have not even a slot on the host come first.
+        """
+        ahead = [job for job in self._without_host_slot if job.reason is not Reason.ON_DEMAND]
+        if ahead and self.withdraw(key := min(ahead, key=lambda job: job.priority).expert):
+            return key
         for mover in self.movers:
-            key = mover.least_urgent()
-            if key is not None and self.withdraw(key):
+            least = mover.least_urgent()
+            if least is not None and self.withdraw(least):
+                return least
+        return None
+
+    def withdraw_to_host(self) -> int | None:
+        """Give up the least urgent move that was to stay on the host and has not begun; None: there is none."""
+        for key in sorted(self._to_host, key=lambda key: self._jobs[key].priority):
+            if self.withdraw(key):
                 return key
         return None
 
     def withdraw(self, key: int) -> bool:
         """Give up one queued move that no layer waits for; its slots are free again. False: it is too late."""
-        for mover in self.movers:
-            job = mover.withdraw(key)
-            if job is not None:
-                del self._jobs[key]
-                self._give_up(job)
-                return True
-        return False
+        job = self._jobs.get(key)
+        if job is None or job.reason is Reason.ON_DEMAND:
+            return False
+        place = next((n for n, waiting in enumerate(self._without_host_slot) if waiting is job), None)
+        if place is not None:
+            del self._without_host_slot[place]
+        elif not any(mover.withdraw(key) for mover in self.movers):
+            return False
+        self._drop(key)
+        self._give_up(job)
+        return True
 
     def queued_ahead(self, key: int) -> Job | None:
-        """The job of an expert that is on its way without a layer waiting for it."""
+        """The job of an expert that is on its way, to the device or the host, without a layer waiting for it."""
         job = self._jobs.get(key)
         return None if job is None or job.reason is Reason.ON_DEMAND else job
 
@@ -168,7 +213,7 @@ class Tiers:
                 if error is None:
                     continue
             else:
-                del self._jobs[job.expert]
+                self._drop(job.expert)
                 self._book(job, ended_too=job is message)
             text = None if error is None else f"{type(error).__name__}: {error}"
             ended.append(Transfer(job.expert, job.source, job.target, job.reason, text))
@@ -176,10 +221,17 @@ class Tiers:
         return ended
 
     def audit(self) -> None:
-        """Raises LedgerError where an invariant of a ledger does not hold."""
+        """Raises LedgerError where an invariant of a ledger does not hold, or a slot is held for what does not come."""
         self.device.audit()
+        jobs = self._jobs.values()
+        self._audit_loading(self.device, {job.expert for job in jobs if job.bound is Tier.DEVICE})
+        if self._to_host != {job.expert for job in jobs if job.bound is Tier.HOST}:
+            raise LedgerError("what is bound for the host is booked wrongly")
         if self.host is not None:
             self.host.audit()
+            self._audit_loading(
+                self.host, {job.expert for job in jobs if job.target is Tier.HOST and job.target_slot != NO_SLOT}
+            )
 
     def close(self) -> None:
         for mover in self.movers:
@@ -187,11 +239,21 @@ class Tiers:
         for arena in self._ram:
             arena.close()
 
+    @staticmethod
+    def _audit_loading(ledger: Ledger, moving: set[int]) -> None:
+        if set(np.flatnonzero(ledger.state == State.LOADING).tolist()) != moving:
+            raise LedgerError("slots are held for experts that are not on their way, or the other way round")
+
     # -- hops ------------------------------------------------------------------------------------------------
 
     def _queue(self, mover: Mover, job: Job) -> None:
         self._jobs[job.expert] = job
         mover.put(job)
+
+    def _drop(self, key: int) -> None:
+        """Its job has ended or is given up."""
+        del self._jobs[key]
+        self._to_host.discard(key)
 
     def _start_upload(self, job: Job) -> None:
         assert self.host is not None
@@ -221,6 +283,8 @@ class Tiers:
         else:
             assert self.host is not None
             self.host.arrived(job.expert)
+            if job.bound is Tier.HOST:
+                return
             slot = int(self.device.slot_of[job.expert])
             self._start_upload(Job(job.expert, Tier.HOST, Tier.DEVICE, -1, slot, job.reason, job.priority))
 
@@ -239,9 +303,10 @@ class Tiers:
             self.host.unpin(np.array([job.expert]))
 
     def _give_up(self, job: Job) -> None:
-        """The expert does not reach the device; whatever was reserved for it is free again."""
-        self.device.abandon(job.expert)
+        """The expert does not get where it was bound for; whatever was reserved for it is free again."""
+        if job.bound is Tier.DEVICE:
+            self.device.abandon(job.expert)
         self._unpin_host(job)
-        if job.target is Tier.HOST:
+        if job.target is Tier.HOST and job.target_slot != NO_SLOT:
             assert self.host is not None
             self.host.abandon(job.expert)

@@ -144,6 +144,55 @@ def test_a_begun_prefetch_that_is_promoted_goes_on_before_other_prefetches() -> 
         assert [job.expert for job in ended(outbox, 2)] == [0, 1]
 
 
+def to_host(expert: int, priority: float = 0.0) -> Job:
+    return Job(expert, Tier.DISK, Tier.HOST, -1, expert, Reason.PREFETCH, priority, bound=Tier.HOST)
+
+
+def test_what_stays_on_the_host_comes_after_all_that_goes_to_the_device() -> None:
+    carrier = Carrying()
+    with moving(carrier) as (mover, outbox):
+        mover.put(job(0))
+        carrier.wait_begun(1)
+        mover.put(to_host(1, 9))
+        mover.put(to_host(2, 99))
+        mover.put(job(3, Reason.TARGET))
+        mover.put(job(4, Reason.PREFETCH, 1))
+        mover.put(job(5))
+        assert mover.waiting_ahead == 2, "bound for the device"
+        assert mover.least_urgent() == 3, "of those that hold a slot there"
+        carrier.let_all()
+        assert [job.expert for job in ended(outbox, 6)] == [0, 5, 4, 3, 2, 1]
+
+
+def test_what_goes_to_the_device_cuts_in_between_two_parts_of_what_stays_on_the_host() -> None:
+    carrier = Carrying(parts=3)
+    with moving(carrier) as (mover, outbox):
+        mover.put(to_host(0, 9))
+        carrier.wait_begun(1)
+        mover.put(to_host(1, 99))
+        mover.put(job(2, Reason.PREFETCH))
+        carrier.let_all()
+        assert [job.expert for job in ended(outbox, 3)] == [2, 0, 1]
+    assert carrier.log == [(0, 0), *((2, part) for part in range(3)), (0, 1), (0, 2), *((1, part) for part in range(3))]
+
+
+def test_what_stays_on_the_host_never_makes_more_jobs_begin_than_each_kind_may() -> None:
+    carrier = Carrying(threads=8, depth=2)
+    with moving(carrier) as (mover, outbox):
+        for expert in range(4):
+            mover.put(to_host(expert))
+        carrier.wait_begun(2)
+        for expert in range(4, 8):
+            mover.put(job(expert, Reason.PREFETCH))
+        carrier.wait_begun(4)
+        for expert in range(8, 12):
+            mover.put(job(expert))
+        carrier.wait_begun(6)
+        assert sorted(carrier.moving) == [0, 1, 4, 5, 8, 9]
+        carrier.let_all()
+        assert len(ended(outbox, 12)) == 12
+
+
 @pytest.mark.parametrize(("threads", "depth", "parts"), [(1, 1, 1), (2, 1, 4), (3, 2, 2), (4, 4, 1), (2, 3, 5)])
 def test_no_more_moves_at_once_than_was_asked_for(threads: int, depth: int, parts: int) -> None:
     carrier = Carrying(threads=threads, depth=depth, parts=parts)

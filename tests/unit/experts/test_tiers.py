@@ -16,7 +16,7 @@ from greenroom.experts.hardware import RealHardware
 from greenroom.experts.ledger import Ledger, State
 from greenroom.experts.mover import Carrier, Job, Mover, Outbox
 from greenroom.experts.tiers import Tiers
-from greenroom.policies.events import Reason, Tier
+from greenroom.policies.events import Reason, Tier, Transfer
 from tests.unit.experts.fakes import FakeStore, manifest
 
 DEADLINE_S = 20.0
@@ -46,9 +46,37 @@ class GatedHardware(RealHardware):
         return super().mover(name, carrier, outbox)
 
 
+class ReadGate:
+    """Reads of ``held`` experts wait until they are let through; those of ``broken`` fail. Notes what was begun."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        self.broken: set[int] = set()
+        self.begun: list[int] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, layer: int, expert: int) -> None:
+        with self._changed:
+            self.begun.append(expert)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: expert not in self.held, DEADLINE_S)
+            if expert in self.broken:
+                raise OSError(5, "broken")
+
+    def let(self, *experts: int) -> None:
+        with self._changed:
+            self.held -= set(experts)
+            self._changed.notify_all()
+
+    def wait_begun(self, expert: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: expert in self.begun, DEADLINE_S), self.begun
+
+
 class Bench:
     def __init__(self, device_slots: int, host_slots: int) -> None:
-        self.store = FakeStore(MANIFEST)
+        self.reads = ReadGate()
+        self.store = FakeStore(MANIFEST, self.reads)
         self.hardware = GatedHardware()
         self.device = Ledger(8, device_slots)
         self.host = Ledger(8, host_slots)
@@ -71,6 +99,15 @@ class Bench:
                 assert transfer.error is None
                 missing.discard((transfer.expert, transfer.target))
             self.tiers.audit()
+
+    def until_failed(self) -> Transfer:
+        """Collect until a move has failed."""
+        while True:
+            assert self.tiers.wait(DEADLINE_S)
+            for transfer in self.tiers.collect():
+                if transfer.error is not None:
+                    self.tiers.audit()
+                    return transfer
 
 
 @pytest.fixture
@@ -115,3 +152,123 @@ def test_who_waits_for_room_on_the_host_gets_it_by_urgency(bench: Bench) -> None
     assert bench.store.reads[0, 3] == 1
     bench.until((2, Tier.DEVICE), (3, Tier.DEVICE))
     assert bench.store.reads.total() == 4, "nothing is moved twice"
+
+
+def test_what_is_wanted_on_the_host_goes_no_further(bench: Bench) -> None:
+    bench.tiers.fetch_to_host(5, Reason.PREFETCH)
+    assert (bench.tiers.moving, bench.tiers.moving_to_host) == (0, 1)
+    bench.tiers.audit()
+    bench.until((5, Tier.HOST))
+    assert bench.tiers.moving_to_host == 0
+    assert bench.host.state[5] == State.RESIDENT
+    assert bench.device.state[5] == State.ABSENT
+    assert (bench.device.free, bench.host.free) == (4, 1)
+    bench.hardware.gate.set()
+    bench.tiers.fetch(5, Reason.ON_DEMAND)
+    bench.until((5, Tier.DEVICE))
+    assert bench.store.reads[0, 5] == 1, "from the host"
+
+
+@pytest.mark.parametrize("state", ["queued", "being read", "landed"])
+@pytest.mark.parametrize("reason", [Reason.ON_DEMAND, Reason.PREFETCH])
+def test_a_fetch_to_the_device_goes_on_with_what_is_on_its_way_to_the_host(
+    bench: Bench, state: str, reason: Reason
+) -> None:
+    bench.hardware.gate.set()
+    if state == "queued":
+        bench.reads.held = {7}
+        bench.tiers.fetch(7, Reason.ON_DEMAND)
+        bench.reads.wait_begun(7)
+    elif state == "being read":
+        bench.reads.held = {5}
+    bench.tiers.fetch_to_host(5, Reason.PREFETCH, 3)
+    if state == "being read":
+        bench.reads.wait_begun(5)
+    elif state == "landed":
+        assert bench.tiers.wait(DEADLINE_S)
+
+    bench.tiers.fetch(5, reason)
+
+    assert bench.tiers.moving_to_host == 0
+    assert bench.device.state[5] == State.LOADING
+    bench.tiers.audit()
+    bench.reads.let(5, 7)
+    bench.until((5, Tier.HOST), (5, Tier.DEVICE))
+    ((weights,),) = bench.tiers.weights([5], 0)
+    assert (weights == 5).all()
+    assert bench.store.reads[0, 5] == 1, "one read, whatever it was asked for first"
+
+
+def test_who_goes_on_to_the_device_overtakes_those_that_stay_on_the_host() -> None:
+    made = Bench(device_slots=4, host_slots=6)
+    try:
+        made.hardware.gate.set()
+        made.reads.held = {7}
+        made.tiers.fetch(7, Reason.ON_DEMAND)
+        made.reads.wait_begun(7)
+        for key, priority in ((1, 1), (2, 9), (3, 5)):
+            made.tiers.fetch_to_host(key, Reason.PREFETCH, priority)
+        made.tiers.reprioritise(3, 99)
+        made.tiers.fetch(1, Reason.PREFETCH, 0.5)
+        made.reads.let(7)
+        made.until((1, Tier.DEVICE), (2, Tier.HOST), (3, Tier.HOST), (7, Tier.DEVICE))
+        assert made.reads.begun == [7, 1, 3, 2]
+    finally:
+        made.hardware.gate.set()
+        made.tiers.close()
+
+
+def test_what_waits_for_the_host_is_taken_back_the_least_urgent_first() -> None:
+    made = Bench(device_slots=4, host_slots=4)
+    try:
+        made.hardware.gate.set()
+        made.reads.held = {7}
+        made.tiers.fetch_to_host(7, Reason.TARGET)
+        made.reads.wait_begun(7)
+        for key, priority in ((1, 3), (2, 1), (3, 2)):
+            made.tiers.fetch_to_host(key, Reason.PREFETCH, priority)
+        assert made.host.free == 0
+        assert made.tiers.withdraw_ahead() is None, "none of them holds a slot on the device"
+        assert [made.tiers.withdraw_to_host() for _ in range(4)] == [2, 3, 1, None], "the last is being read"
+        assert not made.tiers.withdraw(7)
+        made.tiers.audit()
+        assert made.host.free == 3
+        made.reads.let(7)
+        made.until((7, Tier.HOST))
+        assert made.reads.begun == [7]
+    finally:
+        made.tiers.close()
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_read_for_the_host_that_fails_leaves_no_slot_behind(bench: Bench, extended: bool) -> None:
+    bench.reads.broken = {5}
+    bench.reads.held = {5}
+    bench.tiers.fetch_to_host(5, Reason.PREFETCH)
+    bench.reads.wait_begun(5)
+    if extended:
+        bench.tiers.fetch(5, Reason.ON_DEMAND)
+    bench.reads.let(5)
+    transfer = bench.until_failed()
+    assert (transfer.expert, transfer.target) == (5, Tier.HOST)
+    assert transfer.reason is (Reason.ON_DEMAND if extended else Reason.PREFETCH)
+    assert (bench.device.free, bench.host.free) == (4, 2)
+    assert (bench.tiers.moving, bench.tiers.moving_to_host) == (0, 0)
+    assert bench.reads.begun == [5, 5], "tried once more, by one job"
+
+
+def test_a_prefetch_that_found_no_room_on_the_host_can_be_taken_back(bench: Bench) -> None:
+    for key in (0, 1):
+        bench.tiers.fetch(key, Reason.ON_DEMAND)
+        bench.until((key, Tier.HOST))
+    bench.tiers.fetch(2, Reason.PREFETCH, 5)
+    bench.tiers.fetch(3, Reason.PREFETCH, 1)
+    assert bench.tiers.short_of_host_room
+    assert bench.tiers.withdraw(2)
+    assert bench.tiers.withdraw_ahead() == 3
+    assert not bench.tiers.short_of_host_room
+    assert bench.device.free == 2
+    bench.tiers.audit()
+    bench.hardware.gate.set()
+    bench.until((0, Tier.DEVICE), (1, Tier.DEVICE))
+    assert bench.store.reads.total() == 2
