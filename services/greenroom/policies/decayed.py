@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.arrays import Keys
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Tier
+from greenroom.policies.events import LayerRouting, Step, Tier
+from greenroom.policies.host_target import HostTarget
 from greenroom.policies.ranking import RankingPolicy
 from greenroom.policies.selection import Worth
 
@@ -21,10 +22,11 @@ class Decayed(RankingPolicy):
     """Evicts the expert of the least decayed frequency, Σ ``decay`` ^ (uses of any expert since).
 
     Between LFU (``decay`` near 1) and LRU (near 0). What is right for one sequence at a time forgets too fast for
-    several at once, which make more uses in a step: ``next-use`` counts steps instead.
+    several at once, which make more uses in a step: ``next-use`` counts steps instead. With ``host`` the most frequent,
+    as many as device and host hold together, are a target for the host tier (``HostTarget``).
     """
 
-    def __init__(self, catalogue: Catalogue, *, decay: float = 0.9998) -> None:
+    def __init__(self, catalogue: Catalogue, *, decay: float = 0.9998, host: bool = False) -> None:
         """Raises InvalidConfig for a decay that is not between 0 and 1."""
         if not 0 < decay < 1:
             raise InvalidConfig("decay", decay, "between 0 and 1")
@@ -34,6 +36,15 @@ class Decayed(RankingPolicy):
         self._log_growth = -math.log(decay)
         self._powers = self._powers_up_to(64)
         self._unit = 1.0
+        self._host_target = HostTarget(catalogue) if host else None
+
+    def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
+        if self._host_target is not None:
+            self._host_target.on_budget_changed(tier, budget_bytes)
+
+    def on_step_started(self, step: Step) -> None:
+        if self._host_target is not None:
+            self.target = self._host_target.of(self._sums, 0.0, self.target)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._use(routing.experts)

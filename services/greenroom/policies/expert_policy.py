@@ -25,8 +25,8 @@ a layer costs one event object and one call. In order:
                on_layer_done(step, layer)             the layer's end
     any time   on_prediction, on_artifact_swapped, on_budget_changed
 
-**Actions are pulled.** What a policy *wants* stands in two attributes that the engine looks at when it has time
-(after each ``on_layer_routed`` and whenever a link falls idle), comparing ``generation`` with the last one seen:
+**Actions are pulled.** What a policy *wants* stands in two attributes that the engine looks at around each layer (when
+it is entered, routed and done) and after a prediction, comparing the object with the last one seen:
 
     policy.prefetch   priorities over all keys, one array; replaces the one before it, queued or not
     policy.target     a set that should be resident in a tier, filled when no prefetch waits
@@ -73,7 +73,8 @@ class Prefetch:
 
     ``priority[N]``: higher is sooner, 0 or less is not wanted. Among equals the lower key goes first.
     ``may_evict[N]``: those that may displace a resident expert; the others only fill free slots (None: all may).
-    An on-demand fetch overtakes all of it. An expert on disk is brought to the host and then to the device.
+    An on-demand fetch overtakes all of it. An expert on disk is brought to the host and then to the device. With
+    ``tier`` HOST it goes no further, behind everything that goes to the device; one on the device is near enough.
     """
 
     generation: int
@@ -89,6 +90,9 @@ class Target:
     Members that are missing are fetched in key order, hence layer after layer, while no prefetch waits; only
     experts outside the set make room for them. With ``drop_others`` those outside are evicted even where the
     room is not needed. More members than fit: the first in key order that do.
+
+    Of a target for the HOST those on the device count as held: they are not read, and their copies on the host make
+    room for members that are on neither.
     """
 
     generation: int
@@ -214,7 +218,9 @@ class ExpertPolicy(ABC):
         """Predictions and look-ups are from now on made with this version."""
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
-        """What the tier may hold. Told for every tier at the start; where it shrank, ``victims`` is asked next."""
+        """What the tier may hold. Told for every tier at the start; the engine changes none while it lives. Whoever does
+        asks ``victims`` next, for Reason.BUDGET, where it shrank.
+        """
 
     # -- for subclasses --------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Tier
+from greenroom.policies.events import LayerRouting, Step, Tier
+from greenroom.policies.host_target import HostTarget
 from greenroom.policies.ranking import RankingPolicy
 from greenroom.policies.selection import Worth
 
@@ -25,10 +26,19 @@ class NextUse(RankingPolicy):
     first; and several sequences at once, which make more uses in a step, do not make it forget faster, as they do
     where uses are what decays.
 
-    ``expect`` puts what is known of the next layers of this step in the place of the first p.
+    ``expect`` puts what is known of the next layers of this step in the place of the first p. With ``host`` the experts
+    of the highest p, as many as device and host hold together, are a target for the host tier (``HostTarget``).
     """
 
-    def __init__(self, catalogue: Catalogue, *, fast: float = 0.8, slow: float = 0.97, horizon: float = 1.0) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        *,
+        fast: float = 0.8,
+        slow: float = 0.97,
+        horizon: float = 1.0,
+        host: bool = False,
+    ) -> None:
         """Raises InvalidConfig for a rate that is not between 0 and 1, or a horizon that is not above 0."""
         for name, rate in (("fast", fast), ("slow", slow)):
             if not 0 < rate < 1:
@@ -46,6 +56,15 @@ class NextUse(RankingPolicy):
         self._discounts: NDArray[np.float64] = np.exp(step * turns)
         self._expected: NDArray[np.float64] = np.full(catalogue.size, np.nan)
         self._expecting = False
+        self._host_target = HostTarget(catalogue) if host else None
+
+    def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
+        if self._host_target is not None:
+            self._host_target.on_budget_changed(tier, budget_bytes)
+
+    def on_step_started(self, step: Step) -> None:
+        if self._host_target is not None:
+            self.target = self._host_target.of(self._rates.sum(axis=1), 2 * _NO_CHANCE, self.target)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._layer = routing.layer

@@ -100,7 +100,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("reads", READS)
-@pytest.mark.parametrize("policy", ["lru", "restless", "backward"])
+@pytest.mark.parametrize("policy", ["lru", "restless", "restless-host", "backward"])
 @given(
     steps=routes,
     device_slots=st.integers(TOP_K, LAYERS * EXPERTS),
@@ -132,7 +132,10 @@ def test_computation_finds_its_experts_however_late_the_device_is(
 
 @pytest.mark.parametrize(
     ("on", "policy"),
-    [*(("ram", policy) for policy in POLICIES), *(("accelerator", p) for p in ("lru", "restless", "look-ahead"))],
+    [
+        *(("ram", policy) for policy in POLICIES),
+        *(("accelerator", p) for p in ("lru", "restless", "restless-host", "look-ahead")),
+    ],
 )
 @given(
     steps=routes,

@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.ledger import State
 from greenroom.policies.arrays import Mask
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Prediction, Step
+from greenroom.policies.events import LayerRouting, Prediction, Step, Tier
 from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.lru import Lru
 from greenroom.policies.registry import EXPERT_POLICIES
@@ -44,6 +45,21 @@ class RestlessPrefetch(Lru):
             self.target = Target(generation, self._random.random(shape) < 0.3, drop_others=generation % 2 == 0)
 
 
+class RestlessOnTwoTiers(RestlessPrefetch):
+    """As restless, each want for the device or the host as it comes, and now and then none."""
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        super().on_layer_routed(routing)
+        prefetch, target = self.prefetch, self.target
+        assert prefetch is not None
+        self.prefetch = replace(prefetch, tier=self._tier())
+        if target is not None and target.generation == prefetch.generation:
+            self.target = None if self._random.random() < 0.2 else replace(target, tier=self._tier())
+
+    def _tier(self) -> Tier:
+        return Tier.HOST if self._random.random() < 0.5 else Tier.DEVICE
+
+
 class BackwardOrder(Lru):
     """Computes a layer's experts in descending order, whatever is resident."""
 
@@ -51,7 +67,12 @@ class BackwardOrder(Lru):
         return routing.experts[::-1].copy()
 
 
-POLICIES: dict[str, type[ExpertPolicy]] = {**EXPERT_POLICIES, "restless": RestlessPrefetch, "backward": BackwardOrder}
+POLICIES: dict[str, type[ExpertPolicy]] = {
+    **EXPERT_POLICIES,
+    "restless": RestlessPrefetch,
+    "restless-host": RestlessOnTwoTiers,
+    "backward": BackwardOrder,
+}
 
 
 def make_engine(
@@ -98,6 +119,7 @@ def run_steps(engine: ExpertEngine, steps: list[list[list[int]]]) -> None:
     assert counters.steps == len(steps)
     assert counters.hits + counters.on_demand_fetches <= counters.lookups
     assert counters.prefetches_used + counters.prefetches_wasted <= counters.prefetches
+    assert counters.host_prefetches_used + counters.host_prefetches_wasted <= counters.host_prefetches
 
 
 @pytest.fixture
@@ -225,7 +247,7 @@ def test_a_layer_that_is_abandoned_holds_nothing(closing: list[ExpertEngine]) ->
     rows = np.zeros(5, dtype=np.int64)
     with engine.step(rows, rows == 0):
         with contextlib.suppress(ZeroDivisionError), engine.routed(0, np.arange(EXPERTS)[:, None]) as landing:
-            next(landing)
+            next(iter(landing))
             raise ZeroDivisionError
         engine.audit(idle=True)
         assert sorted(run_layer(engine, 1, np.arange(EXPERTS)[:, None])) == list(range(EXPERTS))

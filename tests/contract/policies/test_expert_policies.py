@@ -302,13 +302,21 @@ words = st.one_of(st.just("layer"), st.just("layer"), st.sampled_from(sorted(OPE
 histories = st.lists(st.tuples(words, numbers, numbers, numbers), max_size=60).map(
     lambda history: [("step", 0, 1, 2), *history]
 )
-every_policy = pytest.mark.parametrize("name", sorted(EXPERT_POLICIES))
+WITH_OPTIONS: dict[str, tuple[str, dict[str, bool]]] = {
+    f"{name}, host": (name, {"host": True}) for name in ("decayed", "next-use")
+}
+every_policy = pytest.mark.parametrize("name", sorted([*EXPERT_POLICIES, *WITH_OPTIONS]))
 every_catalogue = pytest.mark.parametrize("shape", sorted(CATALOGUES))
 often = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+def policy_of(name: str, shape: str) -> ExpertPolicy:
+    policy, options = WITH_OPTIONS.get(name, (name, {}))
+    return create_policy(policy, catalogue=CATALOGUES[shape], options=options)
+
+
 def world(name: str, shape: str, *, noise: bool = False) -> World:
-    return World(create_policy(name, catalogue=CATALOGUES[shape]), noise=noise)
+    return World(policy_of(name, shape), noise=noise)
 
 
 @every_policy
@@ -458,7 +466,7 @@ def test_a_policy_that_breaks_the_contract_is_caught(broken: type[ExpertPolicy])
 @every_policy
 @pytest.mark.parametrize("reason", [Reason.ON_DEMAND, Reason.BUDGET])
 def test_what_must_be_had_is_refused_only_for_want_of_candidates(name: str, reason: Reason) -> None:
-    policy = create_policy(name, catalogue=CATALOGUES["alike"])
+    policy = policy_of(name, "alike")
     evictable = mask_of(policy.catalogue, [1, 2])
 
     def victims(bytes_needed: int) -> list[int]:
@@ -474,7 +482,7 @@ def test_what_must_be_had_is_refused_only_for_want_of_candidates(name: str, reas
 @every_policy
 def test_an_expert_never_heard_of_can_be_a_victim(name: str) -> None:
     """What was resident before the policy came to be (a warm start) is unknown to it."""
-    policy = create_policy(name, catalogue=CATALOGUES["alike"])
+    policy = policy_of(name, "alike")
     everyone = mask_of(policy.catalogue, range(policy.catalogue.size))
 
     for tier in TIERS:
@@ -485,7 +493,7 @@ def test_an_expert_never_heard_of_can_be_a_victim(name: str) -> None:
 
 @every_policy
 def test_a_step_without_rows_is_taken(name: str) -> None:
-    policy = create_policy(name, catalogue=CATALOGUES["alike"])
+    policy = policy_of(name, "alike")
     step = Step("pool", 1, keys_of([]), np.full(0, Phase.DECODE, dtype=np.uint8))
 
     policy.on_step_started(step)

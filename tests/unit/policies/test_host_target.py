@@ -1,0 +1,89 @@
+"""What the policies that know it want on the host tier."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import LayerRouting, Phase, Step, Tier
+from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.host_target import HostTarget
+from greenroom.policies.registry import create_policy
+from tests.unit.policies.bench import keys_of
+
+CATALOGUE = Catalogue.uniform("pool", layers=2, experts=6, top_k=2, expert_bytes=10)
+
+
+def policy_of(name: str, device: int, host: int, *, host_target: bool = True) -> ExpertPolicy:
+    policy = create_policy(name, catalogue=CATALOGUE, options={"host": host_target})
+    policy.on_budget_changed(Tier.DEVICE, 10 * device)
+    if host:
+        policy.on_budget_changed(Tier.HOST, 10 * host)
+    return policy
+
+
+def run_step(policy: ExpertPolicy, number: int, *layers: list[int]) -> None:
+    step = Step("pool", number, keys_of([0]), np.array([Phase.DECODE], dtype=np.uint8))
+    policy.on_step_started(step)
+    for layer, picks in enumerate(layers):
+        policy.on_layer_routed(LayerRouting.from_picks(CATALOGUE, step, layer, np.array([picks])))
+
+
+def wanted(policy: ExpertPolicy) -> list[int]:
+    assert policy.target is not None
+    assert policy.target.tier is Tier.HOST
+    return [*map(int, np.flatnonzero(policy.target.wanted))]
+
+
+@pytest.mark.parametrize("name", ["decayed", "next-use"])
+def test_as_many_of_the_most_used_as_both_tiers_hold(name: str) -> None:
+    policy = policy_of(name, device=2, host=3)
+    for number in range(30):
+        run_step(policy, number, [0, 1] if number % 3 else [2, 3], [0, 4] if number % 2 else [4, 5])
+    run_step(policy, 30)
+    # By share of the steps: 4 of layer 1 in all, 0 and 1 of layer 0 in two thirds, 0 and 5 of layer 1 in half.
+    assert wanted(policy) == [0, 1, 6, 10, 11]
+
+
+@pytest.mark.parametrize("name", ["decayed", "next-use"])
+def test_who_was_never_used_is_not_wanted(name: str) -> None:
+    policy = policy_of(name, device=4, host=8)
+    run_step(policy, 0, [0, 1], [2, 3])
+    run_step(policy, 1)
+    assert wanted(policy) == [0, 1, 8, 9]
+
+
+@pytest.mark.parametrize("name", ["decayed", "next-use"])
+@pytest.mark.parametrize(("host", "host_target"), [(0, True), (4, False)])
+def test_nothing_is_wanted_without_a_host_tier_or_unless_asked_for(name: str, host: int, host_target: bool) -> None:
+    policy = policy_of(name, 4, host, host_target=host_target)
+    for number in range(5):
+        run_step(policy, number, [0, 1], [2, 3])
+    assert policy.target is None
+
+
+def test_a_member_stays_until_another_is_clearly_worthier_and_the_target_with_it() -> None:
+    target = HostTarget(CATALOGUE)
+    target.on_budget_changed(Tier.DEVICE, 10)
+    target.on_budget_changed(Tier.HOST, 10)
+    worth = np.zeros(12)
+    worth[[3, 5]] = 1.0
+    first = target.of(worth, 0.0, None)
+    assert first is not None
+    worth[7] = 1.4
+    assert target.of(worth, 0.0, first) is first, "the same object, so nobody looks at it again"
+    worth[7] = 1.6
+    second = target.of(worth, 0.0, first)
+    assert second is not None
+    assert np.flatnonzero(second.wanted).tolist() == [3, 7]
+    assert second.generation == first.generation + 1
+
+
+def test_experts_of_different_sizes_are_counted_by_their_bytes() -> None:
+    target = HostTarget(Catalogue.of_models("graph", [40, 10, 25, 25, 5]))
+    target.on_budget_changed(Tier.DEVICE, 20)
+    target.on_budget_changed(Tier.HOST, 30)
+    chosen = target.of(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), 0.0, None)
+    assert chosen is not None
+    assert np.flatnonzero(chosen.wanted).tolist() == [0, 1]
