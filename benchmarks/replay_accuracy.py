@@ -36,7 +36,7 @@ from greenroom.experts.calibration import measure
 from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.engine import ExpertEngine
 from greenroom.experts.pack import PackFile
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.llm import LLM
 from greenroom.moe.packing import default_cache_dir
 from greenroom.policies.events import Prediction, SequenceInfo, Step
@@ -97,9 +97,7 @@ class Watch:
         with self._routed(layer, picks) as landing:
             yield self._timed_landing(landing, rows)
 
-    def _timed_landing(
-        self, landing: Iterator[tuple[int, ExpertWeights]], rows: NDArray[np.int64]
-    ) -> Iterator[tuple[int, ExpertWeights]]:
+    def _timed_landing(self, landing: Arriving, rows: NDArray[np.int64]) -> Iterator[tuple[int, ExpertWeights]]:
         for expert, weights in landing:
             begin = time.perf_counter()
             yield expert, weights

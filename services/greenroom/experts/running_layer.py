@@ -13,7 +13,7 @@ from greenroom.experts.ahead import AheadFetcher
 from greenroom.experts.counters import Counters
 from greenroom.experts.demand import DemandFetcher
 from greenroom.experts.room import Room
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.experts.tiers import Tiers
 from greenroom.policies.events import LayerRouting
 from greenroom.policies.expert_policy import ExpertPolicy
@@ -30,7 +30,7 @@ class Stage(NamedTuple):
     counters: Counters
 
 
-class RunningLayer(AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]):
+class RunningLayer(AbstractContextManager[Arriving]):
     """See ExpertSource.routed. On entering, what is missing is begun to be fetched and what the policy wants next is
     queued behind it; the iterator hands out what is here, then what lands, or keeps the policy's order where it has
     one.
@@ -44,7 +44,7 @@ class RunningLayer(AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]):
         self._first = first
         self._pending: dict[int, None] = {}  # pinned for this layer
 
-    def __enter__(self) -> Iterator[tuple[int, ExpertWeights]]:
+    def __enter__(self) -> Arriving:
         stage, routing = self._stage, self._routing
         experts, device = routing.experts, stage.tiers.device
         stage.demand.deliver()
@@ -97,10 +97,11 @@ class RunningLayer(AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]):
                 unused[experts] = False
         return hits == len(experts)
 
-    def _of_residents(self, keys: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
+    def _of_residents(self, keys: list[int]) -> list[tuple[int, ExpertWeights]]:
         """Everyone is here: nobody's slot is waited for, so all are released together at the end."""
         first = self._first
-        return zip([key - first for key in keys], self._stage.tiers.weights(keys, self._routing.layer), strict=True)
+        weights = self._stage.tiers.weights(keys, self._routing.layer)
+        return list(zip([key - first for key in keys], weights, strict=True))
 
     def _landing(self, todo: dict[int, None], starved: bool, *, in_order: bool) -> Iterator[tuple[int, ExpertWeights]]:
         """Everyone of ``todo`` once it is here. Who has run loses its pin: at once where others wait for its slot, else

@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 from greenroom.policies.events import Prediction, PredictionRequest
 
 ExpertWeights = tuple[torch.Tensor, ...]
-"""One expert's tensors, in the order of its record's layout; views that are valid until the next one is asked for."""
+"""One expert's tensors, in the order of its record's layout: views of the source's memory."""
+
+
+Arriving = list[tuple[int, ExpertWeights]] | Iterator[tuple[int, ExpertWeights]]
+"""A layer's picked experts: see ExpertSource.routed."""
 
 
 class ExpertSource(Protocol):
@@ -35,14 +39,13 @@ class ExpertSource(Protocol):
         """Row mask ``[T, experts]`` of the experts the router may pick from; None: all."""
         ...
 
-    def routed(
-        self, layer: int, picks: NDArray[np.int64]
-    ) -> AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]:
+    def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         """The layer's router picked ``picks[T, k]`` (a pick at or above the number of experts is none).
 
-        The iterator yields every distinct picked expert exactly once with its weights, in an order of the
-        source's own choosing; asking for the next one says that the previous is done with. Raises TransferFailed
-        where one can not be had. Leaving the context releases whatever is still held.
+        Every distinct picked expert comes exactly once with its weights, in an order of the source's own choosing. A
+        list: all are here, and stay until the context is left. An iterator: asking for the next one says that the
+        previous is done with. Raises TransferFailed where one can not be had. Leaving the context releases whatever
+        is still held.
         """
         ...
 

@@ -10,7 +10,7 @@ arrival.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from greenroom.experts.source import ExpertWeights
-from greenroom.moe.products import Compute, ExpertSum, Grouped, NativeSum, TorchSum
+from greenroom.moe.products import Compute, ExpertSum, Grouped, NativeSum, Picked, TorchSum
 from greenroom.moe.seats import seat_of
 
 IMPLEMENTATION = "greenroom"
@@ -45,24 +45,39 @@ def experts_forward(
         return combine(grouped, arriving, TorchSum(hidden_states, top_k_weights, grouped, compute))
 
 
-def combine(grouped: Grouped, arriving: Iterator[tuple[int, ExpertWeights]], total: ExpertSum) -> torch.Tensor:
+def combine(grouped: Grouped, arriving: Iterable[tuple[int, ExpertWeights]], total: ExpertSum) -> torch.Tensor:
     """Sum over each row's picks of ``scale * expert(row)``, added in ascending order of the experts."""
+    if isinstance(arriving, list):
+        return _all_at_once(grouped, arriving, total)
     waiting = dict(grouped.spans)
     early: dict[int, tuple[int, int, torch.Tensor]] = {}
     turn = 0
     for expert, weights in arriving:
         own, start, end = waiting.pop(expert)
         if own == turn:
-            total.run(start, end, weights)
+            total.run([Picked(start, end, weights)])
             turn += 1
         else:
-            early[own] = start, end, total.contribution(start, end, weights)
+            early[own] = start, end, total.contribution(Picked(start, end, weights))
         while turn in early:
             total.add(*early.pop(turn))
             turn += 1
     if waiting or early:
-        raise RuntimeError(f"the source left out the experts {sorted(waiting)}")
+        raise _left_out(waiting)
     return total.output
+
+
+def _all_at_once(grouped: Grouped, here: list[tuple[int, ExpertWeights]], total: ExpertSum) -> torch.Tensor:
+    weights = dict(here)
+    if missing := grouped.spans.keys() - weights.keys():
+        raise _left_out(missing)
+    in_turn = sorted((turn, start, end, expert) for expert, (turn, start, end) in grouped.spans.items())
+    total.run([Picked(start, end, weights[expert]) for _, start, end, expert in in_turn])
+    return total.output
+
+
+def _left_out(experts: Iterable[int]) -> RuntimeError:
+    return RuntimeError(f"the source left out the experts {sorted(experts)}")
 
 
 def _expert(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from greenroom.moe.native.rows import NativeRows
+from greenroom.moe.native.rows import AttentionWeights, NativeRows
 from greenroom.moe.products import is_plain_rms_norm
 from greenroom.moe.ragged_attention import RaggedMask, RaggedStep
 
@@ -29,20 +29,12 @@ class _Norm(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """One decoder layer's parts. ``dim`` and ``scale`` of its attention's heads."""
+    """One decoder layer's parts. ``weights``: the addresses of what is around its attention; ``scale`` of its heads."""
 
     module: nn.Module
     attention: Any
-    before_attention: _Norm
-    before_mlp: _Norm
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
-    query_norm: _Norm | None
-    key_norm: _Norm | None
+    weights: AttentionWeights
     mlp: nn.Module
-    dim: int
     scale: float
 
 
@@ -50,6 +42,8 @@ class LeanDecoder:
     """The same function as the model's own forward over ragged rows; see the module."""
 
     def __init__(self, model: Any, layers: list[_Layer], native: NativeRows) -> None:
+        self.most_rows = native.most_rows
+        """Steps of more are for the modules."""
         self._native = native
         self._layers = layers
         self._embedding: torch.Tensor = model.model.embed_tokens.weight
@@ -70,50 +64,27 @@ class LeanDecoder:
         for layer in self._layers:
             for hook in layer.module._forward_pre_hooks.values():
                 hook(layer.module, ())
-            normed = native.rms_norm(hidden, *layer.before_attention)
-            mixed = self.attention(layer, step, mask, normed, cosines, sines)
-            hidden = hidden + self._through(layer.output, mixed)
-            normed = native.rms_norm(hidden, *layer.before_mlp)
+            normed = self.attention(layer, step, mask, hidden, cosines, sines)
             out = layer.mlp(normed[None])
-            hidden = hidden + (out[0] if isinstance(out, tuple) else out).view(hidden.shape)
+            hidden += (out[0] if isinstance(out, tuple) else out).view(hidden.shape)
         assert self._norm is not None
         if wanted.shape[0] < hidden.shape[0]:
             hidden = hidden[wanted]
-        return self._through(self._head, native.rms_norm(hidden, *self._norm))
+        return native.linear(native.rms_norm(hidden, *self._norm), self._head.weight, self._head.bias)
 
     def attention(
         self,
         layer: _Layer,
         step: RaggedStep,
         mask: RaggedMask,
-        rows: torch.Tensor,
+        hidden: torch.Tensor,
         cosines: torch.Tensor,
         sines: torch.Tensor,
     ) -> torch.Tensor:
-        """One layer's attention over its normalised ``rows[T, H]``, as its output projection takes it."""
-        native, dim = self._native, layer.dim
-        query = _normed(native, self._through(layer.query, rows), layer.query_norm, dim)
-        key = _normed(native, self._through(layer.key, rows), layer.key_norm, dim)
-        value = _normed(native, self._through(layer.value, rows), None, dim)
-        native.rotate(query, cosines, sines)
-        native.rotate(key, cosines, sines)
-        # With heads before rows, as the modules have it.
-        query, key, value = (part[None].transpose(1, 2) for part in (query, key, value))
-        step.update(key, value, layer.attention.layer_idx)
-        options = {"dropout": 0.0, "scaling": layer.scale}
-        return step.attend(layer.attention, query, key, mask, options).reshape(rows.shape[0], -1)
-
-    def _through(self, linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-        if rows.shape[0] > self._native.most_rows:
-            return nn.functional.linear(rows, linear.weight, linear.bias)
-        return self._native.linear(rows, linear.weight, linear.bias)
-
-
-def _normed(native: NativeRows, rows: torch.Tensor, norm: _Norm | None, dim: int) -> torch.Tensor:
-    """``[n, heads, dim]``, normalised by head or over all heads, as the norm's weight is long."""
-    if norm is not None:
-        rows = native.rms_norm(rows.view(-1, norm.weight.shape[0]), *norm).view(rows.shape)
-    return rows.view(rows.shape[0], -1, dim)
+        """Adds one layer's attention to the residual stream ``hidden[T, H]``; returns what its MLP takes."""
+        query, key, value = self._native.before_attention(layer.weights, hidden, cosines, sines)
+        mixed = step.attend_causally(layer.attention, query, key, value, mask, layer.scale)
+        return self._native.after_attention(layer.weights, mixed, hidden)
 
 
 def lean_decoder(model: Any, native: NativeRows) -> LeanDecoder | None:
@@ -143,7 +114,7 @@ def _layer_of(module: nn.Module, native: NativeRows) -> _Layer | None:
     if not children.keys() >= _LAYER_PARTS or len(rest) != 1:
         return None
     attention: Any = children["self_attn"]
-    norms = [_norm_of(children[name], native) for name in ("input_layernorm", "post_attention_layernorm")]
+    before, after = (_norm_of(children[name], native) for name in ("input_layernorm", "post_attention_layernorm"))
     own = dict(attention.named_children())
     projections = [own.pop(name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     head_norms = [own.pop(name, None) for name in ("q_norm", "k_norm")]
@@ -153,13 +124,26 @@ def _layer_of(module: nn.Module, native: NativeRows) -> _Layer | None:
         own
         or dim is None
         or dim % native.attention_granularity
-        or None in norms
+        or before is None
+        or after is None
         or any(type(part) is not nn.Linear or not _bf16(part) for part in projections)
         or any(norm is not None and found is None for norm, found in zip(head_norms, of_heads, strict=True))
     ):
         return None
+    weights = AttentionWeights(dim=dim, hidden=len(before.weight))
+    for name, norm in (("before", before), ("after", after), *zip(("query_norm", "key_norm"), of_heads, strict=True)):
+        if norm is not None:
+            setattr(weights, name, norm.weight.data_ptr())
+            setattr(weights, name.replace("_norm", "") + "_epsilon", norm.epsilon)
+    weights.query_norm_width, weights.key_norm_width = (0 if norm is None else len(norm.weight) for norm in of_heads)
+    for name, part in zip(("query", "key", "value", "output"), projections, strict=True):
+        setattr(weights, name, part.weight.data_ptr())
+        if part.bias is not None:
+            setattr(weights, f"{name}_bias", part.bias.data_ptr())
+        if name != "output":
+            setattr(weights, f"{name}_width", part.out_features)
     scale = getattr(attention, "scaling", None) or dim**-0.5
-    return _Layer(module, attention, *norms, *projections, *of_heads, children[rest.pop()], dim, scale)  # type: ignore[call-arg,arg-type]
+    return _Layer(module, attention, weights, children[rest.pop()], scale)
 
 
 def _norm_of(module: Any, native: NativeRows) -> _Norm | None:

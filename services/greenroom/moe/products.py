@@ -60,16 +60,24 @@ class Grouped(NamedTuple):
         return cls(order % rows if rows > 1 else np.zeros_like(order), order, spans)
 
 
+class Picked(NamedTuple):
+    """An expert of a layer with its weights; its rows are those of the ``Grouped`` from ``start`` to ``end``."""
+
+    start: int
+    end: int
+    weights: ExpertWeights
+
+
 class ExpertSum(Protocol):
     """The layer's output, as its experts' contributions are added to it."""
 
     output: torch.Tensor
 
-    def run(self, start: int, end: int, weights: ExpertWeights) -> None:
-        """Compute what an expert contributes to its rows, and add it."""
+    def run(self, picked: Sequence[Picked]) -> None:
+        """Compute what experts contribute to their rows, and add it in this order."""
         ...
 
-    def contribution(self, start: int, end: int, weights: ExpertWeights) -> torch.Tensor:
+    def contribution(self, picked: Picked) -> torch.Tensor:
         """``[end - start, H]`` to be added later: it is not the expert's turn yet."""
         ...
 
@@ -95,10 +103,12 @@ class TorchSum:
         order = torch.from_numpy(self._grouped.order).to(self._rows.device)
         return self._picked_scales.t().reshape(-1)[order].unsqueeze(-1)
 
-    def run(self, start: int, end: int, weights: ExpertWeights) -> None:
-        self.add(start, end, self.contribution(start, end, weights))
+    def run(self, picked: Sequence[Picked]) -> None:
+        for one in picked:
+            self.add(one.start, one.end, self.contribution(one))
 
-    def contribution(self, start: int, end: int, weights: ExpertWeights) -> torch.Tensor:
+    def contribution(self, picked: Picked) -> torch.Tensor:
+        start, end, weights = picked
         product = self._compute(self._rows[self._tokens[start:end]], weights) * self._scales[start:end]
         return product.to(self.output.dtype)
 
@@ -107,7 +117,9 @@ class TorchSum:
 
 
 class NativeSum(TorchSum):
-    """By the compiled kernels, one call an expert; an expert with more rows than they are good for by torch."""
+    """By the compiled kernels, one call for experts that are there together; an expert with more rows than these are
+    good for by torch.
+    """
 
     def __init__(
         self, rows: torch.Tensor, scales: torch.Tensor, grouped: Grouped, compute: Compute, native: NativeRows
@@ -116,25 +128,41 @@ class NativeSum(TorchSum):
         self._native = native
         self._numbers = grouped.tokens
         self._factors = scales.float().numpy().T.reshape(-1)[grouped.order]
-        self._first_number, self._first_factor = self._numbers.ctypes.data, self._factors.ctypes.data
 
-    def run(self, start: int, end: int, weights: ExpertWeights) -> None:
-        if end - start > self._native.most_rows:
-            super().run(start, end, weights)
-        else:
-            self._call(start, end, weights, self.output, add=True)
+    def run(self, picked: Sequence[Picked]) -> None:
+        few: list[Picked] = []
+        for one in picked:
+            if one.end - one.start <= self._native.most_rows:
+                few.append(one)
+                continue
+            self._call(few, self.output, add=True)
+            few = []
+            super().run([one])
+        self._call(few, self.output, add=True)
 
-    def contribution(self, start: int, end: int, weights: ExpertWeights) -> torch.Tensor:
-        if end - start > self._native.most_rows:
-            return super().contribution(start, end, weights)
-        out = torch.empty(end - start, self.output.shape[1], dtype=self.output.dtype)
-        self._call(start, end, weights, out, add=False)
+    def contribution(self, picked: Picked) -> torch.Tensor:
+        rows = picked.end - picked.start
+        if rows > self._native.most_rows:
+            return super().contribution(picked)
+        out = torch.empty(rows, self.output.shape[1], dtype=self.output.dtype)
+        self._call([picked], out, add=False)
         return out
 
-    def _call(self, start: int, end: int, weights: ExpertWeights, out: torch.Tensor, *, add: bool) -> None:
-        up, down = weights
-        numbers, factors = self._first_number + 8 * start, self._first_factor + 4 * start
-        self._native.expert(up, down, self._rows, numbers, factors, end - start, out, add=add)
+    def _call(self, picked: Sequence[Picked], out: torch.Tensor, *, add: bool) -> None:
+        """The rows of ``picked`` lie one behind the other."""
+        if not picked:
+            return
+        first = picked[0].start
+        starts = np.array([0, *(one.end - first for one in picked)])
+        self._native.experts(
+            [one.weights for one in picked],
+            starts,
+            self._rows,
+            self._numbers[first:],
+            self._factors[first:],
+            out,
+            add=add,
+        )
 
 
 def native_for(experts: Any, dtype: torch.dtype, products: str) -> NativeRows | None:

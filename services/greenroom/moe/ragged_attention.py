@@ -126,6 +126,27 @@ class RaggedStep(KeysAndValues):
         self._written[layer_idx] = key_states, value_states
         return key_states, value_states
 
+    def attend_causally(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: RaggedMask,
+        scale: float,
+    ) -> torch.Tensor:
+        """``[T, heads * value_dim]`` from ``[T, heads, dim]`` each, where ``mask`` is that of ``causal_mask`` and heads
+        are as wide as the compiled attention takes them.
+        """
+        if self._singles is not None and self._singles.all:
+            output = self._singles.attend(module.layer_idx, None, query, key, value, scale)  # type: ignore[arg-type]
+        else:
+            # With heads before rows, as the modules have it.
+            query, key, value = (part[None].transpose(1, 2) for part in (query, key, value))
+            self.update(key, value, module.layer_idx)  # type: ignore[arg-type]
+            output = self.attend(module, query, key, mask, {"dropout": 0.0, "scaling": scale})
+        return output.reshape(output.shape[-3], -1)
+
     def attend(
         self,
         module: torch.nn.Module,
@@ -151,7 +172,9 @@ class RaggedStep(KeysAndValues):
         if self._singles is not None and not eager and expand is None:
             done = self._singles.ready(mask.sights, query, keys, values, options)
             if done:
-                output = self._singles.attend(layer, mask.sights, query, keys, values, options)
+                q, k, v = (part[0].transpose(0, 1) for part in (query, keys, values))
+                firsts = [sight.first for sight in mask.sights]
+                output = self._singles.attend(layer, firsts, q, k, v, options.get("scaling"))[None]
                 if len(done) == len(self.chunks):
                     return output
         function = own_attention(module) if eager else sdpa_attention_forward
@@ -187,6 +210,8 @@ class SingleRows:
         self._native = native
         self._numbers = {number: None for number, chunk in enumerate(chunks) if len(chunk.tokens) == 1}
         self._kvs = [chunks[number].kv for number in self._numbers]
+        self.all = len(self._numbers) == len(chunks)
+        """Whether the step has no others."""
         for kv in self._kvs:
             if kv.length >= kv.capacity:
                 raise ValueError(f"{kv.length + 1} rows do not fit into a reservation of {kv.capacity}")
@@ -222,20 +247,23 @@ class SingleRows:
     def attend(
         self,
         layer: int,
-        sights: Sequence[_Sight],
+        firsts: Sequence[int] | None,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        options: Mapping[str, Any],
+        scale: float | None,
     ) -> torch.Tensor:
-        """``[1, T, heads, value_dim]``, of which the single rows are written."""
+        """``[T, heads, value_dim]``, of which the single rows are written, from ``[T, heads, dim]`` each.
+
+        ``firsts``: by chunk the first key to look at; None: every one the first of its sequence.
+        """
         assert self._addresses is not None
         self._rows[:, 1:3] = self._addresses[layer]
-        self._rows[:, 5] = [sights[number].first for number in self._numbers]
-        output = torch.empty(1, query.shape[2], query.shape[1], values.shape[3], dtype=query.dtype)
-        scale = options.get("scaling")
+        if firsts is not None:
+            self._rows[:, 5] = [firsts[number] for number in self._numbers]
+        output = torch.empty(*query.shape[:2], values.shape[2], dtype=query.dtype)
         self._native.attention(
-            query, keys, values, self._rows, output, query.shape[3] ** -0.5 if scale is None else scale
+            query, keys, values, self._rows, output, query.shape[2] ** -0.5 if scale is None else scale
         )
         return output
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from greenroom.moe.native.rows import NativeRows, NativeUnavailable, native_rows
+from greenroom.core.errors import InvalidConfig
+from greenroom.moe.native.rows import AttentionWeights, NativeRows, NativeUnavailable, native_rows
 
 try:
     native: NativeRows = native_rows()
 except NativeUnavailable as reason:
     pytest.skip(str(reason), allow_module_level=True)
+
+
+@pytest.fixture(params=native.instruction_sets, scope="module", autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Everything here holds of each that this processor has."""
+    native.use(request.param)
+    yield request.param
+    native.use(native.instruction_sets[0])
+
 
 SHAPES = st.tuples(st.integers(1, 13), st.integers(1, 90).map(lambda n: 2 * n), st.integers(1, 70))
 
@@ -28,7 +41,7 @@ def expert(
     *, add: bool,
 ) -> torch.Tensor:  # fmt: skip
     where, by = np.array(tokens, dtype=np.int64), np.array(scales, dtype=np.float32)
-    native.expert(up, down, rows, where.ctypes.data, by.ctypes.data, len(tokens), out, add=add)
+    native.experts([(up, down)], np.array([0, len(tokens)]), rows, where, by, out, add=add)
     return out
 
 
@@ -97,6 +110,74 @@ def test_adding_is_writing_and_then_adding_in_bf16() -> None:
     assert torch.equal(added[[1, 2, 5]], start[[1, 2, 5]])
 
 
+@given(st.lists(st.integers(1, 25), min_size=1, max_size=6), st.integers(0, 2**31), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_experts_together_are_one_after_another(counts: list[int], seed: int, add: bool) -> None:
+    hidden, inner, total = 34, 150, sum(counts)
+    generator = torch.Generator().manual_seed(seed)
+    rows = random(seed, total, hidden)
+    weights = [(random(seed + e, 2 * inner, hidden), random(seed - e, hidden, inner)) for e in range(len(counts))]
+    tokens = torch.randint(total, (total,), generator=generator).numpy()
+    scales = torch.rand(total, generator=generator).numpy()
+    starts = np.cumsum([0, *counts])
+    apart, together = (random(seed, total, hidden) for _ in range(2))
+    native.experts(weights, starts, rows, tokens, scales, together, add=add)
+    for number, (start, end) in enumerate(itertools.pairwise(starts.tolist())):
+        into = apart if add else apart[start:end]
+        own = np.array([0, end - start])
+        native.experts([weights[number]], own, rows, tokens[start:end], scales[start:end], into, add=add)
+    assert torch.equal(together, apart)
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 4), st.integers(1, 3), st.sampled_from(["none", "each", "all"]), st.booleans(),
+    st.integers(0, 2**31),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_what_is_around_attention_is_its_parts_one_by_one(
+    count: int, group: int, key_heads: int, norms: str, biased: bool, seed: int
+) -> None:
+    hidden, dim = 48, 32
+    heads = {"query": group * key_heads, "key": key_heads, "value": key_heads}
+    stream, cosines, sines = random(seed, count, hidden), random(seed + 1, count, dim), random(seed + 2, count, dim)
+    held = {"before": random(seed + 3, hidden), "after": random(seed + 4, hidden)}
+    of = AttentionWeights(hidden=hidden, dim=dim, before_epsilon=1e-6, after_epsilon=1e-5)
+    for place, (name, number) in enumerate(heads.items()):
+        width = number * dim
+        held[name] = random(seed + 5 + place, width, hidden)
+        setattr(of, f"{name}_width", width)
+        if biased:
+            held[f"{name}_bias"] = random(seed + 9 + place, width)
+        if name != "value" and norms != "none":
+            held[f"{name}_norm"] = random(seed + 13 + place, dim if norms == "each" else width)
+            setattr(of, f"{name}_norm_width", len(held[f"{name}_norm"]))
+            setattr(of, f"{name}_epsilon", 1e-6)
+    held["output"] = random(seed + 17, hidden, heads["query"] * dim)
+    for name, tensor in held.items():
+        setattr(of, name, tensor.data_ptr())
+
+    normed = native.rms_norm(stream, held["before"], 1e-6)
+    got = native.before_attention(of, stream, cosines, sines)
+    for (name, number), tensor in zip(heads.items(), got, strict=True):
+        expected = native.linear(normed, held[name], held.get(f"{name}_bias"))
+        if (norm := held.get(f"{name}_norm")) is not None:
+            expected = native.rms_norm(expected.view(-1, len(norm)), norm, 1e-6)
+        expected = expected.view(count, number, dim)
+        if name != "value":
+            native.rotate(expected, cosines, sines)
+        assert torch.equal(tensor, expected), name
+
+    mixed, after = random(seed + 18, count, heads["query"] * dim), stream.clone()
+    out = native.after_attention(of, mixed, after)
+    assert torch.equal(after, stream + native.linear(mixed, held["output"]))
+    assert torch.equal(out, native.rms_norm(after, held["after"], 1e-5))
+
+
+def test_an_unknown_instruction_set_lists_the_known() -> None:
+    with pytest.raises(InvalidConfig, match=native.instruction_sets[0]):
+        native.use("abacus")
+
+
 def test_extreme_gates_saturate_and_nan_stays() -> None:
     eye = torch.eye(2).bfloat16()
     up = torch.cat([eye, eye])
@@ -144,29 +225,26 @@ def test_attention_of_single_rows_is_sdpa_over_each_sequence(
         Memory(seed + 10 * i, key_heads, length + 3, dims, length, length // 2 if late else 0)
         for i, (length, late) in enumerate(sequences)
     ]
-    # As they come from a projection: [1, T, heads, dim], seen with heads before rows.
-    query = random(seed + 1, 1, rows, key_heads * group, key_dim).transpose(1, 2)
-    keys = random(seed + 2, 1, rows, key_heads, key_dim).transpose(1, 2)
-    values = random(seed + 3, 1, rows, key_heads, value_dim).transpose(1, 2)
+    query = random(seed + 1, rows, key_heads * group, key_dim)
+    keys = random(seed + 2, key_heads, rows, key_dim).transpose(0, 1)  # as modules have them, heads first
+    values = random(seed + 3, rows, key_heads, value_dim)
     at = np.array([memory.row(2 * i + 1) for i, memory in enumerate(memories)], dtype=np.int64)
-    out = torch.full((1, rows, key_heads * group, value_dim), 7.0).bfloat16()
+    out = torch.full((rows, key_heads * group, value_dim), 7.0).bfloat16()
     scale = key_dim**-0.5
     untouched = [(memory.keys[:, memory.length + 1 :].clone(), memory.keys[:, : memory.length].clone())
                  for memory in memories]  # fmt: skip
     native.attention(query, keys, values, at, out, scale)
     for i, memory in enumerate(memories):
         row, stop = 2 * i + 1, memory.length + 1
-        assert torch.equal(memory.keys[:, memory.length], keys[0, :, row])
-        assert torch.equal(memory.values[:, memory.length], values[0, :, row])
+        assert torch.equal(memory.keys[:, memory.length], keys[row])
+        assert torch.equal(memory.values[:, memory.length], values[row])
         assert torch.equal(memory.keys[:, stop:], untouched[i][0])
         assert torch.equal(memory.keys[:, : stop - 1], untouched[i][1])
         own_keys = memory.keys[:, memory.first : stop].double().repeat_interleave(group, 0)
         own_values = memory.values[:, memory.first : stop].double().repeat_interleave(group, 0)
-        expected = F.scaled_dot_product_attention(
-            query[0, :, row : row + 1].double(), own_keys, own_values, scale=scale
-        )
-        assert ((out[0, row].double() - expected[:, 0]).abs() <= expected[:, 0].abs() * 2.0**-8 + 1e-4).all()
-        assert (out[0, row - 1] == 7).all(), "a row that was not named"
+        expected = F.scaled_dot_product_attention(query[row][:, None].double(), own_keys, own_values, scale=scale)
+        assert ((out[row].double() - expected[:, 0]).abs() <= expected[:, 0].abs() * 2.0**-8 + 1e-4).all()
+        assert (out[row - 1] == 7).all(), "a row that was not named"
         alone = torch.empty_like(out)
         native.attention(query, keys, values, at[i : i + 1], alone, scale)
-        assert torch.equal(alone[0, row], out[0, row])
+        assert torch.equal(alone[row], out[row])

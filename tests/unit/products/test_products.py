@@ -17,7 +17,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.moe import products
 from greenroom.moe.native import rows
 from greenroom.moe.native.rows import NativeRows, NativeUnavailable, native_rows
-from greenroom.moe.products import Grouped, NativeSum, TorchSum, describe_products, native_for, use_native
+from greenroom.moe.products import Grouped, NativeSum, Picked, TorchSum, describe_products, native_for, use_native
 
 
 @pytest.fixture
@@ -78,12 +78,12 @@ def test_more_rows_than_they_are_good_for_go_to_torch(native: NativeRows, monkey
         return nn.functional.linear(nn.functional.silu(gate) * up, held[1])
 
     reference = TorchSum(hidden, scales, grouped, compute)
-    reference.run(0, 9, weights)
+    reference.run([Picked(0, 9, weights)])
     monkeypatch.setattr(native, "most_rows", 8)
     beyond = NativeSum(hidden, scales, grouped, compute, native)
-    beyond.run(0, 9, weights)
+    beyond.run([Picked(0, 9, weights)])
     assert torch.equal(beyond.output, reference.output)
-    assert torch.equal(beyond.contribution(0, 9, weights), reference.contribution(0, 9, weights))
+    assert torch.equal(beyond.contribution(Picked(0, 9, weights)), reference.contribution(Picked(0, 9, weights)))
 
 
 @torch.inference_mode()

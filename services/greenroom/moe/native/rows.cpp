@@ -15,12 +15,13 @@ typedef void (*ParallelFn)(void (*body)(void *), void *data, unsigned threads, u
 typedef int (*ThreadNumberFn)();
 
 ParallelFn gomp_parallel = nullptr;
-ThreadNumberFn thread_number = nullptr;
+ThreadNumberFn thread_number = nullptr, thread_count = nullptr;
 
 // Rows of bf16 as floats, even and odd elements apart; stride and padding are whole vectors, the padding is zero.
 struct Split {
   float *even, *odd;
   size_t words, stride;
+  Split from(size_t row) const { return {even + row * stride, odd + row * stride, words, stride}; }
 };
 
 struct Linear {
@@ -80,7 +81,7 @@ inline uint16_t to_bf16(float value) {
   return (uint16_t)((word + 0x7fff + (word >> 16 & 1)) >> 16);
 }
 
-constexpr size_t PADDING = 16;
+constexpr size_t PADDING = 16, ROWS_WORTH_A_THREAD = 8, ROWS_TOGETHER = 32;
 
 // Memory of this thread for one split, kept for the next call.
 struct Scratch {
@@ -133,12 +134,12 @@ constexpr int LANES = 8, TILE_WEIGHTS = 2, TILE_ROWS = 4;
 #include "rows_kernel.inc"
 }
 END_TARGET
-#else
+#endif
+
 namespace plain {
 constexpr int LANES = 4, TILE_WEIGHTS = 4, TILE_ROWS = 4;
 #include "rows_kernel.inc"
 }
-#endif
 
 struct Kernels {
   const char *name;
@@ -153,48 +154,95 @@ struct Kernels {
 #define KERNELS(of) \
   { #of, of::hidden_part, of::output_part, of::linear_part, of::norm_part, of::attention_part, of::LANES }
 
-Kernels choose() {
+// What this processor can run, the fastest first. On x86 without AVX2 torch is faster than what is plain.
+std::vector<Kernels> available() {
+  std::vector<Kernels> found;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f")) return KERNELS(avx512);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return KERNELS(avx2);
-  return {};
-#else
-  return KERNELS(plain);
+  if (__builtin_cpu_supports("avx512f")) found.push_back(KERNELS(avx512));
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(KERNELS(avx2));
+  if (found.empty()) return found;
 #endif
+  found.push_back(KERNELS(plain));
+  return found;
 }
 
-const Kernels kernels = choose();
+const std::vector<Kernels> choices = available();
+Kernels kernels = choices.empty() ? Kernels{} : choices.front();
 
-// Runs `part(begin, end)` over [0, count) in as many parts as there are threads, cut at multiples of `grain`.
-template <class Part>
-void spread(size_t count, size_t grain, unsigned threads, Part part) {
+// Calls `work(me, of)` on each of `of` threads.
+template <class Work>
+void together(unsigned threads, Work work) {
   if (threads <= 1 || !gomp_parallel) {
-    part(0, count);
+    work(0, 1);
     return;
   }
-  struct Job {
-    size_t count, grain;
-    unsigned threads;
-    Part *part;
-  } job{count, grain, threads, &part};
-  gomp_parallel(
-      [](void *data) {
-        Job &job = *(Job *)data;
-        size_t blocks = (job.count + job.grain - 1) / job.grain, me = thread_number();
-        size_t begin = blocks * me / job.threads * job.grain, end = blocks * (me + 1) / job.threads * job.grain;
-        if (end > job.count) end = job.count;
-        if (begin < end) (*job.part)(begin, end);
-      },
-      &job, threads, 0);
+  gomp_parallel([](void *data) { (*(Work *)data)(thread_number(), thread_count()); }, &work, threads, 0);
 }
+
+// The share of [0, count) that falls to thread `me`, cut at multiples of `grain`.
+template <class Part>
+void share(size_t count, size_t grain, size_t me, size_t of, Part part) {
+  size_t blocks = (count + grain - 1) / grain;
+  size_t begin = blocks * me / of * grain, end = blocks * (me + 1) / of * grain;
+  if (end > count) end = count;
+  if (begin < end) part(begin, end);
+}
+
+// Runs `part(begin, end)` over [0, count) in as many parts as there are threads.
+template <class Part>
+void spread(size_t count, size_t grain, unsigned threads, Part part) {
+  if (count <= grain) return part(0, count);
+  together(threads, [&](size_t me, size_t of) { share(count, grain, me, of, part); });
+}
+
+constexpr size_t COLUMNS = 4, NEURONS = 8;  // grains: whole tiles
+
+void norm_rows(const void *x, const void *weight, void *out, size_t rows, size_t width, float epsilon, unsigned threads) {
+  Norm job{(const uint16_t *)x, (const uint16_t *)weight, (uint16_t *)out, width, epsilon};
+  spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) { kernels.norm(job, begin, end); });
+}
+
+// Rows [begin, end) of x[rows, heads, dim], in place.
+void rotate_rows(uint16_t *x, const uint16_t *cosines, const uint16_t *sines, size_t begin, size_t end, size_t heads,
+                 size_t dim) {
+  const size_t half = dim / 2;
+  for (size_t r = begin; r < end; r++) {
+    const uint16_t *cosine = cosines + r * dim, *sine = sines + r * dim;
+    for (size_t h = 0; h < heads; h++) {
+      uint16_t *head = x + (r * heads + h) * dim;
+      auto rotated = [&](float own, float other, size_t j) {
+        float along = to_float(to_bf16(own * to_float(cosine[j]))), across = to_float(to_bf16(other * to_float(sine[j])));
+        return to_bf16(along + across);
+      };
+      for (size_t j = 0; j < half; j++) {
+        float first = to_float(head[j]), second = to_float(head[j + half]);
+        head[j] = rotated(first, -second, j);
+        head[j + half] = rotated(second, first, j + half);
+      }
+    }
+  }
+}
+
+// What one decoder layer has around its attention; norms of heads may be missing (null), biases too.
+struct AttentionWeights {
+  const void *before, *query, *query_bias, *key, *key_bias, *value, *value_bias, *query_norm, *key_norm;
+  const void *output, *output_bias, *after;
+  int64_t hidden, dim, query_width, key_width, value_width, query_norm_width, key_norm_width;
+  float before_epsilon, query_epsilon, key_epsilon, after_epsilon;
+};
 
 }  // namespace
 
 extern "C" {
 
-// The instruction set in use; null: this processor has none that this was written for.
-const char *greenroom_instruction_set() { return kernels.name; }
+// The instruction sets to choose from, the fastest first; null behind the last.
+const char *greenroom_instruction_set(int64_t number) {
+  return number < (int64_t)choices.size() ? choices[number].name : nullptr;
+}
+
+// From now on this one; not while anything is computed.
+void greenroom_use_instruction_set(int64_t number) { kernels = choices[number]; }
 
 // Whether the processor multiplies bf16 itself; then torch's products of many rows are several times faster than these.
 int greenroom_multiplies_bf16() {
@@ -205,9 +253,10 @@ int greenroom_multiplies_bf16() {
 #endif
 }
 
-void greenroom_use_threads(void *parallel, void *number) {
+void greenroom_use_threads(void *parallel, void *number, void *count) {
   gomp_parallel = (ParallelFn)parallel;
   thread_number = (ThreadNumberFn)number;
+  thread_count = (ThreadNumberFn)count;
 }
 
 // out[rows, outputs] = x[rows, inputs] · weights[outputs, inputs]^T + bias[outputs], all bf16, sums in fp32. `inputs` is
@@ -218,48 +267,113 @@ void greenroom_linear(const void *weights, const void *bias, const void *x, void
   Split split = scratch.split(rows, inputs);
   fill(split, (const uint16_t *)x, nullptr, rows);
   Linear job{(const uint32_t *)weights, (const uint16_t *)bias, (size_t)outputs, (size_t)rows, (uint16_t *)out};
-  spread(outputs, 4, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
+  spread(outputs, COLUMNS, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
 }
 
-// One expert, `down · (silu(gate · x) * (up · x)) * scale`, over `rows` rows of x[*, hidden] that `tokens` names.
-// `up` is [2 * inner, hidden], gate first; `down` is [hidden, inner]; both widths are even. Added to the same rows of
-// out[*, hidden] where `add`, else written to its first `rows` rows.
-void greenroom_expert(const void *up, const void *down, int64_t hidden, int64_t inner, const void *x,
-                      const int64_t *tokens, const float *scales, int64_t rows, void *out, int add, unsigned threads) {
+// Experts, each `down · (silu(gate · x) * (up · x)) * scale` over rows of x[*, hidden]: expert e over those that
+// `tokens` names from starts[e] to starts[e + 1]. weights[e] are the addresses of its up [2 * inner, hidden], gate first,
+// and its down [hidden, inner]; both widths are even. Added to the same rows of out[*, hidden] where `add`, in the
+// order of the experts; else written to out's rows one after the other.
+void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
+                       const void *x, const int64_t *tokens, const float *scales, void *out, int add, unsigned threads) {
   thread_local Scratch scratch, inner_scratch;
-  Split split = scratch.split(rows, hidden), between = inner_scratch.split(rows, inner);
-  fill(split, (const uint16_t *)x, tokens, rows);
-  Expert expert{(const uint32_t *)up, (const uint32_t *)down, (size_t)inner,    (size_t)hidden, (size_t)rows,
-                add ? tokens : nullptr, scales,               (uint16_t *)out, add != 0};
-  spread(inner, 8, threads, [&](size_t begin, size_t end) { kernels.hidden(expert, split, between, rows, begin, end); });
-  spread(hidden, 4, threads, [&](size_t begin, size_t end) { kernels.output(expert, between, begin, end); });
+  thread_local std::vector<Expert> experts;
+  for (int64_t first = 0, last; first < count; first = last) {
+    // As many experts at once as keep what lies between their two projections in the cache.
+    for (last = first + 1; last < count && starts[last + 1] - starts[first] <= (int64_t)ROWS_TOGETHER; last++) {
+    }
+    const int64_t begin_row = starts[first], rows = starts[last] - begin_row;
+    Split split = scratch.split(rows, hidden), between = inner_scratch.split(rows, inner);
+    fill(split, (const uint16_t *)x, tokens + begin_row, rows);
+    experts.clear();
+    for (int64_t e = first; e < last; e++)
+      experts.push_back({(const uint32_t *)weights[2 * e], (const uint32_t *)weights[2 * e + 1], (size_t)inner,
+                         (size_t)hidden, (size_t)(starts[e + 1] - starts[e]), add ? tokens + starts[e] : nullptr,
+                         scales + starts[e], (uint16_t *)out + (add ? 0 : starts[e] * hidden), add != 0});
+    // Every thread takes its share of every expert, however uneven their rows are.
+    together(threads, [&](size_t me, size_t of) {
+      size_t row = 0;
+      for (const Expert &expert : experts) {
+        Split own = split.from(row), into = between.from(row);
+        share(inner, NEURONS, me, of, [&](size_t begin, size_t end) { kernels.hidden(expert, own, into, expert.rows, begin, end); });
+        row += expert.rows;
+      }
+    });
+    together(threads, [&](size_t me, size_t of) {
+      size_t row = 0;
+      for (const Expert &expert : experts) {
+        Split own = between.from(row);
+        share(hidden, COLUMNS, me, of, [&](size_t begin, size_t end) { kernels.output(expert, own, begin, end); });
+        row += expert.rows;
+      }
+    });
+  }
 }
 
 // Root-mean-square norm of x[rows, width] with a weight of its own, all bf16, computed in fp32.
 void greenroom_rms_norm(const void *x, const void *weight, void *out, int64_t rows, int64_t width, float epsilon) {
-  Norm job{(const uint16_t *)x, (const uint16_t *)weight, (uint16_t *)out, (size_t)width, epsilon};
-  kernels.norm(job, 0, rows);
+  norm_rows(x, weight, out, rows, width, epsilon, 1);
 }
 
 // Rotary position embedding in place on x[rows, heads, dim] by cos, sin[rows, dim], all bf16: the two halves of a head
 // rotate against each other, and every step is rounded as bf16 tensors are.
 void greenroom_rotary(void *x, const void *cosines, const void *sines, int64_t rows, int64_t heads, int64_t dim) {
-  const int64_t half = dim / 2;
-  for (int64_t r = 0; r < rows; r++) {
-    const uint16_t *cosine = (const uint16_t *)cosines + r * dim, *sine = (const uint16_t *)sines + r * dim;
-    for (int64_t h = 0; h < heads; h++) {
-      uint16_t *head = (uint16_t *)x + (r * heads + h) * dim;
-      auto rotated = [&](float own, float other, int64_t j) {
-        float along = to_float(to_bf16(own * to_float(cosine[j]))), across = to_float(to_bf16(other * to_float(sine[j])));
-        return to_bf16(along + across);
-      };
-      for (int64_t j = 0; j < half; j++) {
-        float first = to_float(head[j]), second = to_float(head[j + half]);
-        head[j] = rotated(first, -second, j);
-        head[j + half] = rotated(second, first, j + half);
-      }
-    }
+  rotate_rows((uint16_t *)x, (const uint16_t *)cosines, (const uint16_t *)sines, 0, rows, heads, dim);
+}
+
+// From the residual stream hidden[rows, hidden] to what attention takes: its norm, the three projections, the norms of
+// heads (or of all heads together), and the rotary positions of queries and keys.
+void greenroom_before_attention(const AttentionWeights *of, const void *hidden, int64_t rows, const void *cosines,
+                                const void *sines, void *query, void *key, void *value, unsigned threads) {
+  thread_local Scratch scratch;
+  thread_local std::vector<uint16_t> normed;
+  normed.resize(rows * of->hidden);
+  norm_rows(hidden, of->before, normed.data(), rows, of->hidden, of->before_epsilon, threads);
+  Split split = scratch.split(rows, of->hidden);
+  fill(split, normed.data(), nullptr, rows);
+  const Linear jobs[] = {
+      {(const uint32_t *)of->query, (const uint16_t *)of->query_bias, (size_t)of->query_width, (size_t)rows, (uint16_t *)query},
+      {(const uint32_t *)of->key, (const uint16_t *)of->key_bias, (size_t)of->key_width, (size_t)rows, (uint16_t *)key},
+      {(const uint32_t *)of->value, (const uint16_t *)of->value_bias, (size_t)of->value_width, (size_t)rows, (uint16_t *)value},
+  };
+  together(threads, [&](size_t me, size_t threads) {
+    for (const Linear &job : jobs)
+      share(job.outputs, COLUMNS, me, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
+  });
+  const struct {
+    void *x;
+    const void *weight;
+    int64_t norm_width, width;
+    float epsilon;
+  } heads[] = {{query, of->query_norm, of->query_norm_width, of->query_width, of->query_epsilon},
+               {key, of->key_norm, of->key_norm_width, of->key_width, of->key_epsilon}};
+  for (const auto &part : heads) {
+    if (part.weight) norm_rows(part.x, part.weight, part.x, rows * (part.width / part.norm_width), part.norm_width, part.epsilon, threads);
+    spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) {
+      rotate_rows((uint16_t *)part.x, (const uint16_t *)cosines, (const uint16_t *)sines, begin, end, part.width / of->dim, of->dim);
+    });
   }
+}
+
+// From what attention gave, mixed[rows, width], back to the residual stream: the output projection is added to
+// hidden[rows, hidden], and normed[rows, hidden] is its norm for what follows.
+void greenroom_after_attention(const AttentionWeights *of, const void *mixed, int64_t width, void *hidden, void *normed,
+                               int64_t rows, unsigned threads) {
+  thread_local Scratch scratch;
+  Split split = scratch.split(rows, width);
+  fill(split, (const uint16_t *)mixed, nullptr, rows);
+  Linear job{(const uint32_t *)of->output, (const uint16_t *)of->output_bias, (size_t)of->hidden, (size_t)rows,
+             (uint16_t *)normed};
+  uint16_t *stream = (uint16_t *)hidden, *added = (uint16_t *)normed;
+  together(threads, [&](size_t me, size_t threads) {
+    share(of->hidden, COLUMNS, me, threads, [&](size_t begin, size_t end) {
+      kernels.linear(job, split, begin, end);
+      for (int64_t r = 0; r < rows; r++)
+        for (size_t n = r * of->hidden + begin; n < r * of->hidden + end; n++)
+          stream[n] = to_bf16(to_float(stream[n]) + to_float(added[n]));
+    });
+  });
+  norm_rows(hidden, of->after, normed, rows, of->hidden, of->after_epsilon, threads);
 }
 
 // The dimension of a head must be a multiple of this for greenroom_attention.

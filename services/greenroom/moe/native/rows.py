@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 from array import array
+from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from greenroom.core.errors import GreenroomError
+from greenroom.core.errors import GreenroomError, InvalidConfig
 
 
 class NativeUnavailable(GreenroomError):
     """The compiled products are not to be had here; the message says why."""
+
+
+class AttentionWeights(ctypes.Structure):
+    """What one decoder layer has around its attention: addresses (None: it has none), widths, epsilons.
+
+    ``before`` and ``after`` are the norms ahead of attention and behind it. A norm of heads is as wide as a head, or
+    as all of them. Whoever makes one keeps the tensors alive.
+    """
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            *("before", "query", "query_bias", "key", "key_bias", "value", "value_bias", "query_norm", "key_norm"),
+            *("output", "output_bias", "after"),
+        )),
+        *((name, ctypes.c_int64) for name in (
+            *("hidden", "dim", "query_width", "key_width", "value_width", "query_norm_width", "key_norm_width"),
+        )),
+        *((name, ctypes.c_float) for name in ("before_epsilon", "query_epsilon", "key_epsilon", "after_epsilon")),
+    )  # fmt: skip
 
 
 class NativeRows:
@@ -33,24 +54,27 @@ class NativeRows:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
         name = library.greenroom_instruction_set
-        name.restype = ctypes.c_char_p
-        found = name()
-        if found is None:
+        name.argtypes, name.restype = [ctypes.c_int64], ctypes.c_char_p
+        found = list(iter(map(name, itertools.count()).__next__, None))
+        if not found:
             raise NativeUnavailable("this processor has neither AVX-512 nor AVX2")
-        self.instruction_set: str = found.decode()
+        self.instruction_sets: tuple[str, ...] = tuple(one.decode() for one in found)
+        """Those that can be used here, the fastest first."""
+        self.use(self.instruction_sets[0])
         self.most_rows = _ROWS_UNDER_BF16_INSTRUCTIONS if library.greenroom_multiplies_bf16() else _ANY_ROWS
         """How many rows of one product these kernels are faster for than torch's."""
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._linear = library.greenroom_linear
         self._linear.argtypes = [pointer, pointer, pointer, pointer, count, count, count, ctypes.c_uint]
         self._linear.restype = None
-        self._expert = library.greenroom_expert
-        self._expert.argtypes = [
-            *(pointer, pointer, count, count, pointer),
-            *(pointer, pointer, count, pointer, ctypes.c_int, ctypes.c_uint),
+        self._experts = library.greenroom_experts
+        self._experts.argtypes = [
+            *(pointer, pointer, count, count, count, pointer),
+            *(pointer, pointer, pointer, ctypes.c_int, ctypes.c_uint),
         ]
-        self._expert.restype = None
+        self._experts.restype = None
         self._rms_norm = library.greenroom_rms_norm
         self._rms_norm.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
         self._rms_norm.restype = None
@@ -63,9 +87,29 @@ class NativeRows:
             *(count, count, count, count, ctypes.c_float, ctypes.c_uint),
         ]
         self._attention.restype = None
-        self.attention_granularity: int = library.greenroom_attention_granularity()
-        """What the width of a head must be a multiple of."""
+        layer = ctypes.POINTER(AttentionWeights)
+        self._before_attention = library.greenroom_before_attention
+        self._before_attention.argtypes = [
+            *(layer, pointer, count, pointer, pointer),
+            *(pointer, pointer, pointer, ctypes.c_uint),
+        ]
+        self._before_attention.restype = None
+        self._after_attention = library.greenroom_after_attention
+        self._after_attention.argtypes = [layer, pointer, count, pointer, pointer, count, ctypes.c_uint]
+        self._after_attention.restype = None
         self.threaded = _lend_threads(library)
+
+    def use(self, instruction_set: str) -> None:
+        """From now on compute with these instructions, in the whole process; not while anything is computed.
+
+        Raises InvalidConfig for one that is not among ``instruction_sets``.
+        """
+        if instruction_set not in self.instruction_sets:
+            raise InvalidConfig("instruction_set", instruction_set, f"here: {', '.join(self.instruction_sets)}")
+        self._library.greenroom_use_instruction_set(ctypes.c_int64(self.instruction_sets.index(instruction_set)))
+        self.instruction_set = instruction_set
+        self.attention_granularity: int = self._library.greenroom_attention_granularity()
+        """What the width of a head must be a multiple of."""
 
     def linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``rows[R, inputs]`` through ``weight[outputs, inputs]``, plus ``bias[outputs]``: ``[R, outputs]``.
@@ -82,29 +126,56 @@ class NativeRows:
         )
         return out
 
-    def expert(
+    def experts(
         self,
-        up: torch.Tensor,
-        down: torch.Tensor,
+        weights: Sequence[tuple[torch.Tensor, ...]],
+        starts: NDArray[np.int64],
         rows: torch.Tensor,
-        tokens: int,
-        scales: int,
-        count: int,
+        tokens: NDArray[np.int64],
+        scales: NDArray[np.float32],
         out: torch.Tensor,
         *,
         add: bool,
     ) -> None:
-        """``down · (silu(gate · row) * (up · row)) * scale`` for ``count`` rows of ``rows[T, H]``.
+        """``down · (silu(gate · row) * (up · row)) * scale`` by each of the experts over rows of ``rows[T, H]``.
 
-        ``up[2 I, H]`` holds the gate first; ``down[H, I]``. ``tokens`` is the address of the rows' numbers (int64),
-        ``scales`` that of their scales (fp32). Every intermediate result is rounded to bf16 as the tensors of
-        transformers' eager experts are. Added to the same rows of ``out[T, H]``, or written to its first ``count``.
+        ``weights``: of each expert ``up[2 I, H]``, the gate first, and ``down[H, I]``. Its rows are those that
+        ``tokens`` names from ``starts[e]`` to ``starts[e + 1]``, with as many ``scales``. Every intermediate result is
+        rounded to bf16 as the tensors of transformers' eager experts are. Added to the same rows of ``out[T, H]`` in
+        the order of the experts, or written to ``out``'s rows ``[starts[e], starts[e + 1])``.
         """
-        hidden, inner = down.shape
-        self._expert(
-            *(up.data_ptr(), down.data_ptr(), hidden, inner, rows.data_ptr()),
-            *(tokens, scales, count, out.data_ptr(), add, self._threads(3 * hidden * inner)),
+        hidden, inner = weights[0][1].shape
+        addresses = array("q", [tensor.data_ptr() for pair in weights for tensor in pair])
+        self._experts(
+            *(addresses.buffer_info()[0], starts.ctypes.data, len(weights), hidden, inner, rows.data_ptr()),
+            *(tokens.ctypes.data, scales.ctypes.data, out.data_ptr(), add, self._threads(3 * hidden * inner)),
         )
+
+    def before_attention(
+        self, of: AttentionWeights, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values ``[T, heads, D]`` of the residual stream ``hidden[T, H]``: its norm, the
+        projections, the norms of heads and the rotary positions by ``cosines[T, D]`` and ``sines[T, D]``.
+        """
+        count = len(hidden)
+        shapes = [(count, width // of.dim, of.dim) for width in (of.query_width, of.key_width, of.value_width)]
+        query, key, value = (torch.empty(shape, dtype=torch.bfloat16) for shape in shapes)
+        self._before_attention(
+            *(of, hidden.data_ptr(), count, cosines.data_ptr(), sines.data_ptr()),
+            *(query.data_ptr(), key.data_ptr(), value.data_ptr()),
+            self._threads(of.hidden * (of.query_width + of.key_width + of.value_width)),
+        )
+        return query, key, value
+
+    def after_attention(self, of: AttentionWeights, mixed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Adds the output projection of ``mixed[T, width]`` to ``hidden[T, H]`` and returns the norm of that."""
+        count, width = mixed.shape
+        normed = torch.empty_like(hidden)
+        self._after_attention(
+            *(of, mixed.data_ptr(), width, hidden.data_ptr(), normed.data_ptr(), count),
+            self._threads(width * of.hidden),
+        )
+        return normed
 
     def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """``weight * (rows / sqrt(mean(rows²) + epsilon))`` over the last axis, the bracket rounded to bf16 first."""
@@ -129,17 +200,17 @@ class NativeRows:
     ) -> None:
         """Attention of single rows, each over a sequence of its own, whose memory gets the row's key and value first.
 
-        ``queries[1, heads, T, D]``, ``keys[1, key heads, T, D]`` and ``values`` of a step, last axis contiguous;
-        ``out[1, T, heads, value D]``, of which the rows named are written. ``sequences[n, 6]``: the row of the step,
+        ``queries[T, heads, D]``, ``keys[T, key heads, D]`` and ``values`` of a step, last axis contiguous;
+        ``out[T, heads, value D]``, of which the rows named are written. ``sequences[n, 6]``: the row of the step,
         the addresses of the sequence's keys and values ``[key heads, capacity, D]``, the capacity, how many are
         written, and the first one to look at.
         """
-        _, key_heads, _, key_dim = keys.shape
-        strides = [array("q", (t.data_ptr(), t.stride(2), t.stride(1))) for t in (queries, keys, values)]
+        _, key_heads, key_dim = keys.shape
+        strides = [array("q", (t.data_ptr(), t.stride(0), t.stride(1))) for t in (queries, keys, values)]
         self._attention(
             *(of.buffer_info()[0] for of in strides),
             *(sequences.ctypes.data, len(sequences), out.data_ptr()),
-            *(key_heads, queries.shape[1] // key_heads, key_dim, values.shape[3], scale),
+            *(key_heads, queries.shape[1] // key_heads, key_dim, values.shape[2], scale),
             self._threads(int(sequences[:, 4].sum()) * key_heads * key_dim * 2),
         )
 
@@ -177,10 +248,10 @@ def _lend_threads(library: ctypes.CDLL) -> bool:
     if runtime is None:
         return False
     lend = library.greenroom_use_threads
-    lend.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    functions = (runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads)
+    lend.argtypes = [ctypes.c_void_p] * len(functions)
     lend.restype = None
-    parallel, number = (ctypes.cast(f, ctypes.c_void_p) for f in (runtime.GOMP_parallel, runtime.omp_get_thread_num))
-    lend(parallel, number)
+    lend(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
     return True
 
 
@@ -192,7 +263,7 @@ def _openmp_runtime() -> Any:
     for path in names:
         try:
             runtime = ctypes.CDLL(str(path), mode=_ONLY_IF_LOADED)
-            runtime.GOMP_parallel, runtime.omp_get_thread_num  # noqa: B018
+            runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads  # noqa: B018
         except (OSError, AttributeError):
             continue
         return runtime
