@@ -25,7 +25,7 @@ from greenroom.experts.layout import PackManifest
 from greenroom.experts.ledger import Ledger, LedgerError, State
 from greenroom.experts.room import Room
 from greenroom.experts.running_layer import RunningLayer, Stage
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.experts.tiers import Tiers
 from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.catalogue import Catalogue
@@ -187,7 +187,7 @@ class ExpertEngine:
 
     def routed(
         self, layer: int, picks: NDArray[np.int64]
-    ) -> AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]:
+    ) -> AbstractContextManager[Arriving]:
         if self.listener is not None:
             self.listener.layer_routed(self._step, layer, picks)
         if self._whole():
@@ -211,13 +211,12 @@ class ExpertEngine:
                 self._weights.append(list(self._tiers.weights(range(span.start, span.stop), layer)))
         return True
 
-    def _all_here(self, layer: int, picks: NDArray[np.int64]) -> Iterator[tuple[int, ExpertWeights]]:
+    def _all_here(self, layer: int, picks: NDArray[np.int64]) -> list[tuple[int, ExpertWeights]]:
         weights = self._weights[layer]
         wanted = [expert for expert in sorted(set(picks.ravel().tolist())) if expert < len(weights)]
         self.counters.lookups += len(wanted)
         self.counters.hits += len(wanted)
-        for expert in wanted:
-            yield expert, weights[expert]
+        return [(expert, weights[expert]) for expert in wanted]
 
     # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------
 
