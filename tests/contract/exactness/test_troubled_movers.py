@@ -1,0 +1,251 @@
+"""Whatever the movers do, what comes out is what the fully resident model makes: reads are late at random, fail and are
+tried again, or fail for good and take their forward with them. Under every policy, with prefetching on, with and
+without a host tier, in fp32 and bf16, by torch's products and by the compiled ones.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+
+import pytest
+import torch
+from _pytest.mark import ParameterSet
+
+from greenroom.core.errors import TransferFailed
+from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
+from greenroom.experts.carriers import Store
+from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.hardware import RealHardware
+from greenroom.experts.pack import PackFile
+from greenroom.moe.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.checkpoint import resolve
+from greenroom.moe.loading import attach, load
+from greenroom.moe.packing import ensure_pack
+from greenroom.moe.ragged import RaggedModel
+from greenroom.moe.ragged_attention import Chunk
+from greenroom.policies.belady import Belady, Future
+from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PROMPTS, Model, batch_logits
+from tests.contract.experts.test_ahead import Recorder
+from tests.random_checkpoints import save_random, wide_heads
+
+ARITHMETICS = (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "torch"))
+READS = (ReadSettings(), ReadSettings(read_bytes=4096, threads=2, depth=2))
+PREFETCHING = ("look-ahead", "next-layer", "top-k", "traced-top-k")
+LONGEST_DELAY_S = 0.0003
+MOST_FAILURES = 60
+
+Doomed = Callable[[int, int], bool]
+
+
+class TroubledStore:
+    """A pack whose reads are late, and fail now and then, though never twice in a row: that, the link makes good.
+
+    The first fetch of a ``doomed`` expert (layer, index) fails for good. ``made_good``: reads that failed once.
+    """
+
+    def __init__(self, pack: PackFile, doomed: Doomed, seed: int) -> None:
+        self.manifest = pack.manifest
+        self.made_good = 0
+        self._pack = pack
+        self._doomed = doomed
+        self._noise = random.Random(seed)
+        self._tries: Counter[tuple[int, int, int]] = Counter()
+        self._lock = threading.Lock()
+        self._never = threading.Event()
+
+    def read_part(self, layer: int, expert: int, start: int, buffer: memoryview) -> None:
+        with self._lock:
+            turn = self._tries[layer, expert, start]
+            self._tries[layer, expert, start] += 1
+            delay, unlucky = self._noise.random() * LONGEST_DELAY_S, self._noise.random() < 0.4
+        self._never.wait(delay)
+        buffer[:] = bytes(len(buffer))  # a read that fails may have written anything
+        if start == 0 and turn < 2 and self._doomed(layer, expert):
+            raise OSError(5, "injected for good")
+        if turn % 2 == 0 and unlucky:
+            self.made_good += 1
+            raise OSError(5, "injected")
+        self._pack.read_part(layer, expert, start, buffer)
+
+    def check(self, layer: int, expert: int, record: memoryview) -> None:
+        self._pack.check(layer, expert, record)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], Model]]:
+    """One random Mixtral by dtype and products; the bf16 ones with what they compute when all is resident."""
+    made = {}
+    for dtype, products in ARITHMETICS:
+        root = tmp_path_factory.mktemp(f"{dtype}-{products}")
+        folder = save_random("mixtral", root / "model", dtype=getattr(torch, dtype), **wide_heads("mixtral"))
+        checkpoint = resolve(str(folder))
+        pack = PackFile.open(ensure_pack(checkpoint, dtype, root / "cache"))
+        loaded = load(checkpoint, dtype, products=products)
+        model = Model(folder, loaded, RaggedModel(loaded.model, native=loaded.native), pack)
+        with model.experts("100%", "lru"):
+            model.resident_logits = batch_logits(model.ragged)
+        made[dtype, products] = model
+    yield made
+    for model in made.values():
+        model.pack.close()
+
+
+@contextmanager
+def running(
+    model: Model, policy: ExpertPolicy, store: Store, *, host: bool = False, reads: ReadSettings = READS[0]
+) -> Iterator[ExpertEngine]:
+    """The model on a third of its experts; afterwards nothing is held."""
+    size = policy.catalogue.size
+    config = EngineConfig(device_slots=size // 3, host_slots=size // 4 if host else 0, transfer_timeout_s=20)
+    engine = ExpertEngine(store, policy.catalogue, policy, config, hardware=RealHardware(reads))
+    attach(model.loaded, engine)
+    model.ragged.source = engine
+    try:
+        yield engine
+        engine.audit_idle()
+        assert engine.counters.stall_seconds < 15, "a layer waited though nothing moved"
+    finally:
+        engine.close()
+
+
+def cases() -> list[ParameterSet]:
+    """Every policy with a host tier and without, its records read whole and in parts; one of the two is ``full``."""
+    return [
+        pytest.param(
+            policy, host, READS[(number // 2 + host) % 2],
+            marks=() if (number + host) % 2 else pytest.mark.full,
+            id=f"{policy}-{'host' if host else 'device'}",
+        )
+        for (number, policy), host in product(enumerate(sorted(EXPERT_POLICIES)), (False, True))
+    ]  # fmt: skip
+
+
+every_case = pytest.mark.parametrize(("policy", "host", "reads"), cases())
+
+
+@pytest.mark.parametrize(("dtype", "products"), ARITHMETICS)
+@every_case
+def test_logits_are_those_of_the_resident_model_to_the_bit(
+    models: dict[tuple[str, str], Model],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    products: str,
+    policy: str,
+    host: bool,
+    reads: ReadSettings,
+) -> None:
+    """A forward that fails is run again on the same KV, as the batch loop does; half of the experts make one fail."""
+    model = models[dtype, products]
+    store = TroubledStore(model.pack, lambda layer, expert: (layer + expert) % 2 == 0, seed=len(policy) + host)
+    catalogue = catalogue_of(model.pack.manifest)
+    failed: list[str] = []
+    with running(model, create_policy(policy, catalogue=catalogue), store, host=host, reads=reads) as experts:
+        forward = model.ragged.forward
+
+        def until_it_works(chunks: list[Chunk]) -> torch.Tensor:
+            while True:
+                try:
+                    return forward(chunks)
+                except TransferFailed as error:
+                    failed.append(str(error))
+                    experts.audit(idle=True)
+                    assert len(failed) < MOST_FAILURES
+
+        monkeypatch.setattr(model.ragged, "forward", until_it_works)
+        logits = batch_logits(model.ragged)
+        assert failed
+        assert store.made_good > 0
+        assert all("injected for good" in message for message in failed), "no layer waits until its deadline"
+        assert experts.counters.evictions > 0
+        assert policy not in PREFETCHING or experts.counters.prefetches > 0
+    for step, (ours, resident) in enumerate(zip(logits, model.resident_logits, strict=True)):
+        assert torch.equal(ours, resident), f"step {step}"
+
+
+@every_case
+def test_requests_fail_alone_and_the_others_get_generates_tokens(
+    models: dict[tuple[str, str], Model], policy: str, host: bool, reads: ReadSettings
+) -> None:
+    """fp32: who is not cut off by a lost expert has the tokens of transformers' own generate, and who is, has their
+    beginning; asked again it gets all of them.
+    """
+    model = models["float32", "auto"]
+    store = TroubledStore(model.pack, lambda layer, expert: (layer, expert) in ((0, 3), (1, 2), (2, 5)), seed=host)
+    catalogue = catalogue_of(model.pack.manifest)
+    with running(model, create_policy(policy, catalogue=catalogue), store, host=host, reads=reads) as experts:
+        engine = BatchEngine(
+            model.ragged,
+            BatchConfig(kv_budget_bytes=1 << 22, tokens_per_step=16, prefill_chunk=6, max_running=8),
+            observer=experts,
+        )
+
+        def ask(place: int) -> list[Event]:
+            events: list[Event] = []
+            sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+            request = GenerationRequest(f"r{place}", tuple(PROMPTS[place]), sampling)
+            engine.add(engine.new_sequence(request, events.append))
+            return events
+
+        def finish() -> None:
+            while engine.busy:
+                assert engine.step()
+                engine.audit()
+                experts.audit(idle=True)
+
+        answers = []
+        for place in range(len(PROMPTS)):
+            answers.append(ask(place))
+            engine.step()
+        finish()
+        assert experts.counters.failed_transfers > 0
+        expected = model.expected()
+        again = []
+        for place, events in enumerate(answers):
+            assert tokens_of(events) == expected[place][: len(tokens_of(events))]
+            match events[-1]:
+                case Finished(reason=FinishReason.LENGTH):
+                    assert len(tokens_of(events)) == NEW_TOKENS
+                case Finished(reason=FinishReason.FAILED, error=error):
+                    assert error is not None
+                    assert "injected for good" in error
+                    again.append(place)
+                case other:
+                    pytest.fail(f"ended with {other}")
+        assert len(again) < len(PROMPTS)
+        second = {place: ask(place) for place in again}
+        finish()
+        assert {place: tokens_of(events) for place, events in second.items()} == {n: expected[n] for n in again}
+
+
+def tokens_of(events: list[Event]) -> list[int]:
+    return [event.token_id for event in events if isinstance(event, Token)]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize(("dtype", "products"), ARITHMETICS)
+def test_the_oracle_runs_a_recorded_stream_again_to_the_bit(
+    models: dict[tuple[str, str], Model], dtype: str, products: str, ahead: int
+) -> None:
+    """Belady's policy with its future, on the model itself; its name alone has none and is LRU."""
+    model = models[dtype, products]
+    recorder = Recorder()
+    with model.experts("100%", "lru") as resident:
+        resident.listener = recorder
+        batch_logits(model.ragged)
+    catalogue = catalogue_of(model.pack.manifest)
+    oracle = Belady(catalogue, future=Future.of_picks(catalogue, recorder.picks), ahead=ahead)
+    store = TroubledStore(model.pack, lambda layer, expert: False, seed=ahead)
+    with running(model, oracle, store, reads=READS[1]) as experts:
+        logits = batch_logits(model.ragged)
+        assert oracle.departures == 0
+        assert experts.counters.evictions > 0
+        assert bool(experts.counters.prefetches_used) == bool(ahead)
+    assert all(torch.equal(ours, whole) for ours, whole in zip(logits, model.resident_logits, strict=True))
