@@ -6,7 +6,8 @@ L. A. Belady, "A study of replacement algorithms for a virtual-storage computer"
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,11 +79,14 @@ class Future:
     starts: Counts
 
     @classmethod
-    def of_groups(cls, groups: Iterable[Keys]) -> Future:
+    def of_groups(cls, groups: Iterable[Keys | Sequence[int]]) -> Future:
         """From each layer's distinct experts, layer after layer and step after step."""
-        listed = list(groups)
-        starts = np.cumsum([0, *map(len, listed)], dtype=np.int64)
-        return cls(np.concatenate(listed).astype(np.int64) if listed else NO_KEYS, starts)
+        accesses = array("q")
+        starts = array("q", [0])
+        for group in groups:
+            accesses.extend(group)
+            starts.append(len(accesses))
+        return cls(np.array(accesses, dtype=np.int64), np.array(starts, dtype=np.int64))
 
     @classmethod
     def of_picks(cls, catalogue: Catalogue, steps: Iterable[NDArray[np.integer]]) -> Future:

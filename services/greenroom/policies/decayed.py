@@ -15,7 +15,8 @@ from greenroom.policies.host_target import HostTarget
 from greenroom.policies.ranking import RankingPolicy
 from greenroom.policies.selection import Worth
 
-_LARGEST = 1e100
+LARGEST = 1e100
+"""The unit of the sums is brought down to 1 when it is larger."""
 
 
 class Decayed(RankingPolicy):
@@ -33,8 +34,8 @@ class Decayed(RankingPolicy):
         super().__init__(catalogue)
         # Instead of decaying every sum at each use, a use counts for more than the one before it.
         self._sums: NDArray[np.float64] = np.zeros(catalogue.size, dtype=np.float64)
-        self._log_growth = -math.log(decay)
-        self._powers = self._powers_up_to(64)
+        self.decay = decay
+        self._powers = powers_up_to(64, decay)
         self._unit = 1.0
         self._host_target = HostTarget(catalogue) if host else None
 
@@ -55,14 +56,15 @@ class Decayed(RankingPolicy):
     def _use(self, experts: Keys) -> None:
         count = len(experts)
         if count >= len(self._powers):
-            self._powers = self._powers_up_to(2 * count)
+            self._powers = powers_up_to(2 * count, self.decay)
         self._sums[experts] += self._powers[:count] * self._unit
         self._unit *= float(self._powers[count])
-        if self._unit > _LARGEST:
+        if self._unit > LARGEST:
             self._sums /= self._unit
             self._unit = 1.0
 
-    def _powers_up_to(self, count: int) -> NDArray[np.float64]:
-        logarithms = np.arange(count) * self._log_growth
-        powers: NDArray[np.float64] = np.exp(np.minimum(logarithms, math.log(_LARGEST)))
-        return powers
+
+def powers_up_to(count: int, decay: float) -> NDArray[np.float64]:
+    """``decay`` ^ -i for i from 0 to ``count`` - 1: what a use counts for against that of i uses before."""
+    powers: NDArray[np.float64] = np.exp(np.minimum(np.arange(count) * -math.log(decay), math.log(LARGEST)))
+    return powers

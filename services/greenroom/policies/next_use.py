@@ -12,7 +12,7 @@ from greenroom.policies.host_target import HostTarget
 from greenroom.policies.ranking import RankingPolicy
 from greenroom.policies.selection import Worth
 
-_NO_CHANCE = 1e-6
+NO_CHANCE = 1e-6
 """Of an expert that was never used: of two such the one whose layer comes later leaves first."""
 
 
@@ -46,14 +46,14 @@ class NextUse(RankingPolicy):
         if not horizon > 0:
             raise InvalidConfig("horizon", horizon, "above 0")
         super().__init__(catalogue)
-        self._keep = np.array([fast, slow])
-        self._gain = (1 - self._keep) / 2
-        self._horizon = horizon
-        self._rates: NDArray[np.float64] = np.full((catalogue.size, 2), _NO_CHANCE)
+        self.keep = np.array([fast, slow])
+        self.gain = (1 - self.keep) / 2
+        self.horizon = horizon
+        self._rates: NDArray[np.float64] = np.full((catalogue.size, 2), NO_CHANCE)
         self._layer = catalogue.layers - 1
         step = np.log(horizon / (1 + horizon)) / catalogue.layers
         turns = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
-        self._discounts: NDArray[np.float64] = np.exp(step * turns)
+        self.discounts: NDArray[np.float64] = np.exp(step * turns)
         self._expected: NDArray[np.float64] = np.full(catalogue.size, np.nan)
         self._expecting = False
         self._host_target = HostTarget(catalogue) if host else None
@@ -64,13 +64,13 @@ class NextUse(RankingPolicy):
 
     def on_step_started(self, step: Step) -> None:
         if self._host_target is not None:
-            self.target = self._host_target.of(self._rates.sum(axis=1), 2 * _NO_CHANCE, self.target)
+            self.target = self._host_target.of(self._rates.sum(axis=1), 2 * NO_CHANCE, self.target)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._layer = routing.layer
         span = self.catalogue.spans[routing.layer]
-        self._rates[span] *= self._keep
-        self._rates[routing.experts] += self._gain
+        self._rates[span] *= self.keep
+        self._rates[routing.experts] += self.gain
         if self._expecting:
             self._expected[span] = np.nan
 
@@ -90,4 +90,4 @@ class NextUse(RankingPolicy):
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
         chance = self._rates.sum(axis=1)
         soon = np.where(np.isnan(self._expected), chance, self._expected) if self._expecting else chance
-        return (soon + self._horizon * chance) * self._discounts[self._layer], None
+        return (soon + self.horizon * chance) * self.discounts[self._layer], None

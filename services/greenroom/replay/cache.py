@@ -6,6 +6,7 @@ is not carried out. What that gains is a matter of time: see ``greenroom.replay.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import BudgetTooSmall
-from greenroom.policies.arrays import NO_KEYS, Keys, Mask
+from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.belady import belady
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import (
@@ -142,6 +143,13 @@ class ReplayCache:
         return size * len(experts) if size is not None else int(self.catalogue.bytes_of[experts].sum())
 
 
+def check_budget(catalogue: Catalogue, budget_bytes: int) -> None:
+    """Raises BudgetTooSmall where it does not hold what a router picks for a row."""
+    least = int((catalogue.top_k * catalogue.bytes_of[catalogue.first[:-1]]).max())
+    if budget_bytes < least:
+        raise BudgetTooSmall(f"a layer's router picks experts of {least} bytes; the budget is {budget_bytes}")
+
+
 def replay(
     policy: ExpertPolicy,
     steps: Iterable[TraceStep],
@@ -157,9 +165,7 @@ def replay(
     experts do not fit.
     """
     catalogue, hooks = policy.catalogue, policy.hooks
-    least = int((catalogue.top_k * catalogue.bytes_of[catalogue.first[:-1]]).max())
-    if budget_bytes < least:
-        raise BudgetTooSmall(f"a layer's router picks experts of {least} bytes; the budget is {budget_bytes}")
+    check_budget(catalogue, budget_bytes)
     cache = ReplayCache(policy, budget_bytes)
     layers = range(catalogue.layers)
     entered, done = "on_layer_entered" in hooks, "on_layer_done" in hooks
@@ -200,8 +206,7 @@ def optimum(catalogue: Catalogue, steps: Iterable[TraceStep], budgets: Iterable[
 
     Nothing is held for the rest of its layer, so it bounds every policy from above.
     """
-    listed = list(groups(catalogue, steps))
-    accesses = np.concatenate(listed) if listed else NO_KEYS
+    accesses = np.fromiter(itertools.chain.from_iterable(groups(catalogue, steps)), dtype=np.int64)
     results = {}
     for slots in budgets:
         hits = int(np.count_nonzero(belady(accesses, slots)))

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.arrays import Counts, Keys
+from greenroom.policies.arrays import Counts
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Phase
 
 if TYPE_CHECKING:
     from greenroom.replay.trace import RoutingTrace
+
+
+NO_KEY = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,20 +51,25 @@ def as_recorded(trace: RoutingTrace, step: Counts, tokens: int | None) -> Iterat
     return _as_recorded(trace, step, trace.tokens if tokens is None else tokens)
 
 
-def groups(catalogue: Catalogue, steps: Iterable[TraceStep]) -> Iterator[Keys]:
-    """The distinct experts that each layer of each step uses, as keys of ``catalogue``, in the order in which they
-    count as used: as recorded where a step has one row, else ascending.
+def keys_by_layer(catalogue: Catalogue, steps: Iterable[TraceStep]) -> Iterator[list[list[int]]]:
+    """For each step the distinct experts that each of its layers uses, as keys of ``catalogue``, in the order in which
+    they count as used: as recorded where a step has one row, else ascending.
     """
-    spans = list(zip(catalogue.first[:-1].tolist(), catalogue.experts_per_layer.tolist(), strict=True))
+    first, width = catalogue.first[:-1, None], catalogue.experts_per_layer[:, None]
     for step in steps:
-        if len(step.picks) == 1:
-            keys = step.picks[0].astype(np.int64)
-            for (first, width), picks in zip(spans, keys, strict=True):
-                yield picks[picks < width] + first
-            continue
-        for layer, (first, width) in enumerate(spans):
-            present = np.bincount(step.picks[:, layer].ravel(), minlength=width)[:width]
-            yield present.nonzero()[0] + first
+        picks = step.picks.astype(np.int64)
+        real = picks < width
+        keys = np.where(real, picks + first, NO_KEY)
+        if len(keys) == 1:
+            layers = keys[0].tolist()
+        else:
+            layers = [sorted(set(layer)) for layer in keys.swapaxes(0, 1).reshape(catalogue.layers, -1).tolist()]
+        yield layers if real.all() else [[key for key in layer if key != NO_KEY] for layer in layers]
+
+
+def groups(catalogue: Catalogue, steps: Iterable[TraceStep]) -> Iterator[list[int]]:
+    """The layers of ``keys_by_layer``, one after the other."""
+    return itertools.chain.from_iterable(keys_by_layer(catalogue, steps))
 
 
 def _of_single_rows(
