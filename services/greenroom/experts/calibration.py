@@ -8,7 +8,6 @@ unless another is clearly better: a second thread is not worth noise.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 import random
@@ -28,6 +27,7 @@ from greenroom.core.units import MIB, format_bytes
 from greenroom.experts.arena import Arena
 from greenroom.experts.carriers import DiskReads
 from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.file_lock import file_lock
 from greenroom.experts.mover import Job, Mover, Outbox
 from greenroom.experts.pack import PackFile
 from greenroom.policies.catalogue import Catalogue
@@ -47,7 +47,6 @@ CLEARLY = 1.08
 
 LEAST_ROUNDS = 3
 _LOCK_WAIT_S = 2 * BUDGET_S
-_LOCK_POLL_S = 0.05  # flock can not be waited for with a deadline
 _READ_TIMEOUT_S = 30.0
 
 SIMPLEST = ReadSettings()
@@ -319,25 +318,9 @@ def _save(path: Path, profile: MeasuredLink) -> None:
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """One process measures; one that waited too long, or can not lock, measures as well and disturbs nobody's result
-    but its own. The lock is a file of its own and goes with its holder.
+    but its own.
     """
-    try:
-        fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError:
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            held.enter_context(file_lock(path.with_suffix(".lock"), _LOCK_WAIT_S))
         yield
-        return
-    try:
-        until = time.monotonic() + _LOCK_WAIT_S
-        while not _try_lock(fd) and time.monotonic() < until:
-            time.sleep(_LOCK_POLL_S)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

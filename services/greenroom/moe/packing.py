@@ -8,7 +8,6 @@ inode: another start is instant, a changed file is read again and gives another 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
@@ -25,6 +24,7 @@ from tqdm import tqdm
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackError
 from greenroom.core.units import format_bytes
+from greenroom.experts.file_lock import file_lock
 from greenroom.experts.layout import DTYPES, PackLayer, PackManifest, RecordLayout
 from greenroom.experts.pack import FORMAT_VERSION, PackFile, PackWriter
 from greenroom.moe.checkpoint import Checkpoint
@@ -210,33 +210,19 @@ def _remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -> None
 
 @contextlib.contextmanager
 def _locked(path: Path, wait_s: float) -> Iterator[None]:
-    """Hold the lock file; it goes with its holder, so a process that was killed blocks nobody."""
+    """One packing of a model at a time, on this machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
+    still_packing = PackError(f"another packing of this model has not ended for {wait_s:.0f} s")
     if not _PACKING.acquire(timeout=wait_s):
-        raise _still_packing(wait_s)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        raise still_packing
     try:
-        while not _try_lock(fd):
-            if time.monotonic() > deadline:
-                raise _still_packing(wait_s)
-            time.sleep(_LOCK_POLL_S)
-        yield
+        with file_lock(path, deadline - time.monotonic(), _LOCK_POLL_S) as held:
+            if not held:
+                raise still_packing
+            yield
     finally:
-        os.close(fd)
         _PACKING.release()
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _still_packing(wait_s: float) -> PackError:
-    return PackError(f"another packing of this model has not ended for {wait_s:.0f} s")
 
 
 def _bar(what: str, nbytes: int, progress: bool | None) -> tqdm[Any]:

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackError
+from greenroom.experts import file_lock
 from greenroom.experts.pack import PackFile, PackWriter
 from greenroom.moe import packing
 from greenroom.moe.checkpoint import resolve
@@ -300,7 +301,7 @@ def test_two_processes_make_it_once(folder: Path, cache: Path, monkeypatch: pyte
     assert child.stdout is not None
     assert child.stdout.readline() == "writing\n"
     refused = threading.Event()
-    original = packing._try_lock
+    original = file_lock._try_lock
 
     def try_lock(fd: int) -> bool:
         got = original(fd)
@@ -308,7 +309,7 @@ def test_two_processes_make_it_once(folder: Path, cache: Path, monkeypatch: pyte
             refused.set()
         return got
 
-    monkeypatch.setattr(packing, "_try_lock", try_lock)
+    monkeypatch.setattr(file_lock, "_try_lock", try_lock)
     found: list[Path] = []
     with forbidden(monkeypatch, "_write", "_digest"):
         thread = threading.Thread(target=lambda: found.append(pack(folder, cache)))
