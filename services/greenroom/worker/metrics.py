@@ -31,6 +31,13 @@ class WorkerCollector(Collector):
         yield _counter("expert_prefetches", "Transfers begun before a layer needed them.", counters.prefetches)
         yield _counter("expert_prefetches_used", "Prefetches that a look-up met.", counters.prefetches_used)
         yield _counter("expert_prefetches_wasted", "Prefetches evicted unused.", counters.prefetches_wasted)
+        if engine.host is not None:
+            begun, used, wasted = (
+                counters.host_prefetches, counters.host_prefetches_used, counters.host_prefetches_wasted
+            )  # fmt: skip
+            yield _counter("expert_host_prefetches", "Transfers begun to the host tier and no further.", begun)
+            yield _counter("expert_host_prefetches_used", "Those of them that went on to the device.", used)
+            yield _counter("expert_host_prefetches_wasted", "Those of them that left the host unused.", wasted)
         yield _counter("expert_evictions", "Experts that left the device tier.", counters.evictions)
         yield _counter("expert_failed_transfers", "Transfers that failed.", counters.failed_transfers)
         yield _counter("expert_stall_seconds", "Time in which layers waited for transfers.", counters.stall_seconds)

@@ -1,31 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from greenroom.moe.checkpoint import Checkpoint, resolve
 from greenroom.moe.layers import model_class
 from greenroom.moe.loading import LoadedMoE, attach, load
 from greenroom.moe.packing import ensure_pack
 from tests.contract.families.sources import ScriptedExperts
+from tests.quiet_transformers import no_progress_bars as no_progress_bars
 from tests.random_checkpoints import save_random
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """Models as small as these are faster on one thread, and other tests may run beside."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    yield
-    transformers.utils.logging.enable_progress_bar()
-    torch.set_num_threads(threads)
 
 
 @dataclass

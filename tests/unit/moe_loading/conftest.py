@@ -1,24 +1,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
+from tests.quiet_transformers import no_progress_bars as no_progress_bars
 from tests.random_checkpoints import save_random
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    yield
-    transformers.utils.logging.enable_progress_bar()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,6 +104,6 @@ def test_what_is_expected_counts_in_the_place_of_the_next_turn_until_the_layer_h
 
 
 @pytest.mark.parametrize("options", [{"fast": 1.0}, {"slow": 0.0}, {"horizon": 0.0}])
-def test_next_use_refuses_rates_that_are_none(options: dict[str, float]) -> None:
+def test_next_use_refuses_rates_that_are_none(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig):
         NextUse(CATALOGUE, **options)
