@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKENS = 30_000
 DEFAULT_TIMED_TOKENS = 1_000
+ROWS_WORTH_A_PROCESS = 10_000
 
 
 @click.command()
@@ -69,6 +71,11 @@ DEFAULT_TIMED_TOKENS = 1_000
     type=float,
     help="Answer the policies' requests for predictions from the trace, with this recall.  [default: no answers]",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Cells of the tables replayed at a time, each in a process.  [default: one a core, where it pays]",
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
 @click.option(
     "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw them: .png, .svg or .pdf."
@@ -88,6 +95,7 @@ def replay(
     host_memory: str | None,
     host_link: str | None,
     recall: float | None,
+    jobs: int | None,
     json_file: Path | None,
     plot_file: Path | None,
 ) -> None:
@@ -135,13 +143,19 @@ def replay(
         belady=belady,
     )
     click.echo(report.heading(trace.name, sweep, size))
-    with tqdm(total=sweep.work, desc="replaying", unit="row", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
-        cells = list(sweep.cells(bar.update))
+    count = len(sweep.places)
+    with tqdm(total=count, desc="replaying", unit="cell", disable=not sys.stderr.isatty()) as bar:
+        cells = sweep.cells(jobs=jobs or _worthwhile_jobs(count * sweep.rows), finished=bar.update)
     click.echo("\n" + report.tables(sweep, cells, size))
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(trace.name, sweep, cells, size), indent=1) + "\n")
     if plot_file is not None:
         plot(sweep, cells, plot_file, title=f"{recorded.model or trace.name}: {cells[0].tokens:,} tokens")
+
+
+def _worthwhile_jobs(rows: int) -> int:
+    """A process for each core, as long as each has more to do than to start."""
+    return min(len(os.sched_getaffinity(0)), 1 + rows // ROWS_WORTH_A_PROCESS)
 
 
 def _at_once(text: str) -> int | None:

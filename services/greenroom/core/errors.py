@@ -7,10 +7,21 @@ escapes is a defect.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class GreenroomError(Exception):
     """Base of all errors that greenroom raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Between processes: ``args`` are not what the classes below are made with.
+        return _made_again, (type(self), self.args, dict(self.__dict__))
+
+
+def _made_again(kind: type[GreenroomError], args: tuple[Any, ...], state: dict[str, Any]) -> GreenroomError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidRequest(GreenroomError):

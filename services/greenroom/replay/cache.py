@@ -7,7 +7,7 @@ is not carried out. What that gains is a matter of time: see ``greenroom.replay.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,13 +156,11 @@ def replay(
     budget_bytes: int,
     *,
     tasks: tuple[str, ...] | None = None,
-    progress: Callable[[int], object] | None = None,
 ) -> ReplayResult:
     """Run every step's layers, ascending, through ``policy`` under a device budget.
 
     With one row in a step a layer's experts are used in the order recorded, with more in ascending order. ``tasks``:
-    of the trace's sequences. ``progress`` is told the rows of each step. Raises BudgetTooSmall where a layer's top-k
-    experts do not fit.
+    of the trace's sequences. Raises BudgetTooSmall where a layer's top-k experts do not fit.
     """
     catalogue, hooks = policy.catalogue, policy.hooks
     check_budget(catalogue, budget_bytes)
@@ -196,22 +194,17 @@ def replay(
                 policy.on_layer_done(step, layer)
         for sequence in traced.ended:
             policy.on_sequence_ended(sequence, SequenceEnd.FINISHED)
-        if progress is not None:
-            progress(len(traced.sequences))
     return cache.result
 
 
-def optimum(catalogue: Catalogue, steps: Iterable[TraceStep], budgets: Iterable[int]) -> dict[int, ReplayResult]:
-    """Belady's farthest next use over single accesses, for caches of so many experts: the most hits possible.
+def optimum(catalogue: Catalogue, steps: Iterable[TraceStep], slots: int) -> ReplayResult:
+    """Belady's farthest next use over single accesses, for a cache of so many experts: the most hits possible.
 
     Nothing is held for the rest of its layer, so it bounds every policy from above.
     """
     accesses = np.fromiter(itertools.chain.from_iterable(groups(catalogue, steps)), dtype=np.int64)
-    results = {}
-    for slots in budgets:
-        hits = int(np.count_nonzero(belady(accesses, slots)))
-        results[slots] = ReplayResult(len(accesses), hits, max(0, len(accesses) - hits - slots))
-    return results
+    hits = int(np.count_nonzero(belady(accesses, slots)))
+    return ReplayResult(len(accesses), hits, max(0, len(accesses) - hits - slots))
 
 
 def _single_row(catalogue: Catalogue, picks: NDArray[np.integer]) -> list[Keys]:

@@ -10,7 +10,7 @@ its policy, eviction by eviction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,15 +40,14 @@ def count_hits(
     budget_bytes: int,
     *,
     tasks: tuple[str, ...] | None = None,
-    progress: Callable[[int], object] | None = None,
 ) -> ReplayResult:
-    """What ``replay`` counts for this policy, which must be new and is used up. Arguments and errors are those there."""
+    """What ``replay`` counts for this policy, which must be new, and is used up. Arguments and errors are the same."""
     rule = rule_of(policy)
     size = policy.catalogue.record_bytes
     if rule is None or size is None or budget_bytes // size < int(policy.catalogue.experts_per_layer.max()):
-        return replay(policy, steps, budget_bytes, tasks=tasks, progress=progress)
+        return replay(policy, steps, budget_bytes, tasks=tasks)
     check_budget(policy.catalogue, budget_bytes)
-    return _count(rule, keys_by_layer(policy.catalogue, _watched(steps, progress)), budget_bytes // size)
+    return count(rule, keys_by_layer(policy.catalogue, steps), budget_bytes // size)
 
 
 def rule_of(policy: ExpertPolicy) -> Rule | None:
@@ -85,7 +84,8 @@ class Rule(ABC):
         """``group`` is used, which brings in those of it that are ``missing``: so many leave, and none of the group."""
 
 
-def _count(rule: Rule, steps: Iterable[list[Group]], slots: int) -> ReplayResult:
+def count(rule: Rule, steps: Iterable[list[Group]], slots: int) -> ReplayResult:
+    """Run ``steps``, each of them the groups of all layers, through a cache of so many slots that starts empty."""
     resident: set[int] = set()
     free, lookups, misses, evictions = slots, 0, 0, 0
     for layers in steps:
@@ -102,13 +102,6 @@ def _count(rule: Rule, steps: Iterable[list[Group]], slots: int) -> ReplayResult
                 misses += len(missing)
                 evictions += leaving
     return ReplayResult(lookups, lookups - misses, evictions)
-
-
-def _watched(steps: Iterable[TraceStep], progress: Callable[[int], object] | None) -> Iterable[TraceStep]:
-    for step in steps:
-        yield step
-        if progress is not None:
-            progress(len(step.picks))
 
 
 # -- rules by which a resident's rank changes with its use alone ---------------------------------------------------

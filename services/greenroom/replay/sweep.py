@@ -13,7 +13,9 @@ from greenroom.policies.belady import Belady, Future
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
-from greenroom.replay.cache import ReplayResult, optimum, replay
+from greenroom.replay.cache import ReplayResult, optimum
+from greenroom.replay.processes import in_processes
+from greenroom.replay.quick import count_hits
 from greenroom.replay.steps import TraceStep, groups
 from greenroom.replay.trace import RoutingTrace
 from greenroom.replay.trace_file import TraceError
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from greenroom.replay.timed import TimedReplay, TimedResult
 
 BELADY = "belady"
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class PolicySpec:
     """A policy by name, with its options; ``label`` is how it was written."""
 
     name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     label: str = ""
 
     @classmethod
@@ -56,6 +57,13 @@ class PolicySpec:
         policy = create_policy(BELADY, catalogue=catalogue, options={**self.options, "future": future})
         assert isinstance(policy, Belady)
         return policy
+
+
+OPTIMUM = PolicySpec(BELADY, label=BELADY)
+"""Replayed for hits it is held by nothing; with a link it is the engine under Belady's policy."""
+
+Place = tuple[int | None, PolicySpec, int]
+"""At once, policy, slots."""
 
 
 def slots_of(text: str, catalogue: Catalogue, expert_bytes: int | None, *, field: str = "budget") -> int:
@@ -115,7 +123,8 @@ class Cell:
 class Sweep:
     """Every policy under every budget (``slots``) at every concurrency (None: as recorded) on up to ``tokens`` rows.
 
-    With ``timed`` the engine runs on simulated links, else hits are counted alone. ``belady``: the optimum beside them.
+    With ``timed`` the engine runs on simulated links, else hits are counted alone. ``belady``: the optimum beside them,
+    in the place of a policy that is called so.
     """
 
     trace: RoutingTrace
@@ -133,49 +142,52 @@ class Sweep:
             spec.create(self.trace.catalogue(), lambda: iter(()))
 
     @property
-    def work(self) -> int:
-        """Rows to be replayed in all, as ``progress`` is told them."""
-        rows = self.trace.tokens if self.tokens is None else min(self.tokens, self.trace.tokens)
-        oracles = int(self.belady) + (len(self.slots) if self.belady and self.timed is not None else 0)
-        return rows * len(self.concurrency) * (len(self.policies) * len(self.slots) + oracles)
+    def rows(self) -> int:
+        """Rows that each cell replays."""
+        return self.trace.tokens if self.tokens is None else min(self.tokens, self.trace.tokens)
 
-    def steps(self, concurrent: int | None) -> Iterator[TraceStep]:
-        if concurrent is None:
-            return self.trace.recorded_steps(tokens=self.tokens)
-        return self.trace.steps(concurrent=concurrent, tokens=self.tokens)
+    @property
+    def places(self) -> list[Place]:
+        """Where its cells lie: of each concurrency the optimum first, then policy after policy."""
+        specs = dict.fromkeys(((OPTIMUM,) if self.belady else ()) + self.policies)
+        return [(concurrent, spec, slots) for concurrent in self.concurrency for spec in specs for slots in self.slots]
 
-    def cells(self, progress: Progress = lambda rows: None) -> Iterator[Cell]:
-        """One after the other; of each concurrency the optimum first. Raises BudgetTooSmall."""
-        for concurrent in self.concurrency:
-            if self.belady:
-                yield from self._optimum(concurrent, progress)
-            for spec in self.policies:
-                for slots in self.slots:
-                    yield self._cell(spec, slots, concurrent, progress)
+    def cells(self, *, jobs: int = 1, finished: Callable[[], object] = lambda: None) -> list[Cell]:
+        """All of them, in the order of ``places``: one after the other, or with ``jobs`` above 1 so many at a time, in
+        processes of their own. ``finished`` is called after each. Raises BudgetTooSmall; ProcessLost.
+        """
+        places = self.places
+        jobs = min(jobs, len(places))
+        if jobs > 1:
+            return in_processes(self.cell, places, jobs, finished)
+        cells = []
+        for place in places:
+            cells.append(self.cell(place))
+            finished()
+        return cells
 
-    def _cell(self, spec: PolicySpec, slots: int, concurrent: int | None, progress: Progress) -> Cell:
-        label = spec.label or spec.name
+    def cell(self, place: Place, go_on: Callable[[], object] = lambda: None) -> Cell:
+        """One of ``places``. ``go_on`` is called after each step; what it raises ends the cell."""
+        concurrent, spec, slots = place
+        timed = None
         if self.timed is not None:
-            policy = spec.create(self.timed.catalogue(), lambda: self.steps(concurrent))
-            result = self.timed.run(policy, self.steps(concurrent), slots, progress=progress)
-            return Cell(label, slots, concurrent, result.tokens, result.cache, result)
-        policy = spec.create(self.trace.catalogue(), lambda: self.steps(concurrent))
-        rows = 0
+            policy = spec.create(self.timed.catalogue(), lambda: self._steps(place, go_on))
+            timed = self.timed.run(policy, self._steps(place, go_on), slots)
+        if self.belady and spec == OPTIMUM:
+            counted = optimum(self.trace.catalogue(), self._steps(place, go_on), slots)
+        elif timed is not None:
+            counted = timed.cache
+        else:
+            policy = spec.create(self.trace.catalogue(), lambda: self._steps(place, go_on))
+            counted = count_hits(policy, self._steps(place, go_on), slots, tasks=self.trace.task)
+        return Cell(spec.label, slots, concurrent, self.rows, counted, timed)
 
-        def count(number: int) -> None:
-            nonlocal rows
-            rows += number
-            progress(number)
-
-        counted = replay(policy, self.steps(concurrent), slots, tasks=self.trace.task, progress=count)
-        return Cell(label, slots, concurrent, rows, counted)
-
-    def _optimum(self, concurrent: int | None, progress: Progress) -> Iterator[Cell]:
-        rows = sum(len(step.picks) for step in self.steps(concurrent))
-        best = optimum(self.trace.catalogue(), self.steps(concurrent), self.slots)
-        progress(rows)
-        for slots in self.slots:
-            timed = None
-            if self.timed is not None:
-                timed = self._cell(PolicySpec(BELADY), slots, concurrent, progress).timed
-            yield Cell(BELADY, slots, concurrent, rows, best[slots], timed)
+    def _steps(self, place: Place, go_on: Callable[[], object]) -> Iterator[TraceStep]:
+        concurrent = place[0]
+        if concurrent is None:
+            steps = self.trace.recorded_steps(tokens=self.tokens)
+        else:
+            steps = self.trace.steps(concurrent=concurrent, tokens=self.tokens)
+        for step in steps:
+            yield step
+            go_on()

@@ -6,7 +6,7 @@ it does; what is assumed is how long a link and a computation take.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Self
 
@@ -35,8 +35,6 @@ from greenroom.replay.steps import TraceStep
 from greenroom.replay.trace import RoutingTrace
 
 LINK_DEADLINE_S = 3600.0
-
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +175,13 @@ class TimedReplay:
         device_slots: int,
         *,
         resident: Sequence[int] = (),
-        progress: Progress | None = None,
     ) -> TimedResult:
         """Time and counts of ``steps`` under ``device_slots``, with ``resident`` brought in before, in this order.
 
-        Raises BudgetTooSmall as the engine does. ``progress`` is told the rows of each step.
+        Raises BudgetTooSmall as the engine does.
         """
         with TimedEngine(self, policy, device_slots, resident) as engine:
-            return engine.run(steps, progress)
+            return engine.run(steps)
 
 
 class TimedEngine:
@@ -210,15 +207,13 @@ class TimedEngine:
         self._engine = ExpertEngine(store, policy.catalogue, policy, config, hardware=self._hardware)
         self._engine.preload(resident)
 
-    def run(self, steps: Iterable[TraceStep], progress: Progress | None = None) -> TimedResult:
+    def run(self, steps: Iterable[TraceStep]) -> TimedResult:
         """Time and counts of these steps alone."""
         before, begin = _copy(self._engine.refresh_counters()), self._hardware.now()
         tokens = 0
         for step in steps:
             self._step(step)
             tokens += len(step.picks)
-            if progress is not None:
-                progress(len(step.picks))
         self._hardware.settle()
         return _result(tokens, self._hardware.now() - begin, before, self._engine.refresh_counters())
 

@@ -121,3 +121,10 @@ def test_ahead_wants_the_next_layers_the_nearest_first_and_only_in_place_of_late
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InvalidConfig):
         Belady(CATALOGUE, **options)  # type: ignore[arg-type]
+
+
+def test_a_future_can_be_told_in_lists() -> None:
+    future = Future.of_groups([[0, 1], [], [2]])
+
+    assert future.accesses.tolist() == [0, 1, 2]
+    assert future.starts.tolist() == [0, 2, 2, 3]

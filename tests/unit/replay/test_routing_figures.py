@@ -8,13 +8,14 @@ cache for all layers, empty at the start; all experts of the current group unevi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
-from greenroom.replay import RoutingTrace, optimum, replay
+from greenroom.replay import ReplayResult, RoutingTrace, TraceStep, count_hits, optimum, replay
 
 SLOTS = (96, 192, 256, 384)
 PUBLISHED = {
@@ -71,17 +72,44 @@ def test_hit_rates_are_the_published_ones_to_a_tenth_of_a_point(
     trace: RoutingTrace, policy: str, concurrent: int, slots: int, published: float
 ) -> None:
     options = OPTIONS.get((policy, concurrent), {})
-    expert_policy = create_policy(policy, catalogue=trace.catalogue(), options=options)
 
-    result = replay(expert_policy, trace.steps(concurrent=concurrent, tokens=30_000), slots)
+    result = counted(count_hits, trace, policy, options, concurrent, slots)
 
     # The published figures are rounded to a tenth.
     assert 100 * result.hit_rate == pytest.approx(published, abs=0.0501)
 
 
+@pytest.mark.parametrize(
+    ("policy", "concurrent", "slots"),
+    [
+        ("lru", 1, 384),
+        ("decayed", 8, 192),
+        ("next-use", 8, 256),
+        *(pytest.param(policy, 1, 192, marks=pytest.mark.full) for policy in ("lfu", "lfu-reset", "fifo", "next-use")),
+        pytest.param("neighbour-aware", 8, 384, marks=pytest.mark.full),
+    ],
+)
+def test_both_ways_count_the_same(trace: RoutingTrace, policy: str, concurrent: int, slots: int) -> None:
+    quick, plain = (counted(way, trace, policy, {}, concurrent, slots) for way in (count_hits, replay))
+
+    assert quick == plain
+
+
+def counted(
+    way: Callable[[ExpertPolicy, Iterator[TraceStep], int], ReplayResult],
+    trace: RoutingTrace,
+    policy: str,
+    options: Mapping[str, float],
+    concurrent: int,
+    slots: int,
+) -> ReplayResult:
+    expert_policy = create_policy(policy, catalogue=trace.catalogue(), options=options)
+    return way(expert_policy, trace.steps(concurrent=concurrent, tokens=30_000), slots)
+
+
 @pytest.mark.parametrize(("concurrent", "slots"), [(8, SLOTS), pytest.param(1, SLOTS, marks=pytest.mark.full)])
 def test_beladys_hit_rates_are_the_published_ones(trace: RoutingTrace, concurrent: int, slots: tuple[int, ...]) -> None:
-    results = optimum(trace.catalogue(), trace.steps(concurrent=concurrent, tokens=30_000), slots)
-
     for budget, published in zip(slots, BELADY[concurrent], strict=True):
-        assert 100 * results[budget].hit_rate == pytest.approx(published, abs=0.0501)
+        result = optimum(trace.catalogue(), trace.steps(concurrent=concurrent, tokens=30_000), budget)
+
+        assert 100 * result.hit_rate == pytest.approx(published, abs=0.0501)

@@ -57,21 +57,19 @@ def test_what_is_no_budget_is_refused(text: str, size: int | None) -> None:
 
 def test_every_cell_is_the_replay_of_its_own() -> None:
     sweep = sweep_of()
-    told = 0
+    finished: list[None] = []
 
-    def progress(rows: int) -> None:
-        nonlocal told
-        told += rows
+    cells = sweep.cells(finished=lambda: finished.append(None))
 
-    cells = list(sweep.cells(progress))
-
-    assert told == sweep.work == 90 * 2 * (2 * 2 + 1)
-    assert len(cells) == 2 * (2 + 1) * 2
+    assert len(finished) == len(sweep.places) == len(cells) == 2 * (2 + 1) * 2
+    assert [(cell.concurrent, cell.policy, cell.slots) for cell in cells] == [
+        (concurrent, spec.label, slots) for concurrent, spec, slots in sweep.places
+    ]
     for cell in cells:
         assert cell.concurrent is not None
         steps = TRACE.steps(concurrent=cell.concurrent)
         if cell.policy == BELADY:
-            assert cell.cache == optimum(TRACE.catalogue(), steps, [cell.slots])[cell.slots]
+            assert cell.cache == optimum(TRACE.catalogue(), steps, cell.slots)
         else:
             name, options = ("lru", {}) if cell.policy == "lru" else ("decayed", {"decay": 0.9})
             policy = create_policy(name, catalogue=TRACE.catalogue(), options=options)
@@ -80,7 +78,7 @@ def test_every_cell_is_the_replay_of_its_own() -> None:
 
 
 def test_no_policy_beats_the_optimum() -> None:
-    cells = list(sweep_of(TRACE, "lru", "lfu", "fifo", "decayed", "belady", belady=True).cells())
+    cells = sweep_of(TRACE, "lru", "lfu", "fifo", "decayed", "belady:ahead=1").cells()
     best = {(cell.concurrent, cell.slots): cell.cache.hits for cell in reversed(cells) if cell.policy == BELADY}
 
     for cell in cells:
@@ -90,8 +88,10 @@ def test_no_policy_beats_the_optimum() -> None:
 def test_it_stops_after_so_many_tokens() -> None:
     sweep = sweep_of(tokens=25)
 
-    assert {cell.tokens for cell in sweep.cells()} == {25}
-    assert sweep.work == 25 * 2 * 5
+    for cell in sweep.cells():
+        assert cell.tokens == sweep.rows == 25
+        if cell.concurrent == 1:
+            assert cell.cache.lookups == 25 * 3 * 2
 
 
 def test_what_can_not_be_replayed_is_refused_before_anything_runs() -> None:
@@ -105,15 +105,9 @@ def test_what_can_not_be_replayed_is_refused_before_anything_runs() -> None:
 
 def test_with_a_link_every_cell_has_its_time() -> None:
     sweep = sweep_of(TRACE, "lru", tokens=30, timed=TIMED, concurrency=(3,))
-    rows = 0
 
-    def progress(number: int) -> None:
-        nonlocal rows
-        rows += number
+    cells = sweep.cells()
 
-    cells = list(sweep.cells(progress))
-
-    assert rows == sweep.work
     assert [cell.policy for cell in cells] == [BELADY, BELADY, "lru", "lru"]
     for cell in cells:
         assert cell.timed is not None
@@ -125,7 +119,7 @@ def test_with_a_link_every_cell_has_its_time() -> None:
 @pytest.mark.parametrize("timed", [None, TIMED])
 def test_the_tables_show_every_cell(timed: TimedReplay | None) -> None:
     sweep = sweep_of(TRACE, "lru", tokens=30, timed=timed, concurrency=(1, 3))
-    cells = list(sweep.cells())
+    cells = sweep.cells()
 
     text = report.tables(sweep, cells, 4096)
 
@@ -142,7 +136,7 @@ def test_the_tables_show_every_cell(timed: TimedReplay | None) -> None:
 
 def test_the_json_has_every_cell_flat() -> None:
     sweep = sweep_of(TRACE, "lru", tokens=30, timed=TIMED)
-    cells = list(sweep.cells())
+    cells = sweep.cells()
 
     document = json.loads(json.dumps(report.as_json("t.npz", sweep, cells, 4096)))
 
@@ -162,7 +156,7 @@ def test_the_picture_is_drawn(tmp_path: Path, timed: TimedReplay | None, ending:
     sweep = sweep_of(TRACE, "lru", tokens=20, timed=timed)
     path = tmp_path / f"hits.{ending}"
 
-    plot(sweep, list(sweep.cells()), path, title="a title")
+    plot(sweep, sweep.cells(), path, title="a title")
 
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
@@ -174,7 +168,7 @@ def test_the_picture_is_drawn(tmp_path: Path, timed: TimedReplay | None, ending:
 
 def test_a_picture_that_can_not_be_drawn_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = sweep_of(TRACE, "lru", tokens=20)
-    cells = list(sweep.cells())
+    cells = sweep.cells()
     with pytest.raises(PlotUnavailable, match=r"hits\.doc"):
         plot(sweep, cells, tmp_path / "hits.doc", title="")
     with pytest.raises(PlotUnavailable, match="absent"):
