@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.policies.batch_policy import BatchPolicy, FcfsBatching
@@ -72,4 +73,21 @@ def _create(field: str, known: Mapping[str, type[P]], name: str, options: Mappin
             if not allowed:
                 raise InvalidConfig(f"{field} option", option, f"{name} takes no options")
             raise UnknownName(f"option of {field} {name}", option, allowed)
+    if options:
+        hints = get_type_hints(policy.__init__)
+        for option, value in options.items():
+            _check_kind(option, value, get_args(hints[option]) or (hints[option],))
     return policy(*args, **options)
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "null"}
+
+
+def _check_kind(option: str, value: object, kinds: tuple[type, ...]) -> None:
+    """Raises InvalidConfig where a value, which may come out of a command line's JSON, is of none of the kinds."""
+    for kind in kinds:
+        if isinstance(value, bool) if kind is bool else isinstance(value, kind) and not isinstance(value, bool):
+            return
+        if kind is float and type(value) is int:
+            return
+    raise InvalidConfig(option, value, " or ".join(_KINDS.get(kind, f"a {kind.__name__}") for kind in kinds))

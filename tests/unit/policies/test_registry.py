@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from greenroom.core.errors import InvalidConfig, UnknownName
@@ -50,3 +52,41 @@ def test_an_unknown_option_is_answered_with_those_there_are() -> None:
         create_policy("lru", catalogue=CATALOGUE, options={"radius": 2})
     with pytest.raises(InvalidConfig, match="radius"):
         create_policy("neighbour-aware", catalogue=CATALOGUE, options={"radius": -2})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "allowed"),
+    [
+        ("look-ahead", "layers", "two", "a whole number"),
+        ("look-ahead", "layers", 1.5, "a whole number"),
+        ("look-ahead", "layers", True, "a whole number"),
+        ("look-ahead", "per_row", "3", "a whole number or null"),
+        ("look-ahead", "evict", "no", "true or false"),
+        ("next-layer", "retention", 3, "a word"),
+        ("next-use", "fast", "0.5", "a number"),
+        ("next-use", "fast", None, "a number"),
+        ("belady", "ahead", [1], "a whole number"),
+        ("belady", "future", 3, "a Future or null"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_with_what_is_allowed(
+    name: str, option: str, value: object, allowed: str
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        create_policy(name, catalogue=CATALOGUE, options={option: value})
+    assert option in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+def test_options_of_the_right_kind_are_taken() -> None:
+    create_policy("look-ahead", catalogue=CATALOGUE, options={"layers": 1, "least": 1, "per_row": None, "evict": False})
+    create_policy("next-layer", catalogue=CATALOGUE, options={"retention": "lfu"})
+    create_policy("next-use", catalogue=CATALOGUE, options={"fast": 0.5, "horizon": 2})
+
+
+@pytest.mark.parametrize("name", sorted(EXPERT_POLICIES))
+def test_every_policys_options_say_of_what_kind_they_are(name: str) -> None:
+    for parameter in inspect.signature(EXPERT_POLICIES[name]).parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            with pytest.raises(InvalidConfig, match=parameter.name):
+                create_policy(name, catalogue=CATALOGUE, options={parameter.name: object()})
