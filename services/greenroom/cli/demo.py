@@ -11,7 +11,12 @@ from greenroom.demo import bundled_model_path
 
 @click.group()
 def demo() -> None:
-    """Things made from the bundled model."""
+    """Things made from the bundled model.
+
+    \b
+    Example:
+      greenroom demo widen --expert-mib 11 /tmp/wide
+    """
 
 
 @demo.command()

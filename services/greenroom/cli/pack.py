@@ -36,6 +36,7 @@ def pack(
     Examples:
       greenroom pack mistralai/Mixtral-8x7B-Instruct-v0.1
       greenroom pack ./my-model --dtype bfloat16 --verify
+      greenroom pack ./my-model --measure                  the machine was busy when its disk was measured
     """
     from tqdm import tqdm
 
