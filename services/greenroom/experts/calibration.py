@@ -33,7 +33,7 @@ from greenroom.experts.pack import PackFile
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Reason, Tier
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 SMALL_PACK_BYTES = 128 * MIB
 """Below this a pack is read in a moment however it is read, and nothing is measured."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -11,6 +13,9 @@ from pathlib import Path
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB, format_bytes
 from greenroom.experts.layout import PAGE_BYTES, align
+
+HUGE_PAGE_BYTES = 2 * MIB
+"""Of x86-64, and of arm64 with 4 KiB pages."""
 
 AHEAD_READ_BYTES = 8 * MIB
 """The longest read of a record that no layer waits for yet: how long an on-demand fetch may find the disk busy."""
@@ -47,8 +52,20 @@ class ReadSettings:
 
 
 def page_aligned(nbytes: int) -> memoryview:
-    """Zeroed memory that starts on a page; pages that are never touched cost nothing."""
-    return memoryview(mmap.mmap(-1, align(max(nbytes, 1), PAGE_BYTES)))
+    """Zeroed memory that starts on a page; pages that are never touched cost nothing.
+
+    Where there is room for one it asks for huge pages: a direct read into them is a few long transfers instead of
+    thousands of single pages, twice as fast and without the processor time (docs/decisions/0016).
+    """
+    size = align(max(nbytes, 1), PAGE_BYTES)
+    if size < HUGE_PAGE_BYTES:
+        return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    region = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            region.madvise(mmap.MADV_HUGEPAGE)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(region)) % HUGE_PAGE_BYTES
+    return memoryview(region)[start : start + size]
 
 
 class DirectFile:

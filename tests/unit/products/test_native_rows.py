@@ -69,16 +69,33 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_threads(shape: tuple
 
 def test_threads_change_nothing() -> None:
     rows, weight = random(0, 5, 1024), random(1, 777, 1024)
+    experts = [(random(2 + e, 2 * 150, 1024) / 32, random(5 + e, 1024, 150)) for e in range(3)]
+    tokens, scales, starts = np.array([4, 0, 1, 1, 3]), np.linspace(0.1, 1, 5, dtype=np.float32), np.array([0, 2, 3, 5])
+    parts = {name: random(10 + n, 1024, 1024) for n, name in enumerate(("query", "key", "value", "output"))}
+    norms = {name: random(15 + n, 1024) for n, name in enumerate(("before", "after"))}
+    widths = dict.fromkeys(("query_width", "key_width", "value_width"), 1024)
+    of = AttentionWeights(hidden=1024, dim=64, before_epsilon=1e-6, after_epsilon=1e-6, **widths)
+    for name, tensor in (parts | norms).items():
+        setattr(of, name, tensor.data_ptr())
+    turns = random(20, 5, 64), random(21, 5, 64)
+
+    def everything() -> list[torch.Tensor]:
+        summed, stream = random(22, 5, 1024), random(23, 5, 1024)
+        native.experts(experts, starts, rows, tokens, scales, summed, add=True)
+        taken = native.before_attention(of, stream, *turns)
+        normed = native.after_attention(of, taken[2].view(5, 1024), stream)
+        return [native.linear(rows, weight), summed, *taken, stream, normed]
+
     before = torch.get_num_threads()
     results = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(native.linear(rows, weight))
+            results.append(everything())
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
 
 
 @given(

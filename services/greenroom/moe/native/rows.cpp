@@ -277,7 +277,7 @@ void greenroom_linear(const void *weights, const void *bias, const void *x, void
 void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
                        const void *x, const int64_t *tokens, const float *scales, void *out, int add, unsigned threads) {
   thread_local Scratch scratch, inner_scratch;
-  thread_local std::vector<Expert> experts;
+  std::vector<Expert> experts;  // not thread_local, as the lambdas below would then see every thread's own
   for (int64_t first = 0, last; first < count; first = last) {
     // As many experts at once as keep what lies between their two projections in the cache.
     for (last = first + 1; last < count && starts[last + 1] - starts[first] <= (int64_t)ROWS_TOGETHER; last++) {
