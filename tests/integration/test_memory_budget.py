@@ -30,13 +30,15 @@ ensure_pack(resolve(sys.argv[1]), cache_dir=Path(sys.argv[2]))
 """
 GENERATE = """
 from greenroom import LLM, SamplingParams
-with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory=sys.argv[3], max_running=8, tokens_per_step=128,
-         prefill_chunk=64, warm_start=False) as llm:
+with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory=sys.argv[3], policy=sys.argv[4], max_running=8,
+         tokens_per_step=128, prefill_chunk=64, warm_start=False) as llm:
     prompts = [[(7 * n + 3 * i) % 250 + 4 for i in range(40 + n)] for n in range(8)]
     llm.generate(prompts, SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True, logprobs=5))
     plan = llm.worker.plan
+    counters = llm.worker.experts.counters
     figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_bytes, "kv": plan.kv,
-               "all_experts": plan.experts * plan.slot_bytes, "evictions": llm.worker.experts.counters.evictions}
+               "all_experts": plan.experts * plan.slot_bytes, "evictions": counters.evictions,
+               "prefetches": counters.prefetches}
 """
 
 
@@ -63,12 +65,15 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_peak_memory_stays_within_what_was_announced(large: Path, tmp_path: Path) -> None:
     packing = run(PACK, str(large), str(tmp_path))
     assert packing["peak"] - packing["base"] < 120 * MIB, "packing holds an expert at a time, not the model"
-    quarter = run(GENERATE, str(large), str(tmp_path), "25%")
+    quarter = run(GENERATE, str(large), str(tmp_path), "25%", "next-use")
     assert quarter["all_experts"] > 400 * MIB
     assert quarter["experts"] <= quarter["all_experts"] / 4
     assert quarter["evictions"] > 0
     assert quarter["peak"] <= quarter["announced"]
     assert quarter["announced"] < quarter["base"] + 0.8 * quarter["all_experts"], "an announcement that says nothing"
-    resident = run(GENERATE, str(large), str(tmp_path), "100%")
+    ahead = run(GENERATE, str(large), str(tmp_path), "25%", "look-ahead")
+    assert ahead["prefetches"] > 0
+    assert ahead["peak"] <= ahead["announced"]
+    resident = run(GENERATE, str(large), str(tmp_path), "100%", "next-use")
     assert resident["peak"] <= resident["announced"]
     assert resident["peak"] - quarter["peak"] > 0.6 * quarter["all_experts"], "the budget is what made the difference"
