@@ -24,6 +24,10 @@ class State(IntEnum):
     RESIDENT = 2
 
 
+# Looked up a few times for every transfer: in Python 3.11 an enumeration's members are found slowly.
+_ABSENT, _LOADING, _RESIDENT = map(int, State)
+
+
 class LedgerError(GreenroomError):
     """A plan that would break an invariant of the ledger; nothing was changed. A defect, never bad input."""
 
@@ -60,31 +64,31 @@ class Ledger:
 
     def reserve(self, expert: int) -> int:
         """Give an absent expert a free slot, which its transfer will fill; returns the slot."""
-        if self.state[expert] != State.ABSENT:
+        if self.state[expert] != _ABSENT:
             raise LedgerError(f"expert {expert} is {State(self.state[expert]).name.lower()} already")
         if not self._free:
             raise LedgerError(f"no free slot for expert {expert}")
         slot = self._free.pop()
-        self.state[expert] = State.LOADING
+        self.state[expert] = _LOADING
         self.slot_of[expert] = slot
         return slot
 
     def arrived(self, expert: int) -> None:
         """Its transfer filled the slot."""
-        if self.state[expert] != State.LOADING:
+        if self.state[expert] != _LOADING:
             raise LedgerError(f"expert {expert} was not on its way")
-        self.state[expert] = State.RESIDENT
+        self.state[expert] = _RESIDENT
         self.resident[expert] = True
 
     def abandon(self, expert: int) -> None:
         """Its transfer failed or was given up; the slot is free again."""
-        if self.state[expert] != State.LOADING:
+        if self.state[expert] != _LOADING:
             raise LedgerError(f"expert {expert} was not on its way")
         self._release(expert)
 
     def evict(self, expert: int) -> None:
         """Free the slot of a resident expert."""
-        if self.state[expert] != State.RESIDENT:
+        if self.state[expert] != _RESIDENT:
             raise LedgerError(f"expert {expert} is {State(self.state[expert]).name.lower()}, not resident")
         if self._pins[expert]:
             raise LedgerError(f"expert {expert} is pinned")
@@ -109,13 +113,13 @@ class Ledger:
     def audit(self) -> None:
         """Raises LedgerError where an invariant does not hold."""
         held = np.flatnonzero(self.slot_of != NO_SLOT)
-        occupied = np.flatnonzero(self.state != State.ABSENT)
+        occupied = np.flatnonzero(self.state != _ABSENT)
         slots = np.sort(np.concatenate([self.slot_of[held], np.array(self._free, dtype=np.int64)]))
         if not np.array_equal(held, occupied):
             raise LedgerError("slots and states disagree")
         if not np.array_equal(slots, np.arange(self.slots)):
             raise LedgerError("a slot is lost, or held twice")
-        if not np.array_equal(self.resident, self.state == State.RESIDENT):
+        if not np.array_equal(self.resident, self.state == _RESIDENT):
             raise LedgerError("the resident set and the states disagree")
         if (self._pins < 0).any():
             raise LedgerError("a negative pin")
@@ -123,4 +127,4 @@ class Ledger:
     def _release(self, expert: int) -> None:
         self._free.append(int(self.slot_of[expert]))
         self.slot_of[expert] = NO_SLOT
-        self.state[expert] = State.ABSENT
+        self.state[expert] = _ABSENT

@@ -49,7 +49,8 @@ class NextUse(RankingPolicy):
         self.keep = np.array([fast, slow])
         self.gain = (1 - self.keep) / 2
         self.horizon = horizon
-        self._rates: NDArray[np.float64] = np.full((catalogue.size, 2), NO_CHANCE)
+        self._rates: NDArray[np.float64] = np.full((2, catalogue.size), NO_CHANCE)
+        self._chance: NDArray[np.float64] = self._rates[0] + self._rates[1]
         self._layer = catalogue.layers - 1
         step = np.log(horizon / (1 + horizon)) / catalogue.layers
         turns = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
@@ -64,13 +65,15 @@ class NextUse(RankingPolicy):
 
     def on_step_started(self, step: Step) -> None:
         if self._host_target is not None:
-            self.target = self._host_target.of(self._rates.sum(axis=1), 2 * NO_CHANCE, self.target)
+            self.target = self._host_target.of(self._chance, 2 * NO_CHANCE, self.target)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._layer = routing.layer
         span = self.catalogue.spans[routing.layer]
-        self._rates[span] *= self.keep
-        self._rates[routing.experts] += self.gain
+        rates = self._rates
+        rates[:, span] *= self.keep[:, None]
+        rates[:, routing.experts] += self.gain[:, None]
+        np.add(rates[0, span], rates[1, span], out=self._chance[span])
         if self._expecting:
             self._expected[span] = np.nan
 
@@ -88,6 +91,6 @@ class NextUse(RankingPolicy):
             self._expecting = False
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
-        chance = self._rates.sum(axis=1)
+        chance = self._chance
         soon = np.where(np.isnan(self._expected), chance, self._expected) if self._expecting else chance
         return (soon + self.horizon * chance) * self.discounts[self._layer], None

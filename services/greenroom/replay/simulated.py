@@ -194,6 +194,7 @@ class SimulatedMover(Mover):
         self._flows_from: dict[int, float] = {}  # by expert: when its bytes could flow at the earliest
         self._parts: list[tuple[float, int, _Part]] = []
         self._numbers = itertools.count()
+        self._changed_order = False  # since a free thread last looked for something to take
 
     @property
     def next_event(self) -> float:
@@ -203,6 +204,9 @@ class SimulatedMover(Mover):
     def settle(self) -> None:
         """Let everything come to pass that has by now, in order."""
         now = self._clock.now
+        if not self._changed_order and self.next_event > now:
+            self._settled = now
+            return
         while True:
             self._take_up()
             if self.next_event > now:
@@ -228,9 +232,11 @@ class SimulatedMover(Mover):
     def reprioritise(self, expert: int, priority: float) -> None:
         self.settle()
         super().reprioritise(expert, priority)
+        self._changed_order = True
 
     def withdraw(self, expert: int) -> Job | None:
         self.settle()
+        self._changed_order = True
         return super().withdraw(expert)
 
     def least_urgent(self) -> int | None:
@@ -247,6 +253,7 @@ class SimulatedMover(Mover):
 
     def _take_up(self) -> None:
         """Threads that are free take what there is."""
+        self._changed_order = False
         while len(self._parts) < self._carrier.threads and (chosen := self._choose()) is not None:
             begun = self._begin(chosen) if isinstance(chosen, Job) else chosen
             begun.taken += 1

@@ -108,20 +108,20 @@ class TracePredictions:
 
     def _layer(self, layer: int, picks: NDArray[np.integer]) -> NDArray[np.float64]:
         experts = int(self._catalogue.experts_per_layer[layer])
-        real = picks < experts
-        wanted = np.zeros((len(picks), experts + 1), dtype=np.bool_)
-        known = real & (self._random.random(picks.shape) < self._recall)
-        np.put_along_axis(wanted, np.where(known, picks, experts).astype(np.int64), True, axis=1)
+        known = self._random.random(picks.shape) < self._recall
         values = self._random.random((len(picks), experts)) / 2
-        # As many others as are missed: those of the highest values that no pick has.
+        rows, places = np.nonzero(picks < experts)
+        own = picks[rows, places]
+        named = np.zeros(values.shape, dtype=np.bool_)
+        named[rows, own] = known[rows, places]
+        missed = np.bincount(rows, weights=~known[rows, places], minlength=len(picks)).astype(np.int64)
         candidates = values.copy()
-        np.put_along_axis(candidates, np.where(real, picks, picks[:, :1] % experts).astype(np.int64), -1.0, axis=1)
-        ranked = np.argsort(-candidates, axis=1)
-        missed = (real & ~known).sum(axis=1)
-        wrong = np.zeros(values.shape, dtype=np.bool_)
-        np.put_along_axis(wrong, ranked, np.arange(experts) < missed[:, None], axis=1)
-        wrong &= candidates >= 0
-        return np.where(wanted[:, :experts] | wrong, 0.5 + values, values)
+        candidates[rows, own] = -1.0
+        # As many others as are missed: those of the highest values that no pick has.
+        for row in missed.nonzero()[0]:
+            others = np.argsort(-candidates[row])[: missed[row]]
+            named[row, others[candidates[row, others] >= 0]] = True
+        return values + 0.5 * named
 
 
 class SimulatedStore:

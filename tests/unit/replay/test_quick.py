@@ -35,6 +35,8 @@ RULES: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("decayed", {"decay": 1e-20}),  # sums are brought down every few uses
     ("next-use", {}),
     ("next-use", {"fast": 0.3, "slow": 0.999, "horizon": 2.7}),
+    ("next-use", {"host": True}),
+    ("decayed", {"host": True}),
     ("look-ahead", {}),
     ("look-ahead", {"retention": "lfu"}),
 ]
