@@ -136,7 +136,7 @@ def test_prompts_become_a_trace_and_a_trace_a_table(checkpoint: Path, tmp_path: 
 
     timed = run(
         "replay", str(out), "--budget", "50%", "--link", "1GiB/s,0.1ms", "--compute", "0.1ms", "--recall", "0.9",
-        "--policy", "look-ahead", "--concurrent", "recorded",
+        "--policy", "look-ahead", "--concurrent", "recorded", "--jobs", "2",
     )[0]  # fmt: skip
     for text in ("predicted tokens/s", "stall, ms a token", "recall 90%"):
         assert text in timed
@@ -194,6 +194,10 @@ def test_prompts_that_are_too_long_are_named_or_left_out(checkpoint: Path, tmp_p
         (("--link", "fast"), 1, "1.5GiB/s,0.2ms"),
         (("--link", "1GiB/s"), 1, "expert-bytes"),
         (("--recall", "0.5"), 2, "give --link"),
+        (("--jobs", "0"), 2, "--jobs"),
+        (("--plot", "absent/hits.png"), 1, "a folder that exists"),
+        (("--json", "absent/hits.json"), 1, "a folder that exists"),
+        (("--plot", "hits.doc"), 1, ".png, .svg, .pdf"),
         (("--link", "1GiB/s", "--expert-bytes", "1MiB", "--host-memory", "4MiB"), 2, "go together"),
         (("--link", "1GiB/s", "--expert-bytes", "1MiB", "--compute", "3"), 1, "0.3ms"),
     ],

@@ -15,12 +15,14 @@ from greenroom.core.errors import InvalidConfig
 if TYPE_CHECKING:
     from greenroom.experts.direct_io import ReadSettings
     from greenroom.replay.simulated import LinkProfile
+    from greenroom.replay.sweep import Sweep
     from greenroom.replay.timed import TimedReplay
     from greenroom.replay.trace import RoutingTrace
 
 DEFAULT_TOKENS = 30_000
 DEFAULT_TIMED_TOKENS = 1_000
 ROWS_WORTH_A_PROCESS = 10_000
+TIMED_ROWS_WORTH_A_PROCESS = 500
 
 
 @click.command()
@@ -29,9 +31,10 @@ ROWS_WORTH_A_PROCESS = 10_000
     "--policy",
     "policies",
     multiple=True,
-    default=("lru", "lfu", "decayed"),
+    default=("lru", "lfu", "decayed", "next-use"),
     show_default=True,
-    help="A policy, with options as in decayed:decay=0.999; may be given several times.",
+    help="A policy, with options as in decayed:decay=0.999; may be given several times. `all` is each that has a rule "
+    "for who leaves; with a link also those that fetch ahead.",
 )
 @click.option(
     "--budget",
@@ -39,7 +42,7 @@ ROWS_WORTH_A_PROCESS = 10_000
     multiple=True,
     default=("12.5%", "25%", "33.3%", "50%"),
     show_default=True,
-    help="Experts resident: a number, a share, or a size; may be given several times.",
+    help="Experts resident: a number (96), a share (25%) or a size (2GiB); may be given several times.",
 )
 @click.option(
     "--concurrent",
@@ -52,7 +55,12 @@ ROWS_WORTH_A_PROCESS = 10_000
 @click.option(
     "--tokens", type=int, help=f"Rows to replay, 0 for all.  [default: {DEFAULT_TOKENS}; timed {DEFAULT_TIMED_TOKENS}]"
 )
-@click.option("--belady/--no-belady", default=True, show_default=True, help="The optimum, which knows the future.")
+@click.option(
+    "--belady/--no-belady",
+    default=True,
+    show_default=True,
+    help="Beside them Belady's optimum, which knows what is to come.",
+)
 @click.option("--link", help="Predict times too, on a link of this speed and latency: 1.5GiB/s,0.2ms.")
 @click.option(
     "--calibration",
@@ -74,9 +82,10 @@ ROWS_WORTH_A_PROCESS = 10_000
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Cells of the tables replayed at a time, each in a process.  [default: one a core, where it pays]",
+    metavar="N",
+    help="Cells (a policy under a budget) replayed at a time, in processes.  [default: one a core, where it pays]",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures here.")
 @click.option(
     "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw them: .png, .svg or .pdf."
 )
@@ -101,8 +110,11 @@ def replay(
 ) -> None:
     """Replay TRACE, an .npz of recorded routing, under policies and budgets, without the model.
 
-    Hits are counted with one cache for all layers, empty at the start. With --link the engine itself runs on a
-    simulated link: its prefetches count, and the table shows the time that it would wait.
+    A table shows how many look-ups of an expert would find it in memory, of all policies under all budgets. Memory is
+    one cache for all layers, empty at the start, and nothing is fetched ahead.
+
+    With --link (or --calibration) the engine itself runs on a simulated link: its prefetches count, and further tables
+    show tokens/s and how long it would wait. --compute to --recall are for this alone.
 
     \b
     Examples:
@@ -116,10 +128,15 @@ def replay(
 
     from greenroom.core.units import parse_bytes
     from greenroom.replay import report
-    from greenroom.replay.plot import plot
-    from greenroom.replay.sweep import PolicySpec, Sweep, slots_of
+    from greenroom.replay.plot import check_plot, plot
+    from greenroom.replay.sweep import Sweep, slots_of, specs_of
     from greenroom.replay.trace import RoutingTrace
 
+    for option, file in (("json", json_file), ("plot", plot_file)):
+        if file is not None and not file.parent.is_dir():
+            raise InvalidConfig(option, str(file), "a file in a folder that exists")
+    if plot_file is not None:
+        check_plot(plot_file)
     recorded = RoutingTrace.load(trace)
     catalogue = recorded.catalogue()
     size = None if expert_bytes is None else parse_bytes(expert_bytes, field="expert-bytes")
@@ -135,7 +152,7 @@ def replay(
         tokens = DEFAULT_TOKENS if timed is None else DEFAULT_TIMED_TOKENS
     sweep = Sweep(
         trace=recorded,
-        policies=tuple(PolicySpec.parse(text) for text in dict.fromkeys(policies)),
+        policies=specs_of(policies, ahead=timed is not None),
         slots=tuple(sorted({slots_of(text, catalogue, size) for text in budgets})),
         concurrency=tuple(dict.fromkeys(_at_once(text) for text in concurrency)),
         tokens=tokens or None,
@@ -145,17 +162,18 @@ def replay(
     click.echo(report.heading(trace.name, sweep, size))
     count = len(sweep.places)
     with tqdm(total=count, desc="replaying", unit="cell", disable=not sys.stderr.isatty()) as bar:
-        cells = sweep.cells(jobs=jobs or _worthwhile_jobs(count * sweep.rows), finished=bar.update)
+        cells = sweep.cells(jobs=jobs or _worthwhile_jobs(sweep), finished=bar.update)
     click.echo("\n" + report.tables(sweep, cells, size))
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(trace.name, sweep, cells, size), indent=1) + "\n")
     if plot_file is not None:
-        plot(sweep, cells, plot_file, title=f"{recorded.model or trace.name}: {cells[0].tokens:,} tokens")
+        plot(sweep, cells, plot_file, title=f"{recorded.model or trace.name}: {sweep.rows:,} tokens")
 
 
-def _worthwhile_jobs(rows: int) -> int:
+def _worthwhile_jobs(sweep: Sweep) -> int:
     """A process for each core, as long as each has more to do than to start."""
-    return min(len(os.sched_getaffinity(0)), 1 + rows // ROWS_WORTH_A_PROCESS)
+    worth_one = ROWS_WORTH_A_PROCESS if sweep.timed is None else TIMED_ROWS_WORTH_A_PROCESS
+    return min(len(os.sched_getaffinity(0)), 1 + len(sweep.places) * sweep.rows // worth_one)
 
 
 def _at_once(text: str) -> int | None:

@@ -17,9 +17,23 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 
+KINDS = (".png", ".svg", ".pdf")
+
 
 class PlotUnavailable(GreenroomError):
     """There is nothing to draw with, or the file can not be written."""
+
+
+def check_plot(path: Path) -> None:
+    """Raises PlotUnavailable without matplotlib, or for a file of another kind: worth knowing before the long work."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise PlotUnavailable("matplotlib is not installed; plots are drawn with: pip install 'greenroom[plot]'") from (
+            error
+        )
+    if path.suffix.lower() not in KINDS:
+        raise PlotUnavailable(f"{path} can not be drawn: a plot's name ends in {', '.join(KINDS)}")
 
 
 def plot(sweep: Sweep, cells: Sequence[Cell], path: Path, *, title: str) -> None:
@@ -27,13 +41,10 @@ def plot(sweep: Sweep, cells: Sequence[Cell], path: Path, *, title: str) -> None
 
     Raises PlotUnavailable without matplotlib, for another kind of file, or where it can not be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise PlotUnavailable("matplotlib is not installed; plots are drawn with: pip install 'greenroom[plot]'") from (
-            error
-        )
+    check_plot(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     measures: list[tuple[str, Callable[[Cell], float]]] = [("hit rate, %", lambda cell: 100 * cell.cache.hit_rate)]
     if sweep.timed is not None:
         measures.append(("stall, ms a token", _stall))

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from greenroom.core.units import MIB, format_bytes
-from greenroom.replay.sweep import Cell, Sweep
+from greenroom.policies.prefetching import PrefetchingPolicy
+from greenroom.policies.registry import EXPERT_POLICIES
+from greenroom.replay.sweep import Cell, PolicySpec, Sweep
 
 
 def tables(sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | None) -> str:
@@ -47,6 +49,10 @@ def heading(name: str, sweep: Sweep, expert_bytes: int | None) -> str:
         f"{name}: {rows:,} of {trace.tokens:,} tokens; {trace.layers} layers × {_range(widths)} experts{size}, "
         f"top-{_range(top_k)}; one cache for all layers, empty at the start"
     ]
+    lines.append(f"columns: experts in memory, of {trace.catalogue().size}")
+    if sweep.belady:
+        lines[-1] += "; belady knows what is to come: "
+        lines[-1] += "no policy hits more" if sweep.timed is None else "none hits more that fetches on demand alone"
     if sweep.timed is not None:
         timed = sweep.timed
         compute = timed.compute
@@ -55,6 +61,12 @@ def heading(name: str, sweep: Sweep, expert_bytes: int | None) -> str:
             f"a layer and {1e3 * compute.expert_s:.3g} ms an expert; predictions "
             + ("not answered" if timed.recall is None else f"from the trace, recall {timed.recall:.0%}")
         )
+    ahead = [spec for spec in sweep.policies if issubclass(EXPERT_POLICIES[spec.name], PrefetchingPolicy)]
+    if ahead and sweep.timed is None:
+        lines.append(f"without --link nothing is fetched ahead: {_names(ahead)} shown as they are on demand alone")
+    asking = [spec for spec in ahead if EXPERT_POLICIES[spec.name].asks]
+    if asking and sweep.timed is not None and sweep.timed.recall is None:
+        lines.append(f"without --recall nothing is predicted: {_names(asking)} shown as they are on demand alone")
     return "\n".join(lines)
 
 
@@ -86,6 +98,10 @@ def as_json(name: str, sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | 
     }
 
 
+def _names(specs: Sequence[PolicySpec]) -> str:
+    return ", ".join(spec.label or spec.name for spec in specs)
+
+
 def at_once(concurrent: int | None) -> str:
     if concurrent is None:
         return "as recorded"
@@ -97,7 +113,7 @@ def _table(title: str, sweep: Sweep, cells: Sequence[Cell], show: Callable[[Cell
     by_place = {(cell.concurrent, cell.policy, cell.slots): cell for cell in cells}
     policies = list(dict.fromkeys(cell.policy for cell in cells))
     first = max(len(title), *(len(at_once(c)) for c in sweep.concurrency), *(len(policy) + 2 for policy in policies))
-    heads = [f"{slots} ({slots / experts:.0%})" for slots in sweep.slots]
+    heads = [f"{slots} ({100 * slots / experts:.3g}%)" for slots in sweep.slots]
     width = max(10, *(len(head) + 2 for head in heads))
     lines = [f"{title:<{first}}" + "".join(f"{head:>{width}}" for head in heads)]
     for concurrent in sweep.concurrency:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ from greenroom.core.units import parse_bytes
 from greenroom.policies.belady import Belady, Future
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.registry import create_policy
+from greenroom.policies.prefetching import PrefetchingPolicy
+from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.replay.cache import ReplayResult, optimum
 from greenroom.replay.processes import in_processes
 from greenroom.replay.quick import count_hits
@@ -57,6 +58,20 @@ class PolicySpec:
         policy = create_policy(BELADY, catalogue=catalogue, options={**self.options, "future": future})
         assert isinstance(policy, Belady)
         return policy
+
+
+def specs_of(texts: Iterable[str], *, ahead: bool) -> tuple[PolicySpec, ...]:
+    """What ``texts`` name, each once. ``all`` is every policy but Belady's oracle; without ``ahead`` those are left out
+    that fetch ahead of need. Raises InvalidConfig.
+    """
+    specs = []
+    for text in texts:
+        if text.strip() == "all":
+            named = (name for name, kind in EXPERT_POLICIES.items() if ahead or not issubclass(kind, PrefetchingPolicy))
+            specs += [PolicySpec(name, label=name) for name in named if name != BELADY]
+        else:
+            specs.append(PolicySpec.parse(text))
+    return tuple(dict.fromkeys(specs))
 
 
 OPTIMUM = PolicySpec(BELADY, label=BELADY)

@@ -14,7 +14,7 @@ from greenroom.replay import RoutingTrace, TraceError, report
 from greenroom.replay.cache import optimum, replay
 from greenroom.replay.plot import PlotUnavailable, plot
 from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.sweep import BELADY, PolicySpec, Sweep, slots_of
+from greenroom.replay.sweep import BELADY, PolicySpec, Sweep, slots_of, specs_of
 from greenroom.replay.timed import ComputeProfile, TimedReplay
 from tests.unit.replay.traces import trace_of
 
@@ -42,6 +42,30 @@ def test_a_policy_is_written_with_its_options() -> None:
     assert PolicySpec.parse("x:a=true,b=word").options == {"a": True, "b": "word"}
     with pytest.raises(InvalidConfig, match="OPTION=VALUE"):
         PolicySpec.parse("decayed:0.9")
+
+
+def test_all_is_every_policy_that_can_show_something() -> None:
+    on_demand = {"decayed", "fifo", "lfu", "lfu-reset", "lru", "neighbour-aware", "next-use"}
+    ahead = {"look-ahead", "next-layer", "top-k", "traced-top-k"}
+
+    assert {spec.name for spec in specs_of(["all"], ahead=False)} == on_demand
+    assert {spec.label for spec in specs_of(["all"], ahead=True)} == on_demand | ahead
+    assert [spec.label for spec in specs_of(["lru", "all", "lru", "lru:a=1"], ahead=False)].count("lru") == 1
+
+
+def test_the_heading_says_what_a_policy_can_not_show() -> None:
+    hits, timed = sweep_of(TRACE, "lru", "top-k", "look-ahead"), sweep_of(TRACE, "top-k", "look-ahead", timed=TIMED)
+
+    assert "without --link nothing is fetched ahead: top-k, look-ahead" in report.heading("t.npz", hits, None)
+    assert "without --recall nothing is predicted: look-ahead" in report.heading("t.npz", timed, 4096)
+    assert "without" not in report.heading("t.npz", sweep_of(TRACE, "lru"), None)
+
+
+def test_belady_by_name_is_the_optimum_that_is_there_already() -> None:
+    named, unnamed = sweep_of(TRACE, "belady", "lru"), sweep_of(TRACE, "lru")
+
+    assert named.places == unnamed.places
+    assert [spec.name for _, spec, _ in sweep_of(TRACE, "belady", slots=(6,), belady=False).places] == ["belady"] * 2
 
 
 @pytest.mark.parametrize(("text", "slots"), [("6", 6), ("25%", 6), ("100%", 24), ("40KiB", 10)])
