@@ -218,8 +218,8 @@ class ExpertPolicy(ABC):
         """Predictions and look-ups are from now on made with this version."""
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
-        """What the tier may hold. Told for every tier at the start; the engine changes none while it lives. Whoever does
-        asks ``victims`` next, for Reason.BUDGET, where it shrank.
+        """What the tier may hold. Told for every tier at the start; the engine changes none while it lives. Who changes
+        one asks ``victims`` next, for Reason.BUDGET, where it shrank.
         """
 
     # -- for subclasses --------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from greenroom.policies.events import LayerRouting, Phase, Step, Tier
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.host_target import HostTarget
 from greenroom.policies.registry import create_policy
+from greenroom.replay import RoutingTrace
+from greenroom.replay.simulated import LinkProfile
+from greenroom.replay.timed import ComputeProfile, TimedReplay
 from tests.unit.policies.bench import keys_of
 
 CATALOGUE = Catalogue.uniform("pool", layers=2, experts=6, top_k=2, expert_bytes=10)
@@ -87,3 +90,21 @@ def test_experts_of_different_sizes_are_counted_by_their_bytes() -> None:
     chosen = target.of(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), 0.0, None)
     assert chosen is not None
     assert np.flatnonzero(chosen.wanted).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["decayed", "next-use"])
+def test_where_the_disk_has_time_layers_wait_less(name: str) -> None:
+    """The engine on simulated links: a record takes a second from the disk, a layer computes for two."""
+    random = np.random.default_rng(4)
+    popularity = random.dirichlet(np.full(16, 0.6), 4)
+    rows = [[random.choice(16, 2, replace=False, p=0.95 * p + 0.05 / 16) for p in popularity] for _ in range(250)]
+    trace = RoutingTrace(np.array(rows, dtype=np.uint8), np.array([0, len(rows)]), 16)
+    replay = TimedReplay(
+        trace, 4096, LinkProfile(4096), ComputeProfile(layer_s=2.0), upload=LinkProfile(100 * 4096), host_slots=14
+    )
+
+    def stall(host: bool) -> float:
+        policy = create_policy(name, catalogue=replay.catalogue(), options={"host": host})
+        return replay.run(policy, trace.steps(), 12).stall_seconds
+
+    assert stall(True) < 0.9 * stall(False)
