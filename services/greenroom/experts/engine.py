@@ -198,6 +198,13 @@ class ExpertEngine:
     def _host_room(self, incoming: int) -> bool:
         return self._ahead.withdraw_from_host() or self._room.on_host(incoming)
 
+    def all_of(self, layer: int) -> list[ExpertWeights] | None:
+        return self._weights[layer] if self.listener is None and self._whole() else None
+
+    def ran(self, experts: int) -> None:
+        self.counters.lookups += experts
+        self.counters.hits += experts
+
     def _whole(self) -> bool:
         """Whether every expert is in RAM that computes. Then there is nothing to decide and nothing to wait for, and
         layers cost no bookkeeping: the policy is told of sequences and steps, not of layers.
@@ -214,8 +221,7 @@ class ExpertEngine:
     def _all_here(self, layer: int, picks: NDArray[np.int64]) -> list[tuple[int, ExpertWeights]]:
         weights = self._weights[layer]
         wanted = [expert for expert in sorted(set(picks.ravel().tolist())) if expert < len(weights)]
-        self.counters.lookups += len(wanted)
-        self.counters.hits += len(wanted)
+        self.ran(len(wanted))
         return [(expert, weights[expert]) for expert in wanted]
 
     # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------

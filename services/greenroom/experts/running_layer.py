@@ -97,11 +97,11 @@ class RunningLayer(AbstractContextManager[Arriving]):
                 unused[experts] = False
         return hits == len(experts)
 
-    def _of_residents(self, keys: list[int]) -> list[tuple[int, ExpertWeights]]:
+    def _of_residents(self, keys: list[int]) -> Arriving:
         """Everyone is here: nobody's slot is waited for, so all are released together at the end."""
-        first = self._first
-        weights = self._stage.tiers.weights(keys, self._routing.layer)
-        return list(zip([key - first for key in keys], weights, strict=True))
+        first, tiers = self._first, self._stage.tiers
+        here = zip([key - first for key in keys], tiers.weights(keys, self._routing.layer), strict=True)
+        return list(here) if tiers.in_ram else here  # a device may still be filling the last one
 
     def _landing(self, todo: dict[int, None], starved: bool, *, in_order: bool) -> Iterator[tuple[int, ExpertWeights]]:
         """Everyone of ``todo`` once it is here. Who has run loses its pin: at once where others wait for its slot, else

@@ -66,3 +66,16 @@ class PredictsFor(Protocol):
     def predicted(self, prediction: Prediction) -> None:
         """The answer to one; on the thread that owns the source."""
         ...
+
+
+@runtime_checkable
+class HoldsAll(Protocol):
+    """A source that may have all experts in memory that computes; then nothing need be asked layer by layer."""
+
+    def all_of(self, layer: int) -> list[ExpertWeights] | None:
+        """The weights of all experts of the layer, the same list while they stay; None: ask ``routed``."""
+        ...
+
+    def ran(self, experts: int) -> None:
+        """So many of them were picked."""
+        ...

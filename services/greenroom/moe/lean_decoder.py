@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from greenroom.moe.lean_block import LeanBlock, lean_block
 from greenroom.moe.native.rows import AttentionWeights, NativeRows
 from greenroom.moe.products import is_plain_rms_norm
 from greenroom.moe.ragged_attention import RaggedMask, RaggedStep
@@ -35,6 +36,7 @@ class _Layer(NamedTuple):
     attention: Any
     weights: AttentionWeights
     mlp: nn.Module
+    block: LeanBlock | None  # instead of ``mlp``
     scale: float
 
 
@@ -65,8 +67,11 @@ class LeanDecoder:
             for hook in layer.module._forward_pre_hooks.values():
                 hook(layer.module, ())
             normed = self.attention(layer, step, mask, hidden, cosines, sines)
-            out = layer.mlp(normed[None])
-            hidden += (out[0] if isinstance(out, tuple) else out).view(hidden.shape)
+            if layer.block is not None:
+                layer.block.add(normed, hidden)
+            else:
+                out = layer.mlp(normed[None])
+                hidden += (out[0] if isinstance(out, tuple) else out).view(hidden.shape)
         assert self._norm is not None
         if wanted.shape[0] < hidden.shape[0]:
             hidden = hidden[wanted]
@@ -143,7 +148,8 @@ def _layer_of(module: nn.Module, native: NativeRows) -> _Layer | None:
         if name != "output":
             setattr(weights, f"{name}_width", part.out_features)
     scale = getattr(attention, "scaling", None) or dim**-0.5
-    return _Layer(module, attention, weights, children[rest.pop()], scale)
+    mlp = children[rest.pop()]
+    return _Layer(module, attention, weights, mlp, lean_block(mlp, native), scale)
 
 
 def _norm_of(module: Any, native: NativeRows) -> _Norm | None:

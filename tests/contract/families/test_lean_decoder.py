@@ -13,6 +13,7 @@ from tests.contract.families.conftest import Pair, Pairs
 from tests.random_checkpoints import DECODER_ONLY, VOCAB_SIZE, wide_heads
 
 LEAN = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}
+LEAN_BLOCKS = LEAN - {"qwen2_moe"}  # that has a shared expert
 STEPS = 12
 
 
@@ -41,6 +42,8 @@ def test_which_families_have_one(pairs: Pairs, family: str) -> None:
     model = ragged(pairs, family)
     try:
         assert (model.lean is not None) == (family in LEAN)
+        if model.lean is not None:
+            assert {layer.block is not None for layer in model.lean._layers} == {family in LEAN_BLOCKS}
     finally:
         model.restore()
 

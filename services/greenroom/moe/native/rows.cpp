@@ -310,6 +310,64 @@ void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t co
   }
 }
 
+// A layer whose experts are all there: weights[e] as above, for each row of x[rows, hidden] its `k` experts in picks and
+// their scales. Their sum is added to stream[rows, hidden]. Returns how many experts there was work for.
+int64_t greenroom_all_experts(const int64_t *weights, int64_t count, const int64_t *picks, const float *scales, int64_t rows,
+                              int64_t k, int64_t hidden, int64_t inner, const void *x, void *stream, unsigned threads) {
+  std::vector<int64_t> starts(count + 1), tokens(rows * k), used, bounds{0};
+  std::vector<float> factors(rows * k);
+  for (int64_t n = 0; n < rows * k; n++) starts[picks[n] + 1]++;
+  for (int64_t e = 0; e < count; e++) {
+    if (starts[e + 1]) {
+      used.insert(used.end(), {weights[2 * e], weights[2 * e + 1]});
+      bounds.push_back(bounds.back() + starts[e + 1]);
+    }
+    starts[e + 1] += starts[e];
+  }
+  for (int64_t n = 0; n < rows * k; n++) {
+    int64_t at = starts[picks[n]]++;
+    tokens[at] = n / k;
+    factors[at] = scales[n];
+  }
+  std::vector<uint16_t> sum(rows * hidden);
+  const int64_t busy = bounds.size() - 1;
+  greenroom_experts(used.data(), bounds.data(), busy, hidden, inner, x, tokens.data(), factors.data(), sum.data(), 1, threads);
+  uint16_t *into = (uint16_t *)stream;
+  for (int64_t n = 0; n < rows * hidden; n++) into[n] = to_bf16(to_float(into[n]) + to_float(sum[n]));
+  return busy;
+}
+
+// A router that is one linear map: the `k` largest of softmax(weight[experts, hidden] · x) of each row, in descending
+// order, the first of equals first. The logits are bf16, their softmax fp32; divided by the sum of the picked where
+// `normalise`, and rounded to bf16 where `rounded`.
+void greenroom_route(const void *weight, const void *x, int64_t rows, int64_t hidden, int64_t experts, int64_t k,
+                     int normalise, int rounded, int64_t *picks, float *scales, unsigned threads) {
+  std::vector<uint16_t> logits(rows * experts);
+  greenroom_linear(weight, nullptr, x, logits.data(), rows, hidden, experts, threads);
+  spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) {
+    std::vector<float> shares(experts);
+    for (size_t r = begin; r < end; r++) {
+      const uint16_t *logit = &logits[r * experts];
+      float most = to_float(logit[0]), sum = 0, picked = 0;
+      for (int64_t e = 1; e < experts; e++) most = std::fmax(most, to_float(logit[e]));
+      for (int64_t e = 0; e < experts; e++) sum += shares[e] = std::exp(to_float(logit[e]) - most);
+      for (int64_t n = 0; n < k; n++) {
+        int64_t best = 0;
+        for (int64_t e = 1; e < experts; e++)
+          if (!(shares[e] <= shares[best])) best = e;
+        picks[r * k + n] = best;
+        picked += scales[r * k + n] = shares[best] / sum;
+        shares[best] = -1;
+      }
+      for (int64_t n = 0; n < k; n++) {
+        float &scale = scales[r * k + n];
+        if (normalise) scale /= picked;
+        if (rounded) scale = to_float(to_bf16(scale));
+      }
+    }
+  });
+}
+
 // Root-mean-square norm of x[rows, width] with a weight of its own, all bf16, computed in fp32.
 void greenroom_rms_norm(const void *x, const void *weight, void *out, int64_t rows, int64_t width, float epsilon) {
   norm_rows(x, weight, out, rows, width, epsilon, 1);

@@ -75,6 +75,18 @@ class NativeRows:
             *(pointer, pointer, pointer, ctypes.c_int, ctypes.c_uint),
         ]
         self._experts.restype = None
+        self._all_experts = library.greenroom_all_experts
+        self._all_experts.argtypes = [
+            *(pointer, count, pointer, pointer, count, count),
+            *(count, count, pointer, pointer, ctypes.c_uint),
+        ]
+        self._all_experts.restype = count
+        self._route = library.greenroom_route
+        self._route.argtypes = [
+            *(pointer, pointer, count, count, count, count),
+            *(ctypes.c_int, ctypes.c_int, pointer, pointer, ctypes.c_uint),
+        ]
+        self._route.restype = None
         self._rms_norm = library.greenroom_rms_norm
         self._rms_norm.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
         self._rms_norm.restype = None
@@ -150,6 +162,41 @@ class NativeRows:
             *(addresses.buffer_info()[0], starts.ctypes.data, len(weights), hidden, inner, rows.data_ptr()),
             *(tokens.ctypes.data, scales.ctypes.data, out.data_ptr(), add, self._threads(3 * hidden * inner)),
         )
+
+    def all_experts(
+        self,
+        addresses: NDArray[np.int64],
+        inner: int,
+        picks: torch.Tensor,
+        scales: torch.Tensor,
+        rows: torch.Tensor,
+        stream: torch.Tensor,
+    ) -> int:
+        """A layer whose experts are all in memory, ``addresses[E, 2]`` of their up and down: for each of ``rows[T, H]``
+        the sum over its ``picks[T, k]`` with ``scales[T, k]`` (fp32) is added to ``stream[T, H]``. Returns how many
+        experts that were. Each row is what ``experts`` makes of it.
+        """
+        (count, hidden), k = rows.shape, picks.shape[1]
+        busy: int = self._all_experts(
+            *(addresses.ctypes.data, len(addresses), picks.data_ptr(), scales.data_ptr(), count, k),
+            *(hidden, inner, rows.data_ptr(), stream.data_ptr(), self._threads(3 * hidden * inner)),
+        )
+        return busy
+
+    def route(
+        self, weight: torch.Tensor, rows: torch.Tensor, top_k: int, *, normalise: bool, rounded: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Picks ``[T, k]`` and their scales (fp32) by a router that is ``weight[E, H]`` and a softmax.
+
+        The largest first, of equal ones the first; ``normalise``: they add up to 1; ``rounded`` to bf16.
+        """
+        (count, hidden), experts = rows.shape, weight.shape[0]
+        picks, scales = torch.empty(count, top_k, dtype=torch.int64), torch.empty(count, top_k)
+        self._route(
+            *(weight.data_ptr(), rows.data_ptr(), count, hidden, experts, top_k),
+            *(normalise, rounded, picks.data_ptr(), scales.data_ptr(), self._threads(experts * hidden)),
+        )
+        return picks, scales
 
     def before_attention(
         self, of: AttentionWeights, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor

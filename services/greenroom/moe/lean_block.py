@@ -1,0 +1,133 @@
+"""A layer's router and experts without what their modules cost in Python.
+
+For blocks that are a router and experts, no more: the router one linear map, the softmax of it and the largest, as
+those of Mixtral, Qwen3-MoE and OLMoE. The picks are the router's up to rounding of its logits, as everything is that
+the compiled products compute; they are the same with any budget, since all steps come here. Where all experts stay in
+memory, the layer is two compiled calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from greenroom.experts.source import ExpertWeights, HoldsAll
+from greenroom.moe.native.rows import NativeRows
+from greenroom.moe.seats import Seat, seat_of
+
+_PROBES = 64
+_SAME_PICKS = 0.9
+"""Share of random rows whose picks must be the router's: logits that are equal in bf16 are common."""
+
+
+class LeanBlock:
+    """The same function as the block's own forward, added to the residual stream."""
+
+    def __init__(self, block: Any, native: NativeRows, *, normalise: bool, rounded: bool) -> None:
+        self._block = block
+        self._native = native
+        self._seat: Seat = seat_of(block.experts)
+        self._weight: torch.Tensor = block.gate.weight
+        self._top_k = int(block.gate.top_k)
+        self._normalise = normalise
+        self._rounded = rounded
+        self._inner = int(block.experts.intermediate_dim)
+        self._held: Sequence[ExpertWeights] | None = None
+        self._addresses: NDArray[np.int64] = np.empty((0, 2), dtype=np.int64)
+
+    def add(self, rows: torch.Tensor, stream: torch.Tensor) -> None:
+        """Adds what the block makes of the normalised ``rows[T, H]`` to ``stream[T, H]``."""
+        stage, source = self._seat.stage, self._seat.stage.source
+        masked = source is not None and source.allowed_experts(self._seat.layer) is not None
+        if masked or stage.on_router_logits is not None:
+            stream += self._block(rows[None])[0]
+            return
+        picks, scales = self.route(rows)
+        self.experts(rows, picks, scales, stream)
+
+    def route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Picks and scales ``[T, k]``."""
+        return self._native.route(self._weight, rows, self._top_k, normalise=self._normalise, rounded=self._rounded)
+
+    def experts(self, rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor, stream: torch.Tensor) -> None:
+        """Adds the picked experts' sum to ``stream[T, H]``."""
+        source = self._seat.stage.source
+        if isinstance(source, HoldsAll) and (held := source.all_of(self._seat.layer)) is not None:
+            if held is not self._held:
+                self._addresses = np.array([[tensor.data_ptr() for tensor in weights] for weights in held])
+                self._held = held
+            source.ran(self._native.all_experts(self._addresses, self._inner, picks, scales, rows, stream))
+        else:
+            stream += self._block.experts(rows, picks, scales)
+
+
+def lean_block(block: Any, native: NativeRows) -> LeanBlock | None:
+    """For a block of the usual build whose router comes out the same when tried; None: it goes through its modules."""
+    if {name for name, _ in block.named_children()} != {"gate", "experts"} or not _is_plain(block, native):
+        return None
+    gate: Any = block.gate
+    rows = torch.randn(_PROBES, gate.weight.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.inference_mode():
+        _, scales, picks = type(gate).forward(gate, rows)
+        rounded = scales.dtype is torch.bfloat16
+        for normalise in (False, True):
+            own = native.route(gate.weight, rows, gate.top_k, normalise=normalise, rounded=rounded)
+            if _agree(own, (picks, scales)) and _adds_nothing(block, rows, picks, scales):
+                return LeanBlock(block, native, normalise=normalise, rounded=rounded)
+    return None
+
+
+def _is_plain(block: Any, native: NativeRows) -> bool:
+    gate = block.gate
+    weight = getattr(gate, "weight", None)
+    return (
+        [name for name, _ in gate.named_parameters()] == ["weight"]
+        and not [*block.parameters(recurse=False), *block.buffers(recurse=False), *gate.buffers()]
+        and weight is not None
+        and weight.dtype is torch.bfloat16
+        and weight.device.type == "cpu"
+        and weight.ndim == 2
+        and weight.shape[1] % 2 == 0
+        and isinstance(getattr(gate, "top_k", None), int)
+        and seat_of(block.experts).native is native
+    )
+
+
+def _agree(own: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    (own_picks, own_scales), (picks, scales) = own, theirs
+    if own_picks.shape != picks.shape or own_scales.shape != scales.shape:
+        return False
+    same = (own_picks == picks).all(dim=1)
+    return bool(same.float().mean() >= _SAME_PICKS) and torch.allclose(
+        own_scales[same], scales[same].float(), rtol=2e-2, atol=1e-6
+    )
+
+
+def _adds_nothing(block: Any, rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor) -> bool:
+    """Whether the block's output is its experts' and nothing else, for what its router gives."""
+
+    def stand_in(rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        return rows * scales.sum(dim=-1, keepdim=True).to(rows.dtype) + picks[:, :1].to(rows.dtype)
+
+    with _replaced(block.experts, "forward", stand_in):
+        out = block(rows[None])
+    return torch.equal((out[0] if isinstance(out, tuple) else out).view(rows.shape), stand_in(rows, picks, scales))
+
+
+@contextmanager
+def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    own = vars(module).get(name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(module, name)
+        else:
+            setattr(module, name, own)

@@ -1,0 +1,212 @@
+"""Routers and blocks without their modules, against transformers' own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import nn
+from transformers import MixtralConfig, OlmoeConfig, Qwen3MoeConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, MixtralTopKRouter
+from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock, OlmoeTopKRouter
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
+
+from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.moe.experts_forward import IMPLEMENTATION
+from greenroom.moe.lean_block import LeanBlock, lean_block
+from greenroom.moe.native.rows import NativeRows, NativeUnavailable, native_rows
+from greenroom.moe.products import Grouped
+from greenroom.moe.seats import Seat, Stage, take_seat
+
+try:
+    native: NativeRows = native_rows()
+except NativeUnavailable as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+HIDDEN, INNER, EXPERTS, TOP_K = 64, 96, 8, 3
+_SIZES = {"hidden_size": HIDDEN, "num_experts_per_tok": TOP_K}
+BLOCKS: dict[str, tuple[Any, Any, Any]] = {
+    "mixtral": (
+        MixtralSparseMoeBlock, MixtralTopKRouter,
+        MixtralConfig(num_local_experts=EXPERTS, intermediate_size=INNER, **_SIZES),
+    ),
+    "qwen3_moe": (
+        Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter,
+        Qwen3MoeConfig(num_experts=EXPERTS, moe_intermediate_size=INNER, norm_topk_prob=True, **_SIZES),
+    ),
+    "olmoe": (
+        OlmoeSparseMoeBlock, OlmoeTopKRouter,
+        OlmoeConfig(num_experts=EXPERTS, intermediate_size=INNER, norm_topk_prob=False, **_SIZES),
+    ),
+}  # fmt: skip
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+class Holds:
+    """A source that has all experts; ``together``: and says so."""
+
+    def __init__(self, weights: list[ExpertWeights], *, together: bool) -> None:
+        self._weights = weights
+        self._together = together
+        self.picked = 0
+        self.allowed: NDArray[np.bool_] | None = None
+
+    def allowed_experts(self, layer: int) -> NDArray[np.bool_] | None:
+        return self.allowed
+
+    @contextlib.contextmanager
+    def routed(self, layer: int, picks: NDArray[np.int64]) -> Iterator[Arriving]:
+        wanted = np.unique(picks).tolist()
+        self.picked += len(wanted)
+        yield iter([(expert, self._weights[expert]) for expert in reversed(wanted)])
+
+    def all_of(self, layer: int) -> list[ExpertWeights] | None:
+        return self._weights if self._together else None
+
+    def ran(self, experts: int) -> None:
+        self.picked += experts
+
+
+def block_of(family: str, source: Any) -> Any:
+    kind, _, config = BLOCKS[family]
+    config._experts_implementation = IMPLEMENTATION
+    block = kind(config).bfloat16().eval()
+    with torch.no_grad():
+        block.gate.weight.copy_(random(5, EXPERTS, HIDDEN) / 4)
+    stage = Stage()
+    stage.source = source
+    take_seat(block.experts, Seat(0, stage, native))
+    return block
+
+
+def weights_of(seed: int) -> list[ExpertWeights]:
+    return [(random(seed + e, 2 * INNER, HIDDEN) / 8, random(seed + 50 + e, HIDDEN, INNER) / 8) for e in range(EXPERTS)]
+
+
+@pytest.mark.parametrize("family", sorted(BLOCKS))
+@torch.inference_mode()
+def test_a_router_picks_what_its_family_does(family: str) -> None:
+    _, kind, config = BLOCKS[family]
+    router = kind(config).bfloat16()
+    router.weight.copy_(random(1, EXPERTS, HIDDEN) / 4)
+    rows = random(2, 400, HIDDEN)
+    logits, scales, picks = router(rows)
+    own_picks, own_scales = native.route(
+        router.weight, rows, TOP_K, normalise=family != "olmoe", rounded=family != "mixtral"
+    )
+    ranked = logits.float().sort(dim=1, descending=True).values
+    clear = ((ranked[:, :TOP_K] - ranked[:, 1 : TOP_K + 1]) > ranked[:, :TOP_K].abs() * 2.0**-6).all(dim=1)
+    assert clear.float().mean() > 0.5
+    assert torch.equal(own_picks[clear], picks[clear])
+    assert torch.allclose(own_scales[clear], scales[clear].float(), rtol=2.0**-6)
+    assert torch.allclose(own_picks.sort(dim=1).values.diff(dim=1).clamp(max=1).float(), torch.ones(400, TOP_K - 1))
+
+
+@given(st.integers(1, 40), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_a_row_is_routed_alike_in_any_company(count: int, seed: int) -> None:
+    rows, weight = random(seed, count, HIDDEN), random(seed + 1, EXPERTS, HIDDEN)
+    picks, scales = native.route(weight, rows, TOP_K, normalise=True, rounded=False)
+    assert torch.allclose(scales.sum(dim=1), torch.ones(count))
+    assert (scales.diff(dim=1) <= 0).all()
+    for row in range(count):
+        alone = native.route(weight, rows[row : row + 1], TOP_K, normalise=True, rounded=False)
+        assert torch.equal(alone[0][0], picks[row])
+        assert torch.equal(alone[1][0], scales[row])
+
+
+def test_of_equal_experts_the_first_are_picked() -> None:
+    weight = torch.ones(EXPERTS, HIDDEN).bfloat16()
+    picks, scales = native.route(weight, random(0, 2, HIDDEN), TOP_K, normalise=True, rounded=False)
+    assert picks.tolist() == [[0, 1, 2]] * 2
+    assert torch.allclose(scales, torch.full((2, TOP_K), 1 / TOP_K))
+
+
+@given(st.integers(1, 60), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_all_experts_at_once_are_the_picked_ones_in_order(count: int, seed: int) -> None:
+    rows, stream, weights = random(seed, count, HIDDEN), random(seed + 1, count, HIDDEN), weights_of(seed)
+    picks, scales = native.route(random(seed + 2, EXPERTS, HIDDEN), rows, TOP_K, normalise=True, rounded=False)
+    grouped = Grouped.of(picks.numpy(), EXPERTS)
+    total = torch.zeros_like(rows)
+    factors = scales.numpy().T.reshape(-1)[grouped.order]
+    for expert, (_, start, end) in sorted(grouped.spans.items()):
+        own = grouped.tokens[start:end], factors[start:end]
+        native.experts([weights[expert]], np.array([0, end - start]), rows, *own, total, add=True)
+    addresses = np.array([[up.data_ptr(), down.data_ptr()] for up, down in weights])
+    expected = stream + total
+    assert native.all_experts(addresses, INNER, picks, scales, rows, stream) == len(grouped.spans)
+    assert torch.equal(stream, expected)
+
+
+@pytest.mark.parametrize("family", sorted(BLOCKS))
+@torch.inference_mode()
+def test_a_block_is_the_same_however_its_experts_come(family: str) -> None:
+    rows, weights = random(3, 9, HIDDEN), weights_of(9)
+    streams, picked = [], []
+    for together in (True, False):
+        source = Holds(weights, together=together)
+        lean = lean_block(block_of(family, source), native)
+        assert isinstance(lean, LeanBlock)
+        stream = random(4, 9, HIDDEN)
+        lean.add(rows, stream)
+        streams.append(stream)
+        picked.append(source.picked)
+    assert torch.equal(*streams)
+    assert picked[0] == picked[1] > 0
+    own = random(4, 9, HIDDEN) + block_of(family, Holds(weights, together=False))(rows[None])[0]
+    assert torch.allclose(streams[0].float(), own.float(), rtol=2.0**-5, atol=2.0**-5)
+
+
+@torch.inference_mode()
+def test_who_watches_or_masks_a_router_gets_the_module() -> None:
+    source = Holds(weights_of(9), together=True)
+    block = block_of("mixtral", source)
+    lean = lean_block(block, native)
+    assert lean is not None
+    asked: list[int] = []
+    block.gate.register_forward_hook(lambda *_: asked.append(1))
+    rows, stream = random(3, 2, HIDDEN), random(4, 2, HIDDEN)
+    lean.add(rows, stream)
+    assert not asked
+    source.allowed = np.ones((2, EXPERTS), dtype=np.bool_)
+    lean.add(rows, stream)
+    assert len(asked) == 1
+    source.allowed = None
+    lean._seat.stage.on_router_logits = lambda layer, logits: None
+    lean.add(rows, stream)
+    assert len(asked) == 2
+
+
+class _Scaled(MixtralSparseMoeBlock):  # type: ignore[misc]
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(hidden_states) * 2
+        return out
+
+
+class _ByBias(MixtralTopKRouter):  # type: ignore[misc]
+    def forward(self, hidden_states: torch.Tensor) -> Any:
+        logits, scales, picks = super().forward(hidden_states)
+        return logits, scales, picks.flip(1)
+
+
+def test_what_computes_otherwise_is_left_to_its_modules() -> None:
+    source = Holds(weights_of(9), together=True)
+    scaled, shared = block_of("mixtral", source), block_of("mixtral", source)
+    scaled.__class__ = _Scaled
+    assert lean_block(scaled, native) is None
+    shared.extra = nn.Linear(4, 4)
+    assert lean_block(shared, native) is None
+    other = block_of("mixtral", source)
+    other.gate.__class__ = _ByBias
+    assert lean_block(other, native) is None
