@@ -21,7 +21,9 @@ PARTS = (
 ``look-ahead``: the next layers' routers run early. ``loop``: the batch loop around, and the way to its thread.
 """
 
-_SOURCE_METHODS = ("step", "layer_entered", "allowed_experts", "routed", "take_request", "predicted")
+_SOURCE_METHODS = (
+    "step", "layer_entered", "allowed_experts", "routed", "all_of", "ran", "take_request", "predicted"
+)  # fmt: skip
 
 
 class Inside:
@@ -49,6 +51,9 @@ class Inside:
                 self._time(stage, "look_ahead", "look-ahead")
             if engine.model.lean is not None:  # then the modules' own attention is not what runs
                 self._time(engine.model.lean, "attention", "attention")
+                for block in filter(None, (layer.block for layer in engine.model.lean._layers)):
+                    self._time(block, "route", "router")
+                    self._time(block, "experts", "experts")
             for module in model.modules():
                 if id(module) in experts:
                     self._time(module, "forward", "experts")

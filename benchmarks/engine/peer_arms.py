@@ -31,9 +31,18 @@ class _GenerateArm:
         return {"implementation": self.model.config._experts_implementation}
 
     def run(
-        self, prompts: list[list[int]], lengths: list[int], concurrency: int = 1, implementation: str | None = None
+        self,
+        prompts: list[list[int]],
+        lengths: list[int],
+        concurrency: int = 1,
+        implementation: str | None = None,
+        threads: int | None = None,
     ) -> dict[str, Any]:
-        """``concurrency`` prompts a call, padded on the left; a call goes on for the longest of its lengths."""
+        """``concurrency`` prompts a call, padded on the left; a call goes on for the longest of its lengths.
+
+        ``threads``: None for all cores.
+        """
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         if implementation is not None:
             self.model.set_experts_implementation(implementation)
         reset_peak()

@@ -21,6 +21,9 @@ EIGHTH = "12%"
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 """transformers' own experts' implementations; each runs with sdpa attention."""
 
+IMPLEMENTATIONS_OF_MANY = ("eager", "grouped_mm")
+"""Of several prompts at once: ``batched_mm`` copies a row's experts for every token of every prompt."""
+
 CONCURRENCY = 8
 ORACLE_AHEAD_LAYERS = 12
 """How far the oracle that prefetches looks: about as many experts as a slow disk brings in a few steps."""
@@ -121,7 +124,9 @@ def shares_stage(model: Model, policy: str, scale: Scale, seconds: float) -> Sta
     """Resident beside transformers, then less and less; one request at a time and eight at once; instrumented."""
     arms = [_ours(SHARES, model, RESIDENT, "lru"), _ours(SHARES, model, RESIDENT, "lru", CONCURRENCY)]
     arms += [_peer(model, implementation) for implementation in IMPLEMENTATIONS]
-    arms += [_peer(model, "grouped_mm", CONCURRENCY)]
+    arms += [_peer(model, implementation, CONCURRENCY) for implementation in IMPLEMENTATIONS_OF_MANY]
+    if model.name == BUNDLED:  # so small that a second thread may cost more than it does
+        arms += [_peer(model, implementation, threads=1) for implementation in IMPLEMENTATIONS]
     for share in (THIRD, *(scale.shares if model.name == WIDENED else scale.other_shares)):
         arms.append(_ours(SHARES, model, share, policy, link=True))
         if model.name != BUNDLED and share in (EIGHTH, THIRD):
@@ -159,13 +164,16 @@ def bounded_stage(model: Model, policy: str, limits: Limits, scale: Scale, secon
         child = _child(model, share, policy, limit_bytes=limit, name=BOUNDED)
         row = Row(BOUNDED, model.name, GREENROOM, share, policy)
         arms.append(Arm(row, child, stream, warm_up, cold=cold))
-    peers: dict[str, dict[str, Any]] = {
-        "disk_offload": {"offload_folder": str(limits.offload_folder)},
-        "device_map": {"memory_bytes": limits.device_map_bytes, "scratch": str(limits.scratch)},
-    }
-    for system, settings in peers.items():
+    # What device_map keeps in RAM, the page cache that it reads the rest through lacks: all of it, or half.
+    whole, half = ({"memory_bytes": limits.device_map_bytes // n, "scratch": str(limits.scratch)} for n in (1, 2))
+    peers: list[tuple[str, str, dict[str, Any]]] = [
+        ("disk_offload", "", {"offload_folder": str(limits.offload_folder)}),
+        ("device_map", "", whole),
+        ("device_map", ", half cached", half),
+    ]
+    for system, how, settings in peers:
         child = ChildSpec.of(system, {"model": str(model.folder), **settings}, limit_bytes=limits.third)
-        row = Row(BOUNDED, model.name, system, policy=limits.implementation)
+        row = Row(BOUNDED, model.name, system, policy=limits.implementation + how)
         arms.append(Arm(row, child, stream, warm_up, {"implementation": limits.implementation}, cold=cold))
     return Stage(tuple(arms), scale.rounds, seconds)
 
@@ -220,8 +228,9 @@ def _policy_arm(stage: str, model: Model, policy: str, scale: Scale) -> Arm:
     return Arm(row, child, model.stream, model.stream, {"concurrency": 1, "link": True}, {"record": True})
 
 
-def _peer(model: Model, implementation: str, concurrency: int = 1) -> Arm:
-    row = Row(SHARES, model.name, PEER, RESIDENT, implementation, concurrency)
+def _peer(model: Model, implementation: str, concurrency: int = 1, threads: int | None = None) -> Arm:
+    policy = implementation if threads is None else f"{implementation}, {threads} thread"
+    row = Row(SHARES, model.name, PEER, RESIDENT, policy, concurrency)
     child = ChildSpec.of(PEER, {"model": str(model.folder)})
-    arguments = {"concurrency": concurrency, "implementation": implementation}
+    arguments = {"concurrency": concurrency, "implementation": implementation, "threads": threads}
     return Arm(row, child, model.stream, model.stream, arguments)

@@ -200,6 +200,7 @@ class Children:
 def _environment(threads: int | None) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     settings = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
+    settings["THP_MEM_ALLOC_ENABLE"] = "1"  # torch's weights in huge pages, as greenroom's arena is
     if threads is not None:
         settings["OMP_NUM_THREADS"] = str(threads)
     return {**os.environ, **settings}

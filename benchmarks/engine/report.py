@@ -139,7 +139,7 @@ def _panel(panel: Any, rows: Sequence[Row], model: str) -> None:
             panel.plot(100, speed.median, "s", fillstyle="none", label=f"transformers, {row.policy}")
         elif row.system in ("disk_offload", "device_map"):
             panel.axhline(speed.median, linestyle=":", color="C3" if row.system == "disk_offload" else "C4",
-                          label=f"accelerate {row.system}, a third's memory")  # fmt: skip
+                          label=f"accelerate {row.system}, {row.policy}, a third's memory")  # fmt: skip
     panel.set(title=model, xlabel="experts resident (%)", ylabel="tokens/s", xlim=(0, 105), ylim=(0, None))
     panel.legend(fontsize=7)
 

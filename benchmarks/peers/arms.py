@@ -81,6 +81,8 @@ def llama_cpp(python: str) -> Arm:
 
 def _run(command: Sequence[str], job: dict[str, Any], timeout_s: float, group: MemoryCgroup | None) -> dict[str, Any]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+    # Weights in huge pages for all: torch's allocations and those of the C library, where llama.cpp's are.
+    environment |= {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     try:
         done = subprocess.run(
             command, input=json.dumps(job), capture_output=True, text=True, cwd=ROOT, env=environment, timeout=timeout_s

@@ -158,9 +158,10 @@ class Mover:
 
     @property
     def waiting_ahead(self) -> int:
-        """Queued jobs bound for the device that no layer waits for."""
-        with self._changed:
-            return sum(job.bound is Tier.DEVICE for job in self._ahead.values())
+        """Queued jobs bound for the device that no layer waits for. Without the lock: a copy of a dict of a few is
+        taken whole, and what is begun meanwhile is counted once more at worst.
+        """
+        return sum(job.bound is Tier.DEVICE for job in tuple(self._ahead.values()))
 
     def put(self, job: Job) -> None:
         """Queue a job; bounded by the slots of its target, since each job holds one."""

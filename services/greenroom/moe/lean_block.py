@@ -8,9 +8,10 @@ memory, the layer is two compiled calls.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -58,13 +59,22 @@ class LeanBlock:
     def experts(self, rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor, stream: torch.Tensor) -> None:
         """Adds the picked experts' sum to ``stream[T, H]``."""
         source = self._seat.stage.source
-        if isinstance(source, HoldsAll) and (held := source.all_of(self._seat.layer)) is not None:
+        if _may_hold_all(source) and (held := source.all_of(self._seat.layer)) is not None:
             if held is not self._held:
                 self._addresses = np.array([[tensor.data_ptr() for tensor in weights] for weights in held])
                 self._held = held
             source.ran(self._native.all_experts(self._addresses, self._inner, picks, scales, rows, stream))
         else:
             stream += self._block.experts(rows, picks, scales)
+
+
+def _may_hold_all(source: object) -> TypeGuard[HoldsAll]:
+    return _has_all(type(source))  # type: ignore[arg-type]  # mypy takes classes for unhashable
+
+
+@functools.cache
+def _has_all(kind: type[Any]) -> bool:  # looking for a protocol's methods in every layer takes longer than the rest
+    return issubclass(kind, HoldsAll)
 
 
 def lean_block(block: Any, native: NativeRows) -> LeanBlock | None:

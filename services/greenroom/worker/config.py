@@ -9,6 +9,7 @@ from typing import Any
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.batch_policy import BatchLimits
+from greenroom.worker.machine import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -61,6 +62,8 @@ class WorkerConfig:
         _at_least_one("max_model_len", self.max_model_len)
         _at_least_one("max_waiting", self.max_waiting)
         _at_least_one("threads", self.threads)
+        if self.threads is not None and self.threads > _MOST_THREADS_A_CORE * usable_cores():
+            raise InvalidConfig("threads", self.threads, f"this process may use {usable_cores()} cores")
         if self.served_model_name == "":
             raise InvalidConfig("served_model_name", "", "give a name, or leave it out for the model's own")
         _ = self.limits(0)
@@ -78,6 +81,10 @@ class WorkerConfig:
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise InvalidConfig(name, value, f"allowed: {', '.join(allowed)}")
+
+
+_MOST_THREADS_A_CORE = 4
+"""More have never been faster, and a slip of the finger would start thousands."""
 
 
 def _at_least_one(name: str, value: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ from greenroom.worker.machine import gpu_memory, memory, resident_bytes, usable_
 from greenroom.worker.memory_plan import MemoryPlan, plan_memory
 from greenroom.worker.needs import needs_of
 from greenroom.worker.warm_start import ResidentSetFile, first_residents
+
+log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -109,6 +112,8 @@ class Worker:
     def _start_experts(self) -> ExpertEngine:
         catalogue = catalogue_of(self.pack.manifest)
         policy = create_policy(self.config.policy, catalogue=catalogue, options=self.config.policy_options)
+        if self.config.policy == "belady" and "future" not in self.config.policy_options:
+            log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
         slots = EngineConfig(device_slots=self.plan.device_slots, host_slots=self.plan.host_slots)
         self.link = load_or_measure(self.pack, on_measure=self._say)
         hardware = RealHardware(None if self.link is None else self.link.reads, self.accelerator)
