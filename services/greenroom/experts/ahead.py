@@ -85,16 +85,33 @@ class _Lane(ABC):
         self._counters = counters
         self._queue_ahead = queue_ahead
         self._refused: tuple[Prefetch | None, Target | None] = (None, None)
+        self._had: tuple[Prefetch | None, Target | None, int] = (None, None, 0)
 
     def pump(self, prefetch: Prefetch | None, target: Target | None, *, freed: bool) -> None:
         wants = prefetch, target
         if wants == (None, None) or (wants == self._refused and not freed):
+            return
+        standing = prefetch, target, self._departures()
+        if standing == self._had:
+            return
+        if (target is None or not target.drop_others) and not self._lacks_any(prefetch, target):
+            self._had = standing
             return
         accepted = prefetch is None or self._prefetches(prefetch)
         if accepted and target is not None:
             accepted = self._targets(target)
         if not accepted:
             self._refused = wants
+
+    def _lacks_any(self, prefetch: Prefetch | None, target: Target | None) -> bool:
+        absent = self._absent()
+        return (prefetch is not None and bool((prefetch.priority[absent] > 0).any())) or (
+            target is not None and bool(target.wanted[absent].any())
+        )
+
+    def _departures(self) -> int:
+        """As long as it stays, nobody has come to lack."""
+        return self._ledger.departures + self._tiers.device.departures
 
     def reorder(self, prefetch: Prefetch | None, target: Target | None) -> None:
         for key in np.flatnonzero((self._ledger.state == State.LOADING) & self._unused()).tolist():

@@ -41,6 +41,8 @@ class Ledger:
 
     def __init__(self, experts: int, slots: int) -> None:
         self.slots = slots
+        self.departures = 0
+        """How often anyone left, or did not come after all: while it stays, whoever is here or coming still is."""
         self.state: NDArray[np.uint8] = np.zeros(experts, dtype=np.uint8)
         self.slot_of: NDArray[np.int64] = np.full(experts, NO_SLOT, dtype=np.int64)
         self.resident: NDArray[np.bool_] = np.zeros(experts, dtype=np.bool_)
@@ -125,6 +127,7 @@ class Ledger:
             raise LedgerError("a negative pin")
 
     def _release(self, expert: int) -> None:
+        self.departures += 1
         self._free.append(int(self.slot_of[expert]))
         self.slot_of[expert] = NO_SLOT
         self.state[expert] = _ABSENT
