@@ -170,6 +170,7 @@ class LeastRecentNeighbours(_ByUse):
         self._around = [sorted(set(around)) for around in policy.neighbours.tolist()]
         self._own = [0] * policy.catalogue.size
         self._shared = [0] * policy.catalogue.size
+        self._here = bytearray(policy.catalogue.size)
 
     def _use(self, group: Group, missing: Group) -> Iterable[float]:
         rank, own, shared = self._rank, self._own, self._shared
@@ -179,9 +180,17 @@ class LeastRecentNeighbours(_ByUse):
                 shared[other] = time
         for expert in group:
             for other in self._around[expert]:
-                if rank[other] != self._never:
+                if self._here[other]:
                     rank[other] = shared[other] << _TIME_BITS | own[other]
+        for expert in missing:
+            self._here[expert] = True
         return [shared[expert] << _TIME_BITS | own[expert] for expert in group]
+
+    def _leave(self, group: Group, count: int) -> Group:
+        victims = super()._leave(group, count)
+        for victim in victims:
+            self._here[victim] = False
+        return victims
 
 
 class LeastFrequent(_ByUse):
