@@ -185,9 +185,7 @@ class ExpertEngine:
             return None
         return self.policy.row_mask(self._step, layer, self.device.resident)
 
-    def routed(
-        self, layer: int, picks: NDArray[np.int64]
-    ) -> AbstractContextManager[Arriving]:
+    def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         if self.listener is not None:
             self.listener.layer_routed(self._step, layer, picks)
         if self._whole():

@@ -76,9 +76,7 @@ class RaggedModel:
         """
         lengths = [len(chunk.tokens) for chunk in chunks]
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
-        positions = torch.cat(
-            [torch.arange(c.kv.length, c.kv.length + n) for c, n in zip(chunks, lengths, strict=True)]
-        )
+        positions = torch.tensor([chunk.kv.length + i for chunk in chunks for i in range(len(chunk.tokens))])
         ends = np.cumsum(lengths) - 1
         wanted = torch.as_tensor(ends[[chunk.wants_logits for chunk in chunks]], device=self.device)
         step = RaggedStep(chunks, self.device, self.attention, self.native)

@@ -2,7 +2,7 @@
 
 A forward gets the rows of all its sequences as one batch row ``[1, T]``. Everything but attention treats rows one
 by one anyway; attention comes here, through transformers' registries of attention functions and of masks, and is
-computed sequence by sequence by the family's own function (sdpa, or its ``eager_attention_forward``), or, of single
+computed sequence by sequence by the family's own function (sdpa, or its ``eager_attention_forward``), or, of few
 bf16 rows under sdpa, by one compiled call for all of them.
 
 What a row may see is asked of the family itself: its own mask function (causal, sliding window, chunked), that
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -50,11 +51,13 @@ class Chunk:
 class _Sight:
     """What a chunk's rows see of their sequence: the keys from ``first`` on, less what ``mask`` hides.
 
-    ``mask[1, 1, rows, keys]`` is True where a row sees a key; None: each row all keys up to its own.
+    ``mask[1, 1, rows, keys]`` is True where a row sees a key; None: each row all keys up to its own. ``causal``: so it
+    is, from the first key on, even if there is a mask that says the same.
     """
 
     first: int
     mask: torch.Tensor | None
+    causal: bool = False
 
 
 class RaggedMask:
@@ -113,7 +116,7 @@ class RaggedStep(KeysAndValues):
         self.device = device
         self.attention = attention
         self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._singles = SingleRows(chunks, native) if native is not None and attention == "sdpa" else None
+        self._row_wise = RowWise(chunks, native) if native is not None and attention == "sdpa" else None
 
     def causal_mask(self) -> RaggedMask:
         """The mask of plain causal attention: each row sees its sequence up to itself."""
@@ -138,8 +141,8 @@ class RaggedStep(KeysAndValues):
         """``[T, heads * value_dim]`` from ``[T, heads, dim]`` each, where ``mask`` is that of ``causal_mask`` and heads
         are as wide as the compiled attention takes them.
         """
-        if self._singles is not None and self._singles.all:
-            output = self._singles.attend(module.layer_idx, None, query, key, value, scale)  # type: ignore[arg-type]
+        if self._row_wise is not None and self._row_wise.takes_all:
+            output = self._row_wise.attend(module.layer_idx, None, query, key, value, scale)  # type: ignore[arg-type]
         else:
             # With heads before rows, as the modules have it.
             query, key, value = (part[None].transpose(1, 2) for part in (query, key, value))
@@ -169,12 +172,12 @@ class RaggedStep(KeysAndValues):
         eager = self.attention == "eager" or options.get("softcap") is not None
         output = None
         done: Collection[int] = ()
-        if self._singles is not None and not eager and expand is None:
-            done = self._singles.ready(mask.sights, query, keys, values, options)
+        if self._row_wise is not None and not eager and expand is None:
+            done = self._row_wise.ready(mask.sights, query, keys, values, options)
             if done:
                 q, k, v = (part[0].transpose(0, 1) for part in (query, keys, values))
-                firsts = [sight.first for sight in mask.sights]
-                output = self._singles.attend(layer, firsts, q, k, v, options.get("scaling"))[None]
+                firsts = {number: mask.sights[number].first for number in done}
+                output = self._row_wise.attend(layer, firsts, q, k, v, options.get("scaling"))[None]
                 if len(done) == len(self.chunks):
                     return output
         function = own_attention(module) if eager else sdpa_attention_forward
@@ -199,27 +202,36 @@ class RaggedStep(KeysAndValues):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
-class SingleRows:
-    """The chunks of a step that are one row, mostly those of sequences that decode: one compiled call a layer for all.
+_PAIRS_WORTH_A_PRODUCT = 4096
+"""Rows times keys from which a chunk's attention is faster as a product of matrices than row by row."""
+
+
+class RowWise:
+    """The chunks of a step that are one row or few, those of sequences that decode and short prompts: one compiled call
+    a layer for all their rows.
 
     A row's result does not depend on the others, so it is the same whatever else is in the step.
     """
 
     def __init__(self, chunks: Sequence[Chunk], native: NativeRows) -> None:
-        starts = np.cumsum([0, *(len(chunk.tokens) for chunk in chunks)])
         self._native = native
-        self._numbers = {number: None for number, chunk in enumerate(chunks) if len(chunk.tokens) == 1}
-        self._kvs = [chunks[number].kv for number in self._numbers]
-        self.all = len(self._numbers) == len(chunks)
+        self._spans: dict[int, range] = {}  # by chunk: its rows in the table
+        table: list[tuple[int, ...]] = []  # see NativeRows.attention
+        addresses: list[NDArray[np.int64]] = []
+        start = 0
+        for number, chunk in enumerate(chunks):
+            count, before, capacity = len(chunk.tokens), chunk.kv.length, chunk.kv.capacity
+            if count == 1 or count * (before + count) <= _PAIRS_WORTH_A_PRODUCT:
+                if before + count > capacity:
+                    raise ValueError(f"{before + count} rows do not fit into a reservation of {capacity}")
+                self._spans[number] = range(len(table), len(table) + count)
+                table += [(start + i, 0, 0, capacity, before + i, 0) for i in range(count)]
+                addresses += [chunk.kv.addresses] * count
+            start += count
+        self._table = np.array(table, dtype=np.int64).reshape(-1, 6)
+        self._addresses = np.stack(addresses, axis=1) if addresses else np.empty((0, 0, 2), dtype=np.int64)
+        self.takes_all = len(self._spans) == len(chunks)
         """Whether the step has no others."""
-        for kv in self._kvs:
-            if kv.length >= kv.capacity:
-                raise ValueError(f"{kv.length + 1} rows do not fit into a reservation of {kv.capacity}")
-        self._addresses = np.stack([kv.addresses for kv in self._kvs], axis=1) if self._kvs else None
-        self._rows = np.array(
-            [(starts[n], 0, 0, kv.capacity, kv.length, 0) for n, kv in zip(self._numbers, self._kvs, strict=True)],
-            dtype=np.int64,
-        )
 
     def ready(
         self,
@@ -229,42 +241,45 @@ class SingleRows:
         values: torch.Tensor,
         options: Mapping[str, Any],
     ) -> Collection[int]:
-        """The numbers of the chunks, where this layer's attention is one that the compiled call computes."""
+        """The numbers of the chunks whose attention in this layer is one that the compiled call computes."""
         wide = self._native.attention_granularity
         if (
-            not self._numbers
-            or query.dtype is not torch.bfloat16
+            query.dtype is not torch.bfloat16
             or query.device.type != "cpu"
             or keys.shape[3] % wide
             or values.shape[3] % wide
             or any(tensor.stride(3) != 1 for tensor in (query, keys, values))
             or any(isinstance(value, torch.Tensor) for name, value in options.items() if name != "position_ids")
-            or any(sights[number].mask is not None for number in self._numbers)
         ):
             return ()
-        return self._numbers.keys()
+        return {
+            number: None
+            for number, rows in self._spans.items()
+            if sights[number].causal or (len(rows) == 1 and sights[number].mask is None)
+        }
 
     def attend(
         self,
         layer: int,
-        firsts: Sequence[int] | None,
+        firsts: Mapping[int, int] | None,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         scale: float | None,
     ) -> torch.Tensor:
-        """``[T, heads, value_dim]``, of which the single rows are written, from ``[T, heads, dim]`` each.
+        """``[T, heads, value_dim]`` from ``[T, heads, dim]`` each.
 
-        ``firsts``: by chunk the first key to look at; None: every one the first of its sequence.
+        ``firsts``: for each chunk whose rows are to be written the first key that they look at; None: all that are
+        here, from the first key on.
         """
-        assert self._addresses is not None
-        self._rows[:, 1:3] = self._addresses[layer]
+        table, addresses = self._table, self._addresses[layer]
         if firsts is not None:
-            self._rows[:, 5] = [firsts[number] for number in self._numbers]
+            chosen = [row for number in firsts for row in self._spans[number]]
+            table, addresses = table[chosen], addresses[chosen]
+            table[:, 5] = [first for number, first in firsts.items() for _ in self._spans[number]]
+        table[:, 1:3] = addresses
         output = torch.empty(*query.shape[:2], values.shape[2], dtype=query.dtype)
-        self._native.attention(
-            query, keys, values, self._rows, output, query.shape[2] ** -0.5 if scale is None else scale
-        )
+        self._native.attention(query, keys, values, table, output, query.shape[2] ** -0.5 if scale is None else scale)
         return output
 
 
@@ -296,8 +311,9 @@ def _ragged_mask(mask_function: Callable[..., torch.Tensor], **kwargs: Any) -> R
 
 def _sight(mask_function: Callable[..., torch.Tensor], chunk: Chunk, device: torch.device) -> _Sight:
     before, rows = chunk.kv.length, len(chunk.tokens)
-    if mask_function is causal_mask_function and (rows == 1 or before == 0):
-        return _Sight(0, None)
+    causal = mask_function is causal_mask_function
+    if causal and (rows == 1 or before == 0):
+        return _Sight(0, None, causal)
     # On the CPU, whatever the device: the answer decides which slice is read.
     nothing = torch.zeros((), dtype=torch.int64)
     queries = torch.arange(before, before + rows)[:, None]
@@ -311,7 +327,7 @@ def _sight(mask_function: Callable[..., torch.Tensor], chunk: Chunk, device: tor
         plain = rows == 1 and bool(mask.all())
     if plain:
         return _Sight(first, None)
-    return _Sight(first, mask[None, None].to(device))
+    return _Sight(first, mask[None, None].to(device), causal)
 
 
 def _lower_triangle(rows: int, device: torch.device) -> torch.Tensor:

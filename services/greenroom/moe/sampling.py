@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -62,13 +63,16 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | Invalid
     tokens = logits.argmax(dim=-1, keepdim=True)  # a NaN counts as the largest
     best: list[float] = logits.gather(-1, tokens).squeeze(-1).tolist()
     greedy: list[int] = tokens.squeeze(-1).tolist()
-    return [_pick(logits[i], draw, greedy[i], best[i]) for i, draw in enumerate(draws)]
+    return [_pick(logits, i, draw, greedy[i], best[i]) for i, draw in enumerate(draws)]
 
 
-def _pick(row: torch.Tensor, draw: Draw, greedy: int, best: float) -> Picked | InvalidLogits:
-    if not np.isfinite(best):
+def _pick(logits: torch.Tensor, number: int, draw: Draw, greedy: int, best: float) -> Picked | InvalidLogits:
+    if not math.isfinite(best):
         return InvalidLogits(f"the model computed {best} as the largest logit of token {draw.position}")
     params = draw.params
+    if params.temperature == 0 and params.logprobs is None:
+        return Picked(greedy)
+    row = logits[number]
     token = greedy if params.temperature == 0 else _draw(row, params, uniform(draw.key, draw.position))
     return Picked(token, None if params.logprobs is None else _logprobs(row, token, params.logprobs))
 

@@ -72,9 +72,7 @@ def test_batched_products_never_run_on_several_prompts() -> None:
 def test_a_small_model_may_be_faster_on_one_thread() -> None:
     stage = plan.shares_stage(model(BUNDLED), "lfu", plan.Scale(), 60.0)
     threads = {arm.row.policy: arm.arguments["threads"] for arm in stage.arms if arm.row.system == "transformers"}
-    assert threads == dict.fromkeys(plan.IMPLEMENTATIONS) | {
-        f"{name}, 1 thread": 1 for name in plan.IMPLEMENTATIONS
-    }
+    assert threads == dict.fromkeys(plan.IMPLEMENTATIONS) | {f"{name}, 1 thread": 1 for name in plan.IMPLEMENTATIONS}
 
 
 def test_bounded_arms_are_of_the_announced_total_and_cold() -> None:

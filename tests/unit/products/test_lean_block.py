@@ -188,6 +188,19 @@ def test_who_watches_or_masks_a_router_gets_the_module() -> None:
     assert len(asked) == 2
 
 
+def test_near_ties_of_many_experts_do_not_hide_a_router() -> None:
+    """128 experts, eight a row: in half of all rows two of the picked have the same logit."""
+    config = Qwen3MoeConfig(
+        num_experts=128, num_experts_per_tok=8, hidden_size=HIDDEN, moe_intermediate_size=INNER, norm_topk_prob=True
+    )
+    block = Qwen3MoeSparseMoeBlock(config).bfloat16().eval()
+    for seed in range(5):
+        with torch.no_grad():
+            block.gate.weight.copy_(random(seed, 128, HIDDEN) / 8)
+        take_seat(block.experts, Seat(0, Stage(), native))
+        assert lean_block(block, native) is not None
+
+
 class _Scaled(MixtralSparseMoeBlock):  # type: ignore[misc]
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = super().forward(hidden_states) * 2

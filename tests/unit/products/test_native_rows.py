@@ -265,3 +265,33 @@ def test_attention_of_single_rows_is_sdpa_over_each_sequence(
         alone = torch.empty_like(out)
         native.attention(query, keys, values, at[i : i + 1], alone, scale)
         assert torch.equal(alone[row], out[row])
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=3), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_attention_of_several_rows_of_a_sequence_is_causal(sequences: list[tuple[int, int]], seed: int) -> None:
+    """``sequences``: how many rows were there before, how many come."""
+    key_heads, group, dim, total = 2, 2, 32, sum(count for _, count in sequences)
+    query, keys, values = (
+        random(seed + n, total, heads, dim) for n, heads in enumerate((key_heads * group, key_heads, key_heads))
+    )
+    memories = [
+        Memory(seed + 10 * n, key_heads, before + count, (dim, dim), before, 0)
+        for n, (before, count) in enumerate(sequences)
+    ]
+    table: list[list[int]] = []
+    starts = []
+    for memory, (before, count) in zip(memories, sequences, strict=True):
+        starts.append(len(table))
+        place = [memory.keys.data_ptr(), memory.values.data_ptr(), before + count]
+        table += [[len(table) + i, *place, before + i, 0] for i in range(count)]
+    out = torch.empty(total, key_heads * group, dim).bfloat16()
+    native.attention(query, keys, values, np.array(table, dtype=np.int64), out, dim**-0.5)
+    for start, memory, (before, count) in zip(starts, memories, sequences, strict=True):
+        own = slice(start, start + count)
+        assert torch.equal(memory.keys[:, before : before + count], keys[own].transpose(0, 1))
+        sees = torch.ones(count, before + count, dtype=torch.bool).tril(before)
+        k, v = (part[:, : before + count].double().repeat_interleave(group, 0) for part in (memory.keys, memory.values))
+        expected = F.scaled_dot_product_attention(query[own].transpose(0, 1).double(), k, v, attn_mask=sees)
+        expected = expected.transpose(0, 1)
+        assert ((out[own].double() - expected).abs() <= expected.abs() * 2.0**-8 + 1e-4).all()

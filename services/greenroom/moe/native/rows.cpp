@@ -54,7 +54,7 @@ struct Heads {
   const uint16_t *at(size_t row, size_t head) const { return first + row * row_stride + head * head_stride; }
 };
 
-// One row of a step and its sequence's memory, [heads, capacity, dim] each, of which `length` rows are written.
+// One row of a step and its sequence's memory, [heads, capacity, dim] each, in which it comes behind `length` others.
 struct AttentionRow {
   int64_t row, keys, values, capacity, length, first;
 };
@@ -437,14 +437,21 @@ void greenroom_after_attention(const AttentionWeights *of, const void *mixed, in
 // The dimension of a head must be a multiple of this for greenroom_attention.
 int greenroom_attention_granularity() { return 2 * kernels.lanes; }
 
-// `count` rows, each over its own sequence: writes the new key and value, then out[row, head, value_dim]. The three
-// tensors are given by address, row stride and head stride.
+// `count` rows, each over its own sequence up to itself: all new keys and values are put where they belong first, then
+// come out[row, head, value_dim]. The three tensors are given by address, row stride and head stride.
 void greenroom_attention(const int64_t *queries, const int64_t *new_keys, const int64_t *new_values,
                          const void *rows, int64_t count, void *out, int64_t key_heads, int64_t group,
                          int64_t key_dim, int64_t value_dim, float scale, unsigned threads) {
   auto heads = [](const int64_t *of) { return Heads{(const uint16_t *)of[0], of[1], of[2]}; };
   Attention job{heads(queries),    heads(new_keys), heads(new_values), (const AttentionRow *)rows, (uint16_t *)out,
                 (size_t)key_heads, (size_t)group,   (size_t)key_dim,   (size_t)value_dim,          scale};
+  for (int64_t n = 0; n < count; n++)
+    for (int64_t head = 0; head < key_heads; head++) {
+      const AttentionRow &row = job.rows[n];
+      const int64_t at = head * row.capacity + row.length;
+      memcpy((uint16_t *)row.keys + at * key_dim, job.new_keys.at(row.row, head), key_dim * 2);
+      memcpy((uint16_t *)row.values + at * value_dim, job.new_values.at(row.row, head), value_dim * 2);
+    }
   spread(count * key_heads, 1, threads, [&](size_t begin, size_t end) { kernels.attention(job, begin, end); });
 }
 }

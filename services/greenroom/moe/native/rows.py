@@ -245,12 +245,13 @@ class NativeRows:
         out: torch.Tensor,
         scale: float,
     ) -> None:
-        """Attention of single rows, each over a sequence of its own, whose memory gets the row's key and value first.
+        """Attention row by row, each over its sequence up to itself; the sequences' memory gets all new keys and values
+        first, so that several rows may be of one sequence.
 
         ``queries[T, heads, D]``, ``keys[T, key heads, D]`` and ``values`` of a step, last axis contiguous;
         ``out[T, heads, value D]``, of which the rows named are written. ``sequences[n, 6]``: the row of the step,
-        the addresses of the sequence's keys and values ``[key heads, capacity, D]``, the capacity, how many are
-        written, and the first one to look at.
+        the addresses of the sequence's keys and values ``[key heads, capacity, D]``, the capacity, how many come
+        before it, and the first one to look at.
         """
         _, key_heads, key_dim = keys.shape
         strides = [array("q", (t.data_ptr(), t.stride(0), t.stride(1))) for t in (queries, keys, values)]
