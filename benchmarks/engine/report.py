@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.figures import AIMS, MODELS, PEER, resident_of
-from benchmarks.engine.rows import GREENROOM, RESIDENT, Row, Spread, bound_seconds, over_bound, paired
+from benchmarks.engine.rows import GREENROOM, RESIDENT, Row, Spread, bound_seconds, fastest, over_bound, paired
 from greenroom.core.units import format_bytes
 
 COLUMNS = ("arm", "tok/s", "(min-max)", "peak", "hits", "moved/token", "/Belady", "×bound")
@@ -69,7 +69,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     models = [model for model in MODELS if len(_curve(rows, model)) > 1]
     if not models:
         return
-    figure, panels = pyplot.subplots(1, len(models), figsize=(5.2 * len(models), 4.2), squeeze=False)
+    figure, panels = pyplot.subplots(1, len(models), figsize=(5.2 * len(models), 5.2), squeeze=False)
     for panel, model in zip(panels[0], models, strict=True):
         _panel(panel, rows, model)
     figure.tight_layout()
@@ -127,21 +127,23 @@ def _panel(panel: Any, rows: Sequence[Row], model: str) -> None:
     )  # fmt: skip
     bounds = [(_share(row), bound) for row in curve if (bound := _bound_speed(row, rows)) is not None]
     panel.plot([x for x, _ in bounds], [y.median for _, y in bounds], "k--", label="bound: compute, or bytes ÷ link")
+    alone = [row for row in rows if row.model == model and row.concurrency == 1 and not row.instrumented]
     others = "other policies"
-    for row in rows:
-        speed = row.tokens_per_s
-        if row.model != model or speed is None or row.concurrency > 1 or row.instrumented:
-            continue
-        if row.stage.startswith("policies") and row.share != RESIDENT:
-            panel.plot(_share(row), speed.median, "x", color="grey", markersize=5, label=others)
+    for row in alone:
+        if row.stage.startswith("policies") and row.share != RESIDENT and row.tokens_per_s is not None:
+            panel.plot(_share(row), row.tokens_per_s.median, "x", color="grey", markersize=5, label=others)
             others = "_nolegend_"
-        elif row.system == PEER:
-            panel.plot(100, speed.median, "s", fillstyle="none", label=f"transformers, {row.policy}")
-        elif row.system in ("disk_offload", "device_map"):
-            panel.axhline(speed.median, linestyle=":", color="C3" if row.system == "disk_offload" else "C4",
-                          label=f"accelerate {row.system}, {row.policy}, a third's memory")  # fmt: skip
+    for system, style in {PEER: "s", "device_map": "C4", "disk_offload": "C3"}.items():
+        peer = fastest(row for row in alone if row.system == system)
+        if peer is None or peer.tokens_per_s is None:
+            continue
+        if system == PEER:
+            panel.plot(100, peer.tokens_per_s.median, style, fillstyle="none", label=f"transformers ({peer.policy})")
+        else:
+            panel.axhline(peer.tokens_per_s.median, linestyle=":", color=style,
+                          label=f"accelerate {system}, a third's memory")  # fmt: skip
     panel.set(title=model, xlabel="experts resident (%)", ylabel="tokens/s", xlim=(0, 105), ylim=(0, None))
-    panel.legend(fontsize=7)
+    panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
 
 
 def _bound_speed(row: Row, rows: Sequence[Row]) -> Spread | None:
