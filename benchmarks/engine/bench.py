@@ -16,7 +16,7 @@ from benchmarks.engine.processes import ArmFailed, Children, ChildSpec
 from benchmarks.engine.rows import GREENROOM, THIRD, Row, fastest, find
 from benchmarks.engine.session import Stage, run_stage
 
-DEFAULT_POLICY = "next-use"
+DEFAULT_POLICY = "look-ahead"
 """Where none has been found to be the fastest."""
 
 WEIGHTS = {WIDENED: 0.6, RANDOM: 0.3, BUNDLED: 0.1}

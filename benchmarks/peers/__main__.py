@@ -55,7 +55,7 @@ Examples:
               help="The interpreter that has llama-cpp-python.")  # fmt: skip
 @click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=MODELS, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), help="Measured rounds.  [default: 3, quick: 1]")
-@click.option("--policy", default="next-use", show_default=True, metavar="NAME[:OPTION=VALUE,...]",
+@click.option("--policy", default="look-ahead", show_default=True, metavar="NAME[:OPTION=VALUE,...]",
               help="greenroom's expert policy.")  # fmt: skip
 @click.option("--expert-memory", default="33%", show_default=True, help="greenroom's budget where memory is short.")
 @click.option("--threads", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default="all cores")

@@ -59,7 +59,7 @@ runtime_options = _stack(
     ),
     click.option("--host-memory", default="auto", show_default=True, help="A tier between disk and device, likewise."),
     click.option("--kv-memory", default="auto", show_default=True, help="Memory for keys and values: auto or a size."),
-    click.option("--policy", default="next-use", show_default=True, help="Who stays, leaves, is fetched ahead."),
+    click.option("--policy", default="look-ahead", show_default=True, help="Who stays, leaves, is fetched ahead."),
     click.option("--policy-options", default="{}", show_default=True, help="Options of the policy, as JSON."),
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
     click.option(

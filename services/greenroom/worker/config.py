@@ -42,7 +42,7 @@ class WorkerConfig:
     expert_memory: str = "auto"
     host_memory: str = "auto"
     kv_memory: str = "auto"
-    policy: str = "next-use"
+    policy: str = "look-ahead"
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     max_model_len: int | None = None
     max_running: int = 32
