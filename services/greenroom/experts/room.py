@@ -65,26 +65,23 @@ class Room:
 
     def evict(self, keys: Keys) -> None:
         """These leave the device."""
-        for key in keys.tolist():
-            self._device.evict(key)
         self._counters.evictions += len(keys)
-        unused = self.unused[keys]
-        if unused.any():
-            self._counters.prefetches_wasted += int(np.count_nonzero(unused))
-            self.unused[keys] = False
-        if len(keys) and "on_evicted" in self._policy.hooks:
-            self._policy.on_evicted(Tier.DEVICE, keys)
+        self._counters.prefetches_wasted += self._leave(Tier.DEVICE, self._device, self.unused, keys)
 
     def evict_from_host(self, keys: Keys) -> None:
         assert self._host is not None
+        self._counters.host_prefetches_wasted += self._leave(Tier.HOST, self._host, self.unused_on_host, keys)
+
+    def _leave(self, tier: Tier, ledger: Ledger, unused: Mask, keys: Keys) -> int:
+        """Returns how many of them had been of no use."""
         for key in keys.tolist():
-            self._host.evict(key)
-        unused = self.unused_on_host[keys]
-        if unused.any():
-            self._counters.host_prefetches_wasted += int(np.count_nonzero(unused))
-            self.unused_on_host[keys] = False
+            ledger.evict(key)
+        wasted = int(np.count_nonzero(unused[keys]))
+        if wasted:
+            unused[keys] = False
         if len(keys) and "on_evicted" in self._policy.hooks:
-            self._policy.on_evicted(Tier.HOST, keys)
+            self._policy.on_evicted(tier, keys)
+        return wasted
 
     def goes_to_device(self, key: int) -> None:
         """A fetch to the device begins: what brought the expert to the host, or is about to, has served."""

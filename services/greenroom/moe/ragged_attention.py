@@ -202,8 +202,10 @@ class RaggedStep(KeysAndValues):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
-_PAIRS_WORTH_A_PRODUCT = 4096
-"""Rows times keys from which a chunk's attention is faster as a product of matrices than row by row."""
+_PAIRS_WORTH_A_PRODUCT = 1024
+"""Pairs of a row and a key that it sees from which a chunk's attention is no slower as a product of matrices: by then
+that has made up for its Python (``benchmarks/short_prompts.py``).
+"""
 
 
 class RowWise:
@@ -221,7 +223,7 @@ class RowWise:
         start = 0
         for number, chunk in enumerate(chunks):
             count, before, capacity = len(chunk.tokens), chunk.kv.length, chunk.kv.capacity
-            if count == 1 or count * (before + count) <= _PAIRS_WORTH_A_PRODUCT:
+            if count == 1 or count * before + count * (count + 1) // 2 <= _PAIRS_WORTH_A_PRODUCT:
                 if before + count > capacity:
                     raise ValueError(f"{before + count} rows do not fit into a reservation of {capacity}")
                 self._spans[number] = range(len(table), len(table) + count)

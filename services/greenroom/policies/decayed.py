@@ -37,15 +37,13 @@ class Decayed(RankingPolicy):
         self.decay = decay
         self._powers = powers_up_to(64, decay)
         self._unit = 1.0
-        self._host_target = HostTarget(catalogue) if host else None
+        self._host_target = HostTarget(catalogue, wanted=host)
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
-        if self._host_target is not None:
-            self._host_target.on_budget_changed(tier, budget_bytes)
+        self._host_target.on_budget_changed(tier, budget_bytes)
 
     def on_step_started(self, step: Step) -> None:
-        if self._host_target is not None:
-            self.target = self._host_target.of(self._sums, 0.0, self.target)
+        self.target = self._host_target.of(self._sums, 0.0, self.target)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._use(routing.experts)

@@ -18,10 +18,11 @@ class HostTarget:
     """As many of the worthiest experts as the device and the host hold together.
 
     Which of them are on the device is not asked: those count as held, and where one leaves it the host takes it back.
-    Empty without a host tier.
+    None without a host tier, or where none is ``wanted``.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, *, wanted: bool = True) -> None:
+        self._wanted = wanted
         self._bytes_of = catalogue.bytes_of
         self._budgets = {Tier.DEVICE: 0, Tier.HOST: 0}
 
@@ -32,7 +33,7 @@ class HostTarget:
         """The new target, or ``before`` where its members are the same. ``worth[N]``: who has ``least`` or less of it
         is not wanted.
         """
-        if not self._budgets[Tier.HOST]:
+        if not (self._wanted and self._budgets[Tier.HOST]):
             return before
         ranked = worth if before is None else np.where(before.wanted, _STAYS * worth, worth)
         order = np.argsort(-ranked, kind="stable")

@@ -57,15 +57,13 @@ class NextUse(RankingPolicy):
         self.discounts: NDArray[np.float64] = np.exp(step * turns)
         self._expected: NDArray[np.float64] = np.full(catalogue.size, np.nan)
         self._expecting = False
-        self._host_target = HostTarget(catalogue) if host else None
+        self._host_target = HostTarget(catalogue, wanted=host)
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
-        if self._host_target is not None:
-            self._host_target.on_budget_changed(tier, budget_bytes)
+        self._host_target.on_budget_changed(tier, budget_bytes)
 
     def on_step_started(self, step: Step) -> None:
-        if self._host_target is not None:
-            self.target = self._host_target.of(self._chance, 2 * NO_CHANCE, self.target)
+        self.target = self._host_target.of(self._chance, 2 * NO_CHANCE, self.target)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._layer = routing.layer

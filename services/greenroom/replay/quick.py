@@ -10,7 +10,7 @@ its policy, eviction by eviction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,21 +55,8 @@ def rule_of(policy: ExpertPolicy) -> Rule | None:
     if type(policy) is LookAhead:
         # Nobody answers its requests here, and without predictions it is its retention.
         return rule_of(policy.retention)
-    if type(policy) is Fifo:
-        return FirstIn(policy)
-    if type(policy) is Lru:
-        return LeastRecent(policy)
-    if type(policy) is NeighbourAware:
-        return LeastRecentNeighbours(policy)
-    if type(policy) is Lfu:
-        return LeastFrequent(policy)
-    if type(policy) is LfuReset:
-        return LeastFrequentSinceLoaded(policy)
-    if type(policy) is Decayed:
-        return LeastDecayedSum(policy)
-    if type(policy) is NextUse:
-        return LeastExpected(policy)
-    return None
+    rule = _RULES.get(type(policy))
+    return None if rule is None else rule(policy)
 
 
 class Rule(ABC):
@@ -280,3 +267,14 @@ class LeastExpected(Rule):
             worth[expert] = coming[expert - span.start]
             absent[expert] = 0.0
         return victims
+
+
+_RULES: dict[type[ExpertPolicy], Callable[[Any], Rule]] = {
+    Fifo: FirstIn,
+    Lru: LeastRecent,
+    NeighbourAware: LeastRecentNeighbours,
+    Lfu: LeastFrequent,
+    LfuReset: LeastFrequentSinceLoaded,
+    Decayed: LeastDecayedSum,
+    NextUse: LeastExpected,
+}
