@@ -53,7 +53,9 @@ TIMED_ROWS_WORTH_A_PROCESS = 500
     help="Sequences at once, or `recorded` for the steps as they ran; may be given several times.",
 )
 @click.option(
-    "--tokens", type=int, help=f"Rows to replay, 0 for all.  [default: {DEFAULT_TOKENS}; timed {DEFAULT_TIMED_TOKENS}]"
+    "--tokens",
+    type=click.IntRange(min=0),
+    help=f"Rows to replay, 0 for all.  [default: {DEFAULT_TOKENS}; timed {DEFAULT_TIMED_TOKENS}]",
 )
 @click.option(
     "--belady/--no-belady",
@@ -70,13 +72,13 @@ TIMED_ROWS_WORTH_A_PROCESS = 500
 @click.option(
     "--expert-bytes", help="Size of an expert, such as 11MiB.  [default: what the trace says, if it says anything]"
 )
-@click.option("--compute", default="0ms", show_default=True, help="What a layer computes besides its experts.")
-@click.option("--expert-compute", default="0ms", show_default=True, help="What each distinct expert of a layer adds.")
+@click.option("--compute", help="What a layer computes besides its experts.  [default: 0ms]")
+@click.option("--expert-compute", help="What each distinct expert of a layer adds.  [default: 0ms]")
 @click.option("--host-memory", help="A host tier of this size between link and device; needs --host-link.")
 @click.option("--host-link", help="Speed and latency from the host tier to the device.")
 @click.option(
     "--recall",
-    type=float,
+    type=click.FloatRange(0, 1),
     help="Answer the policies' requests for predictions from the trace, with this recall.  [default: no answers]",
 )
 @click.option(
@@ -99,8 +101,8 @@ def replay(
     link: str | None,
     calibration: Path | None,
     expert_bytes: str | None,
-    compute: str,
-    expert_compute: str,
+    compute: str | None,
+    expert_compute: str | None,
     host_memory: str | None,
     host_link: str | None,
     recall: float | None,
@@ -140,14 +142,25 @@ def replay(
     recorded = RoutingTrace.load(trace)
     catalogue = recorded.catalogue()
     size = None if expert_bytes is None else parse_bytes(expert_bytes, field="expert-bytes")
+    if size == 0:
+        raise InvalidConfig("expert-bytes", expert_bytes, "a size above 0, such as 11MiB")
     if size is None and recorded.expert_bytes is not None:
         size = int(recorded.catalogue(expert_bytes=None).bytes_of.max())
     timed = None
     if link is not None or calibration is not None:
         disk, reads = _link(link, calibration)
-        timed = _timed(recorded, disk, reads, size, compute, expert_compute, host_memory, host_link, recall)
-    elif recall is not None or host_memory is not None:
-        raise click.UsageError("--recall and --host-memory are about time: give --link or --calibration too")
+        times = compute or "0ms", expert_compute or "0ms"
+        timed = _timed(recorded, disk, reads, size, *times, host_memory, host_link, recall)
+    else:
+        given = {
+            "--compute": compute,
+            "--expert-compute": expert_compute,
+            "--host-memory": host_memory,
+            "--host-link": host_link,
+            "--recall": recall,
+        }
+        if timeless := [option for option, value in given.items() if value is not None]:
+            raise click.UsageError(f"{', '.join(timeless)} is about time: give --link or --calibration too")
     if tokens is None:
         tokens = DEFAULT_TOKENS if timed is None else DEFAULT_TIMED_TOKENS
     sweep = Sweep(

@@ -1,9 +1,8 @@
 """One link between two tiers, and the threads that move experts over it.
 
 What waits is ordered: on-demand fetches in the order of asking, then the others by priority, those that go no further
-than the host tier last. Only the owner of the
-engine queues, promotes and withdraws; the mover's threads take the first, move it part by part, and post the result
-for the owner.
+than the host tier last. Only the owner of the engine queues, promotes and withdraws; the mover's threads take the
+first, move it part by part, and post the result for the owner.
 """
 
 from __future__ import annotations

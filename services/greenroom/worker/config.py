@@ -63,7 +63,8 @@ class WorkerConfig:
         _at_least_one("max_waiting", self.max_waiting)
         _at_least_one("threads", self.threads)
         if self.threads is not None and self.threads > _MOST_THREADS_A_CORE * usable_cores():
-            raise InvalidConfig("threads", self.threads, f"this process may use {usable_cores()} cores")
+            most = _MOST_THREADS_A_CORE * usable_cores()
+            raise InvalidConfig("threads", self.threads, f"at most {most}: this process may use {usable_cores()} cores")
         if self.served_model_name == "":
             raise InvalidConfig("served_model_name", "", "give a name, or leave it out for the model's own")
         _ = self.limits(0)
@@ -84,7 +85,7 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 _MOST_THREADS_A_CORE = 4
-"""More have never been faster, and a slip of the finger would start thousands."""
+"""So that a slip of the finger does not start thousands."""
 
 
 def _at_least_one(name: str, value: int | None) -> None:
