@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 
-.PHONY: help run test test-full lint format bench-budgets bench-engine bench-peers clean
+.PHONY: help run test test-full lint format proto bench-budgets bench-engine bench-peers clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -31,6 +31,9 @@ format: $(STAMP) ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+proto: $(STAMP) ## Make services/greenroom/v1 from proto/, refusing what would break its callers
+	$(BIN)/python -m tests.contract.protos.generate
+
 bench-budgets: $(STAMP) ## Tokens/s resident, at a third and at the least budget, on the widened bundled model
 	$(BIN)/python -m benchmarks.budgets
 
@@ -48,7 +51,7 @@ $(STAMP): pyproject.toml setup.py services/greenroom/moe/native/rows.cpp service
 	  || { echo "greenroom needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a minute or two (PyTorch is large)"; $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[torch,plot]' --group dev
+	$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[torch,plot,otlp]' --group dev
 	@touch $@
 
 $(PEERS_STAMP): benchmarks/peers/requirements.txt

@@ -1,0 +1,1 @@
+"""Messages and stubs of ``proto/greenroom/v1``, made by ``make proto``. Nothing here is written by hand."""
