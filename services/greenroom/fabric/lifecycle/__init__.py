@@ -1,0 +1,22 @@
+"""How a process lives: parts started in order, readiness, signals, a bounded end; its tasks, its logs, its probes."""
+
+from greenroom.fabric.lifecycle.logs import configure_logs, name_process
+from greenroom.fabric.lifecycle.probes import Probes, ProbesConfig
+from greenroom.fabric.lifecycle.run import Life, LifeConfig, run_service
+from greenroom.fabric.lifecycle.service import Entered, Part, Service
+from greenroom.fabric.lifecycle.tasks import Ended, Tasks
+
+__all__ = [
+    "Ended",
+    "Entered",
+    "Life",
+    "LifeConfig",
+    "Part",
+    "Probes",
+    "ProbesConfig",
+    "Service",
+    "Tasks",
+    "configure_logs",
+    "name_process",
+    "run_service",
+]

@@ -1,0 +1,76 @@
+"""What a process is made of."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Protocol
+
+from greenroom.fabric.lifecycle.tasks import Tasks
+
+
+class Service(Protocol):
+    """A part of a process with a life of its own: started in order, stopped in reverse."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def unready(self) -> str | None:
+        """Why it does not do its work now, for whoever asks /health; None: it does."""
+        ...
+
+    async def start(self) -> None:
+        """Returns once others may rely on it. Raises what keeps it from starting; then it is not stopped."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Nothing new from now on; returns when what is under way has ended, or after ``timeout_s``."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends what is left, and every task. Only after ``start`` has returned."""
+        ...
+
+    async def failed(self) -> BaseException:
+        """Waits until something that must go on has ended: with what. As long as nothing does, it waits."""
+        ...
+
+
+class Part:
+    """A Service whose parts are all there already: override what differs. ``tasks`` are its background tasks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tasks = Tasks(name)
+
+    @property
+    def unready(self) -> str | None:
+        return None
+
+    async def start(self) -> None:
+        pass
+
+    async def drain(self, timeout_s: float) -> None:
+        pass
+
+    async def stop(self) -> None:
+        await self.tasks.stop()
+
+    async def failed(self) -> BaseException:
+        return await self.tasks.failed()
+
+
+class Entered(Part):
+    """A context manager, such as a log or a dialer, as a Service: entered at the start, left at the end."""
+
+    def __init__(self, name: str, manager: AbstractAsyncContextManager[Any]) -> None:
+        super().__init__(name)
+        self._manager = manager
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        await self._stack.enter_async_context(self._manager)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+        await super().stop()

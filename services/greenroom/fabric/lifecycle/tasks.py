@@ -1,0 +1,74 @@
+"""Background tasks that somebody holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+_LOG = logging.getLogger(__name__)
+
+
+class Ended(Exception):
+    """A task that was to go on for ever has returned."""
+
+
+class Tasks:
+    """Tasks of one owner, ended together. Their first failure is logged, kept, and told to whoever awaits ``failed``."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
+        self._stopping = False
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, Any], *, name: str, forever: bool = False) -> asyncio.Task[Any]:
+        """Run ``work`` in the background. ``forever``: that it returns is a failure too.
+
+        Raises RuntimeError once the tasks have been stopped.
+        """
+        if self._stopping:
+            work.close()
+            raise RuntimeError(f"{self._owner} is stopping: {name} is not started any more")
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended_for_ever if forever else self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(task, error)
+
+    def _ended_for_ever(self, task: asyncio.Task[Any]) -> None:
+        self._ended(task)
+        if not self._stopping and (task.cancelled() or task.exception() is None):
+            self._fail(task, Ended(f"{task.get_name()} has ended"))
+
+    def _fail(self, task: asyncio.Task[Any], error: BaseException) -> None:
+        _LOG.error("%s: %s failed: %s", self._owner, task.get_name(), error, exc_info=error)
+        if self._failure is None:
+            self._failure = error
+            self._failed.set()
+
+    async def failed(self) -> BaseException:
+        """Waits until one of them fails: with what. As long as none does, it waits."""
+        await self._failed.wait()
+        assert self._failure is not None
+        return self._failure
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Cancels them all and waits until they have ended. From now on none is started."""
+        self._stopping = True
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=timeout_s)
+            for task in left:
+                _LOG.error("%s: %s did not end within %g seconds", self._owner, task.get_name(), timeout_s)

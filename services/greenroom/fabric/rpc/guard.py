@@ -1,0 +1,187 @@
+"""What stands before every handler of a server, whatever brings the calls: errors, limits, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from greenroom.fabric import telemetry
+from greenroom.fabric.current import request_id
+from greenroom.fabric.rpc.errors import DEFECT, MAX_MESSAGE_CHARS, Shape, Status, as_status
+from greenroom.fabric.rpc.metadata import REQUEST_ID, Context, received, value_of
+
+_LOG = logging.getLogger(__name__)
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
+_CANCEL_S = 5.0
+_FULL = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once", "saturated", 1.0)
+_STOPPING = Status(grpc.StatusCode.UNAVAILABLE, "this server is stopping; call another", "stopping")
+Handler = grpc.RpcMethodHandler[Any, Any]
+Behaviour = Callable[[Any, Context], Any]
+
+
+class Guard:
+    """One for a server. ``max_calls``: at once; more are refused. ``shape``: how errors are told.
+
+    Behind it, a handler that raises one of greenroom's errors ends its call with the status that ``shape`` gives it,
+    and one that raises anything else with INTERNAL, its text going to the log alone. An async generator is closed
+    when its call ends, however that is.
+    """
+
+    def __init__(self, *, max_calls: int, shape: Shape = as_status) -> None:
+        self._max_calls = max_calls
+        self._shape = shape
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._stopped: set[asyncio.Task[Any]] = set()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._wrapped: dict[str, Handler] = {}
+
+    @property
+    def calls(self) -> int:
+        """How many are under way."""
+        return len(self._calls)
+
+    async def drain(self, grace_s: float) -> None:
+        """Nothing new from now on; what is under way may end within ``grace_s``, then it is cancelled and its callers
+        are told UNAVAILABLE."""
+        self._draining = True
+        await self._until_idle(grace_s)
+        self._stopped |= self._calls
+        for task in self._stopped:
+            task.cancel()
+        if not await self._until_idle(_CANCEL_S):
+            _LOG.error("%d calls do not end although they were cancelled", len(self._calls))
+
+    async def _until_idle(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """``handler`` behind this guard; the same for the same method."""
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            wrapped = self._wrapped[method] = self._wrap(method, handler)
+        return wrapped
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        make: Any
+        match handler.request_streaming, handler.response_streaming:
+            case False, False:
+                make, inner = grpc.unary_unary_rpc_method_handler, handler.unary_unary
+            case True, False:
+                make, inner = grpc.stream_unary_rpc_method_handler, handler.stream_unary
+            case False, True:
+                make, inner = grpc.unary_stream_rpc_method_handler, _writing(handler.unary_stream)
+            case _:
+                make, inner = grpc.stream_stream_rpc_method_handler, _writing(handler.stream_stream)
+
+        # A coroutine function in itself, since grpc looks whether it is one.
+        async def behaviour(request: Any, context: Context) -> Any:
+            return await self._run(method, inner, request, context)
+
+        wrapped: Handler = make(behaviour, **codec)
+        return wrapped
+
+    async def _run(self, method: str, behaviour: Any, request: Any, context: Context) -> Any:
+        if self._draining:
+            await _end(context, _STOPPING)
+        if len(self._calls) >= self._max_calls:
+            await _end(context, _FULL)
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        self._idle.clear()
+        metadata = received(context)
+        _note_request(value_of(metadata, REQUEST_ID))
+        try:
+            parent = telemetry.extract(metadata)
+            if parent is None:  # not part of anything that is traced
+                return await behaviour(request, context)
+            with telemetry.span(method, parent=parent, kind="server"):
+                return await behaviour(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except asyncio.CancelledError:
+            if task in self._stopped and not context.done():
+                await _end(context, _STOPPING)
+            raise
+        except Exception as error:
+            if context.done():
+                raise  # it ended its call itself and then failed on its way out
+            status = self._shape(error)
+            if status is None:
+                _LOG.exception("%s failed%s", method, f" on {request_id.get()}" if request_id.get() else "")
+                status = DEFECT
+            await _end(context, status)
+        finally:
+            self._calls.discard(task)
+            self._stopped.discard(task)
+            if not self._calls:
+                self._idle.set()
+
+
+class GuardInterceptor(grpc.aio.ServerInterceptor):
+    """The guard on a grpc.aio server. ``exempt``: services that must answer however full or ending it is."""
+
+    def __init__(self, guard: Guard, exempt: frozenset[str]) -> None:
+        self._guard = guard
+        self._exempt = exempt
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method.split("/")[1] in self._exempt:
+            return handler
+        return self._guard.wrap(method, handler)
+
+
+def _writing(behaviour: Behaviour | None) -> Behaviour:
+    """A streaming behaviour, generator or coroutine, as a coroutine that writes."""
+    assert behaviour is not None
+
+    @functools.wraps(behaviour)
+    async def write_all(request: Any, context: Context) -> None:
+        result = behaviour(request, context)
+        if not hasattr(result, "__aiter__"):
+            await result
+            return
+        messages: AsyncIterator[Any] = aiter(result)
+        try:
+            async for message in messages:
+                await context.write(message)
+        finally:
+            close = getattr(messages, "aclose", None)
+            if close is not None:
+                await close()
+
+    return write_all
+
+
+async def _end(context: Context, status: Status) -> None:
+    """Raises AbortError, which ends the handler."""
+    await context.abort(status.code, status.message[:MAX_MESSAGE_CHARS], status.trailing)
+
+
+def _note_request(given: str | None) -> None:
+    """The task is the call's own, so nothing needs to be put back."""
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        request_id.set(given)

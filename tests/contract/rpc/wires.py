@@ -1,0 +1,100 @@
+"""The two ways that calls go: over a socket, and within the process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
+from tests.contract.rpc.echo_pb2_grpc import EchoServicer, EchoStub
+
+DEADLINE_S = 10.0
+
+
+class Wire(ABC):
+    """One server with an Echo service, and a dialer that reaches it."""
+
+    dialer: Dialer
+    address: str
+
+    @abstractmethod
+    async def serve(self, servicer: EchoServicer, **limits: Any) -> None: ...
+
+    @abstractmethod
+    async def stop(self, grace_s: float) -> None: ...
+
+    @property
+    @abstractmethod
+    def calls(self) -> int: ...
+
+    def stub(self) -> EchoStub:
+        return self.dialer.stub(EchoStub, self.address)
+
+
+class Network(Wire):
+    def __init__(self) -> None:
+        self.dialer = GrpcDialer()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port: int = probe.getsockname()[1]
+        self.address = f"127.0.0.1:{self._port}"
+        self._server: Server | None = None
+
+    async def serve(self, servicer: EchoServicer, **limits: Any) -> None:
+        self._server = Server(ServerConfig(port=self._port, **limits), [servicer])
+        assert await self._server.start() == self._port
+        self._server.serving(True)
+
+    async def stop(self, grace_s: float) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    @property
+    def calls(self) -> int:
+        return self._server.calls if self._server is not None else 0
+
+
+class Local(Wire):
+    def __init__(self) -> None:
+        self.dialer = self._local = LocalDialer()
+        self.address = "worker-1"
+        self._server: LocalServer | None = None
+
+    async def serve(self, servicer: EchoServicer, **limits: Any) -> None:
+        self._server = self._local.serve(self.address, [servicer], **limits)
+
+    async def stop(self, grace_s: float) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    @property
+    def calls(self) -> int:
+        return self._server.calls if self._server is not None else 0
+
+
+WIRES: dict[str, Callable[[], Wire]] = {"network": Network, "local": Local}
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Waits for it, with a deadline."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"in {DEADLINE_S:g} seconds it did not come to: {what}") from None
+
+
+async def settled(figure: Callable[[], int]) -> int:
+    """``figure`` once it has not changed for a while."""
+    async with asyncio.timeout(DEADLINE_S):
+        last, same = figure(), 0
+        while same < 20:
+            await asyncio.sleep(0.01)
+            now = figure()
+            same = same + 1 if now == last else 0
+            last = now
+    return last
