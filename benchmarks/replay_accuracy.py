@@ -56,7 +56,7 @@ class Watch:
 
     def __init__(self, engine: ExpertEngine, pack: PackFile) -> None:
         self.steps: list[tuple[int, float, float]] = []  # rows, seconds, of these in experts or waiting
-        self.experts: list[tuple[int, float]] = []
+        self.experts: list[tuple[float, float]] = []
         self.reads: list[tuple[float, float, int]] = []  # begin, end, bytes
         self._in_experts = 0.0
         self._engine = engine
@@ -65,6 +65,11 @@ class Watch:
         self._step, self._routed = engine.step, engine.routed
         engine.step = self._timed_step  # type: ignore[method-assign]
         engine.routed = self._timed_routed  # type: ignore[method-assign]
+        self._all_of, self._ran = engine.all_of, engine.ran
+        engine.all_of = self._timed_all_of  # type: ignore[method-assign]
+        engine.ran = self._timed_ran  # type: ignore[method-assign]
+        self._rows = 0
+        self._all_began: tuple[int, float] | None = None
 
     def clear(self) -> None:
         self.steps.clear()
@@ -78,6 +83,7 @@ class Watch:
     @contextmanager
     def _timed_step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> Iterator[None]:
         self._in_experts = 0.0
+        self._rows = len(sequences)
         stalled = self._engine.counters.stall_seconds
         begin = time.perf_counter()
         with self._step(sequences, prefill):
@@ -105,6 +111,23 @@ class Watch:
             self._in_experts += seconds
             self.experts.append((int(rows[expert]), seconds))
 
+    def _timed_all_of(self, layer: int) -> list[ExpertWeights] | None:
+        held = self._all_of(layer)
+        self._all_began = None if held is None else (layer, time.perf_counter())
+        return held
+
+    def _timed_ran(self, experts: int) -> None:
+        """All of a layer's experts in one call, which began when they were handed over: each had its share."""
+        began, self._all_began = self._all_began, None
+        ended = time.perf_counter()
+        self._ran(experts)
+        if began is None:
+            return
+        layer, seconds = began[0], ended - began[1]
+        self._in_experts += seconds
+        picks = self._rows * int(self._engine.catalogue.top_k[layer])
+        self.experts += [(picks / experts, seconds / experts)] * experts
+
     def link(self) -> LinkProfile:
         """What the reads since the last ``clear`` reached while any was under way."""
         busy, until = 0.0, 0.0
@@ -122,7 +145,7 @@ class Watch:
         return ComputeProfile(layer_s=layer_s, layer_row_s=layer_row_s, expert_s=expert_s, row_s=row_s)
 
 
-def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Intercept and slope over rows: through the mean of the points of one row, with the slope that the others have
     in sum.
     """

@@ -25,3 +25,36 @@ def test_reads_that_overlap_count_once() -> None:
     watch.reads = [(0.0, 2.0, 100), (1.0, 3.0, 100), (5.0, 6.0, 100)]
 
     assert watch.link().bytes_per_s == pytest.approx(300 / 4.0)
+
+
+def test_a_layer_run_in_one_call_is_shared_out_among_its_experts() -> None:
+    class Engine:
+        class catalogue:
+            top_k = (2,)
+
+        def __init__(self) -> None:
+            self.counted = 0
+
+        def all_of(self, layer: int) -> list[object] | None:
+            return None if layer else []
+
+        def ran(self, experts: int) -> None:
+            self.counted += experts
+
+        def step(self) -> None: ...
+
+        def routed(self) -> None: ...
+
+    class Pack:
+        def read_part(self) -> None: ...
+
+    engine = Engine()
+    watch = Watch(engine, Pack())  # type: ignore[arg-type]
+    watch._rows = 6
+    engine.all_of(0)
+    engine.ran(4)
+    assert [rows for rows, _ in watch.experts] == [3.0] * 4
+    assert len({seconds for _, seconds in watch.experts}) == 1
+    engine.all_of(1)
+    engine.ran(4)
+    assert (len(watch.experts), engine.counted) == (4, 8), "what came expert by expert has been timed there"
