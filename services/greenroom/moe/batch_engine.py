@@ -138,8 +138,13 @@ class BatchEngine:
         sampling, prompt = request.sampling, len(request.prompt_ids)
         if not prompt:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.model.vocab_size:
-            raise InvalidRequest(f"token ids are from 0 to {self.model.vocab_size - 1}", param="prompt")
+        self._check_ids(request.prompt_ids, "prompt")
+        if request.prefix:
+            self._check_ids([token.token_id for token in request.prefix], "prefix")
+            if any(token.index != place for place, token in enumerate(request.prefix)):
+                raise InvalidRequest(
+                    "the prefix holds the answer's tokens from index 0 on, without gap", param="prefix"
+                )
         total = prompt + (sampling.max_tokens or 1)
         if total > self.max_model_len:
             asked = "1 for the answer" if sampling.max_tokens is None else f"max_tokens={sampling.max_tokens}"
@@ -151,6 +156,10 @@ class BatchEngine:
             )
         if sampling.stop and self._stop_checkers is None:
             raise InvalidRequest("stop strings need a tokenizer, and there is none here", param="stop")
+
+    def _check_ids(self, ids: Collection[int], param: str) -> None:
+        if min(ids) < 0 or max(ids) >= self.model.vocab_size:
+            raise InvalidRequest(f"token ids are from 0 to {self.model.vocab_size - 1}", param=param)
 
     def _why_so_few(self) -> str:
         if self.kv.max_rows + 1 > self.max_model_len:
@@ -172,12 +181,20 @@ class BatchEngine:
         )
 
     def add(self, sequence: Sequence) -> None:
-        """Let it wait for admission."""
+        """Let it wait for admission; where its prefix has ended the answer it gets its end at once."""
         self.waiting[sequence.number] = sequence
         self.stats.submitted += 1
         if self._observer is not None:
             with self._observed():
                 self._observer.sequence_queued(sequence.info)
+        if sequence.request.prefix:
+            try:
+                reason = sequence.settle()
+            except Exception as error:
+                self._fail(sequence, error)
+                return
+            if reason is not None:
+                self._end(sequence, reason)
 
     def cancel(self, number: int) -> None:
         """End a request, whether it waits or runs; nothing happens where it has ended already."""
@@ -224,7 +241,7 @@ class BatchEngine:
     def _as_waiting(self, sequence: Sequence) -> WaitingSequence:
         need = self.kv.layout.nbytes(sequence.kv_rows)
         return WaitingSequence(
-            sequence.number, sequence.prompt_tokens, need, sequence.info.task, sequence.info.expected_tokens
+            sequence.number, sequence.settled, need, sequence.info.task, sequence.info.expected_tokens
         )
 
     def _admit(self, sequence: Sequence) -> None:

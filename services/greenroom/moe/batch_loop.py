@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import GenerationRequest
@@ -34,6 +35,9 @@ class BatchLoop:
         self.engine = engine
         self.failure: BaseException | None = None
         """What ended the thread, where that was not ``stop``."""
+        self.between_steps: Callable[[], None] | None = None
+        """Called on the loop's thread before and after each step and at the end: what was delivered since the last call
+        belongs together. It must not block, and what it raises ends the loop. Set it before anything is submitted."""
         self._limit = engine.config.max_running + engine.config.max_waiting
         self._changed = threading.Condition()
         self._active: dict[str, Sequence] = {}
@@ -138,7 +142,10 @@ class BatchLoop:
     def _serve(self) -> None:
         try:
             while self._take_messages():
-                if not self.engine.step() and self.engine.busy:
+                self._pause()
+                moved = self.engine.step()
+                self._pause()
+                if not moved and self.engine.busy:
                     self._wait_for_policy()
         except BaseException as error:
             log.critical("the batch loop has failed; all its requests fail with it", exc_info=error)
@@ -161,6 +168,10 @@ class BatchLoop:
         if draining is None:
             return True
         return self.engine.busy and time.monotonic() < draining
+
+    def _pause(self) -> None:
+        if self.between_steps is not None:
+            self.between_steps()
 
     def _rest(self) -> None:
         """Audit, then wait until there is something to do."""
@@ -198,5 +209,9 @@ class BatchLoop:
                 self.engine.cancel(number)
         else:
             self.engine.abort("the model has failed")
+        try:
+            self._pause()
+        except Exception:
+            log.exception("what is told of the batch loop's pauses failed at its end")
         with self._changed:
             self._changed.notify_all()
