@@ -1,6 +1,6 @@
 """Makes ``greenroom.v1`` from ``proto/``: what ``make proto`` runs, and what the test of currency compares with.
 
-    python -m tests.contract.protos.generate            rewrite services/greenroom/v1 and add what is new to v1.json
+python -m tests.contract.protos.generate            rewrite services/greenroom/v1 and add what is new to v1.json
 """
 
 from __future__ import annotations

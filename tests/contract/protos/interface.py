@@ -20,7 +20,9 @@ HOW = (
     "not do, copy proto/greenroom/v1 to proto/greenroom/v2, change it there, and serve both until nobody calls v1."
 )
 _TYPES = {
-    number: name.removeprefix("TYPE_").lower() for name, number in vars(FieldDescriptor).items() if name.startswith("TYPE_")
+    number: name.removeprefix("TYPE_").lower()
+    for name, number in vars(FieldDescriptor).items()
+    if name.startswith("TYPE_")
 }
 
 

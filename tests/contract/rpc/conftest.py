@@ -18,4 +18,4 @@ async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
     await made.dialer.close()
     assert made.calls == 0
     if isinstance(made, Local):
-        await until(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()}, "no task left behind")  # type: ignore[operator]
+        await until(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()}, "no task left behind")

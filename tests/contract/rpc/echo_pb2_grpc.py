@@ -51,9 +51,7 @@ class EchoServicer:
     async def Up(self, request_iterator: AsyncIterator[BytesValue], context: Context) -> BytesValue:
         return BytesValue(value=b"".join([request.value async for request in request_iterator]))
 
-    async def Both(
-        self, request_iterator: AsyncIterator[BytesValue], context: Context
-    ) -> AsyncIterator[BytesValue]:
+    async def Both(self, request_iterator: AsyncIterator[BytesValue], context: Context) -> AsyncIterator[BytesValue]:
         async for request in request_iterator:
             yield request
 

@@ -11,7 +11,7 @@ import pytest
 from greenroom.core.errors import BudgetTooSmall, Conflict, GreenroomError, InvalidRequest, Saturated
 from greenroom.fabric.rpc import Context, Refused, retry_after_of, value_of, word_of
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer
-from tests.contract.rpc.wires import DEADLINE_S, Wire
+from tests.contract.rpc.wires import DEADLINE_S, Wire, drained
 
 
 class Fails(EchoServicer):
@@ -54,12 +54,9 @@ async def _failures(wire: Wire) -> list[grpc.aio.AioRpcError]:
         await stub.Up(_three(), timeout=DEADLINE_S)
     failures.append(raised.value)
     for call, expected in ((stub.Down(Echo(), timeout=DEADLINE_S), 1), (stub.Both(_three(), timeout=DEADLINE_S), 3)):
-        got = 0
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            async for _ in call:
-                got += 1
-        assert got == expected, "what was sent before the failure comes before it"
-        failures.append(raised.value)
+        got, failure = await drained(call)
+        assert len(got) == expected, "what was sent before the failure comes before it"
+        failures.append(failure)
     return failures
 
 
@@ -126,10 +123,8 @@ async def test_an_abort_with_what_belongs_to_it(wire: Wire) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await wire.stub().Unary(Echo(), timeout=DEADLINE_S)
     failures = [raised.value]
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        async for _ in wire.stub().Down(Echo(), timeout=DEADLINE_S):
-            pass
-    failures.append(raised.value)
+    _, failure = await drained(wire.stub().Down(Echo(), timeout=DEADLINE_S))
+    failures.append(failure)
     for failure in failures:
         assert failure.code() is grpc.StatusCode.NOT_FOUND
         assert failure.details() == "not I"

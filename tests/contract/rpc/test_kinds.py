@@ -116,7 +116,7 @@ async def test_metadata_both_ways(wire: Wire) -> None:
 
 async def test_metadata_keys_are_in_lower_case(wire: Wire) -> None:
     await wire.serve(EchoServicer())
-    with pytest.raises(ValueError, match="metadata was invalid"):
+    with pytest.raises(grpc.aio.InternalError):
         await wire.stub().Unary(Echo(), metadata=(("Upper", "1"),), timeout=DEADLINE_S)
 
 
@@ -144,7 +144,7 @@ async def test_the_end_is_told_to_both_sides(wire: Wire) -> None:
 
     class Noting(EchoServicer):
         async def Unary(self, request: Echo, context: Context) -> Echo:
-            context.add_done_callback(lambda context: told.append("handler"))
+            context.add_done_callback(lambda ctx: told.append("handler"))  # type: ignore[arg-type]  # of grpc's types
             return request
 
     await wire.serve(Noting())

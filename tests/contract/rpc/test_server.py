@@ -27,7 +27,7 @@ from greenroom.fabric.rpc.errors import Status
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.contract.rpc.certificates import NAME, make_signer
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer, EchoStub
-from tests.contract.rpc.wires import DEADLINE_S
+from tests.contract.rpc.wires import DEADLINE_S, until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -42,7 +42,7 @@ class Forecaster(predictor_pb2_grpc.PredictorServicer):
     async def ListArtifacts(self, request: object, context: Context) -> predictor_pb2.ListArtifactsResponse:
         return predictor_pb2.ListArtifactsResponse()
 
-    async def GetArtifact(self, request: object, context: Context) -> Any:  # type: ignore[override]
+    async def GetArtifact(self, request: object, context: Context) -> Any:
         yield predictor_pb2.ArtifactPart(data=b"1")
 
     async def RollBack(self, request: object, context: Context) -> predictor_pb2.RollBackResponse:
@@ -96,7 +96,7 @@ async def test_who_watches_health_sees_every_change_and_the_end() -> None:
     came = asyncio.Event()
 
     async with GrpcDialer() as dialer:
-        stub = dialer.stub(health_pb2_grpc.HealthStub, f"127.0.0.1:{port}")
+        stub: Any = dialer.stub(health_pb2_grpc.HealthStub, f"127.0.0.1:{port}")
 
         async def watch(into: list[int]) -> None:
             async for response in stub.Watch(health_pb2.HealthCheckRequest(), timeout=3 * DEADLINE_S):
@@ -130,9 +130,7 @@ async def test_health_is_answered_however_full_the_server_is() -> None:
     async with GrpcDialer() as dialer:
         call = dialer.stub(EchoStub, f"127.0.0.1:{port}").Unary(Echo(), timeout=DEADLINE_S)
         health = dialer.stub(health_pb2_grpc.HealthStub, f"127.0.0.1:{port}")
-        async with asyncio.timeout(DEADLINE_S):
-            while server.calls == 0:
-                await asyncio.sleep(0.005)
+        await until(lambda: server.calls == 1, "the handler runs")
         assert await _asks(health) == SERVING
         call.cancel()
     await server.stop(1.0)
@@ -142,13 +140,10 @@ async def test_reflection_lists_the_services() -> None:
     server = Server(ServerConfig(), [Forecaster()])
     port = await server.start()
     async with GrpcDialer() as dialer:
-        stub = dialer.stub(reflection_pb2_grpc.ServerReflectionStub, f"127.0.0.1:{port}")
-        asked = iter(
-            [
-                reflection_pb2.ServerReflectionRequest(list_services=""),
-                reflection_pb2.ServerReflectionRequest(file_containing_symbol="greenroom.v1.Predictor"),
-            ]
-        )
+        untyped: Any = reflection_pb2_grpc.ServerReflectionStub
+        stub = dialer.stub(untyped, f"127.0.0.1:{port}")
+        ask: Any = reflection_pb2.ServerReflectionRequest
+        asked = iter([ask(list_services=""), ask(file_containing_symbol="greenroom.v1.Predictor")])
         answers = [answer async for answer in stub.ServerReflectionInfo(asked, timeout=DEADLINE_S)]
         listed = {service.name for service in answers[0].list_services_response.service}
         assert {"greenroom.v1.Predictor", "grpc.health.v1.Health"} <= listed

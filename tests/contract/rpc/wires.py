@@ -8,8 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import grpc
+
 from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
-from tests.contract.rpc.echo_pb2_grpc import EchoServicer, EchoStub
+from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer, EchoStub
 
 DEADLINE_S = 10.0
 
@@ -82,7 +84,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     """Waits for it, with a deadline."""
     try:
         async with asyncio.timeout(DEADLINE_S):
-            while not condition():
+            while not condition():  # noqa: ASYNC110  # of things that know no event
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"in {DEADLINE_S:g} seconds it did not come to: {what}") from None
@@ -98,3 +100,14 @@ async def settled(figure: Callable[[], int]) -> int:
             same = same + 1 if now == last else 0
             last = now
     return last
+
+
+async def drained(call: Any) -> tuple[list[Echo], grpc.aio.AioRpcError]:
+    """All responses of a stream that fails, and how it fails."""
+    got = []
+    try:
+        async for echo in call:
+            got.append(echo)
+    except grpc.aio.AioRpcError as failure:
+        return got, failure
+    raise AssertionError(f"it did not fail after {len(got)} responses")

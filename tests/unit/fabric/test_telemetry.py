@@ -25,15 +25,15 @@ from tests.contract.rpc.wires import DEADLINE_S
 
 pytest.importorskip("opentelemetry.sdk", reason="greenroom[otlp] is not installed")
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (  # noqa: E402
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (  # noqa: E402
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
-from opentelemetry.proto.trace.v1.trace_pb2 import Span  # noqa: E402
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -65,13 +65,13 @@ class Collector:
 def over_grpc() -> Iterator[tuple[Collector, str]]:
     collector = Collector()
 
-    class Servicer(TraceServiceServicer):  # type: ignore[misc]  # it has no types
+    class Servicer(TraceServiceServicer):
         def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:
             collector.requests.append(request)
             return ExportTraceServiceResponse()
 
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    add_TraceServiceServicer_to_server(Servicer(), server)
+    add_TraceServiceServicer_to_server(Servicer(), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield collector, f"http://127.0.0.1:{port}"
@@ -232,7 +232,10 @@ def test_off_it_does_nothing_quickly() -> None:
 
 
 def test_off_it_imports_nothing() -> None:
-    code = "import sys, greenroom.fabric.rpc, greenroom.fabric.lifecycle; print([m for m in sys.modules if 'opentelemetry' in m])"
+    code = (
+        "import sys, greenroom.fabric.rpc, greenroom.fabric.lifecycle;"
+        "print([name for name in sys.modules if 'opentelemetry' in name])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -15,7 +15,7 @@ class Ended(Exception):
 
 
 class Tasks:
-    """Tasks of one owner, ended together. Their first failure is logged, kept, and told to whoever awaits ``failed``."""
+    """Tasks of one owner, ended together. Failures are logged; the first is told to whoever awaits ``failed``."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner

@@ -39,9 +39,7 @@ Shape = Callable[[Exception], Status | None]
 class Refused(GreenroomError):
     """Raised by a handler that wants a certain status."""
 
-    def __init__(
-        self, code: grpc.StatusCode, message: str, *, word: str, retry_after_s: float | None = None
-    ) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, *, word: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.status = Status(code, message, word, retry_after_s)
 

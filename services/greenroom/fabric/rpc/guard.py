@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -21,8 +21,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 _CANCEL_S = 5.0
 _FULL = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once", "saturated", 1.0)
 _STOPPING = Status(grpc.StatusCode.UNAVAILABLE, "this server is stopping; call another", "stopping")
-Handler = grpc.RpcMethodHandler[Any, Any]
-Behaviour = Callable[[Any, Context], Any]
+if TYPE_CHECKING:  # generic for mypy only
+    Handler = grpc.RpcMethodHandler[Any, Any]
 
 
 class Guard:
@@ -80,6 +80,7 @@ class Guard:
             "response_serializer": handler.response_serializer,
         }
         make: Any
+        inner: Any  # typed for threads, not for asyncio
         match handler.request_streaming, handler.response_streaming:
             case False, False:
                 make, inner = grpc.unary_unary_rpc_method_handler, handler.unary_unary
@@ -144,9 +145,9 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or method.split("/")[1] in self._exempt:
@@ -154,9 +155,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         return self._guard.wrap(method, handler)
 
 
-def _writing(behaviour: Behaviour | None) -> Behaviour:
+def _writing(behaviour: Any) -> Callable[[Any, Context], Any]:
     """A streaming behaviour, generator or coroutine, as a coroutine that writes."""
-    assert behaviour is not None
 
     @functools.wraps(behaviour)
     async def write_all(request: Any, context: Context) -> None:

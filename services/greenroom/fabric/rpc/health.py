@@ -17,7 +17,7 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 _MAX_WATCHERS = 64
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
+class Health(health_pb2_grpc.HealthServicer):
     """Of the server as a whole, under the empty name, and of each of its services. Begins as not serving."""
 
     def __init__(self, services: Iterable[str]) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
 from greenroom.fabric.rpc.dialer import S, StubKind
 from greenroom.fabric.rpc.errors import Shape, as_status
 from greenroom.fabric.rpc.guard import Guard
-from greenroom.fabric.rpc.local_call import Exchange, Handler, LocalStreamCall, LocalUnaryCall
+from greenroom.fabric.rpc.local_call import Exchange, LocalStreamCall, LocalUnaryCall
 from greenroom.fabric.rpc.metadata import Metadata, Pairs
 from greenroom.fabric.rpc.servicers import register
+
+if TYPE_CHECKING:
+    from greenroom.fabric.rpc.guard import Handler
 
 _END_S = 5.0
 
@@ -197,7 +200,7 @@ class _Method:
         pairs: Metadata = tuple(metadata or ())
         for key, _ in pairs:
             if key != key.lower():
-                raise ValueError(f"metadata was invalid: the key {key!r} is not in lower case")
+                raise grpc.aio.InternalError(f"metadata was invalid: the key {key!r} is not in lower case")
         return Exchange(self._method, pairs, timeout, self._address)
 
 

@@ -11,12 +11,15 @@ import contextvars
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from greenroom.fabric.rpc.metadata import Metadata
 from greenroom.fabric.rpc.pipe import EOF, Pipe
+
+if TYPE_CHECKING:
+    from greenroom.fabric.rpc.guard import Handler
 
 _LOG = logging.getLogger(__name__)
 _BUFFER = 16
@@ -24,7 +27,6 @@ _CANCELLED = "Locally cancelled by application!"
 _COLLECTED = "Cancelled upon garbage collection!"
 _EXPIRED = "Deadline Exceeded"
 _FINISHED = "RPC already finished."
-Handler = grpc.RpcMethodHandler[Any, Any]
 
 
 class Exchange:

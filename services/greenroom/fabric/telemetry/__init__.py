@@ -1,4 +1,4 @@
-"""Where a request spent its time: spans, sent to an OpenTelemetry collector, and how they travel from service to service.
+"""Where a request spent its time: spans, sent to an OpenTelemetry collector, that go along from service to service.
 
 Off until ``start``; then everything here does nothing, in well under a microsecond, and imports no opentelemetry.
 Nothing here ever waits for the collector or fails because of it: spans wait in a bounded queue, and what finds it
