@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
+REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
 
-.PHONY: help run test test-full lint format proto bench-budgets bench-engine bench-peers clean
+.PHONY: help run test test-full test-compose image lint format proto bench-budgets bench-engine bench-peers clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -16,10 +17,18 @@ run: $(STAMP) ## Serve the bundled model at http://127.0.0.1:8000 with a third o
 	$(BIN)/greenroom serve --expert-memory 33%
 
 test: $(STAMP) ## The test suite (minutes)
-	$(BIN)/pytest -m "not full"
+	$(BIN)/pytest -m "not full and not compose"
 
 test-full: $(STAMP) ## The suite with its full matrices
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not compose"
+
+test-compose: $(STAMP) ## compose.yaml for real: images, clients, failures (needs Docker; minutes)
+	$(BIN)/pytest -m compose tests/integration/test_compose.py
+
+image: ## The images greenroom-light and greenroom-torch (needs Docker; PyTorch makes the second one 5 GB)
+	docker build --target light --tag greenroom-light:dev --build-arg VERSION=dev --build-arg REVISION=$(REVISION) .
+	docker build --target torch --tag greenroom-torch:dev --build-arg VERSION=dev --build-arg REVISION=$(REVISION) \
+	  --build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL) .
 
 lint: $(STAMP) ## Style, types, import rules
 	$(BIN)/ruff check .

@@ -1,0 +1,168 @@
+"""What compose.yaml promises of every container, without starting one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import click
+import pytest
+
+from greenroom.cli.main import main
+from tests.deploy.compose import COMPOSE, ROOT, compose, seconds, services, variables
+
+NAMES = sorted(services())
+STAYING = [name for name in NAMES if "tools" not in services()[name].get("profiles", [])]
+OURS = [name for name in STAYING if services()[name]["image"].startswith("greenroom-")]
+_SECRET = re.compile(r"password|secret|token|api_?key", re.IGNORECASE)
+
+
+def test_it_keeps_the_compose_specification() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_depends_on_is_there(name: str) -> None:
+    service = services()[name]
+    for other, how in service.get("depends_on", {}).items():
+        assert other in services()
+        if how["condition"] == "service_healthy":
+            assert "test" in services()[other]["healthcheck"]
+    for volume in service.get("volumes", []):
+        source = volume.partition(":")[0]
+        if source.startswith("."):
+            assert (ROOT / source).is_dir(), f"{source} is mounted and not in the repository"
+        else:
+            assert source in compose()["volumes"], f"{source} is not declared"
+    assert set(service.get("secrets", [])) <= set(compose()["secrets"])
+
+
+def test_no_volume_and_no_secret_is_left_over() -> None:
+    used = {volume.partition(":")[0] for service in services().values() for volume in service.get("volumes", [])}
+    assert set(compose()["volumes"]) <= used
+    assert set(compose()["secrets"]) == {name for service in services().values() for name in service.get("secrets", [])}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ports_are_published_on_loopback_only(name: str) -> None:
+    for port in services()[name].get("ports", []):
+        assert port.startswith("127.0.0.1:"), port
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_can_do_little_beside_its_work(name: str) -> None:
+    service = services()[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert not service.get("privileged")
+    assert service.get("user", "10001") not in ("root", "0", "0:0")
+    assert service.get("read_only") or name == "kafka", "only Kafka's start script writes into its root"
+    assert service.get("network_mode") != "host"
+    assert not any("docker.sock" in volume for volume in service.get("volumes", []))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_resources_are_limited(name: str) -> None:
+    limits = services()[name]["deploy"]["resources"]["limits"]
+    assert re.fullmatch(r"\d+[mg]", limits["memory"])
+    assert limits["pids"] > 0
+    assert float(limits["cpus"]) <= 1, "more is refused where the machine has fewer; a worker's 0 is all there are"
+    assert services()[name]["logging"]["options"]["max-size"]
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_it_is_watched_and_started_again(name: str) -> None:
+    service = services()[name]
+    assert service["restart"] == "unless-stopped"
+    health = service["healthcheck"]
+    assert seconds(health["timeout"]) <= seconds(health["interval"])
+    assert health["retries"] >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_are_pinned(name: str) -> None:
+    image = services()[name]["image"]
+    if "build" in services()[name]:
+        assert image.startswith("greenroom-")
+        assert services()[name]["build"]["target"] == image.partition(":")[0].removeprefix("greenroom-")
+    else:
+        assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", image), image
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_containers_can_be_scaled(name: str) -> None:
+    service = services()[name]
+    assert "container_name" not in service
+    assert "hostname" not in service
+
+
+def test_no_secret_is_in_the_file() -> None:
+    for name, service in services().items():
+        for key, value in service.get("environment", {}).items():
+            if _SECRET.search(key) and not key.endswith("_FILE"):
+                assert not value, f"{key} of {name} has a value"
+    for name, default in variables(COMPOSE.read_text(encoding="utf-8")).items():
+        if _SECRET.search(name) and not name.endswith("_FILE"):
+            assert not default, f"{name} has a default"
+
+
+def _command(name: str) -> tuple[click.Command, list[str]]:
+    command, *arguments = services()[name]["command"]
+    assert isinstance(main, click.Group)
+    found = main.commands.get(command)
+    assert found is not None, f"greenroom has no command {command!r}: {', '.join(main.commands)}"
+    return found, arguments
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_command_is_understood(name: str) -> None:
+    command, arguments = _command(name)
+    context = click.Context(command)
+    options, rest, _ = command.make_parser(context).parse_args(list(arguments))
+    assert rest == []
+    for parameter in command.params:
+        value = options.get(parameter.name or "")
+        if isinstance(value, str):
+            parameter.type_cast_value(context, value)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_environment_is_understood(name: str) -> None:
+    command, _ = _command(name)
+    known = {f"GREENROOM_{command.name}_{parameter.name}".upper() for parameter in command.params}
+    for parameter in command.params:
+        named = parameter.envvar or ()
+        known.update([named] if isinstance(named, str) else named)
+    elsewhere = {"GREENROOM_HEALTH_URL", "HF_TOKEN"}
+    assert set(services()[name]["environment"]) <= known | elsewhere
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_it_may_drain_before_it_is_killed(name: str) -> None:
+    command, arguments = _command(name)
+    options, _, _ = command.make_parser(click.Context(command)).parse_args(list(arguments))
+    default = next(parameter.default for parameter in command.params if parameter.name == "drain_timeout")
+    drain_s = float(str(options.get("drain_timeout") or default))
+    assert seconds(services()[name]["stop_grace_period"]) >= drain_s + 10
+
+
+def test_the_gateway_asks_for_keys() -> None:
+    _, arguments = _command("gateway")
+    file = next(argument.partition("=")[2] for argument in arguments if argument.startswith("--keys-file="))
+    assert services()["keys"]["environment"]["GREENROOM_KEYS_FILE"] == file
+    folder = file.rpartition("/")[0]
+    assert f"keys:{folder}:ro" in services()["gateway"]["volumes"]
+    assert f"keys:{folder}" in services()["keys"]["volumes"]
+
+
+def test_whoever_starts_on_a_gpu_is_found_as_a_worker() -> None:
+    gpu: dict[str, Any] = services()["worker-gpu"]
+    assert gpu["networks"]["default"]["aliases"] == ["worker"]
+    assert [device["capabilities"] for device in gpu["deploy"]["resources"]["reservations"]["devices"]] == [["gpu"]]
+    same = {"environment", "volumes", "image", "depends_on", "stop_grace_period"}
+    assert all(gpu[field] == services()["worker"][field] for field in same)
+    assert set(services()["worker"]["command"]) < set(gpu["command"])
