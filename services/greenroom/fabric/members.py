@@ -255,7 +255,7 @@ class Directory:
             self._leave(instance)
             return True
         try:
-            member = decode(record.value, Member)
+            member: Member = decode(record.value, Member)
         except Undecodable as error:
             _LOG.warning("%s: record %d says nothing that can be read: %s", MEMBERS, record.offset, error)
             return False

@@ -178,16 +178,19 @@ class KafkaGroup:
             return  # newly ours: where to begin is being looked up
         for partition, messages in batches.items():
             shelf = self._shelves.get(partition.partition)
-            for message in messages if shelf is not None else ():
-                shelf.put(record_of(self._topic, message))
+            if shelf is not None:
+                for message in messages:
+                    shelf.put(record_of(self._topic, message))
         if batches:
             self._bell.ring()
         elif kafka_client.stalled(consumer):
             raise kafka.KafkaError("the task that fetches has ended")
 
     def _fail(self, failure: BaseException, cause: BaseException) -> None:
-        self._failure = failure if isinstance(failure, LogFailed) else LogFailed(str(failure))
-        self._failure.__cause__ = cause
+        """The first one stays."""
+        if self._failure is None:
+            self._failure = failure if isinstance(failure, LogFailed) else LogFailed(str(failure))
+            self._failure.__cause__ = cause
         self._joined.set()
         self._bell.ring()
 

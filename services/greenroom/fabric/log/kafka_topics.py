@@ -143,10 +143,7 @@ async def _replicas(admin: AIOKafkaAdminClient, config: LogConfig) -> int:
 
 async def _create(admin: AIOKafkaAdminClient, topics: Sequence[Topic], replicas: int) -> None:
     response = await admin.create_topics(
-        [
-            NewTopic(topic.name, topic.partitions, replicas, topic_configs=settings(topic, replicas))
-            for topic in topics
-        ]
+        [NewTopic(topic.name, topic.partitions, replicas, topic_configs=settings(topic, replicas)) for topic in topics]
     )
     for name, code, *message in response.topic_errors:
         if code not in (0, _EXISTS):  # another service may have been quicker

@@ -53,7 +53,7 @@ class MemoryBroker:
         self._users = 0
 
     @property
-    def bytes(self) -> int:
+    def used_bytes(self) -> int:
         """What the records take, roughly."""
         return sum(partition.bytes for topic in self._topics.values() for partition in topic.partitions)
 
@@ -121,10 +121,10 @@ class MemoryBroker:
             retention_ms = _RETENTION_MS if topic.retention_ms is None else topic.retention_ms
             partition.expire(int(self._clock() * 1000) - retention_ms, stored.floor(partition.number))
         for share in (2, 1):  # half of what no group needs, then all
-            if self.bytes <= self.max_bytes:
+            if self.used_bytes <= self.max_bytes:
                 return
             self._shrink(share)
-        if self.bytes > self.max_bytes:
+        if self.used_bytes > self.max_bytes:
             raise AppendFailed(
                 f"the log in memory is full ({format_bytes(self.max_bytes)}): its consumers do not keep up, or a group "
                 "that is no longer served holds its records"

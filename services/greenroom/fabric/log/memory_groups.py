@@ -85,6 +85,8 @@ class MemoryConsumer:
         self._closed = False
         try:
             await self._group.join(self)
+            if self._failure is not None:
+                raise self._failure
         except BaseException:
             await self._close()
             raise
@@ -190,6 +192,8 @@ class MemoryConsumer:
                 await told
         except Exception as error:
             log.exception("the user of group %s failed when told what is %s", self._group.name, what)
-            self._failure = LogFailed(f"group {self._group.name}: {what} failed: {error or type(error).__name__}")
-            self._failure.__cause__ = error
+            if self._failure is None:  # the first one stays
+                reason = str(error) or type(error).__name__
+                self._failure = LogFailed(f"group {self._group.name}: {what} failed: {reason}")
+                self._failure.__cause__ = error
             self._bell.ring()

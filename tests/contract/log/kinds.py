@@ -1,0 +1,124 @@
+"""The logs that the contract is run on, behind what its tests need beside the interface."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
+from greenroom.fabric.log import GroupConsumer, Log, LogConfig, MemoryBroker, MemoryLog, Reader, Record, Topic
+from greenroom.fabric.log.kafka import KafkaLog
+from tests.kafka.broker import Broker
+
+WAIT_S = 20.0
+
+
+class Kind(Protocol):
+    """A cluster, and a prefix on it that no other test has."""
+
+    prefix: str
+    session_s: float
+    """After so long a silent member is taken for dead."""
+
+    def connect(self) -> Log:
+        """One more connection, as another process would have."""
+        ...
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> None: ...
+
+
+@dataclass
+class Memory:
+    prefix: str = "memory."
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    session_s: float = 0.2  # it has none
+
+    def connect(self) -> Log:
+        return MemoryLog(self.broker, prefix=self.prefix)
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> None:
+        self.broker.delete_records(self.prefix + topic, partition, before)
+
+
+@dataclass
+class Kafka:
+    broker: Broker
+    prefix: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:12]}.")
+    session_s: float = 3.0
+
+    def config(self) -> LogConfig:
+        return LogConfig(
+            brokers=(self.broker.address,),
+            prefix=self.prefix,
+            session_timeout_s=self.session_s,
+            heartbeat_s=0.2,
+            connect_timeout_s=30.0,
+        )
+
+    def connect(self) -> Log:
+        return KafkaLog(self.config())
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.broker.address)
+        try:
+            await admin.start()
+            await admin.delete_records({TopicPartition(self.prefix + topic, partition): RecordsToDelete(before)})
+        finally:
+            await admin.close()
+
+
+@dataclass
+class Told:
+    """An Assignment that remembers what it was told."""
+
+    held: dict[int, int] = field(default_factory=dict)
+    history: list[tuple[str, dict[int, int] | list[int]]] = field(default_factory=list)
+
+    async def assigned(self, partitions: Mapping[int, int]) -> None:
+        self.held = dict(partitions)
+        self.history.append(("assigned", dict(partitions)))
+
+    async def revoked(self, partitions: Sequence[int]) -> None:
+        assert sorted(self.held) == list(partitions)
+        self.held = {}
+        self.history.append(("revoked", list(partitions)))
+
+
+async def read(source: GroupConsumer | Reader, count: int, *, max_records: int = 500) -> list[Record]:
+    """Poll until ``count`` records have come."""
+    found: list[Record] = []
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found += await source.poll(1.0, max_records)
+    assert len(found) == count
+    return found
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            if holds():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def until_held(consumer: GroupConsumer, count: int) -> None:
+    """Wait until the consumer holds so many partitions."""
+    await until(lambda: len(consumer.assignment) == count)
+
+
+@contextlib.asynccontextmanager
+async def topic_on(
+    kind: Kind, partitions: int = 1, *, compacted: bool = False, max_message_bytes: int = 1024 * 1024
+) -> AsyncIterator[Log]:
+    """A connection with the topic ``things`` on it."""
+    async with kind.connect() as log:
+        await log.ensure([Topic("things", partitions, compacted=compacted, max_message_bytes=max_message_bytes)])
+        yield log

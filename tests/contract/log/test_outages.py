@@ -1,0 +1,154 @@
+"""What only a real broker can do: die, come back on its data, fall silent, ask for a password."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+
+from greenroom.fabric.log import AppendFailed, AppendUnknown, GroupConsumer, LogConfig, LogUnavailable, Reader
+from greenroom.fabric.log.kafka import KafkaLog
+from tests.contract.log.kinds import WAIT_S, Kafka, Told, read, topic_on, until
+from tests.kafka.broker import PASSWORD, USER, Broker
+
+
+@pytest.fixture
+def kafka(kafka_broker: Broker) -> Kafka:
+    return Kafka(kafka_broker)
+
+
+@pytest.mark.parametrize("how", ["kill", pytest.param("stop", marks=pytest.mark.full)])
+async def test_everything_goes_on_when_the_broker_comes_back_on_its_data(kafka: Kafka, how: str) -> None:
+    """Appends, a group and a reader are under way. What was acknowledged is there; what is there, is read once."""
+    acknowledged: set[bytes] = set()
+    unknown: set[bytes] = set()
+    enough, stopping = asyncio.Event(), asyncio.Event()
+
+    async def append() -> None:
+        for number in itertools.count():
+            if enough.is_set():
+                return
+            value = b"%d" % number
+            try:
+                await log.append("things", value, timeout_s=2.0)
+                acknowledged.add(value)
+            except AppendUnknown:
+                unknown.add(value)
+            except AppendFailed:
+                await asyncio.sleep(0.05)
+
+    async def follow(source: Reader | GroupConsumer, into: list[tuple[int, bytes | None]]) -> None:
+        while not stopping.is_set():
+            into += [(record.offset, record.value) for record in await source.poll(0.2)]
+
+    async def until_acknowledged(count: int) -> None:
+        await until(lambda: len(acknowledged) >= count, 3 * WAIT_S)
+
+    def all_read(end: int) -> bool:
+        return all(read and read[-1][0] >= end - 1 for read in (by_reader, by_group))
+
+    async with topic_on(kafka) as log, log.reader("things", 0) as reader, log.group("things", "g", Told()) as consumer:
+        by_reader: list[tuple[int, bytes | None]] = []
+        by_group: list[tuple[int, bytes | None]] = []
+        async with asyncio.TaskGroup() as tasks:
+            appending = tasks.create_task(append())
+            tasks.create_task(follow(reader, by_reader))
+            tasks.create_task(follow(consumer, by_group))
+            await until_acknowledged(100)
+            assert await consumer.commit({0: 50})
+            await asyncio.to_thread(getattr(kafka.broker, how))
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(kafka.broker.start)
+            await until_acknowledged(len(acknowledged) + 100)
+            enough.set()
+            await appending
+            end = await reader.end()
+            await until(lambda: all_read(end), 3 * WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                committed = False
+                while not committed:
+                    committed = await consumer.commit({0: end})
+            stopping.set()
+        assert [offset for offset, _ in by_reader] == list(range(len(by_reader)))
+        there = [value for _, value in by_reader]
+        assert len(set(there)) == len(there)
+        assert acknowledged <= set(there) <= acknowledged | unknown
+        # The group may have been put together anew, and then read again from what was committed.
+        assert dict(by_group).items() <= dict(by_reader).items()
+        assert {offset for offset, _ in by_group} >= set(range(end))
+        assert await log.committed("things", "g", 0) == end
+
+
+async def test_no_acknowledgement_is_unknown_and_the_record_may_land_later(kafka: Kafka) -> None:
+    async with topic_on(kafka) as log, log.reader("things", 0) as reader:
+        await log.append("things", b"first")
+        kafka.broker.pause()
+        try:
+            with pytest.raises(AppendUnknown, match="may be there"):
+                await log.append("things", b"second", timeout_s=0.5)
+            assert not await _connects(kafka)
+        finally:
+            kafka.broker.resume()
+        await log.append("things", b"third")
+        assert [record.value for record in await read(reader, 3)] == [b"first", b"second", b"third"]
+
+
+async def _connects(kafka: Kafka) -> bool:
+    try:
+        async with KafkaLog(dataclasses.replace(kafka.config(), connect_timeout_s=1.0, request_timeout_s=1.0)):
+            return True
+    except LogUnavailable:
+        return False
+
+
+async def test_a_cluster_that_is_not_there_is_named() -> None:
+    config = LogConfig(brokers=("127.0.0.1:1",), connect_timeout_s=0.5)
+    with pytest.raises(LogUnavailable, match=r"127\.0\.0\.1:1.*check that the brokers run"):
+        async with KafkaLog(config):
+            pass
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+async def test_tls_with_a_user_and_a_password(kafka_broker: Broker, tmp_path: Path, mechanism: str) -> None:
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    kind = Kafka(kafka_broker)
+    config = LogConfig(
+        brokers=(kafka_broker.secure_address,),
+        prefix=kind.prefix,
+        ca_file=kafka_broker.certificate,
+        sasl_mechanism=mechanism,
+        sasl_user=USER,
+        sasl_password_file=tmp_path / "password",
+        heartbeat_s=0.2,
+    )
+    kind.config = lambda: config  # type: ignore[method-assign]
+    async with topic_on(kind) as log, log.group("things", "g", Told()) as consumer, log.reader("things", 0) as reader:
+        await log.append("things", b"secret")
+        assert [record.value for record in await read(consumer, 1)] == [b"secret"]
+        assert [record.value for record in await read(reader, 1)] == [b"secret"]
+        assert await consumer.commit({0: 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"sasl_password": "a guess"}, "(?i)authentication"),
+        ({"ca_file": None, "tls": True}, "(?i)certificate"),
+        ({"sasl_mechanism": "SCRAM-SHA-512"}, "(?i)mechanism"),
+    ],
+)
+async def test_a_wrong_secret_says_what_is_wrong(kafka_broker: Broker, change: dict[str, object], reason: str) -> None:
+    config = LogConfig(
+        brokers=(kafka_broker.secure_address,),
+        ca_file=kafka_broker.certificate,
+        sasl_mechanism="PLAIN",
+        sasl_user=USER,
+        sasl_password=PASSWORD,
+        connect_timeout_s=1.0,
+    )
+    with pytest.raises(LogUnavailable, match=reason):
+        async with KafkaLog(dataclasses.replace(config, **change)):  # type: ignore[arg-type]
+            pass
