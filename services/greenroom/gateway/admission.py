@@ -20,12 +20,19 @@ class Admission:
         self.in_flight = 0
         self.draining = False
 
+    @property
+    def unready(self) -> str | None:
+        """Why nobody is let in now, None where they are."""
+        if self.draining:
+            return "the server is stopping and takes no new requests"
+        return None if self._ready() else "the server is not ready yet"
+
     def check_ready(self) -> None:
         """Raises ApiError (503) with the reason."""
-        if self.draining:
-            raise unavailable("the server is stopping and takes no new requests", "draining", retry_after_s=5.0)
-        if not self._ready():
-            raise unavailable("the server is not ready yet", "not_ready")
+        reason = self.unready
+        if reason is not None:
+            code, after_s = ("draining", 5.0) if self.draining else ("not_ready", 1.0)
+            raise unavailable(reason, code, retry_after_s=after_s)
 
     @contextmanager
     def enter(self) -> Iterator[None]:

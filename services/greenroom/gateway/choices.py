@@ -9,9 +9,16 @@ from greenroom.core.errors import GreenroomError
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, Token, TokenLogprobs
 from greenroom.text import TextStream, Tokenizer
 
+_WHY = {
+    FinishReason.CANCELLED: "the generation was cancelled",
+    FinishReason.FAILED: "the generation failed",
+    FinishReason.EXPIRED: "the request's time was over before it was finished",
+    FinishReason.SHED: "the request was given up before it began: there was no room for it in time",
+}
+
 
 class GenerationFailed(GreenroomError):
-    """A generation that did not come to a usable end; ``reason`` is FAILED or CANCELLED."""
+    """A generation that did not come to an end of its own; ``reason`` is none of STOP and LENGTH."""
 
     def __init__(self, message: str, reason: FinishReason) -> None:
         super().__init__(message)
@@ -40,11 +47,13 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained. ``finish`` and ``generated`` (tokens in all) come with its last."""
+    """What one choice gained. ``tokens`` only where they were asked for. ``finish`` and ``generated`` (tokens in all)
+    come with its last."""
 
     index: int
     text: str
     records: tuple[TokenRecord, ...] = ()
+    tokens: tuple[Token, ...] = ()
     finish: FinishReason | None = None
     generated: int = 0
 
@@ -53,15 +62,16 @@ class ChoiceAssembler:
     """Detokenises, applies stop strings and keeps the log-probabilities of one choice.
 
     The text of a token that ends the generation (EOS, or one of ``stop_token_ids``) is left out, its log-probability
-    is not: there is one for every token that usage counts.
+    is not: there is one for every token that usage counts. ``tokens``: the tokens themselves are wanted too.
     """
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, eos_token_ids: Collection[int]) -> None:
+    def __init__(self, job: Job, tokenizer: Tokenizer, eos_token_ids: Collection[int], *, tokens: bool = False) -> None:
         sampling = job.request.sampling
         self._index = job.index
         self._text = TextStream(tokenizer, sampling.stop, keep_match=job.keep_stop, behind_text=job.behind_text)
         self._ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
         self._wants_logprobs = sampling.logprobs is not None
+        self._wants_tokens = tokens
         self._generated = 0
         self.finish: FinishReason | None = None
         """Why it ended, None until then."""
@@ -75,20 +85,22 @@ class ChoiceAssembler:
         self._generated += 1
         offset = self._text.length
         text = "" if event.token_id in self._ends else self._text.push(event.token_id)
-        if self._wants_logprobs:
-            return Delta(self._index, text, (_record(event, offset),))
+        records = (_record(event, offset),) if self._wants_logprobs else ()
+        if self._wants_tokens:
+            return Delta(self._index, text, records, (event,))
+        if records:
+            return Delta(self._index, text, records)
         return Delta(self._index, text) if text else None
 
     def _end(self, finished: Finished) -> Delta:
-        if finished.reason in (FinishReason.FAILED, FinishReason.CANCELLED):
-            message = finished.error or f"the generation was {finished.reason.value}"
-            raise GenerationFailed(message, finished.reason)
+        if finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            raise GenerationFailed(finished.error or _WHY[finished.reason], finished.reason)
         text = self._text.finish()
         return self._last(text, finished.reason if self._text.matched is None else FinishReason.STOP)
 
     def _last(self, text: str, finish: FinishReason) -> Delta:
         self.finish = finish
-        return Delta(self._index, text, (), finish, self._generated)
+        return Delta(self._index, text, finish=finish, generated=self._generated)
 
 
 def _record(token: Token, offset: int) -> TokenRecord:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
@@ -13,35 +15,87 @@ from greenroom.core.units import MIB
 class GatewayConfig:
     """Every limit of the front door. Times in seconds. Raises InvalidConfig, naming the field.
 
-    ``port`` 0 takes a free one. ``max_choices``: prompts times ``n`` of one request. ``max_in_flight``: requests at
-    once, waiting ones included; more are answered 429. ``stream_buffer``: parts of text that wait for one client's
-    connection; beyond them its generation waits too. ``slow_client_timeout_s``: how long a client may take none of
-    what is sent before it is dropped. ``keep_alive_s``: silence on a stream after which a comment is sent.
-    ``drain_timeout_s``: how long stopping waits for running requests; what runs then is cancelled.
-    ``system_fingerprint``: what replies carry under that name; None makes one of the version and the model's name.
+    ``port``, ``grpc_port``: 0 takes a free one; ``grpc_port`` None switches the gRPC API off. ``keys_file``: who may
+    come in (``greenroom keys``); None lets everybody in, and is allowed only where ``host`` is this machine's own
+    loopback. ``open_metrics``: /metrics needs no key. ``tls_certificate``, ``tls_key``: PEM files, for both ports.
+    ``max_choices``: prompts times ``n`` of one request. ``max_prompt_tokens``, ``max_new_tokens``: of one sequence,
+    None leaves it to the model's context. ``max_in_flight``: requests at once, waiting ones included; more are
+    answered 429. ``stream_buffer``: parts of text that wait for one client's connection; beyond them its generation
+    waits too. ``request_timeout_s``: how long a request may take that does not say so itself, ``max_request_timeout_s``
+    how long one may ask for. ``slow_client_timeout_s``: how long a client may take none of what is sent before it is
+    dropped. ``keep_alive_s``: silence on a stream after which a comment is sent. ``drain_timeout_s``: how long stopping
+    waits for running requests; what runs then is cancelled. ``keep_replies_s``: how long the reply to a request with an
+    idempotency key is kept for a retry. ``system_fingerprint``: what replies carry under that name; None makes one of
+    the version and the model's name.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None
+    keys_file: Path | None = None
+    open_metrics: bool = True
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
     max_body_bytes: int = MIB
     max_choices: int = 128
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
     max_in_flight: int = 1024
     stream_buffer: int = 256
     body_timeout_s: float = 30.0
-    request_timeout_s: float = 3600.0
+    request_timeout_s: float = 600.0
+    max_request_timeout_s: float = 3600.0
     slow_client_timeout_s: float = 30.0
     keep_alive_s: float = 15.0
     drain_timeout_s: float = 30.0
+    keep_replies_s: float = 600.0
     system_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise InvalidConfig("port", self.port, "it is a number from 0 (a free one) to 65535")
-        for field in ("max_body_bytes", "max_choices", "max_in_flight", "stream_buffer"):
-            if getattr(self, field) < 1:
-                raise InvalidConfig(field, getattr(self, field), "it is a number from 1")
-        for field in ("body_timeout_s", "request_timeout_s", "slow_client_timeout_s", "keep_alive_s"):
+        for field in ("port", "grpc_port"):
+            value = getattr(self, field)
+            if value is not None and not 0 <= value <= 65535:
+                raise InvalidConfig(field, value, "it is a number from 0 (a free one) to 65535")
+        for field in (
+            "max_body_bytes", "max_choices", "max_prompt_tokens", "max_new_tokens", "max_in_flight", "stream_buffer"
+        ):  # fmt: skip
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise InvalidConfig(field, value, "it is a number from 1")
+        for field in (
+            "body_timeout_s", "request_timeout_s", "max_request_timeout_s", "slow_client_timeout_s", "keep_alive_s",
+        ):  # fmt: skip
             if not 0 < getattr(self, field) < math.inf:
                 raise InvalidConfig(field, getattr(self, field), "it is a number of seconds above 0")
-        if not 0 <= self.drain_timeout_s < math.inf:
-            raise InvalidConfig("drain_timeout_s", self.drain_timeout_s, "it is a number of seconds from 0")
+        for field in ("drain_timeout_s", "keep_replies_s"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise InvalidConfig(field, getattr(self, field), "it is a number of seconds from 0")
+        if self.request_timeout_s > self.max_request_timeout_s:
+            allowed = f"it is at most max_request_timeout_s, {self.max_request_timeout_s:g}"
+            raise InvalidConfig("request_timeout_s", self.request_timeout_s, allowed)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidConfig("tls_key", str(self.tls_key), "a certificate and its key come together")
+        if self.keys_file is None and not self.on_loopback:
+            raise InvalidConfig(
+                "host",
+                self.host,
+                "without API keys it is 127.0.0.1, ::1 or localhost; make a key with `greenroom keys add NAME` and "
+                "start with --keys-file",
+            )
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def tls(self) -> tuple[Path, Path] | None:
+        """Certificate and key."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return self.tls_certificate, self.tls_key

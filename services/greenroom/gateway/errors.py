@@ -9,7 +9,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
+from greenroom.core.errors import Conflict, GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import FinishReason
 from greenroom.gateway.choices import GenerationFailed
 
@@ -55,8 +55,12 @@ def retry_after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
+def too_many(message: str, code: str, retry_after_s: float) -> ApiError:
+    return ApiError(429, message, code=code, kind=RATE, headers=retry_after(retry_after_s))
+
+
 def saturated(message: str, retry_after_s: float) -> ApiError:
-    return ApiError(429, message, code="saturated", kind=RATE, headers=retry_after(retry_after_s))
+    return too_many(message, "saturated", retry_after_s)
 
 
 def unavailable(message: str, code: str, retry_after_s: float = 1.0) -> ApiError:
@@ -71,8 +75,8 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, f"the request's body is larger than the {limit} bytes allowed here", code="body_too_large")
 
 
-def expired(after_s: float) -> ApiError:
-    return ApiError(504, f"the request was not finished within {after_s:g} seconds", code="expired", kind=SERVER)
+def expired(message: str) -> ApiError:
+    return ApiError(504, message, code="expired", kind=SERVER)
 
 
 def model_not_found(name: str, served: str) -> ApiError:
@@ -89,8 +93,10 @@ def as_api_error(error: Exception) -> ApiError | None:
             return ApiError(400, str(error), code=error.code or "invalid_value", param=error.param)
         case Saturated():
             return saturated(str(error), error.retry_after_s)
-        case GenerationFailed() if error.reason is FinishReason.CANCELLED:
-            return unavailable(str(error), "cancelled")
+        case Conflict():
+            return ApiError(409, str(error), code="idempotency_conflict", param="idempotency-key")
+        case GenerationFailed():
+            return _ended(error)
         case GreenroomError():
             return failed(str(error))
         case web.HTTPRequestEntityTooLarge():
@@ -99,6 +105,18 @@ def as_api_error(error: Exception) -> ApiError | None:
             return _from_http(error)
         case _:
             return None
+
+
+def _ended(error: GenerationFailed) -> ApiError:
+    match error.reason:
+        case FinishReason.CANCELLED:
+            return unavailable(str(error), "cancelled")
+        case FinishReason.EXPIRED:
+            return expired(str(error))
+        case FinishReason.SHED:
+            return too_many(str(error), "shed", 1.0)
+        case _:
+            return failed(str(error))
 
 
 def _from_http(error: web.HTTPException) -> ApiError:

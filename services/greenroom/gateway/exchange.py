@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -12,24 +11,29 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from greenroom.fabric import current, telemetry
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect, too_large
 from greenroom.gateway.metrics import GatewayMetrics
 from greenroom.gateway.sse import drop
+from greenroom.gateway.terms import VISIBLE
 
 ACCESS_LOG = logging.getLogger("greenroom.gateway.access")
 _LOG = logging.getLogger(__name__)
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CLIENT_CLOSED = 499
+REPLY_ID_HEADER = "Greenroom-Request-Id"
 _PROBES = ("/health", "/live", "/metrics")  # asked every few seconds, so not worth a line while all is well
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
 class Note:
-    """What the log line of one exchange will say beside the usual; filled in while it is answered."""
+    """What the log line of one exchange will say beside the usual; filled in while it is answered. ``base``: the id
+    that the ids of its sequences begin with."""
 
     request_id: str
+    base: str | None = None
+    caller: str | None = None
     user: str | None = None
     code: str | None = None
 
@@ -67,12 +71,14 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
                 metrics.error(note.code)
             ACCESS_LOG.log(
                 logging.DEBUG if path in _PROBES and status < 400 else logging.INFO,
-                "%s %s %s %d %.1f ms%s%s",
+                "%s %s %s %d %.1f ms%s%s%s%s",
                 note.request_id,
                 request.method,
                 request.rel_url.raw_path,
                 status,
                 (time.monotonic() - began) * 1000,
+                f" key={note.caller}" if note.caller else "",
+                f" id={note.base}" if note.base else "",
                 f" error={note.code}" if note.code else "",
                 f" user={note.user!r:.80}" if note.user else "",
             )
@@ -81,8 +87,11 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
 
 
 async def name_reply(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal handler: every reply carries the request's id."""
-    response.headers["X-Request-Id"] = note_of(request).request_id
+    """Signal handler: every reply carries the exchange's id, and the request's own where one was made."""
+    note = note_of(request)
+    response.headers["X-Request-Id"] = note.request_id
+    if note.base is not None:
+        response.headers[REPLY_ID_HEADER] = note.base
     response.headers["Server"] = "greenroom"
 
 
@@ -116,7 +125,12 @@ async def read_json(request: web.Request, config: GatewayConfig) -> bytes:
 async def _answer(request: web.Request, handler: Handler, note: Note) -> web.StreamResponse:
     try:
         _check_id(note)
-        return await handler(request)
+        current.request_id.set(note.request_id)
+        if not telemetry.enabled():
+            return await handler(request)
+        sent = ((name.lower(), value) for name, value in request.headers.items())
+        with telemetry.span(f"{request.method} {_route(request)}", parent=telemetry.extract(sent), kind="server"):
+            return await handler(request)
     except ClientGone:
         raise
     except Exception as error:
@@ -130,7 +144,7 @@ async def _answer(request: web.Request, handler: Handler, note: Note) -> web.Str
 
 def _check_id(note: Note) -> None:
     given, note.request_id = note.request_id, note.request_id or f"req-{uuid.uuid4().hex}"
-    if given and not _REQUEST_ID.fullmatch(given):
+    if given and not VISIBLE.fullmatch(given):
         note.request_id = f"req-{uuid.uuid4().hex}"
         raise ApiError(
             400, "the header X-Request-Id takes 1 to 128 visible ASCII characters", code="invalid_request_id"

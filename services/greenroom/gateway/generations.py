@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from greenroom.core.errors import InvalidRequest, Saturated
+from greenroom.core.errors import Conflict, InvalidRequest, Saturated
 from greenroom.core.generation import Event, FinishReason, Generator, Token
 from greenroom.gateway.choices import ChoiceAssembler, Delta, GenerationFailed, Job
+from greenroom.gateway.errors import ApiError
 from greenroom.gateway.metrics import SequenceMeter
 
 _LOG = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ class Generations:
     async def parts(self, timeout_s: float) -> list[Delta]:
         """All parts that have come, in order; empty if none comes within ``timeout_s``.
 
-        Raises the first failure: InvalidRequest, Saturated, GenerationFailed, or what ``abort`` was told.
+        Raises the first failure: InvalidRequest, Saturated, Conflict, ApiError, GenerationFailed, or what ``abort``
+        was told.
         """
         self._alarm.set(timeout_s)
         item = await self._buffer.get()
@@ -100,13 +102,14 @@ class Generations:
             task.cancel()
 
     async def _pump(self, job: Job, assembler: ChoiceAssembler) -> None:
-        """By the time its last part can be read, the generator is closed and the sequence counted."""
+        """By the time its last part can be read, the generator is closed and the sequence counted. One with an
+        idempotency key goes on without its client, so it has not ended when that leaves."""
         meter = self._meter(job)
-        outcome: FinishReason | None = FinishReason.CANCELLED
+        outcome: FinishReason | None = None if job.request.keyed else FinishReason.CANCELLED
         try:
             last: Delta | Exception = await self._run(job, assembler, meter)
             outcome = assembler.finish
-        except (InvalidRequest, Saturated) as refusal:
+        except (ApiError, Conflict, InvalidRequest, Saturated) as refusal:
             outcome, last = None, refusal
         except GenerationFailed as error:
             outcome, last = error.reason, error

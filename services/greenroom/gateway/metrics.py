@@ -13,19 +13,38 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
-class GatewayMetrics:
-    """Registers at construction; one for a registry, since names are unique there."""
+class ModelMetrics:
+    """What is counted of one model's sequences."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+    def __init__(self, families: _Families, model_name: str) -> None:
+        self.waiting = families.waiting.labels(model_name)
+        self.running = families.running.labels(model_name)
+        self.first_token = families.first_token.labels(model_name)
+        self.inter_token = families.inter_token.labels(model_name)
+        self.queued = families.queued.labels(model_name)
+        self.end_to_end = families.end_to_end.labels(model_name)
+        self.prompt_lengths = families.prompt_lengths.labels(model_name)
+        self.generation_lengths = families.generation_lengths.labels(model_name)
+        self.prompt_tokens = families.prompt_tokens.labels(model_name)
+        self.generation_tokens = families.generation_tokens.labels(model_name)
+        self._success = {reason: families.success.labels(model_name, reason.value) for reason in FinishReason}
+
+    def ended(self, reason: FinishReason) -> None:
+        self._success[reason].inc()
+
+
+class _Families:
+    """The same for all models, by the label ``model_name``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"greenroom_{name}", text, ["model_name"], registry=registry).labels(model_name)
+            return Gauge(f"greenroom_{name}", text, ["model_name"], registry=registry)
 
         def counter(name: str, text: str) -> Counter:
-            return Counter(f"greenroom_{name}", text, ["model_name"], registry=registry).labels(model_name)
+            return Counter(f"greenroom_{name}", text, ["model_name"], registry=registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(f"greenroom_{name}", text, ["model_name"], buckets=buckets, registry=registry)
-            return made.labels(model_name)
+            return Histogram(f"greenroom_{name}", text, ["model_name"], buckets=buckets, registry=registry)
 
         self.waiting = gauge("num_requests_waiting", "Sequences accepted that have no token yet")
         self.running = gauge("num_requests_running", "Sequences of which tokens are coming")
@@ -37,22 +56,35 @@ class GatewayMetrics:
         self.generation_lengths = histogram("request_generation_tokens", "Tokens generated for a sequence", _TOKENS)
         self.prompt_tokens = counter("prompt_tokens", "Tokens of the prompts that were begun")
         self.generation_tokens = counter("generation_tokens", "Tokens generated")
-        self._success = Counter(
+        self.success = Counter(
             "greenroom_request_success",
             "Sequences that ended, by the reason for it",
             ["model_name", "finished_reason"],
             registry=registry,
         )
-        for reason in FinishReason:
-            self._success.labels(model_name, reason.value)
-        self._model_name = model_name
+
+
+class GatewayMetrics:
+    """Registers at construction; one for a registry, since names are unique there."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._families = _Families(registry)
+        self._models: dict[str, ModelMetrics] = {}
         self._http = Counter("greenroom_http_requests", "HTTP requests answered", ["path", "status"], registry=registry)
         self._errors = Counter(
             "greenroom_http_errors", "HTTP requests and streams that ended with an error", ["code"], registry=registry
         )
+        self._rpc = Counter("greenroom_grpc_requests", "gRPC calls answered", ["method", "status"], registry=registry)
+        self._rpc_errors = Counter(
+            "greenroom_grpc_errors", "gRPC calls that ended with an error", ["code"], registry=registry
+        )
 
-    def ended(self, reason: FinishReason) -> None:
-        self._success.labels(self._model_name, reason.value).inc()
+    def of(self, model_name: str) -> ModelMetrics:
+        """``model_name`` as it is served, so that their number is bounded."""
+        found = self._models.get(model_name)
+        if found is None:
+            found = self._models[model_name] = ModelMetrics(self._families, model_name)
+        return found
 
     def answered(self, path: str, status: int) -> None:
         """``path`` as the route is written, so that their number is bounded."""
@@ -61,11 +93,17 @@ class GatewayMetrics:
     def error(self, code: str) -> None:
         self._errors.labels(code).inc()
 
+    def called(self, method: str, status: str, code: str | None) -> None:
+        """A gRPC call ended; ``code`` as an HTTP reply would have it, None where it went well."""
+        self._rpc.labels(method, status).inc()
+        if code is not None:
+            self._rpc_errors.labels(code).inc()
+
 
 class SequenceMeter:
     """Times one sequence. ``arrived`` is monotonic, in seconds."""
 
-    def __init__(self, metrics: GatewayMetrics, prompt_tokens: int, arrived: float) -> None:
+    def __init__(self, metrics: ModelMetrics, prompt_tokens: int, arrived: float) -> None:
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
         self._arrived = arrived

@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from greenroom.core.errors import InvalidRequest
-from greenroom.core.generation import MAX_SEED, GenerationRequest, SamplingParams, ServedModel
+from greenroom.core.generation import MAX_SEED, GenerationRequest, SamplingParams, ServedModel, Slo
 from greenroom.gateway.choices import Job
+from greenroom.gateway.config import GatewayConfig
+from greenroom.gateway.keys import KeyLimits
 from greenroom.gateway.schema import (
     NEUTRAL_IN_MESSAGE,
     ChatBody,
@@ -18,39 +22,57 @@ from greenroom.gateway.schema import (
     Message,
     refuse_unsupported,
 )
-from greenroom.text import ChatTemplate, TextProcessor
+from greenroom.gateway.terms import MAX_PRIORITY, PRIORITY_HEADER, SLO_HEADERS, Terms
+from greenroom.text import ChatTemplate, TextProcessor, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant")
 MAX_STOP_TOKEN_IDS = 256
 MAX_TASK_TYPE = 64
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_WORDS = 4096
+"""Characters of a prompt that a task type is looked for in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``prompt_tokens``: of all prompts, each counted once however many choices it has."""
+    """``prompt_tokens``: of all prompts, each counted once however many choices it has. ``timeout_s``: for all of
+    it, from its arrival."""
 
     jobs: tuple[Job, ...]
     prompt_tokens: int
     stream: bool
     include_usage: bool
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
+    """``words``: what a task type is extracted from; None: the text of the ids."""
+
     ids: tuple[int, ...]
     behind_text: bool
+    words: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """How many tokens a sequence may get. ``limit`` None: up to the end of the context. ``said``: the client did."""
+
+    limit: int | None
+    field: str
+    said: bool
 
 
 def prepare_chat(
-    body: ChatBody, text: TextProcessor, model: ServedModel, *, reply_id: str, max_choices: int
+    body: ChatBody, text: TextProcessor, model: ServedModel, *, terms: Terms, config: GatewayConfig
 ) -> Prepared:
     """Raises InvalidRequest, naming the field."""
     template = text.chat
-    rendered = _render(body, template)
+    rendered, words = _render(body, template)
     prompt = _Prompt(
         tuple(text.tokenizer.encode(rendered, add_special_tokens=bool(body.add_special_tokens))),
         behind_text=bool(body.continue_final_message),
+        words=words,
     )
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -58,30 +80,42 @@ def prepare_chat(
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if body.max_tokens not in (None, limit):
         raise InvalidRequest("max_completion_tokens and max_tokens differ; send one of them", param="max_tokens")
-    limit_field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-    return _prepared(body, [prompt], "messages", logprobs, limit, limit_field, model, reply_id, max_choices)
+    field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+    length = _Length(limit, field, said=limit is not None)
+    return _prepared(body, [prompt], "messages", logprobs, length, text, model, terms, config)
 
 
 def prepare_completion(
-    body: CompletionBody, text: TextProcessor, model: ServedModel, *, reply_id: str, max_choices: int
+    body: CompletionBody,
+    text: TextProcessor,
+    model: ServedModel,
+    *,
+    terms: Terms,
+    config: GatewayConfig,
+    default_tokens: int | None = DEFAULT_COMPLETION_TOKENS,
 ) -> Prepared:
-    """Raises InvalidRequest, naming the field."""
+    """``default_tokens``: how many are generated where the body does not say, None: up to the end of the context.
+    Raises InvalidRequest, naming the field."""
     prompts = _prompts(body.prompt)
-    if len(prompts) > max_choices:
-        raise InvalidRequest(f"prompt has {len(prompts)} prompts; at most {max_choices} are allowed", param="prompt")
+    if len(prompts) > config.max_choices:
+        raise InvalidRequest(
+            f"prompt has {len(prompts)} prompts; at most {config.max_choices} are allowed", param="prompt"
+        )
     special = body.add_special_tokens is not False
     encoded = [
         _Prompt(
             tuple(text.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt),
             behind_text=True,
+            words=prompt if isinstance(prompt, str) else None,
         )
         for prompt in prompts
     ]
     limit = body.max_tokens
-    if limit is None:  # as OpenAI and vLLM have it, where the context has room for so many
+    if limit is None and default_tokens is not None:  # as OpenAI and vLLM have it, where the context has room for them
         room = model.max_model_len - max((len(prompt.ids) for prompt in encoded), default=0)
-        limit = min(DEFAULT_COMPLETION_TOKENS, room) if room > 0 else None
-    return _prepared(body, encoded, "prompt", body.logprobs, limit, "max_tokens", model, reply_id, max_choices)
+        limit = min(default_tokens, room) if room > 0 else None
+    length = _Length(limit, "max_tokens", said=body.max_tokens is not None)
+    return _prepared(body, encoded, "prompt", body.logprobs, length, text, model, terms, config)
 
 
 def _prepared(
@@ -89,34 +123,164 @@ def _prepared(
     prompts: Sequence[_Prompt],
     prompt_field: str,
     logprobs: int | None,
-    limit: int | None,
-    limit_field: str,
+    length: _Length,
+    text: TextProcessor,
     model: ServedModel,
-    reply_id: str,
-    max_choices: int,
+    terms: Terms,
+    config: GatewayConfig,
 ) -> Prepared:
     n = 1 if body.n is None else body.n
-    if not 1 <= n * len(prompts) <= max_choices:
-        raise InvalidRequest(f"n must be at least 1, and n times the prompts at most {max_choices}", param="n")
-    if limit is not None and limit < 1:
-        raise InvalidRequest(f"{limit_field} must be at least 1, not {limit}", param=limit_field)
+    if not 1 <= n * len(prompts) <= config.max_choices:
+        raise InvalidRequest(f"n must be at least 1, and n times the prompts at most {config.max_choices}", param="n")
+    if length.limit is not None and length.limit < 1:
+        raise InvalidRequest(f"{length.field} must be at least 1, not {length.limit}", param=length.field)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is for stream: true only", param="stream_options")
     if body.task_type is not None and not 1 <= len(body.task_type) <= MAX_TASK_TYPE:
         raise InvalidRequest(f"task_type must have 1 to {MAX_TASK_TYPE} characters", param="task_type")
-    jobs: list[Job] = []
-    for prompt in prompts:
-        allowed = _allowed_tokens(prompt.ids, limit, model, prompt_field, limit_field)
-        for choice in range(n):
-            sampling = _sampling(body, logprobs, allowed, model, choice)
-            request = GenerationRequest(f"{reply_id}-{len(jobs)}", prompt.ids, sampling, body.task_type)
-            jobs.append(Job(len(jobs), request, prompt.behind_text, bool(body.include_stop_str_in_output)))
+    slo, priority, timeout_s = _slo(body, terms), _priority(body, terms), _timeout(body, terms, config)
+    allowed = [_allowed_tokens(prompt.ids, length.limit, model, prompt_field, length.field) for prompt in prompts]
+    allowed = within_limits(
+        [len(prompt.ids) for prompt in prompts], n, allowed, length, prompt_field, config, terms.caller.limits
+    )
+    keep_stop = bool(body.include_stop_str_in_output)
+    asked = [
+        (prompt, _sampling(body, logprobs, tokens, model, choice))
+        for prompt, tokens in zip(prompts, allowed, strict=True)
+        for choice in range(n)
+    ]
+    digest = _digest(model, body.task_type, keep_stop, slo, priority, asked) if terms.keyed else b""
+    jobs = [
+        Job(
+            index,
+            GenerationRequest(
+                request_id=f"{terms.base}-{index}",
+                prompt_ids=prompt.ids,
+                sampling=sampling,
+                task_type=body.task_type,
+                prompt=_words(prompt, text.tokenizer),
+                tenant=terms.caller.name,
+                keyed=terms.keyed,
+                digest=digest,
+                slo=slo,
+                priority=priority,
+                timeout_s=timeout_s,
+            ),
+            prompt.behind_text,
+            keep_stop,
+        )
+        for index, (prompt, sampling) in enumerate(asked)
+    ]
     return Prepared(
         jobs=tuple(jobs),
         prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        timeout_s=timeout_s,
     )
+
+
+def within_limits(
+    prompts: Sequence[int],
+    n: int,
+    allowed: Sequence[int],
+    length: _Length,
+    prompt_field: str,
+    config: GatewayConfig,
+    limits: KeyLimits,
+) -> list[int]:
+    """``allowed`` by prompt, lowered to what the server and the key allow where the client did not say how much.
+
+    ``prompts``: their lengths in tokens. Raises InvalidRequest where what it said is more, or no token is left.
+    """
+
+    def refuse(message: str, param: str) -> InvalidRequest:
+        return InvalidRequest(message, param=param, code="token_limit_exceeded")
+
+    most = config.max_prompt_tokens
+    if most is not None and max(prompts) > most:
+        raise refuse(f"the {prompt_field} has {max(prompts)} tokens; at most {most} are allowed here", prompt_field)
+    tokens = list(allowed)
+    if config.max_new_tokens is not None and max(tokens) > config.max_new_tokens:
+        if length.said:
+            raise refuse(f"{length.field} is {max(tokens)}; at most {config.max_new_tokens} is allowed", length.field)
+        tokens = [min(each, config.max_new_tokens) for each in tokens]
+    total = sum(prompts) + n * sum(tokens)
+    if limits.token_limit is None or total <= limits.token_limit:
+        return tokens
+    share = (limits.token_limit - sum(prompts)) // (n * len(prompts))
+    if length.said or share < 1:
+        message = (
+            f"{sum(prompts)} tokens in the {prompt_field} and {n * sum(tokens)} to generate were asked for; this key "
+            f"is allowed {limits.token_limit} in one request"
+        )
+        raise refuse(message, prompt_field if share < 1 else length.field)
+    return [min(each, share) for each in tokens]
+
+
+def _slo(body: GenerationBody, terms: Terms) -> Slo:
+    """Said in the body or in headers; where in both, the same."""
+    if body.slo is None:
+        return terms.slo
+    found: dict[str, float | None] = {}
+    for name, header in SLO_HEADERS.items():
+        here, there = getattr(body.slo, name), getattr(terms.slo, name)
+        if here is not None and there is not None and here != there:
+            raise InvalidRequest(f"slo.{name} and the header {header} differ; send one of them", param=f"slo.{name}")
+        found[name] = there if here is None else here
+    return Slo(**found)
+
+
+def _priority(body: GenerationBody, terms: Terms) -> int:
+    if body.priority is None:
+        return terms.priority or 0
+    if abs(body.priority) > MAX_PRIORITY:
+        raise InvalidRequest(f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", param="priority")
+    if terms.priority not in (None, body.priority):
+        raise InvalidRequest(f"priority and the header {PRIORITY_HEADER} differ; send one of them", param="priority")
+    return body.priority
+
+
+def _timeout(body: GenerationBody, terms: Terms, config: GatewayConfig) -> float:
+    wanted = config.request_timeout_s if body.timeout is None else body.timeout
+    if not 0 < wanted <= config.max_request_timeout_s:
+        raise InvalidRequest(
+            f"timeout must be above 0 and at most {config.max_request_timeout_s:g} seconds, not {wanted:g}",
+            param="timeout",
+        )
+    return wanted if terms.patience_s is None else min(wanted, terms.patience_s)
+
+
+def _digest(
+    model: ServedModel,
+    task_type: str | None,
+    keep_stop: bool,
+    slo: Slo,
+    priority: int,
+    asked: Sequence[tuple[_Prompt, SamplingParams]],
+) -> bytes:
+    """Equal for two requests that ask for the same. Not part of it: whether the reply comes in parts, how long its
+    client waits, and for whom it asks."""
+    meaning = (
+        model.name,
+        task_type,
+        keep_stop,
+        slo,
+        priority,
+        [(prompt.ids, prompt.behind_text, sampling) for prompt, sampling in asked],
+    )
+    return hashlib.blake2b(msgspec.msgpack.encode(meaning), digest_size=32).digest()
+
+
+def _words(prompt: _Prompt, tokenizer: Tokenizer) -> str:
+    """The prompt's two ends: what it asks for stands at one of them."""
+    words = prompt.words
+    if words is None:
+        ids = prompt.ids
+        words = tokenizer.decode(ids if len(ids) <= MAX_WORDS else ids[: MAX_WORDS // 2] + ids[-(MAX_WORDS // 2) :])
+    if len(words) <= MAX_WORDS:
+        return words
+    return f"{words[: MAX_WORDS // 2]}\n{words[-(MAX_WORDS // 2) :]}"
 
 
 def _allowed_tokens(
@@ -195,7 +359,8 @@ def _prompts(prompt: str | list[int | str | list[int]]) -> list[str] | list[list
     return texts or lists or [ids]
 
 
-def _render(body: ChatBody, template: ChatTemplate) -> str:
+def _render(body: ChatBody, template: ChatTemplate) -> tuple[str, str]:
+    """The prompt, and the last message of the user's in it."""
     if not body.messages:
         raise InvalidRequest("messages is empty", param="messages")
     continues = bool(body.continue_final_message)
@@ -224,7 +389,8 @@ def _render(body: ChatBody, template: ChatTemplate) -> str:
             param=f"messages[{named}].name",
             code="unsupported_field",
         )
-    return rendered
+    asks = [message["content"] for message in messages if message["role"] == "user"] or [messages[-1]["content"]]
+    return rendered, asks[-1]
 
 
 def _message(message: Message, place: int, template: ChatTemplate) -> dict[str, Any]:

@@ -35,7 +35,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
@@ -92,6 +91,14 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_calls: Any = None
 
 
+class SloBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the client hopes for, in milliseconds from acceptance; ``tpot_ms`` between tokens."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+
 class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """What both APIs take."""
 
@@ -114,6 +121,9 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     # greenroom's own
     task_type: str | None = None
+    slo: SloBody | None = None
+    priority: Int64 | None = None
+    timeout: float | None = None
     # neutral only, in both
     frequency_penalty: Any = None
     length_penalty: Any = None
@@ -122,7 +132,6 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: Any = None
     min_tokens: Any = None
     presence_penalty: Any = None
-    priority: Any = None
     repetition_penalty: Any = None
     response_format: Any = None
     skip_special_tokens: Any = None

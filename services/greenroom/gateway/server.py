@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib.metadata
 import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
@@ -13,24 +18,36 @@ from prometheus_client.exposition import choose_encoder
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.generation import Generator, ServedModel
+from greenroom.core.units import MIB
+from greenroom.fabric.lifecycle.tasks import Tasks
+from greenroom.fabric.rpc import Server, ServerConfig, ServerTls
 from greenroom.gateway.admission import Admission
-from greenroom.gateway.api import Api
+from greenroom.gateway.api import CALLER, Api
+from greenroom.gateway.calls import Calls
 from greenroom.gateway.config import GatewayConfig
+from greenroom.gateway.doorkeeper import Doorkeeper
 from greenroom.gateway.errors import model_not_found
-from greenroom.gateway.exchange import exchange_middleware, name_reply
+from greenroom.gateway.exchange import Handler, exchange_middleware, name_reply, note_of
+from greenroom.gateway.grpc_api import InferenceApi, as_status
 from greenroom.gateway.metrics import GatewayMetrics
+from greenroom.gateway.openapi import openapi
 from greenroom.text import TextProcessor
 
 _LOG = logging.getLogger(__name__)
 _ABORT_GRACE_S = 5.0
 _IDLE_CONNECTION_S = 75.0
+_READY_LOOK_S = 0.5
+_RPC_GRACE_S = 1.0
+OPEN_PATHS = frozenset({"/health", "/live", "/openapi.json"})
+"""They say nothing that is worth a key; what watches over the process asks the first two."""
 
 
 class Gateway:
-    """An OpenAI-compatible HTTP server in front of ``generator``.
+    """OpenAI's HTTP API, and gRPC where ``config.grpc_port`` says so, in front of ``generator``.
 
     ``text`` is the tokenizer and chat template of the model that the generator runs; ``registry`` is what /metrics
     shows, ours and whatever others put there. All of it runs on the event loop that ``start`` is called on.
+    Raises InvalidConfig where the file of keys can not be read.
     """
 
     def __init__(
@@ -39,11 +56,12 @@ class Gateway:
         self._config = config
         self._generator = generator
         self._registry = registry
+        self._doorkeeper = Doorkeeper(config.keys_file)
         self._admission = Admission(config.max_in_flight, lambda: generator.ready)
-        model = generator.model
-        fingerprint = config.system_fingerprint or _fingerprint(model)
-        metrics = GatewayMetrics(registry, model.name)
-        self._api = Api(config, generator, text, metrics, self._admission, fingerprint)
+        self._counted = metrics = GatewayMetrics(registry)
+        self._calls = Calls(config, generator, text, metrics, self._admission)
+        self._api = Api(self._calls, lambda name: config.system_fingerprint or _fingerprint(name))
+        self._schema = msgspec.json.encode(openapi(config))
         self._runner = web.AppRunner(
             self._app(metrics),
             handler_cancellation=True,  # or a client that left is noticed at the next write only
@@ -51,10 +69,17 @@ class Gateway:
             keepalive_timeout=_IDLE_CONNECTION_S,
             shutdown_timeout=1.0,
         )
+        self._name_model()
+        self._rpc = _rpc_server(config, InferenceApi(self._calls, self._doorkeeper, metrics))
+        self._drained = False
+        self.tasks = Tasks("gateway")
+        self.grpc_port: int | None = None
+        """Where the RPCs are, once started; None where they are off."""
 
     def _app(self, metrics: GatewayMetrics) -> web.Application:
         app = web.Application(
-            middlewares=[exchange_middleware(self._config, metrics)], client_max_size=self._config.max_body_bytes
+            middlewares=[exchange_middleware(self._config, metrics), self._key_middleware()],
+            client_max_size=self._config.max_body_bytes,
         )
         app.on_response_prepare.append(name_reply)
         app.router.add_post("/v1/chat/completions", self._api.chat)
@@ -64,12 +89,28 @@ class Gateway:
         app.router.add_get("/health", self._health)
         app.router.add_get("/live", self._live)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/openapi.json", self._openapi)
         return app
 
+    def _key_middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
+        without_key = OPEN_PATHS | {"/metrics"} if self._config.open_metrics else OPEN_PATHS
+
+        @web.middleware
+        async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+            resource = request.match_info.route.resource
+            if resource is None or resource.canonical not in without_key:
+                caller = self._doorkeeper.admit(request.headers.get("Authorization"), time.monotonic())
+                request[CALLER] = caller
+                note_of(request).caller = caller.name
+            return await handler(request)
+
+        return middleware
+
     async def start(self) -> int:
-        """Listens; the port. Raises InvalidConfig where the address can not be had."""
+        """Listens; the HTTP port. Raises InvalidConfig where an address can not be had, or a certificate not read."""
+        context = _tls_context(self._config)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._config.host, self._config.port, backlog=1024)
+        site = web.TCPSite(self._runner, self._config.host, self._config.port, backlog=1024, ssl_context=context)
         try:
             await site.start()
         except OSError as error:
@@ -77,19 +118,58 @@ class Gateway:
             address = f"{self._config.host}:{self._config.port}"
             raise InvalidConfig("port", address, f"it can not be listened on: {error.strerror or error}") from error
         port = int(self._runner.addresses[0][1])
-        _LOG.info("serving %s at http://%s:%d", self._generator.model.name, self._config.host, port)
+        if self._rpc is not None:
+            try:
+                self.grpc_port = await self._rpc.start()
+            except InvalidConfig as error:
+                await self._runner.cleanup()
+                raise InvalidConfig("grpc_port", error.value, "it can not be listened on") from error
+            self.tasks.start(self._tell_health(self._rpc), name="gateway health", forever=True)
+        scheme = "http" if context is None else "https"
+        _LOG.info("serving at %s://%s:%d", scheme, self._config.host, port)
+        if self._doorkeeper.asks and context is None and not self._config.on_loopback:
+            _LOG.warning("API keys come in unencrypted: set a TLS certificate, or put a proxy that has one before it")
         return port
 
-    async def stop(self) -> None:
-        """Not ready from now on and nothing new taken; running requests may finish within ``drain_timeout_s``, then
-        they are ended, and their clients told. Returns when no connection and no task is left."""
+    @property
+    def unready(self) -> str | None:
+        """Why no requests are taken now, None where they are."""
+        return self._admission.unready
+
+    async def drain(self, timeout_s: float) -> None:
+        """Not ready from now on and nothing new taken; running requests may finish within ``timeout_s``, then they are
+        ended, and their clients told."""
+        self._drained = True
         self._admission.drain()
-        if not await self._admission.idle(self._config.drain_timeout_s):
+        if not await self._admission.idle(timeout_s):
             _LOG.warning("ending %d requests that did not finish in time", self._admission.in_flight)
-            self._api.abort()
+            self._calls.abort()
             await self._admission.idle(_ABORT_GRACE_S)
+
+    async def stop(self) -> None:
+        """Drains, within ``drain_timeout_s``, unless that was done; returns when no connection and no task is left."""
+        if not self._drained:
+            await self.drain(self._config.drain_timeout_s)
+        await self.tasks.stop()
+        if self._rpc is not None:
+            await self._rpc.stop(_RPC_GRACE_S)
         await self._runner.cleanup()
-        await self._api.close()
+        await self._calls.close()
+
+    async def _tell_health(self, rpc: Server) -> None:
+        """The gRPC health service follows the readiness that /health shows."""
+        told = None
+        while True:
+            serving = self.unready is None
+            if serving != told:
+                rpc.serving(serving)
+                told = serving
+            await asyncio.sleep(_READY_LOOK_S)
+
+    def _name_model(self) -> None:
+        """So that its figures are there, at 0, before its first request."""
+        if self._generator.ready:
+            self._counted.of(self._generator.model.name)
 
     async def _models(self, request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [_describe(self._generator.model)]})
@@ -108,8 +188,48 @@ class Gateway:
         return _json({"status": "live"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        self._name_model()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._schema, content_type="application/json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RpcConfig(ServerConfig):
+    """``max_request_bytes``: of what comes in; a reply with log-probabilities may be larger."""
+
+    max_request_bytes: int = MIB
+
+    def options(self) -> list[tuple[str, int]]:
+        received = "grpc.max_receive_message_length"
+        others = [option for option in ServerConfig.options(self) if option[0] != received]
+        return [*others, (received, self.max_request_bytes)]
+
+
+def _rpc_server(config: GatewayConfig, api: InferenceApi) -> Server | None:
+    if config.grpc_port is None:
+        return None
+    rpc = _RpcConfig(
+        host=config.host,
+        port=config.grpc_port,
+        tls=None if config.tls is None else ServerTls(certificate=config.tls[0], key=config.tls[1]),
+        max_request_bytes=config.max_body_bytes,
+    )
+    return Server(rpc, [api], shape=as_status)
+
+
+def _tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
+    if config.tls is None:
+        return None
+    certificate, key = config.tls
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:  # SSLError too
+        raise InvalidConfig("tls_certificate", str(certificate), f"it can not be used: {error}") from error
+    return context
 
 
 def _describe(model: ServedModel) -> dict[str, object]:
@@ -122,8 +242,8 @@ def _describe(model: ServedModel) -> dict[str, object]:
     }
 
 
-def _fingerprint(model: ServedModel) -> str:
-    what = f"greenroom {importlib.metadata.version('greenroom')} {model.name}"
+def _fingerprint(model_name: str) -> str:
+    what = f"greenroom {importlib.metadata.version('greenroom')} {model_name}"
     return f"fp_{hashlib.blake2b(what.encode(), digest_size=5).hexdigest()}"
 
 

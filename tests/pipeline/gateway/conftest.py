@@ -39,7 +39,7 @@ class Server:
     async def settled(self) -> None:
         """Waits until no sequence runs and every one is counted."""
         await self.generator.until_idle()
-        if tasks := set(self.gateway._api.tasks):
+        if tasks := set(self.gateway._calls.tasks):
             _, running = await asyncio.wait(tasks, timeout=DEADLINE_S)
             assert not running
 

@@ -34,11 +34,11 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def make(tokenizer: Tokenizer, registry: CollectorRegistry) -> Callable[..., Generations]:
-    metrics = GatewayMetrics(registry, "m")
+    metrics = GatewayMetrics(registry).of("m")
 
-    def make(generator: Any, count: int = 1, buffer: int = 8, **sampling: Any) -> Generations:
+    def make(generator: Any, count: int = 1, buffer: int = 8, keyed: bool = False, **sampling: Any) -> Generations:
         jobs = [
-            Job(index, GenerationRequest(f"r-{index}", (7,), SamplingParams(seed=index, **sampling)))
+            Job(index, GenerationRequest(f"r-{index}", (7,), SamplingParams(seed=index, **sampling), keyed=keyed))
             for index in range(count)
         ]
         return Generations(
@@ -191,8 +191,43 @@ async def test_a_generator_that_does_not_close_is_reported_and_not_waited_for(
         ("keep_alive_s", -1),
         ("drain_timeout_s", -1),
         ("drain_timeout_s", float("nan")),
+        ("grpc_port", 65536),
+        ("max_prompt_tokens", 0),
+        ("max_new_tokens", 0),
+        ("keep_replies_s", -1),
     ],
 )
 def test_a_bad_setting_is_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidConfig, match=f"^{field}: {value!r} is not allowed"):
         GatewayConfig(**{field: value})
+
+
+def test_a_default_time_above_the_most_is_refused() -> None:
+    with pytest.raises(
+        InvalidConfig, match="request_timeout_s: 60 is not allowed; it is at most max_request_timeout_s"
+    ):
+        GatewayConfig(request_timeout_s=60, max_request_timeout_s=30)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "gateway", ""])
+def test_without_keys_only_this_machine_may_connect(host: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"greenroom keys add NAME.*--keys-file"):
+        GatewayConfig(host=host)
+    assert GatewayConfig(host=host, keys_file=tmp_path / "keys.json").host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_on_loopback_keys_may_be_off(host: str) -> None:
+    assert GatewayConfig(host=host).on_loopback
+
+
+async def test_a_request_with_a_key_has_not_ended_when_its_client_leaves(
+    tokenizer: Tokenizer, make: Any, registry: CollectorRegistry
+) -> None:
+    generator = ScriptedGenerator(tokenizer)
+    await generator.allow(1)
+    async with make(generator, keyed=True) as generations:
+        await generations.parts(DEADLINE_S)
+    labels = {"model_name": "m", "finished_reason": "cancelled"}
+    assert registry.get_sample_value("greenroom_request_success_total", labels) == 0
+    assert registry.get_sample_value("greenroom_num_requests_running", {"model_name": "m"}) == 0

@@ -8,9 +8,13 @@ import msgspec
 import pytest
 
 from greenroom.core.errors import InvalidRequest
-from greenroom.core.generation import MAX_SEED, ServedModel
-from greenroom.gateway.prepare import Prepared, prepare_chat, prepare_completion
+from greenroom.core.generation import MAX_SEED, GenerationRequest, ServedModel, Slo
+from greenroom.gateway.config import GatewayConfig
+from greenroom.gateway.doorkeeper import Caller
+from greenroom.gateway.keys import KeyLimits
+from greenroom.gateway.prepare import MAX_WORDS, Prepared, prepare_chat, prepare_completion
 from greenroom.gateway.schema import ChatBody, CompletionBody
+from greenroom.gateway.terms import Terms
 from greenroom.text import TextProcessor
 from tests import small_tokenizers
 
@@ -40,14 +44,37 @@ def llama_like(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
     return TextProcessor.from_folder(small_tokenizers.write_chat(tmp_path_factory.mktemp("llama"), tokenizer))
 
 
-def chat(text: TextProcessor, messages: list[dict[str, Any]], model: ServedModel = MODEL, **fields: Any) -> Prepared:
+CONFIG = GatewayConfig(max_choices=8)
+TERMS = Terms(base="r")
+
+
+def chat(
+    text: TextProcessor,
+    messages: list[dict[str, Any]],
+    model: ServedModel = MODEL,
+    terms: Terms = TERMS,
+    config: GatewayConfig = CONFIG,
+    **fields: Any,
+) -> Prepared:
     body = msgspec.convert({"model": "m", "messages": messages, **fields}, ChatBody)
-    return prepare_chat(body, text, model, reply_id="r", max_choices=8)
+    return prepare_chat(body, text, model, terms=terms, config=config)
 
 
-def complete(text: TextProcessor, prompt: Any, model: ServedModel = MODEL, **fields: Any) -> Prepared:
+def complete(
+    text: TextProcessor,
+    prompt: Any,
+    model: ServedModel = MODEL,
+    terms: Terms = TERMS,
+    config: GatewayConfig = CONFIG,
+    **fields: Any,
+) -> Prepared:
     body = msgspec.convert({"model": "m", "prompt": prompt, **fields}, CompletionBody)
-    return prepare_completion(body, text, model, reply_id="r", max_choices=8)
+    return prepare_completion(body, text, model, terms=terms, config=config)
+
+
+def only(prepared: Prepared) -> GenerationRequest:
+    [job] = prepared.jobs
+    return job.request
 
 
 def shown(text: TextProcessor, prepared: Prepared) -> str:
@@ -159,3 +186,120 @@ def test_text_whose_tokens_the_model_does_not_have(text: TextProcessor) -> None:
     small = ServedModel("m", 128, vocab_size=10, eos_token_ids=(4,), created=0)
     with pytest.raises(InvalidRequest, match="the model's are 0 to 9"):
         complete(text, "hello", small)
+
+
+def test_the_words_that_tell_the_task(text: TextProcessor) -> None:
+    talk = [user("first"), {"role": "assistant", "content": "so?"}, user("Summarise this.")]
+    talk += [{"role": "system", "content": "x"}]
+    assert only(chat(text, talk)).prompt == "Summarise this."
+    assert only(chat(text, [{"role": "system", "content": "Be brief."}])).prompt == "Be brief."
+    assert only(complete(text, "Sort: 3 1 2")).prompt == "Sort: 3 1 2"
+    ids = text.tokenizer.encode("hello there", add_special_tokens=False)
+    assert only(complete(text, ids)).prompt == "hello there"
+
+
+def test_of_a_long_prompt_both_ends_tell_the_task(text: TextProcessor) -> None:
+    roomy = ServedModel("m", max_model_len=100_000, vocab_size=600, eos_token_ids=(4,), created=0)
+    words = only(complete(text, "Translate: " + "la " * 4000 + "Thank you.", roomy)).prompt
+    assert len(words) <= MAX_WORDS + 1
+    assert words.startswith("Translate: ")
+    assert words.endswith("Thank you.")
+    ids = text.tokenizer.encode("Sort! " + "la " * 4000 + "Now.", add_special_tokens=False)
+    words = only(complete(text, ids, roomy)).prompt
+    assert (words[:5], words[-4:], len(words) <= MAX_WORDS + 1) == ("Sort!", "Now.", True)
+
+
+def test_hopes_come_from_body_or_headers(text: TextProcessor) -> None:
+    said = Terms(base="r", slo=Slo(ttft_ms=200, e2e_ms=900), priority=7)
+    request = only(complete(text, "a", terms=said, slo={"tpot_ms": 50, "e2e_ms": 900}))
+    assert (request.slo, request.priority) == (Slo(ttft_ms=200, tpot_ms=50, e2e_ms=900), 7)
+    assert only(complete(text, "a", priority=-100)).priority == -100
+    assert only(complete(text, "a", terms=said, priority=7)).priority == 7
+    assert (only(complete(text, "a")).slo, only(complete(text, "a")).priority) == (Slo(), 0)
+
+
+def test_body_and_headers_that_differ_are_refused(text: TextProcessor) -> None:
+    said = Terms(base="r", slo=Slo(ttft_ms=200), priority=7)
+    with pytest.raises(InvalidRequest, match=r"slo\.ttft_ms and the header x-slo-ttft-ms differ"):
+        complete(text, "a", terms=said, slo={"ttft_ms": 201})
+    with pytest.raises(InvalidRequest, match="priority and the header x-priority differ"):
+        complete(text, "a", terms=said, priority=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"priority": 101}, "priority"),
+        ({"priority": -101}, "priority"),
+        ({"slo": {"ttft_ms": 0}}, "slo"),
+        ({"slo": {"e2e_ms": -5}}, "slo"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": 3600.5}, "timeout"),
+    ],
+)
+def test_hopes_out_of_range(text: TextProcessor, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        complete(text, "a", **fields)
+    assert caught.value.param == param
+
+
+def test_timeouts(text: TextProcessor) -> None:
+    assert complete(text, "a").timeout_s == only(complete(text, "a")).timeout_s == 600
+    assert only(complete(text, "a", timeout=0.25)).timeout_s == 0.25
+    hurried = Terms(base="r", patience_s=3.0)
+    assert only(complete(text, "a", terms=hurried)).timeout_s == 3.0
+    assert only(complete(text, "a", terms=hurried, timeout=2)).timeout_s == 2
+
+
+def test_limits_of_tokens(text: TextProcessor) -> None:
+    tight = GatewayConfig(max_prompt_tokens=10, max_new_tokens=20)
+    assert only(chat(text, [user()], config=GatewayConfig(max_new_tokens=20))).sampling.max_tokens == 20
+    assert only(complete(text, [7] * 10, config=tight, max_tokens=20)).sampling.max_tokens == 20
+    cases: list[tuple[dict[str, Any], list[int], str]] = [
+        ({}, [7] * 11, "prompt"),
+        ({"max_tokens": 21}, [7], "max_tokens"),
+    ]
+    for fields, prompt, param in cases:
+        with pytest.raises(InvalidRequest) as caught:
+            complete(text, prompt, config=tight, **fields)
+        assert (caught.value.param, caught.value.code) == (param, "token_limit_exceeded")
+
+
+def test_a_key_has_a_limit_of_tokens(text: TextProcessor) -> None:
+    limited = Terms(base="r", caller=Caller("ann", KeyLimits(token_limit=30)))
+    said = complete(text, [[7] * 5, [7] * 5], terms=limited, n=2, max_tokens=5)
+    assert [job.request.sampling.max_tokens for job in said.jobs] == [5] * 4
+    lowered = complete(text, [[7] * 5, [7] * 5], terms=limited, n=2)
+    assert [job.request.sampling.max_tokens for job in lowered.jobs] == [5] * 4
+    cases: list[tuple[dict[str, Any], list[int], str]] = [
+        ({"max_tokens": 21}, [7] * 10, "max_tokens"),
+        ({}, [7] * 30, "prompt"),
+    ]
+    for fields, prompt, param in cases:
+        with pytest.raises(InvalidRequest, match="this key is allowed 30") as caught:
+            complete(text, prompt, terms=limited, **fields)
+        assert (caught.value.param, caught.value.code) == (param, "token_limit_exceeded")
+
+
+KEYED = Terms(base="r", caller=Caller("ann"), keyed=True)
+
+
+def test_the_digest_is_of_what_is_asked(text: TextProcessor) -> None:
+    def digest(**fields: Any) -> bytes:
+        request = only(complete(text, fields.pop("prompt", "a"), terms=fields.pop("terms", KEYED), **fields))
+        assert (request.keyed, request.tenant) == (True, "ann")
+        return request.digest
+
+    same = digest()
+    assert len(same) == 32
+    assert digest(stream=True, stream_options={"include_usage": True}) == same
+    assert digest(user="bob", timeout=5) == same
+    assert digest(prompt=text.tokenizer.encode("a", add_special_tokens=True)) == same
+    assert digest(temperature=1.0, top_k=0, max_tokens=16) == same
+    others = [
+        digest(prompt="b"), digest(temperature=0.5), digest(seed=1), digest(max_tokens=17), digest(stop="x"),
+        digest(task_type="sort"), digest(priority=1), digest(slo={"ttft_ms": 1}), digest(logprobs=0),
+        digest(include_stop_str_in_output=True), digest(ignore_eos=True), digest(top_k=3),
+    ]  # fmt: skip
+    assert len({same, *others}) == len(others) + 1
+    assert only(complete(text, "a")).digest == b""

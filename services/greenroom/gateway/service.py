@@ -1,0 +1,32 @@
+"""The gateway as a part of a process."""
+
+from __future__ import annotations
+
+from greenroom.fabric.lifecycle.service import Part
+from greenroom.gateway.server import Gateway
+
+
+class GatewayService(Part):
+    """``gateway``, started and stopped with the rest. ``port``: where HTTP is, once started."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__("gateway")
+        self._gateway = gateway
+        self.port = 0
+
+    @property
+    def unready(self) -> str | None:
+        return self._gateway.unready
+
+    async def start(self) -> None:
+        self.port = await self._gateway.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._gateway.drain(timeout_s)
+
+    async def stop(self) -> None:
+        await self._gateway.stop()
+        await super().stop()
+
+    async def failed(self) -> BaseException:
+        return await self._gateway.tasks.failed()

@@ -1,0 +1,144 @@
+"""The shapes of what the HTTP API answers, for its schema. ``replies`` writes them; a test holds the two together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+FinishReason = Literal["stop", "length"]
+
+
+class ErrorDetail(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``code`` is a stable word for programs, ``param`` the field at fault where it is one."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What is answered instead of a reply."""
+
+    error: ErrorDetail
+
+
+class Usage(Struct, forbid_unknown_fields=True, kw_only=True):
+    """In tokens; a prompt counts once however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AlternativeToken(Struct, forbid_unknown_fields=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(AlternativeToken, forbid_unknown_fields=True, kw_only=True):
+    top_logprobs: list[AlternativeToken]
+
+
+class ChatLogprobs(Struct, forbid_unknown_fields=True, kw_only=True):
+    content: list[ChosenToken]
+    refusal: None
+
+
+class ReplyMessage(Struct, forbid_unknown_fields=True, kw_only=True):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The reply as a whole."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(Struct, forbid_unknown_fields=True, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The data of one event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class CompletionLogprobs(Struct, forbid_unknown_fields=True, kw_only=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class TextCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The reply as a whole, or, without ``usage``, the data of one event of a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``max_model_len``: tokens of prompt and answer together."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(Struct, forbid_unknown_fields=True, kw_only=True):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Condition(Struct, forbid_unknown_fields=True, kw_only=True):
+    status: Literal["ready", "live"]
+
+
+REPLIES = (ErrorBody, ChatCompletion, ChatCompletionChunk, TextCompletion, Model, ModelList, Condition)
