@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
 
-.PHONY: help run test test-full test-compose image lint format proto bench-budgets bench-engine bench-peers clean
+.PHONY: help run test test-full test-compose image lint format proto kafka bench-budgets bench-engine bench-peers clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -42,6 +42,9 @@ format: $(STAMP) ## Rewrite the code in the project's style
 
 proto: $(STAMP) ## Make services/greenroom/v1 from proto/, refusing what would break its callers
 	$(BIN)/python -m tests.contract.protos.generate
+
+kafka: $(STAMP) ## The broker of the tests for a developer: 127.0.0.1:9092 until Ctrl-C (Java and Maven, or Docker)
+	@exec $(BIN)/python -m tests.kafka
 
 bench-budgets: $(STAMP) ## Tokens/s resident, at a third and at the least budget, on the widened bundled model
 	$(BIN)/python -m benchmarks.budgets

@@ -17,7 +17,7 @@ from greenroom.fabric.log.base import LogError, LogFailed, LogUnavailable, Recor
 from greenroom.fabric.log.config import LogConfig
 
 _LOG = logging.getLogger(__name__)
-RETRY_S = 0.2
+RETRY_S = 0.1
 _FOREVER_MS = 2**31 - 1
 
 TROUBLE = (kafka.KafkaError, OSError, TimeoutError, AssertionError, LookupError)
