@@ -1,0 +1,81 @@
+"""How well a profile tells labelled prompts apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.tasktype.extractor import Extractor
+from greenroom.tasktype.profile import UNKNOWN
+
+
+class LabelledPrompt(msgspec.Struct, frozen=True):
+    """One line of a file of labelled prompts; other fields are passed over."""
+
+    prompt: str
+    task_type: str
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """``confusion[label, answer]``: how many prompts of that label got that answer."""
+
+    confusion: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def prompts(self) -> int:
+        return sum(self.confusion.values())
+
+    @property
+    def accuracy(self) -> float:
+        right = sum(count for (label, answer), count in self.confusion.items() if label == answer)
+        return right / max(1, self.prompts)
+
+    @property
+    def unknown(self) -> float:
+        """Share of prompts without an answer."""
+        return sum(count for (_, answer), count in self.confusion.items() if answer == UNKNOWN) / max(1, self.prompts)
+
+    def report(self) -> dict[str, Any]:
+        labels = sorted({label for label, _ in self.confusion})
+        by_label = {
+            label: {answer: count for (one, answer), count in sorted(self.confusion.items()) if one == label}
+            for label in labels
+        }
+        return {
+            "prompts": self.prompts,
+            "accuracy": round(self.accuracy, 4),
+            "unknown": round(self.unknown, 4),
+            "accuracy_of_answered": round(self.accuracy / max(1e-9, 1 - self.unknown), 4),
+            "recall": {
+                label: round(answers.get(label, 0) / sum(answers.values()), 4) for label, answers in by_label.items()
+            },
+            "confusion": by_label,
+        }
+
+
+def evaluate(extractor: Extractor, prompts: Iterable[LabelledPrompt]) -> Evaluation:
+    evaluation = Evaluation()
+    for prompt in prompts:
+        evaluation.confusion[prompt.task_type, extractor.extract(prompt.prompt).task_type] += 1
+    return evaluation
+
+
+def read_labelled(path: Path) -> Iterable[LabelledPrompt]:
+    """The lines of a JSONL file with ``prompt`` and ``task_type``. Raises InvalidConfig, naming the line."""
+    decoder = msgspec.json.Decoder(LabelledPrompt)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                message = f'it must be an object with "prompt" and "task_type": {error}'
+                raise InvalidConfig(f"{path}, line {number}", line[:80].decode(errors="replace"), message) from error

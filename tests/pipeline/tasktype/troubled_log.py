@@ -1,0 +1,74 @@
+"""A log that loses acknowledgements and refuses appends, as its test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from greenroom.fabric.log import AppendFailed, AppendUnknown, Assignment, Headers, Position
+from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
+from greenroom.fabric.log.memory_groups import MemoryConsumer, MemoryGroup
+
+Trouble = Callable[[str, bytes | None], str | None]
+"""Of a topic and a value: None, or ``lost`` (not appended, unknown), ``landed`` (appended, unknown), ``refused``, or
+``held`` (not before ``release``)."""
+
+
+def no_trouble(topic: str, value: bytes | None) -> str | None:
+    return None
+
+
+class TroubledLog(MemoryLog):
+    """``dead``: whoever uses it has died; nothing of what it still does on its way out is done."""
+
+    def __init__(self, broker: MemoryBroker, trouble: Trouble = no_trouble) -> None:
+        super().__init__(broker)
+        self.trouble = trouble
+        self.dead = False
+        self.appends: list[tuple[str, bytes | None]] = []
+        self._released = asyncio.Event()
+        self.holding = asyncio.Event()
+
+    def release(self) -> None:
+        self._released.set()
+
+    def group(self, topic: str, group: str, assignment: Assignment) -> MemoryConsumer:
+        return _Mortal(self, lambda: self.broker.group(topic, group), assignment)
+
+    async def append(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
+        timeout_s: float = 10.0,
+    ) -> Position:
+        self.appends.append((topic, value))
+        await asyncio.sleep(0)  # as a broker's answer would
+        if self.dead:
+            raise AppendUnknown("it has died")
+        trouble = self.trouble(topic, value)
+        if trouble == "held":
+            self.holding.set()
+            await self._released.wait()
+        if trouble == "lost":
+            raise AppendUnknown("no answer came")
+        if trouble == "refused":
+            raise AppendFailed("it does not want it")
+        position = await super().append(
+            topic, value, key=key, partition=partition, headers=headers, timeout_s=timeout_s
+        )
+        if trouble == "landed":
+            raise AppendUnknown("no answer came")
+        return position
+
+
+class _Mortal(MemoryConsumer):
+    def __init__(self, log: TroubledLog, find: Callable[[], MemoryGroup], assignment: Assignment) -> None:
+        super().__init__(find, assignment)
+        self._log = log
+
+    async def commit(self, positions: Mapping[int, int]) -> bool:
+        return False if self._log.dead else await super().commit(positions)

@@ -1,0 +1,111 @@
+"""What becomes of a record of ``requests``."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenroom.core.generation import SamplingParams, Slo
+from greenroom.core.messages import Cancel, Rejected, Request, Task, TaskRecord, decode, encode
+from greenroom.fabric.log import Record
+from greenroom.tasktype import Extractor, load_profile
+from greenroom.tasktype.decide import Bury, Forward, decide, without_payload
+
+POOLS = 2
+EXTRACTOR = Extractor(load_profile())
+
+
+@pytest.fixture
+def extractor() -> Extractor:
+    return EXTRACTOR
+
+
+def request(**fields: object) -> Request:
+    given = {"request_id": "r1", "pool": 1, "model": "m", "prompt_ids": (1, 2), "accepted_ms": 5, "deadline_ms": 9}
+    return Request(**{"sampling": SamplingParams(), **given, **fields})  # type: ignore[arg-type]
+
+
+def record(value: bytes | None, key: bytes | None = b"r1") -> Record:
+    return Record("requests", 3, 17, 1000, key, value, (("traceparent", b"00-1"),))
+
+
+def forwarded(decision: Forward | Bury) -> tuple[Forward, TaskRecord]:
+    assert isinstance(decision, Forward)
+    return decision, decode(decision.value, TaskRecord)
+
+
+def test_the_type_is_extracted(extractor: Extractor) -> None:
+    asked = request(prompt="Summarise the following text: ...", slo=Slo(ttft_ms=3.0), tenant="t", keyed=True)
+    decision, task = forwarded(decide(record(encode(asked)), extractor, POOLS))
+    assert task == Task(request=asked, task_type="summarise", source="keywords")
+    assert (decision.partition, decision.request_id) == (1, "r1")
+    assert (decision.task_type, decision.source) == ("summarise", "keywords")
+
+
+@pytest.mark.parametrize("prompt", ["", "zzz"])
+def test_without_a_keyword_it_is_unknown(extractor: Extractor, prompt: str) -> None:
+    _, task = forwarded(decide(record(encode(request(prompt=prompt))), extractor, POOLS))
+    assert isinstance(task, Task)
+    assert task.task_type == "unknown"
+
+
+@pytest.mark.parametrize("given_type", ["question", "haiku", "unknown"])
+def test_what_the_client_says_wins(extractor: Extractor, given_type: str) -> None:
+    asked = request(prompt="Summarise the following text", task_type=given_type)
+    _, task = forwarded(decide(record(encode(asked)), extractor, POOLS))
+    assert task == Task(request=asked, task_type=given_type, source="client")
+
+
+def test_a_cancel_goes_on_as_it_came(extractor: Extractor) -> None:
+    fields = msgspec.msgpack.decode(encode(Cancel(request_id="r1", pool=0, deadline_ms=9, reason="gone")))
+    value = msgspec.msgpack.encode({**fields, "of a later version": [1]})
+    decision, _ = forwarded(decide(record(value), extractor, POOLS))
+    assert decision.value == value
+    assert decision.partition == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "rejected"),
+    [
+        (None, "without a value", None),
+        (b"\xc1garbage", "not a record", None),
+        (msgspec.msgpack.encode({"v": 1, "kind": "request"}), "", None),
+        (msgspec.msgpack.encode({"v": 1, "kind": "request", "request_id": "r1", "pool": 1}), "", Rejected),
+        (
+            msgspec.msgpack.encode({"v": 2, "kind": "request", "request_id": "r1", "pool": 0}),
+            "schema version",
+            Rejected,
+        ),
+        (msgspec.msgpack.encode({"v": 1, "kind": "outcome", "request_id": "r1", "pool": 0}), "", Rejected),
+        (msgspec.msgpack.encode({"v": 1, "kind": "request", "request_id": "r1", "pool": 2}), "", None),
+        (msgspec.msgpack.encode({"v": 1, "kind": "request", "request_id": "r1", "pool": -1}), "", None),
+        (msgspec.msgpack.encode({"v": 1, "kind": "request", "request_id": "", "pool": 0}), "", None),
+        (encode(request(pool=POOLS)), "pool 2", None),
+        (encode(Cancel(request_id="r1", pool=7, deadline_ms=9)), "pool 7", None),
+    ],
+)
+def test_what_can_not_go_on_is_buried(
+    extractor: Extractor, value: bytes | None, reason: str, rejected: type[Rejected] | None
+) -> None:
+    decision = decide(record(value), extractor, POOLS)
+    assert isinstance(decision, Bury)
+    letter = decision.letter
+    assert reason in letter.reason
+    assert (letter.topic, letter.partition, letter.offset, letter.service) == ("requests", 3, 17, "tasktype")
+    assert (letter.key, letter.payload) == (b"r1", value)
+    assert (decision.rejected is None) == (rejected is None)
+    if decision.rejected is not None:
+        assert (decision.rejected.request_id, letter.request_id) == ("r1", "r1")
+        assert decision.rejected.reason == letter.reason
+
+
+@given(st.binary(max_size=200))
+def test_no_payload_is_too_strange(payload: bytes) -> None:
+    decision = decide(record(payload), EXTRACTOR, POOLS)
+    assert isinstance(decision, Bury)
+    assert len(encode(decision.letter)) < len(payload) + 2000
+    smaller = without_payload(decision.letter)
+    assert smaller.payload is None
+    assert str(len(payload)) in smaller.reason
