@@ -1,0 +1,64 @@
+"""One service of the pipeline as a process: log, topics, telemetry and probes around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from greenroom.cli.service_options import instance_from, log_from
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from greenroom.fabric.lifecycle import Service
+    from greenroom.fabric.log import Log
+
+Make = Callable[["Log", "CollectorRegistry", str], "Sequence[Service]"]
+"""From the log, the registry of its metrics and its instance's name: what the process runs, in order."""
+
+
+async def live(kind: str, options: dict[str, Any], make: Make) -> int:
+    """Until a signal or a failure; the exit code. Takes the options of ``log_options`` and ``process_options``.
+
+    Raises InvalidConfig.
+    """
+    from greenroom.fabric import telemetry
+    from greenroom.fabric.lifecycle import (
+        Entered,
+        LifeConfig,
+        Part,
+        ProbesConfig,
+        configure_logs,
+        name_process,
+        run_service,
+    )
+    from greenroom.fabric.telemetry.registry import new_registry
+    from greenroom.fabric.topics import Topics, all_topics
+
+    instance = instance_from(options, kind)
+    configure_logs(click.get_current_context().find_root().params["log_level"], options["log_format"])
+    name_process(kind, instance)
+    topics = all_topics(Topics(pools=options["pools"]))
+    log = log_from(options)
+    registry = new_registry()
+    services = make(log, registry, instance)
+
+    class Ensured(Part):
+        async def start(self) -> None:
+            await log.ensure(topics)
+
+    if options["otlp_endpoint"]:
+        telemetry.start(
+            telemetry.TelemetryConfig(endpoint=options["otlp_endpoint"], service=f"greenroom-{kind}", instance=instance)
+        )
+    try:
+        return await run_service(
+            [Entered("log", log), Ensured("topics"), *services],
+            LifeConfig(drain_timeout_s=options["drain_timeout"]),
+            probes=ProbesConfig(host=options["probe_host"], port=options["probe_port"]),
+            registry=registry,
+        )
+    finally:
+        await telemetry.stop()

@@ -1,0 +1,73 @@
+"""What the predictor counts."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from greenroom.predictor.serving import Source
+
+_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class PredictorMetrics:
+    """Registers at construction; one for a registry, since names are unique there."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"greenroom_predictor_{name}", text, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"greenroom_predictor_{name}", text, registry=registry)
+
+        self.sequences = counter("sequences", "Sequences learnt from")
+        self.duplicates = counter("duplicates", "Traces of sequences that were counted already")
+        self.empty = counter("empty_traces", "Traces without a row")
+        self.dead_letters = counter("dead_letters", "Traces that could not be read or contradict their model")
+        self.retries = counter("append_retries", "Appends to the dead letters that were tried again")
+        self.published = counter("artifacts_published", "Versions written")
+        self.failures = counter("artifact_failures", "Versions that could not be written, and were tried again")
+        self.unsaved = gauge("unsaved_sequences", "Sequences that are in no version yet")
+        self.statistics_bytes = gauge("statistics_bytes", "What is known of all models and task types, in bytes")
+        self.publishing = Histogram(
+            "greenroom_predictor_publish_seconds", "To write a version", buckets=_SECONDS, registry=registry
+        )
+        self.forecasting = Histogram(
+            "greenroom_predictor_forecast_seconds", "To make a forecast", buckets=_SECONDS, registry=registry
+        )
+        self._evicted = Counter(
+            "greenroom_predictor_evicted",
+            "Statistics that went because the budget of bytes was full",
+            ["what"],
+            registry=registry,
+        )
+        self._forecasts = Counter(
+            "greenroom_predictor_forecasts", "Forecasts, by what they were made from", ["source"], registry=registry
+        )
+        self._serving = Gauge(
+            "greenroom_predictor_serving_version", "The version that is served", ["model_name"], registry=registry
+        )
+        self._lag = Gauge(
+            "greenroom_predictor_lag", "Records of `traces` that are in no version", ["partition"], registry=registry
+        )
+        for what in ("task_type", "model"):
+            self._evicted.labels(what)
+        for source in Source:
+            self._forecasts.labels(source.value)
+
+    def evicted(self, what: str) -> None:
+        self._evicted.labels(what).inc()
+
+    def forecast(self, source: Source) -> None:
+        self._forecasts.labels(source.value).inc()
+
+    def serving(self, model: str, version: int) -> None:
+        self._serving.labels(model).set(version)
+
+    def not_serving(self, model: str) -> None:
+        self._serving.remove(model)
+
+    def lag(self, partition: int, records: int) -> None:
+        self._lag.labels(str(partition)).set(records)
+
+    def not_held(self, partition: int) -> None:
+        self._lag.remove(str(partition))

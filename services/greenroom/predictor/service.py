@@ -1,0 +1,369 @@
+"""The predictor as a service: ``traces`` in, versions out, forecasts from the one that is served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from greenroom.core.messages import DeadLetter, Trace, Undecodable, decode, encode
+from greenroom.fabric.commits import PrefixTracker
+from greenroom.fabric.lifecycle import Part
+from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
+from greenroom.fabric.topics import DEAD_LETTERS, TRACES
+from greenroom.predictor.config import PredictorConfig
+from greenroom.predictor.counts import BadTrace, count
+from greenroom.predictor.library import Library
+from greenroom.predictor.metrics import PredictorMetrics
+from greenroom.predictor.publisher import Publisher
+from greenroom.predictor.serving import Forecast
+from greenroom.predictor.store import ArtifactStore
+
+SERVICE = "predictor"
+MAX_REASON_CHARS = 1000
+_LOG = logging.getLogger(__name__)
+_POLL_S = 1.0
+_DAY_MS = 86_400_000
+
+
+class PredictorService(Part):
+    """One is meant to run: several would each learn from a part of the traces.
+
+    A sequence is counted in memory when its trace is read. Its offset is finished, and with all before it committed,
+    when a version that contains it is kept; the version also holds the ids of the sequences counted last. So after a
+    crash at any moment what is read again is either not in the version that the start finds, or is known there:
+    nothing is lost and nothing counts twice.
+    """
+
+    def __init__(
+        self,
+        config: PredictorConfig,
+        log: Log,
+        store: ArtifactStore,
+        metrics: PredictorMetrics,
+        *,
+        after_publish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__("predictor")
+        self._config = config
+        self._log = log
+        self._metrics = metrics
+        self._after_publish = after_publish
+        self.library = Library(config)
+        self.publisher = Publisher(self.library, store, metrics)
+        self._consumer: GroupConsumer | None = None
+        self._trackers: dict[int, PrefixTracker] = {}
+        self._committed: dict[int, int] = {}
+        self._unsaved: dict[str, list[tuple[PrefixTracker, int]]] = {}
+        """What waits for a version of its model, or for its model to be forgotten."""
+        self._forgotten: set[str] = set()
+        self._something = asyncio.Event()
+        """Set while anything is unsaved."""
+        self._due = asyncio.Event()
+        """Set when a version is to be made at once."""
+        self._saved = asyncio.Event()
+        """Set while nothing is unsaved."""
+        self._saved.set()
+        self._publishing = False
+        self._room = asyncio.Event()
+        self._joined = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._drain_s = 0.0
+        self._trouble: str | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    # -- its life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when it has taken up what was kept and joined its group. Raises InvalidConfig, LogUnavailable,
+        LogFailed."""
+        self._running = self.tasks.start(self.run(), name="learning")
+        joined = asyncio.create_task(self._joined.wait())
+        try:
+            await asyncio.wait({joined, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if self._running.done():
+                self._running.result()
+        except BaseException:
+            await self.tasks.stop()
+            raise
+        finally:
+            joined.cancel()
+
+    async def drain(self, timeout_s: float) -> None:
+        self.end(timeout_s)
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    async def run(self) -> None:
+        """Until ``end``. Raises InvalidConfig where the artifacts can not be kept at all, LogUnavailable where the log
+        was never there, LogFailed where it can not be used any more, and whatever else should not happen."""
+        await self.publisher.open()
+        try:
+            self._consumer = self._log.group(TRACES, self._config.group, self)
+            async with self._consumer as consumer:
+                self._joined.set()
+                async with asyncio.TaskGroup() as tasks:
+                    reading = tasks.create_task(self._read_always(consumer))
+                    others = [tasks.create_task(self._publish_always()), tasks.create_task(self._watch_lag())]
+                    await self._ending.wait()
+                    reading.cancel()
+                    await self._settle(self._drain_s)
+                    for other in others:
+                        other.cancel()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+        finally:
+            await self.publisher.close()
+
+    def end(self, drain_s: float) -> None:
+        """Read nothing more; what was learnt is kept and committed, for as long as ``drain_s``."""
+        self._drain_s = drain_s
+        self._ending.set()
+
+    @property
+    def unready(self) -> str | None:
+        if self._ending.is_set():
+            return "it is stopping"
+        if not self._joined.is_set():
+            return "it has not joined its group yet"
+        return self._trouble
+
+    # -- asked by others -----------------------------------------------------------------------------------------
+
+    def forecast(self, model: str, task_type: str, previous: bytes) -> Forecast:
+        """See Served.forecast. Raises InvalidRequest."""
+        began = time.perf_counter()
+        forecast = self.publisher.showcase.forecast(model, task_type, previous)
+        self.library.touch(model, task_type)
+        self._metrics.forecasting.observe(time.perf_counter() - began)
+        self._metrics.forecast(forecast.source)
+        return forecast
+
+    # -- what the consumer tells ---------------------------------------------------------------------------------
+
+    async def assigned(self, partitions: Mapping[int, int]) -> None:
+        for partition, position in partitions.items():
+            self._trackers[partition] = PrefixTracker(position)
+            self._committed[partition] = position
+
+    async def revoked(self, partitions: Sequence[int]) -> None:
+        """A last version, so that whoever is next does not learn the same again."""
+        if self._publishing:
+            await self._settle(self._config.revoke_s)
+        for partition in partitions:
+            if self._trackers.pop(partition, None) is not None:
+                del self._committed[partition]
+                self._metrics.not_held(partition)
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    async def _read_always(self, consumer: GroupConsumer) -> None:
+        while True:
+            while self._unsaved_count() >= self._config.max_unsaved:
+                self._room.clear()
+                await self._room.wait()
+            for record in await consumer.poll(_POLL_S, self._config.max_unsaved - self._unsaved_count()):
+                await self._take(record)
+
+    async def _take(self, record: Record) -> None:
+        tracker = self._trackers.get(record.partition)
+        if tracker is None:
+            return  # it went to another instance, which reads this again
+        tracker.start(record.offset)
+        try:
+            trace = _decode(record)
+            self.library.check(trace)
+            counts = await asyncio.to_thread(count, trace)
+        except (Undecodable, BadTrace) as error:
+            await self._bury(record, error)
+            tracker.finish(record.offset)
+            return
+        if self._trackers.get(record.partition) is not tracker:
+            return
+        if self.library.has_seen(trace.model, trace.request_id):
+            self._metrics.duplicates.inc()
+            if trace.model not in self._unsaved:
+                tracker.finish(record.offset)
+                return
+        elif not trace.rows:
+            self._metrics.empty.inc()
+            tracker.finish(record.offset)
+            return
+        else:
+            for gone in self.library.learn(trace, counts):
+                self._evicted(gone.model, gone.task_type)
+            self._metrics.sequences.inc()
+            self._metrics.statistics_bytes.set(self.library.nbytes)
+        self._wait_for_version(trace.model, tracker, record.offset)
+
+    def _evicted(self, model: str, task_type: str | None) -> None:
+        self._metrics.evicted("model" if task_type is None else "task_type")
+        what = "all of it" if task_type is None else f"its task type {task_type!r}"
+        _LOG.warning("%r: %s is forgotten, the budget of %d bytes is full", model, what, self._config.max_bytes)
+        if task_type is None:
+            self._forgotten.add(model)
+            self._unsaved.setdefault(model, [])
+
+    def _wait_for_version(self, model: str, tracker: PrefixTracker, offset: int) -> None:
+        self._unsaved.setdefault(model, []).append((tracker, offset))
+        self._something.set()
+        self._saved.clear()
+        unsaved = self._unsaved_count()
+        self._metrics.unsaved.set(unsaved)
+        if unsaved >= self._config.publish_every:
+            self._due.set()
+
+    def _unsaved_count(self) -> int:
+        return sum(len(waiting) for waiting in self._unsaved.values())
+
+    async def _bury(self, record: Record, error: Undecodable | BadTrace) -> None:
+        letter = DeadLetter(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            reason=str(error)[:MAX_REASON_CHARS],
+            service=SERVICE,
+            key=record.key,
+            payload=record.value,
+            request_id=(error.request_id or "") if isinstance(error, Undecodable) else "",
+        )
+        _LOG.warning(
+            "%s[%d]@%d goes to the dead letters: %s", letter.topic, letter.partition, letter.offset, letter.reason
+        )
+        wait_s, refused = self._config.retry_s, 0
+        while True:
+            try:
+                await self._log.append(
+                    DEAD_LETTERS, encode(letter), key=letter.key, timeout_s=self._config.append_timeout_s
+                )
+            except LogFailed:
+                raise
+            except LogError as problem:
+                self._trouble = f"the log takes no dead letters: {problem}"
+                self._metrics.retries.inc()
+                refused += isinstance(problem, AppendFailed)
+                if refused == 2 and letter.payload is not None:
+                    letter = _without_payload(letter)
+                await asyncio.sleep(wait_s)
+                wait_s = min(self._config.max_retry_s, wait_s * 2)
+            else:
+                self._trouble = None
+                self._metrics.dead_letters.inc()
+                return
+
+    # -- versions and commits ------------------------------------------------------------------------------------
+
+    async def _publish_always(self) -> None:
+        wait_s = self._config.retry_s
+        self._publishing = True
+        try:
+            while True:
+                await self._something.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.publish_after_s):
+                        await self._due.wait()
+                if await self._publish():
+                    wait_s = self._config.retry_s
+                else:
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(self._config.max_retry_s, wait_s * 2)
+                    self._due.set()
+        finally:
+            self._publishing = False
+
+    async def _publish(self) -> bool:
+        """A version of every model that has something new, then the commit. False where one could not be written."""
+        self._due.clear()
+        failure: OSError | None = None
+        for model in tuple(self._unsaved):
+            waiting = self._unsaved.pop(model)
+            try:
+                await self._publish_model(model)
+            except OSError as error:
+                self._unsaved[model] = waiting + self._unsaved.get(model, [])
+                failure = error
+                continue
+            for tracker, offset in waiting:
+                tracker.finish(offset)
+        if failure is not None:
+            self._trouble = f"no version can be written: {failure}"
+            self._metrics.failures.inc()
+            _LOG.error("a version could not be written and is tried again: %s", failure)
+        else:
+            self._trouble = None
+        self._metrics.unsaved.set(self._unsaved_count())
+        self._room.set()
+        if not self._unsaved:
+            self._something.clear()
+            self._saved.set()  # before the commit, which may wait for whoever waits for this
+        if self._after_publish is not None:
+            self._after_publish()
+        await self._commit()
+        return failure is None
+
+    async def _publish_model(self, model: str) -> None:
+        if model in self._forgotten:
+            await self.publisher.forget(model)
+            self._forgotten.discard(model)
+        known = self.library.models.get(model)
+        if known is not None and known.unsaved:
+            await self.publisher.publish(model)
+
+    async def _settle(self, within_s: float) -> None:
+        """Have all that was learnt kept and committed, if that can be done in time."""
+        self._due.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._saved.wait()
+        await self._commit()
+
+    async def _commit(self) -> None:
+        moved = {
+            partition: tracker.position
+            for partition, tracker in self._trackers.items()
+            if tracker.position > self._committed[partition]
+        }
+        if not moved or self._consumer is None or not await self._consumer.commit(moved):
+            return
+        for partition, position in moved.items():
+            if partition in self._committed:
+                self._committed[partition] = max(self._committed[partition], position)
+
+    async def _watch_lag(self) -> None:
+        while True:
+            for partition in tuple(self._trackers):
+                try:
+                    end = await self._log.offset_at(TRACES, partition, round(time.time() * 1000) + _DAY_MS)
+                except LogFailed:
+                    raise
+                except LogError as error:
+                    _LOG.info("the end of %s[%d] is not known now: %s", TRACES, partition, error)
+                    continue
+                tracker = self._trackers.get(partition)
+                if tracker is not None:
+                    self._metrics.lag(partition, max(0, end - tracker.position))
+            await self._commit()  # what needed no version: duplicates, dead letters
+            await asyncio.sleep(self._config.lag_every_s)
+
+
+def _decode(record: Record) -> Trace:
+    if record.value is None:
+        raise Undecodable("a record without a value")
+    trace: Trace = decode(record.value, Trace)
+    if not trace.model:
+        raise BadTrace("a trace that names no model")
+    return trace
+
+
+def _without_payload(letter: DeadLetter) -> DeadLetter:
+    size = 0 if letter.payload is None else len(letter.payload)
+    return DeadLetter(
+        topic=letter.topic,
+        partition=letter.partition,
+        offset=letter.offset,
+        reason=f"{letter.reason} (its {size} bytes were too many for a dead letter)",
+        service=letter.service,
+        request_id=letter.request_id,
+    )

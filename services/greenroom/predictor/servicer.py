@@ -1,0 +1,86 @@
+"""The gRPC side of the predictor: ``greenroom.v1.Predictor``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from greenroom.core.errors import GreenroomError
+from greenroom.fabric.rpc import Context, Refused
+from greenroom.predictor.service import PredictorService
+from greenroom.predictor.snapshot import ArtifactInfo
+from greenroom.predictor.store import NotKept
+from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
+
+
+class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
+    """Forecasts are made on the event loop, in well under a millisecond or two; files are read in threads."""
+
+    def __init__(self, service: PredictorService, part_bytes: int) -> None:
+        self._service = service
+        self._part_bytes = part_bytes
+
+    async def Forecast(
+        self,
+        request: predictor_pb2.ForecastRequest,
+        context: Context,
+    ) -> predictor_pb2.ForecastResponse:
+        forecast = self._service.forecast(request.model, request.task_type, request.previous)
+        layers, experts = forecast.distribution.shape
+        return predictor_pb2.ForecastResponse(
+            version=forecast.version,
+            layers=layers,
+            experts=experts,
+            distribution=forecast.distribution.astype("<f4", copy=False).tobytes(),
+            source=forecast.source.value,
+            sequences=forecast.sequences,
+        )
+
+    async def ListArtifacts(
+        self,
+        request: predictor_pb2.ListArtifactsRequest,
+        context: Context,
+    ) -> predictor_pb2.ListArtifactsResponse:
+        infos, serving = self._service.publisher.artifacts(request.model)
+        return predictor_pb2.ListArtifactsResponse(artifacts=map(_artifact, infos), serving=serving)
+
+    async def GetArtifact(
+        self,
+        request: predictor_pb2.GetArtifactRequest,
+        context: Context,
+    ) -> AsyncIterator[predictor_pb2.ArtifactPart]:
+        """The first part carries what it is as well."""
+        try:
+            info, data = await self._service.publisher.read(request.model, request.version)
+        except NotKept as error:
+            raise _not_found(error) from error
+        for start in range(0, len(data), self._part_bytes):
+            part = data[start : start + self._part_bytes]
+            yield predictor_pb2.ArtifactPart(artifact=None if start else _artifact(info), data=part)
+
+    async def RollBack(
+        self,
+        request: predictor_pb2.RollBackRequest,
+        context: Context,
+    ) -> predictor_pb2.RollBackResponse:
+        try:
+            info = await self._service.publisher.roll_back(request.model, request.version)
+        except NotKept as error:
+            raise _not_found(error) from error
+        return predictor_pb2.RollBackResponse(serving=_artifact(info))
+
+
+def _not_found(error: GreenroomError) -> Refused:
+    return Refused(grpc.StatusCode.NOT_FOUND, str(error), word="artifact_not_found")
+
+
+def _artifact(info: ArtifactInfo) -> predictor_pb2.Artifact:
+    return predictor_pb2.Artifact(
+        version=info.version,
+        model=info.model,
+        kind=info.kind,
+        created_ms=info.created_ms,
+        bytes=info.bytes,
+        sequences=info.sequences,
+    )

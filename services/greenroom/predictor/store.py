@@ -1,0 +1,316 @@
+"""Where artifacts are kept: files that are whole or not there, or their twin in memory.
+
+Everything here may block: call it from a thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Protocol
+
+import xxhash
+
+from greenroom.core.errors import GreenroomError, InvalidConfig
+from greenroom.predictor.snapshot import ArtifactInfo, Snapshot, dump_snapshot, load_snapshot
+from greenroom.predictor.tensors import Damaged
+
+_LOG = logging.getLogger(__name__)
+_FILE = re.compile(r"(\d{12})-([0-9a-f]{32})\.safetensors")
+_PIN = "serving.json"
+
+
+class NotKept(GreenroomError):
+    """A version that is not kept, or can not be read any more."""
+
+
+class ArtifactStore(Protocol):
+    """Versions by model, the last ``keep`` of each and the pinned one."""
+
+    def open(self) -> list[Snapshot]:
+        """The newest version of each model that can be read. To be called once, first. Raises InvalidConfig."""
+        ...
+
+    def close(self) -> None: ...
+
+    def versions(self, model: str) -> list[ArtifactInfo]:
+        """What is kept, oldest first. Does not block."""
+        ...
+
+    def next_version(self, model: str) -> int:
+        """Higher than any that the model ever had here. Does not block."""
+        ...
+
+    def pinned(self, model: str) -> int | None:
+        """The version that was pinned and is kept. Does not block."""
+        ...
+
+    def write(self, snapshot: Snapshot) -> ArtifactInfo:
+        """Keep ``snapshot``, for good when this returns. Raises OSError; then nothing has changed."""
+        ...
+
+    def read(self, model: str, version: int) -> bytes:
+        """The file as it was written. Raises NotKept."""
+        ...
+
+    def pin(self, model: str, version: int | None) -> None:
+        """Remember what is to be served; None: the newest. Raises NotKept, OSError."""
+        ...
+
+    def forget(self, model: str) -> None:
+        """Delete all of it. Raises OSError."""
+        ...
+
+
+class MemoryArtifacts:
+    """The twin: kept until this process ends."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._files: dict[str, dict[int, tuple[ArtifactInfo, bytes]]] = {}
+        self._pins: dict[str, int] = {}
+
+    def open(self) -> list[Snapshot]:
+        return [load_snapshot(files[max(files)][1]) for files in self._files.values() if files]
+
+    def close(self) -> None:
+        pass
+
+    def versions(self, model: str) -> list[ArtifactInfo]:
+        return [info for info, _ in self._files.get(model, {}).values()]
+
+    def next_version(self, model: str) -> int:
+        return max(self._files.get(model, {}), default=0) + 1
+
+    def pinned(self, model: str) -> int | None:
+        return self._pins.get(model)
+
+    def write(self, snapshot: Snapshot) -> ArtifactInfo:
+        data = dump_snapshot(snapshot)
+        info = _info(snapshot, len(data))
+        files = self._files.setdefault(snapshot.model, {})
+        files[snapshot.version] = (info, data)
+        for version in _superfluous(files, self._keep, self.pinned(snapshot.model)):
+            del files[version]
+        return info
+
+    def read(self, model: str, version: int) -> bytes:
+        try:
+            return self._files[model][version][1]
+        except KeyError:
+            raise _not_kept(model, version, self._files.get(model, {})) from None
+
+    def pin(self, model: str, version: int | None) -> None:
+        if version is None:
+            self._pins.pop(model, None)
+            return
+        self.read(model, version)
+        self._pins[model] = version
+
+    def forget(self, model: str) -> None:
+        self._files.pop(model, None)
+        self._pins.pop(model, None)
+
+
+class FileArtifacts:
+    """A folder a model, a file a version: ``000000000012-<xxh3 of the file>.safetensors``.
+
+    A file is written beside its place, flushed to the disk and then renamed, so it is whole or not there; its name
+    holds its checksum, so one that was damaged later is found out. ``serving.json`` names the version that is pinned.
+    One process at a time: the folder is locked.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._lock: IO[bytes] | None = None
+        self._files: dict[str, dict[int, ArtifactInfo]] = {}
+        self._paths: dict[tuple[str, int], Path] = {}
+        self._highest: dict[str, int] = {}
+        self._pins: dict[str, int] = {}
+
+    def open(self) -> list[Snapshot]:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._folder / "lock").open("ab")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            newest = [self._open_model(path) for path in sorted(self._folder.iterdir()) if path.is_dir()]
+        except BlockingIOError:
+            self.close()
+            allowed = "another predictor uses it; give each its own"
+            raise InvalidConfig("state_dir", str(self._folder), allowed) from None
+        except OSError as error:
+            self.close()
+            allowed = f"it must be a folder that can be written: {error.strerror}"
+            raise InvalidConfig("state_dir", str(self._folder), allowed) from error
+        return [snapshot for snapshot in newest if snapshot is not None]
+
+    def _open_model(self, folder: Path) -> Snapshot | None:
+        newest: Snapshot | None = None
+        highest = 0
+        for path in sorted(folder.iterdir()):
+            matched = _FILE.fullmatch(path.name)
+            if path.name.endswith(".tmp"):
+                path.unlink()
+            if matched is None:
+                continue
+            highest = max(highest, int(matched[1]))
+            try:
+                snapshot = load_snapshot(_read_whole(path))
+                if snapshot.version != int(matched[1]) or self._folder_of(snapshot.model) != folder:
+                    raise Damaged("it stands under another name")
+            except (Damaged, OSError) as error:
+                _LOG.warning("the artifact %s is passed over, it can not be used: %s", path, error)
+                continue
+            self._add(_info(snapshot, path.stat().st_size), path)
+            newest = snapshot
+        if newest is not None:
+            self._highest[newest.model] = highest
+            self._read_pin(newest.model, folder / _PIN)
+        return newest
+
+    def _read_pin(self, model: str, path: Path) -> None:
+        try:
+            version = int(json.loads(path.read_bytes())["version"])
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _LOG.warning("%s is passed over, the newest version is served: %r", path, error)
+            return
+        if version in self._files[model]:
+            self._pins[model] = version
+        else:
+            _LOG.warning("version %d of %r was pinned and is not there: the newest is served", version, model)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def versions(self, model: str) -> list[ArtifactInfo]:
+        return [info for _, info in sorted(self._files.get(model, {}).items())]
+
+    def next_version(self, model: str) -> int:
+        return self._highest.get(model, 0) + 1
+
+    def pinned(self, model: str) -> int | None:
+        return self._pins.get(model)
+
+    def write(self, snapshot: Snapshot) -> ArtifactInfo:
+        data = dump_snapshot(snapshot)
+        folder = self._folder_of(snapshot.model)
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{snapshot.version:012d}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
+        _write_whole(path, data)
+        info = _info(snapshot, len(data))
+        self._add(info, path)
+        self._highest[snapshot.model] = max(snapshot.version, self._highest.get(snapshot.model, 0))
+        files = self._files[snapshot.model]
+        for version in _superfluous(files, self._keep, self.pinned(snapshot.model)):
+            del files[version]
+            self._paths.pop((snapshot.model, version)).unlink(missing_ok=True)
+        self._remove_damaged(folder, min(files))
+        return info
+
+    def _add(self, info: ArtifactInfo, path: Path) -> None:
+        self._files.setdefault(info.model, {})[info.version] = info
+        self._paths[info.model, info.version] = path
+
+    def _remove_damaged(self, folder: Path, oldest: int) -> None:
+        for path in folder.iterdir():
+            matched = _FILE.fullmatch(path.name)
+            if matched is not None and int(matched[1]) < oldest:
+                path.unlink(missing_ok=True)
+
+    def read(self, model: str, version: int) -> bytes:
+        path = self._paths.get((model, version))
+        if path is None:
+            raise _not_kept(model, version, self._files.get(model, {}))
+        try:
+            return _read_whole(path)
+        except (Damaged, OSError) as error:
+            _LOG.warning("the artifact %s can not be used any more: %s", path, error)
+            del self._paths[model, version], self._files[model][version]
+            if self._pins.get(model) == version:
+                del self._pins[model]
+            raise _not_kept(model, version, self._files[model]) from error
+
+    def pin(self, model: str, version: int | None) -> None:
+        path = self._folder_of(model) / _PIN
+        if version is None:
+            path.unlink(missing_ok=True)
+            self._pins.pop(model, None)
+            return
+        self.read(model, version)
+        _write_whole(path, json.dumps({"version": version}).encode())
+        self._pins[model] = version
+
+    def forget(self, model: str) -> None:
+        folder = self._folder_of(model)
+        if folder.exists():
+            shutil.rmtree(folder)
+        for version in self._files.pop(model, {}):
+            del self._paths[model, version]
+        self._pins.pop(model, None)
+        self._highest.pop(model, None)
+
+    def _folder_of(self, model: str) -> Path:
+        """A name that any file system takes, and no two models share."""
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:48]
+        digest = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return self._folder / f"{readable}-{digest}"
+
+
+def make_store(folder: Path | None, keep: int) -> ArtifactStore:
+    return MemoryArtifacts(keep) if folder is None else FileArtifacts(folder, keep)
+
+
+def _info(snapshot: Snapshot, size: int) -> ArtifactInfo:
+    return ArtifactInfo(snapshot.version, snapshot.model, snapshot.created_ms, snapshot.everything.sequences, size)
+
+
+def _superfluous(files: Mapping[int, object], keep: int, pinned: int | None) -> list[int]:
+    return [version for version in sorted(files)[:-keep] if version != pinned]
+
+
+def _not_kept(model: str, version: int, files: Mapping[int, object]) -> NotKept:
+    kept = ", ".join(map(str, sorted(files))) or "none"
+    return NotKept(f"version {version} of the model {model!r:.100} is not kept; kept: {kept}")
+
+
+def _read_whole(path: Path) -> bytes:
+    data = path.read_bytes()
+    matched = _FILE.fullmatch(path.name)
+    if matched is None or xxhash.xxh3_128_hexdigest(data) != matched[2]:
+        raise Damaged("its checksum is not that of its name")
+    return data
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Atomic: after a crash at any moment ``path`` has its former contents or these."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
