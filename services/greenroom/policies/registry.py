@@ -21,6 +21,7 @@ from greenroom.policies.neighbour_aware import NeighbourAware
 from greenroom.policies.next_layer import NextLayer, TopK, TracedTopK
 from greenroom.policies.next_use import NextUse
 from greenroom.policies.placement_policy import FcfsPlacement, PlacementPolicy
+from greenroom.policies.popularity import Popularity
 
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "belady": Belady,
@@ -33,6 +34,7 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "neighbour-aware": NeighbourAware,
     "next-layer": NextLayer,
     "next-use": NextUse,
+    "popularity": Popularity,
     "top-k": TopK,
     "traced-top-k": TracedTopK,
 }

@@ -35,6 +35,7 @@ from greenroom.policies.events import (
 )
 from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.lru import Lru
+from greenroom.policies.popularity import POPULARITY
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from tests.unit.policies.bench import keys_of, mask_of
 
@@ -151,11 +152,14 @@ class World:
             assert isinstance(self.policy.report(ended), Mapping)
 
     def predict(self, a: int, b: int, c: int) -> None:
-        """What was asked for, if anything was, and an answer too late for a step long over."""
+        """What was asked for, if anything was, an answer too late for a step long over, and a forecast for a task."""
         for request in self.policy.take_requests():
             self.policy.on_prediction(self._prediction(request, b))
         late = PredictionRequest("router", (a % self.catalogue.layers, self.catalogue.layers), step=self.steps - c)
         self.policy.on_prediction(self._prediction(late, b))
+        task = ("classify", "unknown", "compare")[a % 3]
+        forecast = PredictionRequest(POPULARITY, (0, self.catalogue.layers), task=task)
+        self.policy.on_prediction(self._prediction(forecast, c))
 
     def swap(self, a: int, b: int, c: int) -> None:
         self.policy.on_artifact_swapped(
