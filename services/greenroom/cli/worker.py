@@ -1,0 +1,135 @@
+"""``greenroom worker``: one model of a pool, for schedulers to run requests on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.service_options import (
+    advertised,
+    dialer_from,
+    dialer_options,
+    listen_options,
+    log_options,
+    process_options,
+    server_from,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from prometheus_client import CollectorRegistry
+
+    from greenroom.fabric.lifecycle import Service
+    from greenroom.fabric.log import Log
+    from greenroom.worker.service_config import ServiceConfig
+    from greenroom.worker.worker import Worker
+
+
+@click.command()
+@model_options
+@click.option("--served-model-name", help="The model's name.  [default: as --model has it]")
+@click.option("--pool", type=int, default=0, show_default=True, help="The pool that it belongs to: one model's number.")
+@click.option("--max-queued", type=int, default=8, show_default=True, help="Requests that wait here for a free place.")
+@click.option(
+    "--grace",
+    type=float,
+    default=120.0,
+    show_default=True,
+    help="Seconds that requests go on, and results are kept, while no scheduler asks for them.",
+)
+@click.option(
+    "--slow-gateway",
+    type=float,
+    default=5.0,
+    show_default=True,
+    help="Seconds after which a gateway that takes no tokens loses its call.",
+)
+@click.option(
+    "--traces/--no-traces",
+    default=True,
+    show_default=True,
+    help="Publish where finished sequences were routed, which predictors learn from.",
+)
+@click.option("--trace-rows", type=int, default=1024, show_default=True, help="Tokens of a sequence that are traced.")
+@click.option(
+    "--forecast-every", type=int, default=40, show_default=True, help="Prompts between two forecasts; 0 for none."
+)
+@click.option(
+    "--forecast-timeout", type=float, default=1.0, show_default=True, help="Seconds that a forecast may take."
+)
+@click.option("--predictor", help="host:port of the predictor.  [default: the one that has announced itself]")
+@listen_options
+@log_options
+@dialer_options
+@process_options
+def worker(**options: Any) -> None:
+    """Run a model as a worker of a pool, behind gateways and a scheduler that share a Kafka log with it.
+
+    Without --model it is the bundled one. The expert pack is made at first use. SIGTERM or Ctrl-C: nothing new is
+    taken, what runs may end within --drain-timeout, the rest goes on at other workers, and the resident experts are
+    remembered for the next start.
+
+    \b
+    Examples:
+      greenroom worker --expert-memory 33%
+      greenroom worker --model ./checkpoint --pool 1 --brokers kafka:9092 --listen 0.0.0.0:7001
+      greenroom worker --policy popularity --forecast-every 20 --probe-host 0.0.0.0 --probe-port 9100
+    """
+    from greenroom.worker.worker import Worker
+
+    with Worker(worker_config(options)) as model:
+        click.echo(model.describe(), err=True)
+        code = asyncio.run(_live(model, options))
+    sys.exit(code)
+
+
+async def _live(model: Worker, options: dict[str, Any]) -> int:
+    from greenroom.cli.service_process import live
+    from greenroom.fabric.members import Directory
+    from greenroom.worker.card import card_of
+    from greenroom.worker.metrics import WorkerCollector
+    from greenroom.worker.model_engine import ModelEngine
+    from greenroom.worker.process import worker_parts
+    from greenroom.worker.routing import RoutingRecorder
+    from greenroom.worker.service import WorkerService
+    from greenroom.worker.service_counters import ServiceCollector
+
+    def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
+        config = _service_config(instance, model.config.max_running, options)
+        rows, traced = config.traces.rows, config.traces.enabled
+        recorder = RoutingRecorder(model.experts.catalogue, most_rows=rows) if traced else None
+        engine, dialer, directory = ModelEngine(model, recorder), dialer_from(options), Directory(log)
+        service = WorkerService(config, engine, card_of(model), log, dialer, directory)
+        registry.register(WorkerCollector(model))
+        registry.register(ServiceCollector(service.counters, service.gauges))
+        listening = server_from(options)
+        return worker_parts(service, log, dialer, directory, listening, lambda port: advertised(options, port))
+
+    return await live("worker", options, make)
+
+
+def _service_config(instance: str, max_running: int, options: dict[str, Any]) -> ServiceConfig:
+    from greenroom.worker.faults import VARIABLE
+    from greenroom.worker.service_config import ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
+
+    return ServiceConfig(
+        instance=instance,
+        pool=options["pool"],
+        max_running=max_running,
+        max_queued=options["max_queued"],
+        grace_ms=options["grace"] * 1000.0,
+        streams=StreamConfig(slow_gateway_ms=options["slow_gateway"] * 1000.0),
+        traces=TraceConfig(enabled=options["traces"], rows=options["trace_rows"]),
+        forecasts=ForecastConfig(
+            every=options["forecast_every"],
+            timeout_ms=options["forecast_timeout"] * 1000.0,
+            address=options["predictor"],
+        ),
+        fault=os.environ.get(VARIABLE),
+    )

@@ -1,0 +1,13 @@
+"""The worker's own clock."""
+
+from __future__ import annotations
+
+import time
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def monotonic_ms() -> float:
+    """Milliseconds that never jump, and that go on while the machine sleeps where it can tell: a lease runs out in a
+    suspended machine too."""
+    return time.clock_gettime(_CLOCK) * 1000.0

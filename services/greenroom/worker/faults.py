@@ -1,0 +1,51 @@
+"""Faults on purpose, for the tests that kill workers at chosen moments: ``GREENROOM_FAULT=worker:after-token:100``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+from greenroom.core.errors import InvalidConfig
+
+VARIABLE = "GREENROOM_FAULT"
+_ALLOWED = "worker:after-token:N or worker:poison:TEXT"
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Fault:
+    """``after_token``: die when so many tokens have been generated; ``poison``: when a prompt contains this text."""
+
+    after_token: int | None = None
+    poison: str | None = None
+
+    def tokens(self, count: int) -> None:
+        """So many more were generated."""
+        if self.after_token is not None:
+            self.after_token -= count
+            if self.after_token <= 0:
+                kill_self()
+
+    def begins(self, prompt: str) -> None:
+        if self.poison is not None and self.poison in prompt:
+            kill_self()
+
+
+def fault_of(text: str | None) -> Fault | None:
+    """The fault that ``text`` asks of a worker; None where there is none, or it is another service's.
+
+    Raises InvalidConfig for what a worker can not do.
+    """
+    service, _, rest = (text or "").partition(":")
+    if service != "worker":
+        return None
+    kind, _, value = rest.partition(":")
+    if kind == "after-token" and value.isdigit() and int(value) > 0:
+        return Fault(after_token=int(value))
+    if kind == "poison" and value:
+        return Fault(poison=value)
+    raise InvalidConfig(VARIABLE, text, _ALLOWED)

@@ -1,0 +1,121 @@
+"""Forecasts of which experts the coming prompts need, asked of the predictor service once in a while (eMoE §3.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import grpc
+import numpy as np
+
+from greenroom.core.messages import Member, MemberKind
+from greenroom.fabric.rpc import Dialer
+from greenroom.policies.events import Prediction, PredictionRequest
+from greenroom.policies.popularity import POPULARITY
+from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
+from greenroom.worker.service_config import ForecastConfig
+from greenroom.worker.service_counters import ServiceCounters
+
+log = logging.getLogger(__name__)
+
+MOST_TASKS = 8
+"""Task types that are asked for at a time: the commonest."""
+
+
+class Predictors(Protocol):
+    """Who predicts; fabric's directory."""
+
+    def of(self, kind: MemberKind, pool: int | None = None) -> list[Member]: ...
+
+
+class Forecaster:
+    """Asks once in ``every`` prompts, the first of all included, for the task types that run then.
+
+    One call at a time, each with a deadline. A predictor that is down, slow or of another model is counted and costs
+    nothing else: the expert policy goes on with what it knows.
+    """
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        members: Predictors,
+        config: ForecastConfig,
+        counters: ServiceCounters,
+        *,
+        model: str,
+        experts: int,
+        running: Callable[[], Mapping[str, int]],
+        foresee: Callable[[Prediction], None],
+    ) -> None:
+        """``experts``: of all layers. ``running``: how many requests of each task type are here."""
+        self._dialer = dialer
+        self._members = members
+        self._config = config
+        self._counters = counters
+        self._model = model
+        self._experts = experts
+        self._running = running
+        self._foresee = foresee
+        self._prompts = 0
+        self._due = asyncio.Event()
+        self._failing = False
+
+    def prompt_begun(self) -> None:
+        """One more prompt was begun."""
+        if self._config.every and self._prompts % self._config.every == 0:
+            self._due.set()
+        self._prompts += 1
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            mix = self._running()
+            for task in sorted(mix, key=lambda task: (-mix[task], task))[:MOST_TASKS]:
+                try:
+                    self._foresee(await self._ask(task))
+                    self._counters.forecasts += 1
+                    self._failing = False
+                except (grpc.RpcError, TimeoutError, LookupError, ValueError) as error:
+                    self._counters.forecasts_failed += 1
+                    level = logging.INFO if isinstance(error, LookupError) else logging.WARNING
+                    level = logging.DEBUG if self._failing else level
+                    log.log(level, "no forecast, local heuristics go on: %s", _said(error))
+                    self._failing = True
+                    break
+
+    def _address(self) -> str:
+        if self._config.address is not None:
+            return self._config.address
+        here = [member for member in self._members.of(MemberKind.PREDICTOR) if not member.draining]
+        if not here:
+            raise LookupError("no predictor has announced itself")
+        return min(here, key=lambda member: member.instance).address
+
+    async def _ask(self, task: str) -> Prediction:
+        """Raises what the call raises, LookupError without a predictor, ValueError for an answer of other experts."""
+        stub = self._dialer.stub(predictor_pb2_grpc.PredictorStub, self._address())
+        timeout_s = self._config.timeout_ms / 1000.0
+        async with asyncio.timeout(timeout_s):
+            answer = await stub.Forecast(
+                predictor_pb2.ForecastRequest(model=self._model, task_type=task), timeout=timeout_s
+            )
+        if answer.layers * answer.experts != self._experts or len(answer.distribution) != 4 * self._experts:
+            raise ValueError(
+                f"it is of {answer.layers} layers of {answer.experts} experts, the model has {self._experts} experts"
+            )
+        values = np.frombuffer(answer.distribution, dtype="<f4").astype(np.float32)
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise ValueError("it has weights that are no probabilities")
+        values.setflags(write=False)
+        asked = PredictionRequest(POPULARITY, (0, answer.layers), task=task)
+        return Prediction(asked, str(answer.version), values)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,389 @@
+"""A worker as a service: carries out what its run table decides, for schedulers, gateways and an engine.
+
+docs/architecture/worker.md has the whole; docs/architecture/protocol.md the rules, which the comments here name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.errors import GreenroomError, InvalidRequest
+from greenroom.core.generation import Finished, FinishReason, Token
+from greenroom.core.messages import Member, MemberKind, ModelCard, Task
+from greenroom.fabric.lifecycle import Part
+from greenroom.fabric.log import Log
+from greenroom.fabric.rpc import Dialer
+from greenroom.fabric.topics import TRACES
+from greenroom.v1 import worker_pb2
+from greenroom.worker import runs
+from greenroom.worker.clock import monotonic_ms
+from greenroom.worker.engine import Engine, Events
+from greenroom.worker.faults import fault_of
+from greenroom.worker.forecasts import Forecaster
+from greenroom.worker.leases import Leases
+from greenroom.worker.results import closed, refused, reported, request_of
+from greenroom.worker.runs import RunRefused, RunTable
+from greenroom.worker.service_config import ServiceConfig
+from greenroom.worker.service_counters import ServiceCounters
+from greenroom.worker.token_streams import TokenStreams
+from greenroom.worker.traces import TraceWriter
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+_ANSWERS_S = 2.0
+_STREAMS_S = 1.0
+_TRACES_S = 2.0
+
+
+class WorkerFailed(GreenroomError):
+    """The engine can not generate any more: the process is to end, and its requests are for other workers."""
+
+
+class Directory(Protocol):
+    """Who is here; fabric's directory."""
+
+    def get(self, instance: str) -> Member | None: ...
+
+    def gone(self, instance: str) -> bool: ...
+
+    def of(self, kind: MemberKind, pool: int | None = None) -> list[Member]: ...
+
+
+class WorkerService(Part):
+    """One worker of a pool, on one event loop. ``servicer.WorkerServicer`` is its gRPC face.
+
+    ``card``: the model that ``engine`` generates with. ``changed`` is called when what ``member`` says has changed.
+
+    Nothing here waits for a gateway, the log or the predictor. The engine hears of a request only when the gateway has
+    said what its client has had, or certainly is not there.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        engine: Engine,
+        card: ModelCard,
+        to: Log,
+        dialer: Dialer,
+        members: Directory,
+        *,
+        clock: Callable[[], float] = monotonic_ms,
+    ) -> None:
+        super().__init__("worker")
+        self.config = config
+        self.card = card
+        self.address = ""
+        """host:port by which others reach it; to be set before it is announced."""
+        self.counters = ServiceCounters()
+        self.table = RunTable(grace_ms=config.grace_ms, max_runs=config.max_running + config.max_queued)
+        self.leases = Leases(self)
+        self.streams = TokenStreams(dialer, members, self, config.streams, self.counters, clock)
+        self.changed: Callable[[], None] = lambda: None
+        self._engine = engine
+        self._clock = clock
+        self._tasks_of: dict[int, Task] = {}
+        self._answers: dict[tuple[str, Attempt], set[asyncio.Future[worker_pb2.RunResponse]]] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._answered = asyncio.Event()
+        self._answered.set()
+        self._fault = fault_of(config.fault)
+        self._model_failed = asyncio.Event()
+        self._lapsed = True
+        self._traces = (
+            TraceWriter(
+                to, TRACES, config.traces, self.counters, pool=config.pool, model=card.name, worker=config.instance
+            )
+            if config.traces.enabled
+            else None
+        )
+        self._forecaster = Forecaster(
+            dialer,
+            members,
+            config.forecasts,
+            self.counters,
+            model=card.name,
+            experts=engine.state().experts,
+            running=self._mix,
+            foresee=engine.foresee,
+        )
+
+    # -- its life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._engine.listen(self._took)
+        self.tasks.start(self._tick(), name="tick", forever=True)
+        self.tasks.start(self._watch_model(), name="model")
+        self.tasks.start(self._forecaster.run(), name="forecasts", forever=True)
+        if self._traces is not None:
+            self.tasks.start(self._traces.run(), name="traces", forever=True)
+
+    @property
+    def unready(self) -> str | None:
+        if not self._engine.alive:
+            return "the model has failed"
+        return "draining" if self.table.draining else None
+
+    async def _watch_model(self) -> None:
+        await self._model_failed.wait()
+        raise WorkerFailed("the model can not generate any more; its requests go on elsewhere")
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new, let what runs come to its end within ``timeout_s``, give the rest back (rule 5)."""
+        self.table.draining = True
+        self.changed()
+        self.leases.changed()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            self._give_back()
+        await _within(_ANSWERS_S, self._answered.wait())
+
+    def _give_back(self) -> None:
+        unfinished = sum(run.finished is None for run in self.table.runs.values())
+        if unfinished:
+            log.warning("%d requests did not end in time and are given back, for another worker", unfinished)
+            self.counters.given_back += unfinished
+        self._do(self.table.give_back())
+
+    async def stop(self) -> None:
+        """End everything. What still runs is given back, and every call answered while there is a little time.
+
+        Not where the model has failed: the next one that runs the same may fail too, so it counts as a loss.
+        """
+        if self._engine.alive:
+            self._give_back()
+            await _within(_ANSWERS_S, self._answered.wait())
+        self.leases.close()
+        await self.streams.stop(_STREAMS_S)
+        if self._traces is not None:
+            await _within(_TRACES_S, self._traces.flush())
+        await super().stop()
+
+    # -- what it says of itself ----------------------------------------------------------------------------------
+
+    @property
+    def instance(self) -> str:
+        return self.config.instance
+
+    @property
+    def epoch(self) -> int:
+        return self.table.epoch
+
+    def now(self) -> float:
+        return self._clock()
+
+    def member(self) -> Member:
+        """What is announced."""
+        return Member(
+            member=MemberKind.WORKER,
+            instance=self.instance,
+            address=self.address,
+            ttl_ms=self.config.ttl_ms,
+            pool=self.config.pool,
+            draining=self.table.draining,
+            model=self.card,
+        )
+
+    def state(self) -> worker_pb2.WorkerState:
+        """What a scheduler is told with every request for the lease."""
+        engine = self._engine.state()
+        return worker_pb2.WorkerState(
+            worker=self.instance,
+            draining=self.table.draining,
+            max_running=self.config.max_running,
+            max_queued=self.config.max_queued,
+            kv_tokens=engine.kv_tokens,
+            kv_tokens_free=engine.kv_tokens_free,
+            running=engine.running,
+            waiting=engine.waiting,
+            resident_experts=engine.resident_experts,
+            experts=engine.experts,
+            expert_load_ms=engine.expert_load_ms,
+            token_ms=engine.token_ms,
+            runs=[
+                worker_pb2.RunProgress(request_id=run.request_id, generated=len(run.tokens))
+                for run in self.table.runs.values()
+            ],
+        )
+
+    def gauges(self) -> Iterable[tuple[str, str, float]]:
+        yield "runs_here", "Runs here, finished ones that nobody has released included.", len(self.table.runs)
+        yield "calls_waiting", "Calls of schedulers that wait for an end.", sum(map(len, self._answers.values()))
+        yield "gateways", "Gateways that there is a call to.", self.streams.gateways
+        yield "tokens_pending", "Tokens that wait to be sent to gateways.", self.streams.pending
+        yield "lease", "Whether the worker may send tokens.", self.table.holds_lease(self._clock())
+        yield "epoch", "The scheduler's epoch that the worker serves.", self.table.epoch
+        yield "traces_waiting", "Routing traces that wait to be written.", self._traces.waiting if self._traces else 0
+
+    def _mix(self) -> Mapping[str, int]:
+        return Counter(run.task.task_type for run in self.table.runs.values() if run.finished is None)
+
+    # -- schedulers ----------------------------------------------------------------------------------------------
+
+    def renew(self, epoch: int, until: float) -> None:
+        """Raises RunRefused for an epoch that is over."""
+        self._do(self.table.renew(epoch, until, self._clock()))
+        self.counters.lease_renewals += 1
+        self._lapsed = False
+        self.streams.flush()
+
+    async def run(self, epoch: int, attempt: Attempt, task: Task) -> worker_pb2.RunResponse:
+        """Start, or attach, and wait for the end (rule 3). Cancelled, the run goes on for a while.
+
+        Raises RunRefused.
+        """
+        request_id = task.request.request_id
+        here = request_id in self.table.runs
+        if not here:
+            try:
+                self._engine.admit_check(request_of(task))
+            except InvalidRequest as error:
+                self.counters.refused += 1
+                return refused(worker_pb2.RunRefused.WHY_INVALID, str(error))
+        key = request_id, attempt
+        answer: asyncio.Future[worker_pb2.RunResponse] = asyncio.get_running_loop().create_future()
+        waiting = self._answers.setdefault(key, set())
+        waiting.add(answer)
+        self._answered.clear()
+        try:
+            self._do(self.table.call(epoch, attempt, task))
+            self._empty.clear()
+            if here:
+                self.counters.attached += 1
+            else:
+                self.counters.runs += 1
+                self._forecaster.prompt_begun()
+            return await answer
+        except RunRefused:
+            self.counters.refused += 1
+            raise
+        finally:
+            waiting.discard(answer)
+            if not waiting and self._answers.get(key) is waiting:
+                del self._answers[key]
+                # The result is kept for as long too: it may be lost on its way, and be asked for again.
+                self.table.hung_up(request_id, attempt, self._clock())
+            if not self._answers:
+                self._answered.set()
+            self._look_empty()
+
+    def cancel(self, request_id: str, attempt: Attempt) -> None:
+        """End the run if it is of this attempt or a lower one, or release its result."""
+        self._do(self.table.cancel(request_id, attempt))
+
+    def _answer(self, request_id: str, attempt: Attempt, response: worker_pb2.RunResponse) -> None:
+        for answer in self._answers.get((request_id, attempt), ()):
+            if not answer.done():
+                answer.set_result(response)
+
+    # -- gateways (StreamListener) -------------------------------------------------------------------------------
+
+    def stream_opened(self, request_id: str, attempt: Attempt, delivered: tuple[Token, ...]) -> None:
+        self._do(self.table.opened(request_id, attempt, delivered, self._clock()))
+
+    def stream_unwanted(self, request_id: str, attempt: Attempt) -> None:
+        self._do(self.table.unwanted(request_id, attempt))
+
+    def no_gateway(self, request_id: str, attempt: Attempt) -> None:
+        self._do(self.table.no_gateway(request_id, attempt))
+
+    def stream_broken(self, request_id: str, attempt: Attempt) -> None:
+        self._do(self.table.stream_broken(request_id, attempt))
+
+    def may_emit(self) -> bool:
+        return self.table.holds_lease(self._clock())
+
+    # -- the engine ----------------------------------------------------------------------------------------------
+
+    def _took(self, events: Events) -> None:
+        """All that a step gave."""
+        if not self._engine.alive:
+            self._model_failed.set()
+            return  # nothing of it is an end: whoever takes the requests over goes on behind what was sent
+        now = self._clock()
+        token, emit = self.table.token, self.streams.emit
+        count = 0
+        for number, event in events:
+            if type(event) is Token:
+                count += 1
+                effect = token(number, event, now)
+                if effect is not None:
+                    emit(effect.request_id, effect.attempt, effect.tokens)
+            elif isinstance(event, Finished):
+                self._ended(number, event, now)
+        self.streams.flush()
+        self.counters.tokens += count
+        if self._fault is not None:
+            self._fault.tokens(count)
+
+    def _ended(self, number: int, finished: Finished, now: float) -> None:
+        task = self._tasks_of.pop(number, None)
+        if task is None:
+            return  # it was stopped
+        if self._traces is not None and finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            routed = self._engine.take_routing(number)
+            if routed is not None:
+                self._traces.offer(task, routed)
+        self._do(self.table.ended(number, finished, now))
+
+    # -- effects -------------------------------------------------------------------------------------------------
+
+    def _do(self, effects: list[runs.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case runs.Emit(request_id, attempt, tokens):
+                    self.streams.emit(request_id, attempt, tokens)
+                case runs.Open(request_id, attempt, reply_to):
+                    self.streams.open(request_id, attempt, reply_to)
+                case runs.Start(number, task, prefix):
+                    if self._fault is not None:
+                        self._fault.begins(task.request.prompt)
+                    self._tasks_of[number] = task
+                    self.counters.prefix_tokens += len(prefix)
+                    self._engine.begin(number, request_of(task, prefix))
+                case runs.Stop(number):
+                    self._tasks_of.pop(number, None)
+                    self._engine.cancel(number)
+                case runs.Report(request_id, attempt, finished, tokens):
+                    self.counters.results += 1
+                    self._answer(request_id, attempt, reported(finished, tokens))
+                case runs.Close(request_id, attempt, why):
+                    self.counters.forgotten += why is runs.Closing.FORGOTTEN
+                    self.streams.close(request_id, attempt)
+                    self._answer(request_id, attempt, closed(why))
+                    self._look_empty()
+
+    def _look_empty(self) -> None:
+        if not self.table.runs:
+            self._empty.set()
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = self._clock()
+            self._do(self.table.tick(now))
+            self.streams.tick()
+            if not self._lapsed and not self.table.holds_lease(now):
+                self._lapsed = True
+                self.counters.lease_lapses += 1
+                log.warning("the lease ran out: nothing is sent until a scheduler renews it")
+            if not self._engine.alive:
+                self._model_failed.set()
+
+
+async def _within(timeout_s: float, work: Awaitable[object]) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work
+    except TimeoutError:
+        log.warning("not all could be ended in %g s", timeout_s)

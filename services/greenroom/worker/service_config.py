@@ -1,0 +1,101 @@
+"""How a worker serves its pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from greenroom.core.errors import InvalidConfig
+
+LONGEST_MS = 3_600_000.0
+
+
+def _milliseconds(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not 0 < value <= LONGEST_MS:
+            raise InvalidConfig(name, value, "a number of milliseconds above 0, at most an hour")
+
+
+def _at_least(config: object, least: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value < least:
+            raise InvalidConfig(name, value, f"a whole number from {least}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """Tokens to gateways. Times in milliseconds.
+
+    ``slow_gateway_ms``: how long a gateway may take over one message, and ``most_pending``: tokens that may wait for
+    it, before its call is dropped. ``unknown_gateway_ms``: after how long a gateway that nobody has announced counts
+    as gone. ``idle_gateway_ms``: how long a call without streams is kept. Raises InvalidConfig, naming the field.
+    """
+
+    slow_gateway_ms: float = 5_000.0
+    most_pending: int = 65_536
+    unknown_gateway_ms: float = 10_000.0
+    idle_gateway_ms: float = 60_000.0
+
+    def __post_init__(self) -> None:
+        _milliseconds(self, "slow_gateway_ms", "unknown_gateway_ms", "idle_gateway_ms")
+        _at_least(self, 1, "most_pending")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """Routing traces of finished sequences. ``rows``: the most of one sequence, its first ones. ``waiting``: traces
+    that wait to be written; of more the newest are dropped. Raises InvalidConfig, naming the field."""
+
+    enabled: bool = True
+    rows: int = 1024
+    waiting: int = 64
+    timeout_ms: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "rows", "waiting")
+        _milliseconds(self, "timeout_ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastConfig:
+    """Forecasts from the predictor. ``every``: once in so many prompts, 0 for never. ``address``: host:port of the
+    predictor; None: whichever the members name. Raises InvalidConfig, naming the field."""
+
+    every: int = 40
+    timeout_ms: float = 1_000.0
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "every")
+        _milliseconds(self, "timeout_ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """One worker's place in its pool. Times in milliseconds.
+
+    ``instance``: its name, another one for every start. ``max_running``: requests that generate at once,
+    ``max_queued``: that wait behind them here. ``grace_ms``: how long a run, and a result that nobody has released,
+    outlive their scheduler's call. ``ttl_ms``: after how long of silence the members take it for gone. ``fault``: what
+    to break on purpose, see ``faults``; for tests.
+    Raises InvalidConfig, naming the field.
+    """
+
+    instance: str
+    pool: int = 0
+    max_running: int = 32
+    max_queued: int = 8
+    grace_ms: float = 120_000.0
+    ttl_ms: int = 10_000
+    streams: StreamConfig = field(default_factory=StreamConfig)
+    traces: TraceConfig = field(default_factory=TraceConfig)
+    forecasts: ForecastConfig = field(default_factory=ForecastConfig)
+    fault: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.instance or len(self.instance) > 256:
+            raise InvalidConfig("instance", self.instance, "a name of 1 to 256 characters")
+        _at_least(self, 0, "pool", "max_queued")
+        _at_least(self, 1, "max_running")
+        _milliseconds(self, "grace_ms", "ttl_ms")

@@ -1,0 +1,62 @@
+"""A worker's service as schedulers call it over gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+
+from greenroom.core.messages import Task, Undecodable, decode
+from greenroom.fabric.rpc import Context, Refused
+from greenroom.fabric.wire import from_attempt, to_attempt
+from greenroom.v1 import worker_pb2, worker_pb2_grpc
+from greenroom.worker.leases import EPOCH_OVER, check_epoch, check_meant
+from greenroom.worker.results import REFUSALS, refused
+from greenroom.worker.runs import RunRefused
+from greenroom.worker.service import WorkerService
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """``greenroom.v1.Worker``. A call meant for another instance ends with NOT_FOUND, one of an epoch that is over with
+    FAILED_PRECONDITION."""
+
+    def __init__(self, service: WorkerService) -> None:
+        self._service = service
+
+    async def Lease(
+        self, request_iterator: AsyncIterator[worker_pb2.LeaseFromScheduler], context: Context
+    ) -> AsyncIterator[worker_pb2.LeaseFromWorker]:
+        async with contextlib.aclosing(self._service.leases.serve(request_iterator)) as messages:
+            async for message in messages:
+                yield message
+
+    async def ListRuns(self, request: worker_pb2.ListRunsRequest, context: Context) -> worker_pb2.ListRunsResponse:
+        check_meant(request.worker, self._service.instance)
+        try:
+            runs = self._service.table.list_runs(request.epoch)
+        except RunRefused as refusal:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(refusal), word=EPOCH_OVER) from refusal
+        return worker_pb2.ListRunsResponse(
+            runs=[
+                worker_pb2.ListedRun(request_id=request_id, attempt=to_attempt(attempt), finished=finished)
+                for request_id, attempt, finished in runs
+            ]
+        )
+
+    async def Run(self, request: worker_pb2.RunRequest, context: Context) -> worker_pb2.RunResponse:
+        check_meant(request.worker, self._service.instance)
+        check_epoch(request.epoch, self._service.epoch)
+        try:
+            task: Task = decode(request.task, Task)
+        except Undecodable as error:
+            return refused(worker_pb2.RunRefused.WHY_INVALID, f"the task can not be read: {error}")
+        try:
+            return await self._service.run(request.epoch, from_attempt(request.attempt), task)
+        except RunRefused as refusal:
+            return refused(REFUSALS[refusal.refusal], str(refusal))
+
+    async def CancelRun(self, request: worker_pb2.CancelRunRequest, context: Context) -> worker_pb2.CancelRunResponse:
+        check_epoch(request.epoch, self._service.epoch)
+        self._service.cancel(request.request_id, from_attempt(request.attempt))
+        return worker_pb2.CancelRunResponse()

@@ -1,0 +1,99 @@
+"""Routing traces of finished sequences, on their way to the log. They never hold a worker up (rule 13)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from greenroom.core.messages import Task, Trace, encode
+from greenroom.fabric.log import AppendFailed, AppendUnknown, Log
+from greenroom.worker.engine import Routed
+from greenroom.worker.service_config import TraceConfig
+from greenroom.worker.service_counters import ServiceCounters
+
+log = logging.getLogger(__name__)
+
+
+class TraceWriter:
+    """Writes one after the other; what does not fit into its queue is dropped and counted."""
+
+    def __init__(
+        self,
+        to: Log,
+        topic: str,
+        config: TraceConfig,
+        counters: ServiceCounters,
+        *,
+        pool: int,
+        model: str,
+        worker: str,
+    ) -> None:
+        self._log = to
+        self._topic = topic
+        self._config = config
+        self._counters = counters
+        self._pool = pool
+        self._model = model
+        self._worker = worker
+        self._waiting: asyncio.Queue[tuple[Task, Routed]] = asyncio.Queue(config.waiting)
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting.qsize()
+
+    def offer(self, task: Task, routed: Routed) -> None:
+        """Write it when its turn comes."""
+        try:
+            self._waiting.put_nowait((task, routed))
+        except asyncio.QueueFull:
+            self._counters.traces_dropped += 1
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            task, routed = await self._waiting.get()
+            try:
+                await self._write(task, routed)
+            finally:
+                self._waiting.task_done()
+
+    async def flush(self) -> None:
+        """Until all that was offered has been written, or was not taken."""
+        await self._waiting.join()
+
+    async def _write(self, task: Task, routed: Routed) -> None:
+        trace = trace_of(task, routed, pool=self._pool, model=self._model, worker=self._worker)
+        try:
+            await self._log.append(
+                self._topic,
+                encode(trace),
+                key=trace.request_id.encode(),
+                timeout_s=self._config.timeout_ms / 1000.0,
+            )
+            self._counters.traces += 1
+        except (AppendFailed, AppendUnknown) as error:
+            self._counters.traces_failed += 1
+            log.log(
+                logging.WARNING if self._counters.traces_failed == 1 else logging.DEBUG,
+                "a routing trace was not written: %s",
+                error,
+            )
+
+
+def trace_of(task: Task, routed: Routed, *, pool: int, model: str, worker: str) -> Trace:
+    rows, layers, k = routed.experts.shape
+    wide = routed.experts.dtype.itemsize > 1
+    return Trace(
+        request_id=task.request.request_id,
+        pool=pool,
+        model=model,
+        task_type=task.task_type,
+        rows=rows,
+        prompt_rows=routed.prompt_rows,
+        layers=layers,
+        k=k,
+        num_experts=routed.num_experts,
+        dtype="uint16" if wide else "uint8",
+        experts=routed.experts.astype("<u2" if wide else "u1", copy=False).tobytes(),
+        worker=worker,
+    )

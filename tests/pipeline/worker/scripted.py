@@ -1,0 +1,346 @@
+"""What stands around a worker's service in its tests: an engine that follows a script, gateways, a scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.errors import InvalidRequest
+from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
+from greenroom.core.messages import Member, MemberKind, ModelCard, Request, Task, encode
+from greenroom.fabric.log import Topic
+from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
+from greenroom.fabric.rpc import LocalDialer, LocalServer
+from greenroom.fabric.wire import from_token_run, to_token_run
+from greenroom.gateway.streams import Gap, StreamBook, Unwanted
+from greenroom.policies.events import Prediction
+from greenroom.v1 import tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
+from greenroom.worker.engine import EngineState, Events, Routed
+from greenroom.worker.service import WorkerService
+from greenroom.worker.service_config import ServiceConfig
+from greenroom.worker.servicer import WorkerServicer
+
+WORKER = "worker:7000"
+LEASE_MS = 3_600_000
+LIMIT_S = 10.0
+MODEL_LIMIT = 1000
+
+CARD = ModelCard(name="scripted", digest="d", text_digest="t", max_model_len=MODEL_LIMIT, vocab_size=1000)
+
+
+def answer(prompt: Sequence[int], count: int) -> tuple[int, ...]:
+    """What the script says to ``prompt``."""
+    return tuple((sum(prompt) * 31 + 7 * place) % 1000 for place in range(count))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Until what other tasks do next makes it true."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+
+
+class Clock:
+    """Milliseconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_(self, milliseconds: float) -> None:
+        self.now += milliseconds
+
+
+class ScriptedEngine:
+    """Says ``answer`` to every prompt, a token a ``step``."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.begun: list[tuple[int, GenerationRequest]] = []
+        self.running: dict[int, tuple[GenerationRequest, int]] = {}
+        self.cancelled: list[int] = []
+        self.foreseen: list[Prediction] = []
+        self._take: Callable[[Events], None] | None = None
+
+    def listen(self, take: Callable[[Events], None]) -> None:
+        self._take = take
+
+    def admit_check(self, request: GenerationRequest) -> None:
+        if len(request.prompt_ids) >= MODEL_LIMIT:
+            raise InvalidRequest("too long", param="prompt")
+
+    def begin(self, number: int, request: GenerationRequest) -> None:
+        self.begun.append((number, request))
+        self.running[number] = request, len(request.prefix)
+
+    def cancel(self, number: int) -> None:
+        self.running.pop(number, None)
+        self.cancelled.append(number)
+
+    def step(self, count: int = 1) -> None:
+        """``count`` steps; each gives every request its next token."""
+        for _ in range(count):
+            events: Events = []
+            for number, (request, place) in list(self.running.items()):
+                limit = request.sampling.max_tokens or 1
+                token_id = answer(request.prompt_ids, place + 1)[place]
+                events.append((number, Token(place, token_id)))
+                self.running[number] = request, place + 1
+                if place + 1 >= limit:
+                    del self.running[number]
+                    events.append((number, Finished(FinishReason.LENGTH, len(request.prompt_ids), limit)))
+            self.tell(*events)
+
+    def tell(self, *events: tuple[int, Event]) -> None:
+        assert self._take is not None
+        self._take(list(events))
+
+    def state(self) -> EngineState:
+        return EngineState(
+            kv_tokens=4096, kv_tokens_free=4000, running=len(self.running), experts=6, expert_load_ms=2.0
+        )
+
+    def take_routing(self, number: int) -> Routed | None:
+        return Routed(np.arange(12, dtype=np.uint8).reshape(3, 2, 2) % 3, 2, 3)
+
+    def foresee(self, prediction: Prediction) -> None:
+        self.foreseen.append(prediction)
+
+
+class Gateway(tokens_pb2_grpc.TokensServicer):
+    """Streams onto a StreamBook, as a gateway has it. ``reading`` cleared: it takes no message; ``answering``: no
+    stream is answered."""
+
+    def __init__(self, instance: str, dialer: LocalDialer) -> None:
+        self.instance = instance
+        self.address = f"{instance}:8000"
+        self.book = StreamBook()
+        self.got: dict[str, list[int]] = {}
+        self.messages = 0
+        self.opened = 0
+        self.calls = 0
+        self.reading = asyncio.Event()
+        self.reading.set()
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self._dialer = dialer
+        self._server: LocalServer | None = None
+        self.serve()
+
+    def serve(self) -> None:
+        self._server = self._dialer.serve(self.address, [self])
+
+    async def kill(self) -> None:
+        assert self._server is not None
+        await self._server.kill()
+
+    def expect(self, request_id: str, *delivered: int) -> None:
+        self.book.expect(request_id)
+        self.got[request_id] = list(delivered)
+        if delivered:
+            stream = object()
+            self.book.open(request_id, Attempt(0, 0), stream)
+            self.book.add(request_id, stream, [Token(place, token_id) for place, token_id in enumerate(delivered)])
+
+    async def Deliver(self, request_iterator: AsyncIterator[tokens_pb2.FromWorker], context: Any) -> AsyncIterator[Any]:
+        meant = dict(context.invocation_metadata() or ()).get("greenroom-instance")
+        if meant != self.instance:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"this is {self.instance}")
+        self.calls += 1
+        streams: dict[int, tuple[str, object]] = {}
+        await self.reading.wait()
+        async for message in request_iterator:
+            self.messages += bool(message.tokens)
+            replies = []
+            for opening in message.open:
+                await self.answering.wait()
+                self.opened += 1
+                replies.append(self._open(opening, streams))
+            for tokens in message.tokens:
+                reply = self._add(tokens, streams)
+                if reply is not None:
+                    replies.append(reply)
+            if replies:
+                yield tokens_pb2.FromGateway(replies=replies)
+            await self.reading.wait()
+
+    def _open(self, opening: tokens_pb2.OpenStream, streams: dict[int, tuple[str, object]]) -> tokens_pb2.StreamReply:
+        stream = object()
+        had = self.book.open(opening.request_id, Attempt(opening.attempt.epoch, opening.attempt.n), stream)
+        reply = tokens_pb2.StreamReply(stream=opening.stream)
+        if isinstance(had, Unwanted):
+            reply.unwanted.SetInParent()
+        else:
+            streams[opening.stream] = opening.request_id, stream
+            reply.delivered.CopyFrom(to_token_run(had))
+        return reply
+
+    def _add(
+        self, message: tokens_pb2.StreamTokens, streams: dict[int, tuple[str, object]]
+    ) -> tokens_pb2.StreamReply | None:
+        request_id, stream = streams[message.stream]
+        reply = tokens_pb2.StreamReply(stream=message.stream)
+        try:
+            new = self.book.add(request_id, stream, from_token_run(message.tokens))
+        except Gap:
+            reply.gap.SetInParent()
+            return reply
+        if isinstance(new, Unwanted):
+            reply.unwanted.SetInParent()
+            return reply
+        self.got[request_id] += [token.token_id for token in new]
+        return None
+
+
+class Members:
+    """A directory that says what it is told to."""
+
+    def __init__(self) -> None:
+        self.here: dict[str, Member] = {}
+        self.certainly_gone: set[str] = set()
+
+    def add(self, instance: str, address: str, kind: MemberKind = MemberKind.GATEWAY) -> None:
+        self.here[instance] = Member(member=kind, instance=instance, address=address, ttl_ms=10_000)
+
+    def get(self, instance: str) -> Member | None:
+        return self.here.get(instance)
+
+    def gone(self, instance: str) -> bool:
+        return instance in self.certainly_gone
+
+    def of(self, kind: MemberKind, pool: int | None = None) -> list[Member]:
+        return [member for member in self.here.values() if member.member is kind]
+
+
+@dataclass
+class Stage:
+    """A worker's service and what is around it."""
+
+    dialer: LocalDialer
+    log: MemoryLog
+    members: Members
+    clock: Clock
+    engine: ScriptedEngine
+    service: WorkerService
+    stub: worker_pb2_grpc.WorkerStub
+    epoch: int = 5
+    leases: list[Lease] = field(default_factory=list)
+
+    def gateway(self, name: str = "gateway") -> Gateway:
+        gateway = Gateway(name, self.dialer)
+        self.members.add(gateway.instance, gateway.address)
+        return gateway
+
+    def task(
+        self, request_id: str, *, reply_to: str | None = "gateway", length: int = 6, prompt: Sequence[int] = (1, 2, 3),
+        task_type: str = "converse", text: str = "",
+    ) -> Task:  # fmt: skip
+        request = Request(
+            request_id=request_id, pool=0, model="scripted", prompt_ids=tuple(prompt),
+            sampling=SamplingParams(max_tokens=length, temperature=0.0), accepted_ms=1, deadline_ms=10**13,
+            reply_to=reply_to, prompt=text,
+        )  # fmt: skip
+        return Task(request=request, task_type=task_type)
+
+    def run(self, task: Task, n: int = 0, *, epoch: int | None = None, worker: str | None = None) -> Any:
+        """The call, under way."""
+        epoch = self.epoch if epoch is None else epoch
+        return self.stub.Run(
+            worker_pb2.RunRequest(
+                epoch=epoch,
+                worker=worker or self.service.instance,
+                attempt={"epoch": epoch, "n": n},  # type: ignore[arg-type]
+                task=encode(task),
+            )
+        )
+
+    async def lease(self, lease_ms: int = LEASE_MS, *, epoch: int | None = None) -> Lease:
+        """A scheduler's connection that grants what is asked, the first of it at once."""
+        lease = Lease(self, lease_ms, self.epoch if epoch is None else epoch)
+        self.leases.append(lease)
+        await until(lambda: lease.granted or lease.ended.done())
+        return lease
+
+    async def step(self, count: int = 1) -> None:
+        """Steps of the engine, each of whose messages has been sent before the next."""
+        for _ in range(count):
+            self.engine.step()
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    async def traces(self) -> list[bytes]:
+        async with self.log.reader("traces", 0) as reader:
+            return [record.value or b"" for record in await reader.poll(LIMIT_S)]
+
+
+class Lease:
+    """``granting`` cleared: it grants nothing."""
+
+    def __init__(self, stage: Stage, lease_ms: int, epoch: int) -> None:
+        self.granting = True
+        self.granted = 0
+        self.epoch = epoch
+        self.states: list[worker_pb2.WorkerState] = []
+        self._grants: asyncio.Queue[worker_pb2.LeaseFromScheduler] = asyncio.Queue()
+        hello = worker_pb2.LeaseHello(
+            epoch=epoch, scheduler="scheduler", worker=stage.service.instance, lease_ms=lease_ms
+        )
+        self._grants.put_nowait(worker_pb2.LeaseFromScheduler(hello=hello))
+        self.ended = asyncio.create_task(self._run(stage))
+
+    async def _run(self, stage: Stage) -> grpc.StatusCode:
+        call = stage.stub.Lease(self._messages())
+        try:
+            async for asked in call:
+                self.states.append(asked.state)
+                if self.granting:
+                    self.grant(asked.sequence)
+            return grpc.StatusCode.OK
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        finally:
+            call.cancel()
+
+    def grant(self, sequence: int) -> None:
+        grant = worker_pb2.LeaseGrant(sequence=sequence, epoch=self.epoch)
+        self._grants.put_nowait(worker_pb2.LeaseFromScheduler(grant=grant))
+        self.granted += 1
+
+    async def _messages(self) -> AsyncIterator[worker_pb2.LeaseFromScheduler]:
+        while True:
+            yield await self._grants.get()
+
+    async def hang_up(self) -> None:
+        self.ended.cancel()
+        await asyncio.gather(self.ended, return_exceptions=True)
+
+
+@asynccontextmanager
+async def staged(**config: Any) -> AsyncIterator[Stage]:
+    """A service that runs, audited at its end."""
+    clock, members, engine = Clock(), Members(), ScriptedEngine()
+    async with LocalDialer() as dialer, MemoryLog(MemoryBroker()) as log:
+        await log.ensure([Topic("traces")])
+        service = WorkerService(
+            ServiceConfig(**{"instance": "worker-1", **config}), engine, CARD, log, dialer, members, clock=clock
+        )
+        server = dialer.serve(WORKER, [WorkerServicer(service)])
+        await service.start()
+        stage = Stage(dialer, log, members, clock, engine, service, dialer.stub(worker_pb2_grpc.WorkerStub, WORKER))
+        try:
+            yield stage
+            service.table.audit()
+        finally:
+            for lease in stage.leases:
+                await lease.hang_up()
+            await service.stop()
+            await server.stop(1.0)

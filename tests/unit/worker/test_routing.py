@@ -1,0 +1,106 @@
+"""Each sequence's own routing, taken out of the steps that many share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import Phase, SequenceInfo, Step
+from greenroom.replay import TraceRecorder
+from greenroom.worker.routing import RoutingRecorder
+
+UNEVEN = Catalogue("pool", experts_per_layer=[4, 8, 3], top_k=[2, 3, 1], expert_bytes=[10, 10, 10])
+WIDE = Catalogue.uniform("pool", layers=2, experts=300, top_k=4)
+
+
+def step_of(catalogue: Catalogue, number: int, rows: list[int]) -> Step:
+    phases = np.full(len(rows), Phase.PREFILL, dtype=np.uint8)
+    return Step(catalogue.pool, number, np.array(rows, dtype=np.int64), phases)
+
+
+def picks_of(catalogue: Catalogue, layer: int, rows: int, seed: int) -> NDArray[np.int64]:
+    """Distinct picks, some of them none."""
+    random = np.random.default_rng(seed)
+    experts, k = int(catalogue.experts_per_layer[layer]), int(catalogue.top_k[layer])
+    return np.stack([random.permutation(experts + 2)[:k] for _ in range(rows)]).reshape(rows, k)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wide=st.booleans(),
+    steps=st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=9), st.booleans()), min_size=1, max_size=8),
+    most_rows=st.integers(1, 40),
+)
+def test_it_is_what_the_trace_recorder_has_of_each_sequence(
+    wide: bool, steps: list[tuple[list[int], bool]], most_rows: int
+) -> None:
+    catalogue = WIDE if wide else UNEVEN
+    ours, theirs = RoutingRecorder(catalogue, most_rows=most_rows), TraceRecorder(catalogue)
+    for sequence in range(4):
+        for recorder in (ours, theirs):
+            recorder.sequence_queued(SequenceInfo(sequence, "classify", prompt_tokens=2 * sequence))
+    for number, (rows, failed) in enumerate(steps):
+        if not rows:
+            continue
+        step = step_of(catalogue, number, rows)
+        for layer in range(catalogue.layers):
+            picks = picks_of(catalogue, layer, len(rows), 10 * number + layer)
+            ours.layer_routed(step, layer, picks)
+            theirs.layer_routed(step, layer, picks)
+        ours.step_ended(step, failed=failed)
+        theirs.step_ended(step, failed=failed)
+    trace = theirs.trace()
+    for sequence in range(4):
+        start, stop = trace.seq_starts[sequence : sequence + 2]
+        expected = trace.experts[start:stop][:most_rows]
+        routed = ours.take(sequence)
+        if not len(expected):
+            assert routed is None
+            continue
+        assert routed is not None
+        assert routed.experts.dtype == (np.uint16 if wide else np.uint8)
+        assert np.array_equal(routed.experts, expected)
+        assert routed.prompt_rows == min(2 * sequence, len(expected))
+        assert routed.num_experts == int(catalogue.experts_per_layer.max())
+    assert ours.held == 0
+
+
+def test_a_number_that_would_wrap_around_is_no_pick() -> None:
+    recorder = RoutingRecorder(UNEVEN, most_rows=4)
+    recorder.sequence_queued(SequenceInfo(0))
+    step = step_of(UNEVEN, 0, [0])
+    for layer in range(3):
+        recorder.layer_routed(step, layer, np.full((1, int(UNEVEN.top_k[layer])), 256 + 1))
+    recorder.step_ended(step, failed=False)
+    routed = recorder.take(0)
+    assert routed is not None
+    assert (routed.experts == 255).all()
+
+
+def test_sequences_that_nobody_announced_are_left_alone() -> None:
+    recorder = RoutingRecorder(UNEVEN, most_rows=4)
+    step = step_of(UNEVEN, 0, [7])
+    for layer in range(3):
+        recorder.layer_routed(step, layer, picks_of(UNEVEN, layer, 1, 0))
+    recorder.step_ended(step, failed=False)
+    assert recorder.take(7) is None
+    assert recorder.held == 0
+
+
+@pytest.mark.parametrize("rows", [63, 64, 65, 500])
+def test_a_step_may_be_of_any_size(rows: int) -> None:
+    recorder = RoutingRecorder(UNEVEN, most_rows=1000)
+    recorder.sequence_queued(SequenceInfo(0, prompt_tokens=rows))
+    step = step_of(UNEVEN, 0, [0] * rows)
+    picks = [picks_of(UNEVEN, layer, rows, layer) for layer in range(3)]
+    for layer in range(3):
+        recorder.layer_routed(step, layer, picks[layer])
+    recorder.step_ended(step, failed=False)
+    routed = recorder.take(0)
+    assert routed is not None
+    assert routed.experts.shape == (rows, 3, 3)
+    assert np.array_equal(routed.experts[:, 0, :2], np.where(picks[0] < 4, picks[0], 255))

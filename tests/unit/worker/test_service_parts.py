@@ -1,0 +1,99 @@
+"""Small parts of a worker's service: settings, faults, results, counters."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.generation import Finished, FinishReason, Token, TokenLogprobs
+from greenroom.core.logprobs import unpack_tokens
+from greenroom.fabric.wire import logprobs_of
+from greenroom.v1 import common_pb2, worker_pb2
+from greenroom.worker.faults import Fault, fault_of
+from greenroom.worker.results import CLOSINGS, REFUSALS, reported
+from greenroom.worker.runs import Closing, Refusal
+from greenroom.worker.service_config import ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
+from greenroom.worker.service_counters import ServiceCollector, ServiceCounters
+
+
+@pytest.mark.parametrize(
+    ("made", "field"),
+    [
+        (lambda: ServiceConfig(instance=""), "instance"),
+        (lambda: ServiceConfig(instance="w", pool=-1), "pool"),
+        (lambda: ServiceConfig(instance="w", max_running=0), "max_running"),
+        (lambda: ServiceConfig(instance="w", max_queued=-1), "max_queued"),
+        (lambda: ServiceConfig(instance="w", grace_ms=0), "grace_ms"),
+        (lambda: StreamConfig(slow_gateway_ms=float("nan")), "slow_gateway_ms"),
+        (lambda: StreamConfig(most_pending=0), "most_pending"),
+        (lambda: TraceConfig(rows=0), "rows"),
+        (lambda: TraceConfig(timeout_ms=10**9), "timeout_ms"),
+        (lambda: ForecastConfig(every=-1), "every"),
+        (lambda: ForecastConfig(timeout_ms=-1), "timeout_ms"),
+    ],
+)
+def test_a_bad_value_is_named(made: Any, field: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"^{field}: ") as caught:
+        made()
+    assert caught.value.field == field
+
+
+def test_faults_are_asked_for_by_name() -> None:
+    assert fault_of(None) is None
+    assert fault_of("tasktype:after-append:3") is None
+    assert fault_of("worker:after-token:3") == Fault(after_token=3)
+    assert fault_of("worker:poison:a:b") == Fault(poison="a:b")
+    for wrong in ("worker:", "worker:after-token:0", "worker:after-token:x", "worker:poison:", "worker:sulk:1"):
+        with pytest.raises(InvalidConfig, match="worker:after-token:N or worker:poison:TEXT"):
+            fault_of(wrong)
+
+
+def test_a_fault_kills_at_its_moment_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("os.kill", lambda pid, number: killed.append(number))
+    fault = Fault(after_token=5)
+    fault.tokens(4)
+    fault.begins("anything")
+    assert killed == []
+    fault.tokens(3)
+    assert killed == [signal.SIGKILL]
+    fault = Fault(poison="hemlock")
+    fault.begins("a cup of tea")
+    fault.tokens(1000)
+    fault.begins("a cup of hemlock")
+    assert killed == [signal.SIGKILL] * 2
+
+
+def test_every_refusal_and_every_closing_has_its_word() -> None:
+    assert set(REFUSALS) == set(Refusal)
+    assert set(CLOSINGS) == set(Closing)
+    assert all(worker_pb2.RunRefused.Why.Name(why) == f"WHY_{refusal.name}" for refusal, why in REFUSALS.items())
+    assert all(worker_pb2.RunClosed.Why.Name(why) == f"WHY_{closing.name}" for closing, why in CLOSINGS.items())
+
+
+def test_a_result_carries_all_that_was_generated() -> None:
+    tokens = [Token(i, 10 + i, TokenLogprobs(-0.5 * i, ((10 + i, -0.5 * i), (3, -2.0)))) for i in range(3)]
+    response = reported(Finished(FinishReason.STOP, 7, 3), tokens)
+    result = response.result
+    assert (result.reason, result.prompt_tokens, result.message) == (common_pb2.END_REASON_STOP, 7, "")
+    assert unpack_tokens(list(result.token_ids), logprobs_of(result)) == tokens
+    plain = reported(Finished(FinishReason.FAILED, 7, 0, "why " * 1000), []).result
+    assert plain.reason == common_pb2.END_REASON_FAILED
+    assert len(plain.message) == 2000
+    assert logprobs_of(plain) is None
+
+
+def test_every_count_is_shown_with_its_help() -> None:
+    registry = CollectorRegistry()
+    counters = ServiceCounters(tokens=12, traces_dropped=3)
+    registry.register(ServiceCollector(counters, lambda: [("runs_here", "Runs here.", 2.0)]))
+    shown = generate_latest(registry).decode()
+    assert "greenroom_worker_tokens_total 12.0" in shown
+    assert "greenroom_worker_traces_dropped_total 3.0" in shown
+    assert "greenroom_worker_runs_here 2.0" in shown
+    assert shown.count("# HELP") == len(ServiceCounters.__slots__) + 1
