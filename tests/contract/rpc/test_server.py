@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +217,47 @@ async def test_errors_may_have_a_shape_of_their_own() -> None:
             await dialer.stub(EchoStub, f"127.0.0.1:{port}").Unary(Echo(), timeout=DEADLINE_S)
     assert raised.value.details() == "not here"
     await server.stop(1.0)
+
+
+_ELSEWHERE = """
+import asyncio
+from greenroom.fabric.rpc import Server, ServerConfig
+from tests.contract.rpc.echo_pb2_grpc import EchoServicer
+
+async def serve():
+    server = Server(ServerConfig(), [EchoServicer()])
+    print(await server.start(), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server in a process of its own, and its port."""
+    process = subprocess.Popen([sys.executable, "-c", _ELSEWHERE], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_server_that_is_frozen_is_given_up_by_who_calls_it(
+    elsewhere: tuple[subprocess.Popen[str], int],
+) -> None:
+    """Its machine still answers for it; only the ping on the connection tells."""
+    process, port = elsewhere
+    async with GrpcDialer(DialerConfig(keep_alive_s=0.5, keep_alive_timeout_s=0.5)) as dialer:
+        call = dialer.stub(EchoStub, f"127.0.0.1:{port}").Both()
+        await call.write(Echo(value=b"a"))
+        await call.read()
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await asyncio.wait_for(call.read(), 3 * DEADLINE_S)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------

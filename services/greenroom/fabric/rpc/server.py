@@ -56,6 +56,8 @@ class ServerConfig:
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", int(self.keep_alive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(self.keep_alive_timeout_s * 1000)),
+            # Of every ping: one that measures the link keeps a later keep-alive from being sent, for a minute by default.
+            ("grpc.http2.ping_timeout_ms", int(self.keep_alive_timeout_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", int(self.min_ping_s * 1000)),
