@@ -56,7 +56,7 @@ class ServerConfig:
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", int(self.keep_alive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(self.keep_alive_timeout_s * 1000)),
-            # Of every ping: one that measures the link keeps a later keep-alive from being sent, for a minute by default.
+            # Of every ping: while one that measures the link is out, for a minute by default, no keep-alive is sent.
             ("grpc.http2.ping_timeout_ms", int(self.keep_alive_timeout_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
