@@ -9,12 +9,18 @@ import click
 
 from greenroom import __version__
 from greenroom.cli.demo import demo
+from greenroom.cli.gateway import gateway
 from greenroom.cli.generate import generate
 from greenroom.cli.info import info
+from greenroom.cli.keys import keys
 from greenroom.cli.pack import pack
+from greenroom.cli.predictor import predictor
 from greenroom.cli.replay import replay
+from greenroom.cli.scheduler import scheduler
 from greenroom.cli.serve import serve
+from greenroom.cli.tasktype import tasktype
 from greenroom.cli.trace import trace
+from greenroom.cli.worker import worker
 from greenroom.core.errors import GreenroomError
 
 
@@ -62,13 +68,18 @@ def main(log_level: str) -> None:
       greenroom info MODEL                                 what a checkpoint needs and what fits
       greenroom trace --prompts FILE --out T.npz           record which experts prompts are routed to
       greenroom replay T.npz --plot hits.png               which policy and budget suit that routing
+      greenroom keys add ann                               who may use a server that others can reach
+
+    \b
+    In processes of their own, on a Kafka log: gateway, tasktype, scheduler, predictor, worker.
     """
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )
 
 
-main.add_command(serve)
+for _command in (serve, gateway, tasktype, scheduler, predictor, worker, keys):
+    main.add_command(_command)
 main.add_command(generate)
 main.add_command(info)
 main.add_command(pack)

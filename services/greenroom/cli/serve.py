@@ -1,16 +1,21 @@
-"""``greenroom serve``: everything in one process, behind an OpenAI-compatible API."""
+"""``greenroom serve``: the whole pipeline in one process, behind an OpenAI-compatible API."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.service_options import drain_option
+from greenroom.policies.registry import PLACEMENT_POLICIES
 
 if TYPE_CHECKING:
+    from greenroom.embedded import EmbeddedConfig
     from greenroom.gateway import GatewayConfig
     from greenroom.worker.worker import Worker
 
@@ -18,69 +23,84 @@ if TYPE_CHECKING:
 @click.command()
 @model_options
 @click.option("--served-model-name", help="The model's name in the API.  [default: as --model has it]")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=int, default=8000, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option(
-    "--drain-timeout", type=float, default=30.0, show_default=True, help="Seconds that running requests get at the end."
+    "--scheduling",
+    type=click.Choice(sorted(PLACEMENT_POLICIES)),
+    default="fcfs",
+    show_default=True,
+    help="Which request goes first.",
 )
-def serve(host: str, port: int, drain_timeout: float, **options: Any) -> None:
-    """Serve a model at http://HOST:PORT with an OpenAI-compatible API.
+@click.option(
+    "--max-queue-wait", type=float, default=120.0, show_default=True, help="Seconds that one waits at most to begin."
+)
+@click.option(
+    "--forecast-every",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Prompts between two forecasts of the experts to come; 0: nothing is traced or forecast.",
+)
+@gateway_options
+@drain_option
+def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_timeout: float, **options: Any) -> None:
+    """Serve a model at http://HOST:PORT with an OpenAI-compatible API, and at --grpc-port over gRPC.
 
-    Without --model it is the bundled one. The expert pack is made at first use. SIGTERM or Ctrl-C: nothing new is
-    taken, running requests are finished, and the experts that are resident are remembered for the next start.
+    Gateway, task-type extraction, scheduler and worker run in this process; no broker is needed. Without --model it is
+    the bundled one. The expert pack is made at first use. SIGTERM or Ctrl-C: nothing new is taken, running requests are
+    finished, and the experts that are resident are remembered for the next start.
 
     \b
     Examples:
       greenroom serve --expert-memory 33%
       greenroom serve --model mistralai/Mixtral-8x7B-Instruct-v0.1 --expert-memory 16GiB --policy lfu
-      greenroom serve --model ./checkpoint --host 0.0.0.0 --port 9000 --served-model-name mixtral
+      greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """
-    from greenroom.gateway import GatewayConfig
+    from greenroom.embedded import EmbeddedConfig
     from greenroom.worker.worker import Worker
 
-    gateway = GatewayConfig(host=host, port=port, drain_timeout_s=drain_timeout)
+    front = gateway_config(options, drain_timeout_s=drain_timeout)
+    config = EmbeddedConfig(
+        scheduling=scheduling,
+        max_waiting=options["max_waiting"],
+        max_queue_wait_s=max_queue_wait,
+        max_running=options["max_running"],
+        forecast_every=forecast_every,
+    )
     with Worker(worker_config(options)) as worker:
         click.echo(worker.describe(), err=True)
-        asyncio.run(_serve(worker, gateway))
+        code = asyncio.run(_serve(worker, config, front))
+    sys.exit(code)
 
 
-async def _serve(worker: Worker, config: GatewayConfig) -> None:
-    from prometheus_client import (
-        CollectorRegistry,
-        GCCollector,
-        PlatformCollector,
-        ProcessCollector,
-        disable_created_metrics,
+async def _serve(worker: Worker, config: EmbeddedConfig, front: GatewayConfig) -> int:
+    from greenroom.embedded import embedded_parts
+    from greenroom.fabric.lifecycle import LifeConfig, Part, run_service
+    from greenroom.fabric.telemetry.registry import new_registry
+    from greenroom.worker.card import card_of
+    from greenroom.worker.metrics import WorkerCollector
+    from greenroom.worker.model_engine import ModelEngine
+    from greenroom.worker.routing import RoutingRecorder
+
+    registry = new_registry()
+    registry.register(WorkerCollector(worker))
+    recorder = RoutingRecorder(worker.experts.catalogue, most_rows=1024) if config.forecast_every else None
+    engine = ModelEngine(worker, recorder)
+    gateway, parts = embedded_parts(
+        config, front, engine=engine, card=card_of(worker), text=worker.text, registry=registry
     )
 
-    from greenroom.gateway import Gateway
-    from greenroom.worker.metrics import WorkerCollector
+    class Told(Part):
+        async def start(self) -> None:
+            while gateway.unready is not None:  # the members topic has to come round first
+                await asyncio.sleep(0.01)
+            host = f"[{front.host}]" if ":" in front.host else front.host
+            click.echo(f"ready: http://{host}:{gateway.port}  (model {worker.served.name})", err=True)
 
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second sample for every counter, read by nobody
-    registry = CollectorRegistry()
-    for collector in (ProcessCollector, PlatformCollector, GCCollector):
-        collector(registry=registry)
-    registry.register(WorkerCollector(worker))
-    gateway = Gateway(config, worker.generator(), worker.text, registry)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
-    port = await gateway.start()
-    try:
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        click.echo(f"ready: http://{host}:{port}  (model {worker.served.name})", err=True)
-        await _until(stopping, worker)
-    finally:
-        click.echo("stopping: no new requests; running ones are finished", err=True)
-        await gateway.stop()
+        async def drain(self, timeout_s: float) -> None:
+            click.echo("stopping: no new requests; running ones are finished", err=True)
 
-
-async def _until(stopping: asyncio.Event, worker: Worker) -> None:
-    """Until a signal came, or the batch loop died: a server that can not generate must not stay up."""
-    while worker.loop.alive:
-        try:
-            await asyncio.wait_for(stopping.wait(), timeout=1.0)
-        except TimeoutError:
-            continue
-        return
+    logging.getLogger("greenroom.fabric").setLevel(logging.WARNING)
+    logging.getLogger("greenroom.scheduler").setLevel(logging.WARNING)
+    return await run_service(
+        [*parts, Told("ready")], LifeConfig(drain_timeout_s=front.drain_timeout_s), registry=registry
+    )

@@ -1,101 +1,189 @@
-"""Options that every service's command has, and the life that they describe."""
+"""The options that all processes of the pipeline share, and what is made of them."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import os
 import socket
-import sys
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+from greenroom.core.errors import InvalidConfig
 
-    from greenroom.fabric.lifecycle import Service
+if TYPE_CHECKING:
+    from greenroom.fabric.log.kafka import KafkaLog
+    from greenroom.fabric.rpc import GrpcDialer, ServerConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
-_NAMES = ("instance", "drain_timeout", "probes_host", "probes_port", "otlp_endpoint", "otlp_protocol")
+
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def service_options(*, probes_port: int | None) -> Callable[[F], F]:
-    """Adds them to a command, which passes what it gets on to ``run_process``.
+def _stack(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def apply(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
 
-    ``probes_port``: where /live, /health and /metrics are by default; None for a service that has them elsewhere.
-    """
-    options = [
-        click.option("--instance", help="This process's name among its kind.  [default: host name and process id]"),
-        click.option(
-            "--drain-timeout", type=float, default=30.0, show_default=True,
-            help="Seconds that what is under way gets at the end.",
-        ),
-        click.option(
-            "--otlp-endpoint", envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
-            help="Collector that traces are sent to, such as http://localhost:4317.  [default: none]",
-        ),
-        click.option(
-            "--otlp-protocol", envvar="OTEL_EXPORTER_OTLP_PROTOCOL", type=click.Choice(["grpc", "http/protobuf"]),
-            default="grpc", show_default=True, help="How they are sent.",
-        ),
-    ]  # fmt: skip
-    if probes_port is not None:
-        options += [
-            click.option(
-                "--probes-host", default="127.0.0.1", show_default=True, help="Where /live, /health, /metrics are."
-            ),
-            click.option(
-                "--probes-port", type=int, default=probes_port, show_default=True, help="Their port; 0 takes a free one."
-            ),
-        ]
-
-    def add(command: F) -> F:
-        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
-
-    return add
+    return apply
 
 
-def instance_name(given: str | None) -> str:
-    """``given``, or one that no other process has."""
-    return given or f"{socket.gethostname()}-{os.getpid()}"
+log_options = _stack(
+    click.option(
+        "--brokers",
+        default="127.0.0.1:9092",
+        show_default=True,
+        envvar="GREENROOM_BROKERS",
+        help="Kafka brokers as host:port, separated by commas.",
+    ),
+    click.option(
+        "--topic-prefix",
+        default="greenroom.",
+        show_default=True,
+        envvar="GREENROOM_TOPIC_PREFIX",
+        help="Put before the name of every topic and group.",
+    ),
+    click.option(
+        "--pools",
+        type=int,
+        default=1,
+        show_default=True,
+        envvar="GREENROOM_POOLS",
+        help="Pools (models) on this log; topics are created for so many.",
+    ),
+    click.option("--kafka-tls", is_flag=True, envvar="GREENROOM_KAFKA_TLS", help="Talk TLS to the brokers."),
+    click.option("--kafka-ca", type=_file, envvar="GREENROOM_KAFKA_CA", help="Who signed the brokers' certificates."),
+    click.option("--kafka-cert", type=_file, envvar="GREENROOM_KAFKA_CERT", help="Our own certificate."),
+    click.option("--kafka-key", type=_file, envvar="GREENROOM_KAFKA_KEY", help="Its key."),
+    click.option(
+        "--kafka-sasl", envvar="GREENROOM_KAFKA_SASL", help="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.  [default: none]"
+    ),
+    click.option("--kafka-user", default="", envvar="GREENROOM_KAFKA_USER", help="The SASL user."),
+    click.option(
+        "--kafka-password-file", type=_file, envvar="GREENROOM_KAFKA_PASSWORD_FILE", help="The file with its password."
+    ),
+)
+
+telemetry_options = _stack(
+    click.option(
+        "--instance",
+        envvar="GREENROOM_INSTANCE",
+        help="What this process is called; a number is added, since a restart is another instance.  "
+        "[default: host and kind]",
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        envvar="GREENROOM_LOG_FORMAT",
+        help="Lines for people, or one JSON object a line.",
+    ),
+    click.option("--otlp-endpoint", envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="Where traces go.  [default: nowhere]"),
+)
+
+drain_option = click.option(
+    "--drain-timeout", type=float, default=30.0, show_default=True, help="Seconds that what runs gets at the end."
+)
+
+process_options = _stack(
+    telemetry_options,
+    click.option("--probe-host", default="127.0.0.1", show_default=True, help="Address of /live, /health, /metrics."),
+    click.option("--probe-port", type=int, default=0, show_default=True, help="Its port; 0 takes a free one."),
+    drain_option,
+)
+
+dialer_options = _stack(
+    click.option(
+        "--rpc-ca", type=_file, envvar="GREENROOM_RPC_CA", help="Who signed the other services' certificates: talk TLS."
+    ),
+    click.option("--rpc-cert", type=_file, envvar="GREENROOM_RPC_CERT", help="Our own certificate, to both sides."),
+    click.option("--rpc-key", type=_file, envvar="GREENROOM_RPC_KEY", help="Its key."),
+)
+
+listen_options = _stack(
+    click.option(
+        "--listen",
+        default="127.0.0.1:0",
+        show_default=True,
+        help="host:port for the other services' calls; port 0 takes a free one.",
+    ),
+    click.option(
+        "--advertise", help="host:port under which the other services reach it.  [default: as --listen has it]"
+    ),
+)
 
 
-def run_process(name: str, build: Callable[[str, CollectorRegistry], Sequence[Service]], options: dict[str, Any]) -> None:
-    """Live as ``name`` until a signal or a failure, then exit.
+def log_from(options: dict[str, Any]) -> KafkaLog:
+    """Reads the options of ``log_options``. Raises InvalidConfig."""
+    from greenroom.fabric.log.config import LogConfig
+    from greenroom.fabric.log.kafka import KafkaLog
 
-    ``build`` gets the instance's name and the registry of /metrics, on the event loop. What belongs to
-    ``service_options`` is taken out of ``options``.
-    """
-    own = {key: options.pop(key) for key in _NAMES if key in options}
-    sys.exit(asyncio.run(_live(name, build, own)))
-
-
-async def _live(
-    name: str, build: Callable[[str, CollectorRegistry], Sequence[Service]], own: dict[str, Any]
-) -> int:
-    from greenroom.fabric import telemetry
-    from greenroom.fabric.lifecycle import LifeConfig, ProbesConfig, name_process, run_service
-    from greenroom.fabric.telemetry.registry import new_registry
-
-    instance = instance_name(own["instance"])
-    name_process(name, instance)
-    if own["otlp_endpoint"]:
-        telemetry.start(
-            telemetry.TelemetryConfig(
-                endpoint=own["otlp_endpoint"],
-                protocol=own["otlp_protocol"],
-                service=f"greenroom-{name}",
-                instance=instance,
-            )
+    return KafkaLog(
+        LogConfig(
+            brokers=tuple(broker.strip() for broker in options["brokers"].split(",") if broker.strip()),
+            prefix=options["topic_prefix"],
+            tls=options["kafka_tls"],
+            ca_file=options["kafka_ca"],
+            cert_file=options["kafka_cert"],
+            key_file=options["kafka_key"],
+            sasl_mechanism=options["kafka_sasl"],
+            sasl_user=options["kafka_user"],
+            sasl_password_file=options["kafka_password_file"],
         )
-    try:
-        registry = new_registry()
-        probes = None
-        if "probes_port" in own:
-            probes = ProbesConfig(host=own["probes_host"], port=own["probes_port"])
-        life = LifeConfig(drain_timeout_s=own["drain_timeout"])
-        return await run_service(build(instance, registry), life, probes=probes, registry=registry)
-    finally:
-        await telemetry.stop()
+    )
+
+
+def dialer_from(options: dict[str, Any]) -> GrpcDialer:
+    """Reads the options of ``dialer_options``. Raises InvalidConfig."""
+    from greenroom.fabric.rpc import DialerConfig, DialerTls, GrpcDialer
+
+    if options["rpc_ca"] is None:
+        return GrpcDialer()
+    tls = DialerTls(ca=options["rpc_ca"], certificate=options["rpc_cert"], key=options["rpc_key"])
+    return GrpcDialer(DialerConfig(tls=tls))
+
+
+def server_from(options: dict[str, Any]) -> ServerConfig:
+    """Reads ``--listen`` and the options of ``dialer_options``: with a certificate it talks TLS, and with a CA too
+    it serves only callers whose certificate that has signed. Raises InvalidConfig."""
+    from greenroom.fabric.rpc import ServerConfig, ServerTls
+
+    host, port = split_address("listen", options["listen"])
+    tls = None
+    if options["rpc_cert"] is not None and options["rpc_key"] is not None:
+        tls = ServerTls(certificate=options["rpc_cert"], key=options["rpc_key"], client_ca=options["rpc_ca"])
+    return ServerConfig(host=host, port=port, tls=tls)
+
+
+def advertised(options: dict[str, Any], port: int) -> str:
+    """The address under which the process is reached that listens on ``port``."""
+    if options["advertise"]:
+        host, given = split_address("advertise", options["advertise"])
+        return f"{_bracketed(host)}:{given or port}"
+    host, _ = split_address("listen", options["listen"])
+    if host in ("0.0.0.0", "::"):  # every interface: the name is what others know
+        host = socket.gethostname()
+    return f"{_bracketed(host)}:{port}"
+
+
+def split_address(field: str, address: str) -> tuple[str, int]:
+    """host:port. Raises InvalidConfig."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidConfig(field, address, "write host:port, such as 0.0.0.0:7001 or [::1]:7001")
+    return host, int(port)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def instance_from(options: dict[str, Any], kind: str) -> str:
+    """A name that no other process has or had."""
+    name = options["instance"] or f"{socket.gethostname()}-{kind}"
+    return f"{name}.{os.getpid():x}{uuid.uuid4().hex[:8]}"

@@ -38,7 +38,7 @@ async def live(kind: str, options: dict[str, Any], make: Make) -> int:
     from greenroom.fabric.topics import Topics, all_topics
 
     instance = instance_from(options, kind)
-    configure_logs(click.get_current_context().find_root().params["log_level"], options["log_format"])
+    configure_logs(click.get_current_context().find_root().params.get("log_level", "info"), options["log_format"])
     name_process(kind, instance)
     topics = all_topics(Topics(pools=options["pools"]))
     log = log_from(options)
@@ -49,6 +49,9 @@ async def live(kind: str, options: dict[str, Any], make: Make) -> int:
         async def start(self) -> None:
             await log.ensure(topics)
 
+    probes = None  # where a service has /health of its own
+    if "probe_port" in options:
+        probes = ProbesConfig(host=options["probe_host"], port=options["probe_port"])
     if options["otlp_endpoint"]:
         telemetry.start(
             telemetry.TelemetryConfig(endpoint=options["otlp_endpoint"], service=f"greenroom-{kind}", instance=instance)
@@ -57,7 +60,7 @@ async def live(kind: str, options: dict[str, Any], make: Make) -> int:
         return await run_service(
             [Entered("log", log), Ensured("topics"), *services],
             LifeConfig(drain_timeout_s=options["drain_timeout"]),
-            probes=ProbesConfig(host=options["probe_host"], port=options["probe_port"]),
+            probes=probes,
             registry=registry,
         )
     finally:

@@ -36,6 +36,10 @@ class InvalidRequest(GreenroomError):
         self.code = code
 
 
+class Conflict(GreenroomError):
+    """Another request has this idempotency key, and it asks for something else."""
+
+
 class Saturated(GreenroomError):
     """There is no room for one more request now; the same request may go through later."""
 

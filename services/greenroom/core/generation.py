@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,10 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    EXPIRED = "expired"
+    """Its deadline passed."""
+    SHED = "shed"
+    """It was given up before it began: no room, or it had waited too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +69,6 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One prompt, already tokenised. ``request_id`` is unique among the running requests."""
-
-    request_id: str
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    task_type: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probability (natural) of the chosen token, and of the most likely ones, best first."""
 
@@ -88,6 +83,48 @@ class Token:
     index: int
     token_id: int
     logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """What a client hopes for, in milliseconds from acceptance (``tpot_ms``: between tokens); None: nothing said.
+
+    Raises InvalidRequest, naming the field, where a value is not above 0.
+    """
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InvalidRequest(f"slo.{name} must be a number of milliseconds above 0, not {value}", param="slo")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt, already tokenised. ``request_id`` is unique among the running requests.
+
+    ``prefix``: tokens of the answer that are settled already; generation goes on behind them, and gives only what
+    follows. ``prompt``: the text that a task type is extracted from where ``task_type`` is None. ``tenant``: whose
+    request it is. ``keyed``: its id comes from an idempotency key, and ``digest`` tells whether a second one of that
+    id asks for the same. ``priority``: -100 to 100, higher is sooner. ``timeout_s``: from acceptance to the end.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    task_type: str | None = None
+    prefix: tuple[Token, ...] = ()
+    prompt: str = ""
+    tenant: str = ""
+    keyed: bool = False
+    digest: bytes = b""
+    slo: Slo = Slo()
+    priority: int = 0
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, UnsupportedModel
+from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.families import unsupported
 from greenroom.moe.quantization import refuse_quantized
 from greenroom.moe.safetensors_files import StoredTensor, merge_headers, read_header
+from greenroom.text.hub import SMALL_FILES, download, local_folder
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,55 +53,19 @@ def resolve(
     that comes with a checkpoint never runs. Raises InvalidConfig if there is no such model, CorruptCheckpoint if
     files are missing or truncated, UnsupportedModel if it is of a kind that is not served.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if revision is not None:
-            raise InvalidConfig("revision", revision, f"{model} is a folder; only hub repositories have revisions")
-        config = _read_config(folder, model)
-        return _checked(model, folder, config)
-    if _looks_like_path(model):
-        raise InvalidConfig("model", model, "there is no such folder")
+    own = local_folder(model, revision)
+    if own is not None:
+        return _checked(model, own, _read_config(own, model))
     offline = offline or huggingface_hub.is_offline_mode()
-    folder = _download(model, revision, offline, cache_dir, _SMALL_FILES)
+    folder = download(model, revision, offline, cache_dir, SMALL_FILES)
     config = _read_config(folder, model)
     weights = sorted(set(_weight_map(folder, model).values())) if (folder / INDEX).exists() else [WEIGHTS]
-    folder = _download(model, folder.name, offline, cache_dir, weights)  # of the same commit, whatever was pushed
+    folder = download(model, folder.name, offline, cache_dir, weights)  # of the same commit, whatever was pushed
     try:
         return _checked(model, folder, config)
     except CorruptCheckpoint as error:
         hint = "; the cache does not have all of it, so run once without offline mode" if offline else ""
         raise CorruptCheckpoint(f"{error}{hint}") from error
-
-
-def _looks_like_path(model: str) -> bool:
-    return model.startswith((".", "~", os.sep)) or model.count("/") > 1 or "\\" in model or Path(model).exists()
-
-
-def _download(model: str, revision: str | None, offline: bool, cache_dir: Path | None, patterns: list[str]) -> Path:
-    """Patterns are of the repository's top level: other formats of the same weights lie in its folders."""
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                model,
-                revision=revision,
-                cache_dir=cache_dir,
-                local_files_only=offline,
-                allow_patterns=patterns,
-                ignore_patterns=["*/*"],
-            )
-        )
-    except HFValidationError as error:
-        raise InvalidConfig("model", model, f"neither a folder nor a repository id ({error})") from error
-    except GatedRepoError as error:
-        raise InvalidConfig("model", model, "its owner has to grant access: `hf auth login`") from error
-    except RevisionNotFoundError as error:
-        raise InvalidConfig("revision", revision, f"{model} has no such branch, tag or commit") from error
-    except RepositoryNotFoundError as error:
-        raise InvalidConfig("model", model, "there is no such folder, nor such a repository on the hub") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        at = f" at revision {revision}" if revision else ""
-        why = "offline mode is on" if offline else f"the hub can not be reached ({error})"
-        raise InvalidConfig("model", model, f"there is no such folder, it is not cached{at}, and {why}") from error
 
 
 def _read_config(folder: Path, model: str) -> Any:

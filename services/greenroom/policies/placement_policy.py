@@ -7,7 +7,7 @@ for the executors of a graph of whole models (CoE). Times are milliseconds on on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from greenroom.policies.arrays import NO_KEYS, Keys
@@ -124,13 +124,18 @@ class PlacementPolicy(ABC):
         """Where to put what waits. Changes nothing in ``state``."""
 
 
-class FcfsPlacement(PlacementPolicy):
-    """First come first served, to the worker with the fewest requests (ties: most free KV, then its name).
+class _InOrder(PlacementPolicy):
+    """One after the other in ``ordered``'s order, to the worker with the fewest requests (ties: most free KV, then its
+    name).
 
     The head of the queue blocks, as in FcfsBatching and for the same reason. Expired requests are shed, and those
     that are larger than every worker's whole KV memory are unservable, so neither blocks anyone. Without a worker
     everything else stays pending.
     """
+
+    @abstractmethod
+    def ordered(self, pending: Sequence[PendingRequest]) -> Sequence[PendingRequest]:
+        """``pending``, which is in order of arrival, in the order in which it is to be served."""
 
     def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
         place: list[Placement] = []
@@ -140,7 +145,7 @@ class FcfsPlacement(PlacementPolicy):
         room = {w.worker: w.max_running + w.max_queued - load[w.worker] for w in state.workers}
         largest = max((w.kv_total for w in state.workers), default=None)
         blocked = False
-        for request in state.pending:
+        for request in self.ordered(state.pending):
             if now_ms >= request.deadline_ms:
                 shed.append(Shed(request.request_id, "expired"))
             elif largest is not None and request.kv_need > largest:
@@ -156,3 +161,29 @@ class FcfsPlacement(PlacementPolicy):
                 room[chosen] -= 1
                 kv_free[chosen] -= request.kv_need
         return PlacementDecision(place=tuple(place), shed=tuple(shed))
+
+
+class FcfsPlacement(_InOrder):
+    """First come first served."""
+
+    def ordered(self, pending: Sequence[PendingRequest]) -> Sequence[PendingRequest]:
+        return pending
+
+
+class EdfPlacement(_InOrder):
+    """Earliest deadline first: higher ``priority`` before lower, then by when the request is wanted, the earliest of
+    its SLOs (to the first token, to the end) and its deadline; ties in order of arrival.
+
+    Optimal on one server where all deadlines can be met (Liu and Layland, JACM 1973, §7). Where they can not, it serves
+    what is late already before what could still be in time; and a request without SLOs waits behind all that have
+    some, at most until its deadline or the queue's bound.
+    """
+
+    def ordered(self, pending: Sequence[PendingRequest]) -> Sequence[PendingRequest]:
+        return sorted(pending, key=lambda request: (-request.priority, wanted_at_ms(request)))
+
+
+def wanted_at_ms(request: PendingRequest) -> float:
+    """When the first of its SLOs, or else its deadline, is over."""
+    slos = (slo for slo in (request.slo_ttft_ms, request.slo_e2e_ms) if slo is not None)
+    return min((request.arrived_ms + slo for slo in slos), default=request.deadline_ms)

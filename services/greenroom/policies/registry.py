@@ -20,7 +20,7 @@ from greenroom.policies.lru import Lru
 from greenroom.policies.neighbour_aware import NeighbourAware
 from greenroom.policies.next_layer import NextLayer, TopK, TracedTopK
 from greenroom.policies.next_use import NextUse
-from greenroom.policies.placement_policy import FcfsPlacement, PlacementPolicy
+from greenroom.policies.placement_policy import EdfPlacement, FcfsPlacement, PlacementPolicy
 from greenroom.policies.popularity import Popularity
 
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
@@ -39,7 +39,7 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "traced-top-k": TracedTopK,
 }
 BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching}
-PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {"fcfs": FcfsPlacement}
+PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {"edf": EdfPlacement, "fcfs": FcfsPlacement}
 
 P = TypeVar("P")
 

@@ -1,0 +1,82 @@
+"""``greenroom gateway``: the front door of a pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from greenroom.cli.gateway_options import gateway_config, gateway_options
+from greenroom.cli.service_options import (
+    advertised,
+    dialer_options,
+    drain_option,
+    listen_options,
+    log_options,
+    server_from,
+    telemetry_options,
+)
+from greenroom.demo import bundled_model_path
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from greenroom.fabric.lifecycle import Service
+    from greenroom.fabric.log import Log
+
+
+@click.command()
+@click.option(
+    "--model",
+    help="A folder, or a model id on the hub, whose tokenizer and chat template are used: the workers' model.  "
+    "[default: the bundled model]",
+)
+@click.option("--revision", help="Branch, tag or commit of a model on the hub.")
+@click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network.")
+@click.option("--pool", type=int, default=0, show_default=True, help="The pool whose model it serves.")
+@gateway_options
+@listen_options
+@log_options
+@dialer_options
+@telemetry_options
+@drain_option
+def gateway(model: str | None, revision: str | None, offline: bool, pool: int, **options: Any) -> None:
+    """Serve a pool's model over HTTP (OpenAI's API) and gRPC, by way of a Kafka log.
+
+    Several of these may stand side by side; each ends the streams of its own clients. SIGTERM or Ctrl-C: nothing new
+    is taken, running requests may end within --drain-timeout.
+
+    \b
+    Examples:
+      greenroom gateway --brokers kafka:9092
+      greenroom gateway --host 0.0.0.0 --keys-file keys.json --listen 0.0.0.0:7000 --advertise gateway-1:7000
+      greenroom gateway --model mistralai/Mixtral-8x7B-Instruct-v0.1 --pool 1 --port 9000 --grpc-port none
+    """
+    from greenroom.cli.service_process import live
+    from greenroom.fabric.lifecycle import Entered
+    from greenroom.fabric.members import Directory
+    from greenroom.gateway import Gateway
+    from greenroom.gateway.internal import TokensFront
+    from greenroom.gateway.pipeline import Pipeline, PipelineConfig
+    from greenroom.gateway.service import GatewayService
+    from greenroom.text import TextProcessor
+    from greenroom.text.hub import model_folder
+
+    config = gateway_config(options, drain_timeout_s=options["drain_timeout"])
+    folder = bundled_model_path() if model is None else model_folder(model, revision=revision, offline=offline)
+    text = TextProcessor.from_folder(folder)
+    server = server_from(options)
+
+    def make(log: Log, registry: CollectorRegistry, instance: str) -> list[Service]:
+        directory = Directory(log)
+        flow = PipelineConfig(
+            pool=pool, default_timeout_s=config.request_timeout_s, max_timeout_s=config.max_request_timeout_s
+        )
+        pipeline = Pipeline(flow, instance=instance, log=log, directory=directory)
+        front = TokensFront(server, pipeline, lambda port: advertised(options, port))
+        service = GatewayService(Gateway(config, pipeline, text, registry))
+        return [Entered("directory", directory), front, pipeline, service]
+
+    sys.exit(asyncio.run(live("gateway", options, make)))

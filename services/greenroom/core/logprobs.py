@@ -1,0 +1,55 @@
+"""Log-probabilities of many tokens, packed as the journal and the RPCs carry them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from greenroom.core.errors import InvalidRequest
+from greenroom.core.generation import Token, TokenLogprobs
+from greenroom.core.messages.journal import TokenLogprobArrays
+
+_FLOAT = 4
+
+
+def pack_logprobs(tokens: Sequence[Token]) -> TokenLogprobArrays | None:
+    """Those of ``tokens``, None where they have none. A token with fewer of the most likely ones than another (a
+    small vocabulary) is filled up with id -1."""
+    given = [token.logprobs for token in tokens if token.logprobs is not None]
+    if not given or len(given) != len(tokens):
+        return None
+    k = max(len(logprobs.top) for logprobs in given)
+    ids: list[int] = []
+    values: list[float] = []
+    for logprobs in given:
+        missing = k - len(logprobs.top)
+        ids += [token_id for token_id, _ in logprobs.top] + [-1] * missing
+        values += [value for _, value in logprobs.top] + [0.0] * missing
+    n = len(given)
+    return TokenLogprobArrays(
+        chosen=struct.pack(f"<{n}f", *(logprobs.chosen for logprobs in given)),
+        top_ids=struct.pack(f"<{n * k}i", *ids),
+        top=struct.pack(f"<{n * k}f", *values),
+        k=k,
+    )
+
+
+def unpack_tokens(ids: Sequence[int], logprobs: TokenLogprobArrays | None, start: int = 0) -> list[Token]:
+    """Tokens from ``start`` on. Raises InvalidRequest where the arrays do not fit ``ids``."""
+    if logprobs is None:
+        return [Token(start + i, token_id) for i, token_id in enumerate(ids)]
+    n, k = len(ids), logprobs.k
+    if (len(logprobs.chosen), len(logprobs.top_ids), len(logprobs.top)) != (n * _FLOAT, n * k * _FLOAT, n * k * _FLOAT):
+        raise InvalidRequest(f"log-probabilities do not fit {n} tokens with {k} each", param="logprobs")
+    chosen = struct.unpack(f"<{n}f", logprobs.chosen)
+    top_ids = struct.unpack(f"<{n * k}i", logprobs.top_ids)
+    top = struct.unpack(f"<{n * k}f", logprobs.top)
+    tokens = []
+    for i, token_id in enumerate(ids):
+        best = tuple(
+            (other, value)
+            for other, value in zip(top_ids[i * k : (i + 1) * k], top[i * k : (i + 1) * k], strict=True)
+            if other >= 0
+        )
+        tokens.append(Token(start + i, token_id, TokenLogprobs(chosen[i], best)))
+    return tokens

@@ -1,0 +1,35 @@
+"""What the topics carry: msgpack maps with a schema version and a kind. docs/architecture/topics.md has the tables."""
+
+from greenroom.core.messages.codec import Message, Undecodable, decode, encode
+from greenroom.core.messages.dead_letters import DeadLetter
+from greenroom.core.messages.journal import Claim, JournalRecord, Lost, Outcome, TokenLogprobArrays
+from greenroom.core.messages.members import Member, MemberKind, ModelCard, QueueDepth
+from greenroom.core.messages.requests import Cancel, Request
+from greenroom.core.messages.tasks import Rejected, Task, TaskRecord
+from greenroom.core.messages.traces import Trace
+
+RequestRecord = Request | Cancel
+
+__all__ = [
+    "Cancel",
+    "Claim",
+    "DeadLetter",
+    "JournalRecord",
+    "Lost",
+    "Member",
+    "MemberKind",
+    "Message",
+    "ModelCard",
+    "Outcome",
+    "QueueDepth",
+    "Rejected",
+    "Request",
+    "RequestRecord",
+    "Task",
+    "TaskRecord",
+    "TokenLogprobArrays",
+    "Trace",
+    "Undecodable",
+    "decode",
+    "encode",
+]

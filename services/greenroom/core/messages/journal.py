@@ -1,0 +1,72 @@
+"""Topic ``journal``: claims, losses and outcomes. One partition a pool, written by its schedulers only.
+
+What counts is decided by ``greenroom.core.journal``. Key: the request's id, or the scheduler's instance for a claim.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.generation import FinishReason
+from greenroom.core.messages.codec import Message
+from greenroom.core.messages.requests import Name, RequestId, TokenId
+
+Epoch = Annotated[int, Meta(ge=0)]
+
+
+class TokenLogprobArrays(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of all tokens of a request, packed: little-endian, C order.
+
+    ``chosen``: float32[n]. ``top_ids``: int32[n, k] and ``top``: float32[n, k], best first.
+    """
+
+    chosen: bytes
+    top_ids: bytes
+    top: bytes
+    k: Annotated[int, Meta(ge=0, le=1024)]
+
+
+class Claim(Message, frozen=True, kw_only=True, tag="claim"):
+    """A scheduler takes the pool over (or goes on holding it). ``read_to``: the offset before which it has read the
+    journal; it stands if no other that stands lies between there and itself. Its offset is the epoch."""
+
+    scheduler: Name
+    read_to: Annotated[int, Meta(ge=0)]
+
+
+class Lost(Message, frozen=True, kw_only=True, tag="lost"):
+    """A worker was lost under these attempts. Written before anything of them is attempted anew."""
+
+    epoch: Epoch
+    worker: Name
+    attempts: tuple[tuple[RequestId, Attempt], ...]
+
+
+class Outcome(Message, frozen=True, kw_only=True, tag="outcome"):
+    """The end of a request. ``token_ids``: all that were generated, where it came to its own end (stop, length).
+    ``digest``, ``keyed``: the request's.
+
+    ``attempt``: the one that generated it, None where none did. ``queue_ms``: from acceptance to the start of that
+    attempt.
+    """
+
+    epoch: Epoch
+    request_id: RequestId
+    reason: FinishReason
+    message: Annotated[str, Meta(max_length=4096)] = ""
+    token_ids: tuple[TokenId, ...] = ()
+    logprobs: TokenLogprobArrays | None = None
+    attempt: Attempt | None = None
+    digest: Annotated[bytes, Meta(max_length=64)] = b""
+    keyed: bool = False
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0
+    task_type: Name = ""
+    worker: Name = ""
+    queue_ms: Annotated[float, Meta(ge=0)] = 0.0
+
+
+JournalRecord = Claim | Lost | Outcome

@@ -1,0 +1,29 @@
+"""Topic ``tasks``: requests with their task type. One partition a pool. Key: the request's id."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from greenroom.core.messages.codec import Message
+from greenroom.core.messages.requests import Cancel, PoolNumber, Request, RequestId
+
+
+class Task(Message, frozen=True, kw_only=True, tag="task"):
+    """A request and what kind of task it is. ``source``: who said so."""
+
+    request: Request
+    task_type: Annotated[str, Meta(min_length=1, max_length=64)]
+    source: Literal["client", "keywords"] = "keywords"
+
+
+class Rejected(Message, frozen=True, kw_only=True, tag="rejected"):
+    """A request whose body could not be read though its id could: its client is owed an outcome all the same."""
+
+    request_id: RequestId
+    pool: PoolNumber
+    reason: str
+
+
+TaskRecord = Task | Cancel | Rejected

@@ -1,0 +1,31 @@
+"""Topic ``traces``: the routing of finished sequences. Key: the request's id."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from greenroom.core.messages.codec import Message
+from greenroom.core.messages.requests import Name, PoolNumber, RequestId
+
+
+class Trace(Message, frozen=True, kw_only=True, tag="trace"):
+    """Which experts each row of a sequence was routed to.
+
+    ``experts``: ``dtype``[rows, layers, k], little-endian, C order; indices within the layer, the largest value of
+    the type where there was none. The first ``prompt_rows`` rows are the prompt's. ``num_experts``: of a layer.
+    """
+
+    request_id: RequestId
+    pool: PoolNumber
+    model: Name
+    task_type: Name
+    rows: Annotated[int, Meta(ge=0)]
+    prompt_rows: Annotated[int, Meta(ge=0)]
+    layers: Annotated[int, Meta(ge=1)]
+    k: Annotated[int, Meta(ge=1)]
+    num_experts: Annotated[int, Meta(ge=1)]
+    dtype: Literal["uint8", "uint16"]
+    experts: bytes
+    worker: Name = ""

@@ -1,0 +1,154 @@
+"""All services of the pipeline in one process: the same classes as in many, on a log and calls that stay in it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from greenroom.core.messages import Member, MemberKind, ModelCard
+from greenroom.fabric.lifecycle import Entered, Part, Service
+from greenroom.fabric.log import Log
+from greenroom.fabric.log.memory import MemoryLog
+from greenroom.fabric.members import Announcer, Directory
+from greenroom.fabric.rpc import LocalDialer, LocalServer
+from greenroom.fabric.topics import Topics, all_topics
+from greenroom.gateway import Gateway, GatewayConfig
+from greenroom.gateway.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.service import GatewayService
+from greenroom.policies.registry import create_placement_policy
+from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer, make_store
+from greenroom.scheduler.config import PoolConfig, SchedulerConfig
+from greenroom.scheduler.metrics import SchedulerCollector
+from greenroom.scheduler.service import SchedulerService
+from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
+from greenroom.text import TextProcessor
+from greenroom.worker.engine import Engine
+from greenroom.worker.service import WorkerService
+from greenroom.worker.service_config import ForecastConfig, ServiceConfig, TraceConfig
+from greenroom.worker.service_counters import ServiceCollector
+from greenroom.worker.servicer import WorkerServicer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedConfig:
+    """``scheduling``: the placement policy by name. ``max_waiting``: requests that wait at most, and
+    ``max_queue_wait_s`` how long. ``max_running``: requests that generate at once. ``forecast_every``: prompts between
+    two forecasts; 0: nothing is traced or forecast."""
+
+    scheduling: str = "fcfs"
+    max_waiting: int = 256
+    max_queue_wait_s: float = 120.0
+    max_running: int = 32
+    forecast_every: int = 0
+
+
+class _Ensured(Part):
+    def __init__(self, log: Log) -> None:
+        super().__init__("topics")
+        self._log = log
+
+    async def start(self) -> None:
+        await self._log.ensure(all_topics(Topics(request_partitions=1, trace_partitions=1)))
+
+
+class _Served(Part):
+    """Servicers at an address of the process's own, and a member that says so."""
+
+    def __init__(
+        self, name: str, dialer: LocalDialer, address: str, servicers: Sequence[object], announcer: Announcer | None
+    ) -> None:
+        super().__init__(name)
+        self._dialer = dialer
+        self._address = address
+        self._servicers = servicers
+        self._announcer = announcer
+        self._server: LocalServer | None = None
+
+    async def start(self) -> None:
+        self._server = self._dialer.serve(self._address, self._servicers)
+        if self._announcer is not None:
+            await self._announcer.start()
+
+    async def stop(self) -> None:
+        if self._announcer is not None:
+            await self._announcer.stop()
+        if self._server is not None:
+            await self._server.stop(1.0)
+        await super().stop()
+
+
+def embedded_parts(
+    config: EmbeddedConfig,
+    front: GatewayConfig,
+    *,
+    engine: Engine,
+    card: ModelCard,
+    text: TextProcessor,
+    registry: CollectorRegistry,
+) -> tuple[GatewayService, list[Service]]:
+    """The parts in the order of their start, the gateway among them by itself too."""
+    name = uuid.uuid4().hex[:8]
+    log, dialer = MemoryLog(), LocalDialer()
+    directory = Directory(log)
+    traced = config.forecast_every > 0
+    worker = WorkerService(
+        ServiceConfig(
+            instance=f"worker.{name}",
+            max_running=config.max_running,
+            traces=TraceConfig(enabled=traced),
+            forecasts=ForecastConfig(every=config.forecast_every),
+        ),
+        engine,
+        card,
+        log,
+        dialer,
+        directory,
+    )
+    worker.address = "worker"
+    registry.register(ServiceCollector(worker.counters, worker.gauges))
+    announcer = Announcer(log, worker.member)
+    worker.changed = announcer.changed
+    extractor = Extractor(load_profile(None))
+    scheduler = SchedulerService(
+        SchedulerConfig(
+            pool=PoolConfig(max_waiting=config.max_waiting, max_queue_wait_ms=config.max_queue_wait_s * 1000),
+            policy=config.scheduling,
+        ),
+        instance=f"scheduler.{name}",
+        log=log,
+        dialer=dialer,
+        directory=directory,
+        policy=lambda: create_placement_policy(config.scheduling),
+    )
+    registry.register(SchedulerCollector(scheduler))
+    flow = PipelineConfig(default_timeout_s=front.request_timeout_s, max_timeout_s=front.max_request_timeout_s)
+    pipeline = Pipeline(flow, instance=f"gateway.{name}", address="gateway", log=log, directory=directory)
+    gateway = GatewayService(Gateway(front, pipeline, text, registry))
+    parts: list[Service] = [
+        Entered("log", log),
+        _Ensured(log),
+        Entered("dialer", dialer),
+        Entered("directory", directory),
+        TaskTypeService(TaskTypeConfig(), log, extractor, TaskTypeMetrics(registry, extractor.names)),
+        worker,
+        _Served("worker calls", dialer, "worker", [WorkerServicer(worker)], announcer),
+        scheduler,
+    ]
+    if traced:
+        parts += _predictor(log, dialer, registry, name)
+    parts += [_Served("tokens", dialer, "gateway", [pipeline.tokens], None), pipeline, gateway]
+    return gateway, parts
+
+
+def _predictor(log: Log, dialer: LocalDialer, registry: CollectorRegistry, name: str) -> list[Service]:
+    config = PredictorConfig()
+    service = PredictorService(config, log, make_store(None, config.keep), PredictorMetrics(registry))
+
+    def member() -> Member:
+        return Member(member=MemberKind.PREDICTOR, instance=f"predictor.{name}", address="predictor", ttl_ms=15_000)
+
+    servicer = PredictorServicer(service, config.part_bytes)
+    return [service, _Served("predictor calls", dialer, "predictor", [servicer], Announcer(log, member))]

@@ -1,0 +1,307 @@
+"""The pipeline as a Generator: requests onto the log, tokens from workers, ends from the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from greenroom.core.clock import SteadyClock
+from greenroom.core.errors import Conflict, InvalidConfig, InvalidRequest, Saturated
+from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, ServedModel
+from greenroom.core.journal import JournalFold, Verdict
+from greenroom.core.logprobs import unpack_tokens
+from greenroom.core.messages import (
+    Cancel,
+    JournalRecord,
+    Member,
+    MemberKind,
+    ModelCard,
+    Outcome,
+    QueueDepth,
+    Request,
+    Undecodable,
+    decode,
+    encode,
+)
+from greenroom.fabric.lifecycle import Part
+from greenroom.fabric.log import AppendFailed, AppendUnknown, Log, LogError, Record
+from greenroom.fabric.members import Announcer, Directory
+from greenroom.fabric.topics import JOURNAL, REQUESTS
+from greenroom.gateway.errors import unavailable
+from greenroom.gateway.flights import CONFLICT, Flight, Flights, as_finished
+from greenroom.gateway.streams import StreamBook
+from greenroom.gateway.tokens_service import TokensService
+
+_LOG = logging.getLogger(__name__)
+_POLL_S = 1.0
+_PROMPT_CHARS = 8192
+_CANCEL_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig:
+    """``pool``: the pool whose model is served here. ``append_timeout_s``: how long an append may take before it is
+    unknown. ``default_timeout_s``, ``max_timeout_s``: from acceptance to a request's end. ``keep_outcomes_bytes``:
+    outcomes of keyed requests that are kept for a retry. ``ttl_ms``: of what the gateway says of itself on
+    ``members``: a worker takes a gateway for gone that has been silent for so long."""
+
+    pool: int = 0
+    append_timeout_s: float = 10.0
+    default_timeout_s: float = 600.0
+    max_timeout_s: float = 3600.0
+    keep_outcomes_bytes: int = 256 * 1024 * 1024
+    ttl_ms: int = 6_000
+
+    def __post_init__(self) -> None:
+        if self.pool < 0:
+            raise InvalidConfig("pool", self.pool, "it is a number from 0")
+        for field in ("append_timeout_s", "default_timeout_s", "max_timeout_s", "keep_outcomes_bytes", "ttl_ms"):
+            if not getattr(self, field) > 0:
+                raise InvalidConfig(field, getattr(self, field), "it is a number above 0")
+        if self.default_timeout_s > self.max_timeout_s:
+            raise InvalidConfig("default_timeout_s", self.default_timeout_s, f"at most {self.max_timeout_s:g}")
+
+
+class Pipeline(Part):
+    """As ``greenroom.core.generation.Generator`` has it, on a log.
+
+    ``tokens`` is the servicer that workers send tokens to, at ``address``, which must be known when it is started;
+    ``start`` returns once the retained part
+    of the journal has been read, so that a key's outcome is known (rule 10).
+    """
+
+    def __init__(
+        self, config: PipelineConfig, *, instance: str, address: str = "", log: Log, directory: Directory
+    ) -> None:
+        super().__init__("pipeline")
+        self._config = config
+        self._instance = instance
+        self.address = address
+        self._log = log
+        self._directory = directory
+        self._clock = SteadyClock()
+        self._fold = JournalFold()
+        self.flights = Flights(StreamBook(), config.keep_outcomes_bytes)
+        self.tokens = TokensService(instance, self.flights)
+        self._announcer = Announcer(log, self._member)
+        self._card: ModelCard | None = None
+        self._depth: QueueDepth | None = None
+        self._since_depth = 0
+        self._caught_up = False
+        self._cancels: set[asyncio.Task[None]] = set()
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        caught_up = asyncio.Event()
+        following = self.tasks.start(self._follow(caught_up), name="journal", forever=True)
+        waiting = asyncio.ensure_future(caught_up.wait())
+        try:
+            await asyncio.wait([waiting, following], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if following.done():
+            following.result()
+        await self._announcer.start()
+
+    async def stop(self) -> None:
+        """Says that it leaves, and ends what runs here. Requests go on without it."""
+        await self._announcer.stop()
+        if self._cancels:
+            await asyncio.wait(self._cancels, timeout=self._config.append_timeout_s)
+        await super().stop()
+
+    @property
+    def model(self) -> ServedModel:
+        """Raises ApiError (503) before a worker has said what it serves."""
+        card = self._model_card()
+        if card is None:
+            raise unavailable("no worker has said yet which model it serves", "not_ready")
+        return ServedModel(card.name, card.max_model_len, card.vocab_size, card.eos_token_ids, card.created)
+
+    @property
+    def ready(self) -> bool:
+        return self.unready is None
+
+    @property
+    def unready(self) -> str | None:
+        if not self._caught_up:
+            return "the journal has not been read to its end yet"
+        return None if self._model_card() is not None else "no worker has said yet which model it serves"
+
+    def _model_card(self) -> ModelCard | None:
+        """The least of what the pool's workers serve; the last that was known where none is there."""
+        cards = [
+            member.model
+            for member in self._directory.of(MemberKind.WORKER, pool=self._config.pool)
+            if member.model is not None
+        ]
+        if cards:
+            self._card = min(cards, key=lambda card: card.max_model_len)
+        return self._card
+
+    def _member(self) -> Member:
+        return Member(
+            member=MemberKind.GATEWAY,
+            instance=self._instance,
+            address=self.address,
+            ttl_ms=self._config.ttl_ms,
+            pool=self._config.pool,
+        )
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
+        """Tokens in order, then exactly one Finished. Raises before the first: InvalidRequest, Saturated, Conflict,
+        ApiError (503)."""
+        flight = self.flights.get(request.request_id, request.digest)
+        if flight is not None and not request.keyed:
+            raise InvalidRequest(f"request {request.request_id!r} is running already", code="duplicate_request")
+        if flight is None:
+            known = self.flights.known(request.request_id) if request.keyed else None
+            if known is not None:
+                for event in _from_outcome(known, request.digest):
+                    yield event
+                return
+            flight = await self._send(request)
+        flight.listeners += 1
+        try:
+            async for event in flight.events():
+                if isinstance(event, Finished) and event.error == CONFLICT:
+                    raise Conflict(CONFLICT)
+                yield event
+        finally:
+            flight.listeners -= 1
+            if flight.finished is None and not flight.listeners and not flight.keyed:
+                self._give_up(flight, request)
+
+    async def _send(self, request: GenerationRequest) -> Flight:
+        self._check_depth()
+        record = self._record(request)
+        flight = self.flights.begin(request.request_id, request.digest, keyed=request.keyed)
+        flight.listeners += 1  # so that nobody who joins while this is appended ends it by leaving
+        try:
+            await self._log.append(
+                REQUESTS, encode(record), key=request.request_id.encode(), timeout_s=self._config.append_timeout_s
+            )
+        except AppendFailed as error:
+            self.flights.forget(flight)
+            raise InvalidRequest(f"the request can not be queued: {error}", code="too_large") from error
+        except AppendUnknown as error:
+            self._unknown(flight, request)
+            raise unavailable(
+                f"request {request.request_id} may or may not have been taken: the log did not answer",
+                "unknown_acknowledgement",
+            ) from error
+        except BaseException:
+            self._unknown(flight, request)
+            raise
+        finally:
+            flight.listeners -= 1
+        self._since_depth += 1
+        return flight
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request, wherever it runs and whoever took it (CancelsById)."""
+        self.tokens.hint_cancel(request_id)
+        await self._cancel(request_id, int(self._clock() + self._config.max_timeout_s * 1000), "it was cancelled")
+
+    def _unknown(self, flight: Flight, request: GenerationRequest) -> None:
+        """Rule 8. Under a key a retry attaches to the flight, which ends with the outcome or its deadline."""
+        if not request.keyed:
+            self._give_up(flight, request)
+        elif flight.listeners <= 1:
+            self.flights.forget(flight)
+
+    def _give_up(self, flight: Flight, request: GenerationRequest) -> None:
+        """Its client has gone, or was told that it is unknown: a cancel goes the request's own way (rule 9)."""
+        self.flights.forget(flight)
+        self.tokens.hint_cancel(flight.request_id)
+        work = self._cancel(request.request_id, self._deadline(request), "its client has gone")
+        task = asyncio.create_task(work, name=f"cancel {flight.request_id}")
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+    async def _cancel(self, request_id: str, deadline_ms: int, reason: str) -> None:
+        record = Cancel(request_id=request_id, pool=self._config.pool, deadline_ms=deadline_ms, reason=reason)
+        for _ in range(_CANCEL_TRIES):
+            try:
+                await self._log.append(
+                    REQUESTS, encode(record), key=request_id.encode(), timeout_s=self._config.append_timeout_s
+                )
+                return
+            except LogError as error:
+                _LOG.warning("the cancel of %s was not acknowledged: %s", request_id, error)
+
+    def _record(self, request: GenerationRequest) -> Request:
+        return Request(
+            request_id=request.request_id,
+            pool=self._config.pool,
+            model=self.model.name,
+            prompt_ids=request.prompt_ids,
+            sampling=request.sampling,
+            accepted_ms=int(self._clock()),
+            deadline_ms=self._deadline(request),
+            prompt=request.prompt[:_PROMPT_CHARS],
+            tenant=request.tenant,
+            keyed=request.keyed,
+            digest=request.digest,
+            task_type=request.task_type,
+            slo=request.slo,
+            priority=request.priority,
+            reply_to=self._instance,
+        )
+
+    def _deadline(self, request: GenerationRequest) -> int:
+        timeout_s = min(request.timeout_s or self._config.default_timeout_s, self._config.max_timeout_s)
+        return int(self._clock() + timeout_s * 1000)
+
+    def _check_depth(self) -> None:
+        """Rule 8: refused before it is accepted, from what the pool's scheduler last said and what was sent since."""
+        depths = [
+            member.depth
+            for member in self._directory.of(MemberKind.SCHEDULER, pool=self._config.pool)
+            if member.depth is not None
+        ]
+        depth = max(depths, key=lambda depth: depth.waiting, default=None)
+        if depth is not self._depth:
+            self._depth, self._since_depth = depth, 0
+        if depth is not None and depth.waiting + self._since_depth >= depth.limit:
+            raise Saturated(
+                f"{depth.waiting} requests wait, as many as may", retry_after_s=max(1.0, depth.wait_ms / 1000)
+            )
+
+    # -- the journal ---------------------------------------------------------------------------------------------
+
+    async def _follow(self, caught_up: asyncio.Event) -> None:
+        async with self._log.reader(JOURNAL, self._config.pool) as reader:
+            self._fold = JournalFold(reader.position)
+            end = await reader.end()
+            while True:
+                if reader.position >= end:
+                    self._caught_up = True
+                    caught_up.set()
+                for record in await reader.poll(_POLL_S if self._caught_up else 0.1):
+                    self._read(record)
+
+    def _read(self, record: Record) -> None:
+        try:
+            content: JournalRecord = decode(record.value or b"", JournalRecord)
+        except Undecodable as error:
+            _LOG.warning("journal record %d can not be read: %s", record.offset, error)
+            self._fold.skip(record.offset)
+            return
+        if self._fold.read(record.offset, content) is Verdict.COUNTS and isinstance(content, Outcome):
+            self.flights.outcome(content)
+            self.tokens.ended(content.request_id)
+
+
+def _from_outcome(data: bytes, digest: bytes) -> list[Event]:
+    outcome: Outcome = decode(data, Outcome)
+    if outcome.digest != digest:
+        raise Conflict(CONFLICT)
+    completed = outcome.reason in (FinishReason.STOP, FinishReason.LENGTH)
+    tokens = unpack_tokens(outcome.token_ids, outcome.logprobs) if completed else []
+    return [*tokens, as_finished(outcome)]

@@ -1,0 +1,107 @@
+"""What a gateway's clients have had, and who may add to it: the gateway's side of the protocol, without I/O.
+
+docs/architecture/protocol.md has the rules by number; the comments here name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.generation import FinishReason, Token
+from greenroom.core.messages import Outcome
+
+
+class Unwanted(Enum):
+    """Why a worker's stream for a request is turned away."""
+
+    STALE = "stale"
+    """A higher attempt, or a later stream of the same one, has it."""
+    ENDED = "ended"
+    """Its client has had its end, or has gone."""
+
+
+class Gap(Exception):
+    """Tokens that do not join on to what was delivered: the worker must open its stream anew."""
+
+
+class Diverged(Exception):
+    """The outcome does not start with what the client has had. It can not be continued and must not be changed."""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One request's tokens so far. ``stream``: the one worker's stream that may add to them."""
+
+    tokens: list[Token] = field(default_factory=list)
+    attempt: Attempt | None = None
+    stream: object = None
+
+
+class StreamBook:
+    """All requests that clients of this gateway wait for.
+
+    Invariants: a client's tokens come in order, without gap or repeat; they are only ever added to; once the
+    outcome has been given nothing is.
+    """
+
+    def __init__(self) -> None:
+        self._deliveries: dict[str, Delivery] = {}
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._deliveries
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+    def expect(self, request_id: str) -> None:
+        """A client waits for it. To be called before it is sent on its way. Raises ValueError if one does already."""
+        if request_id in self._deliveries:
+            raise ValueError(f"{request_id} is waited for already")
+        self._deliveries[request_id] = Delivery()
+
+    def forget(self, request_id: str) -> None:
+        """The client has its end, or has gone."""
+        self._deliveries.pop(request_id, None)
+
+    def delivered(self, request_id: str) -> tuple[Token, ...]:
+        return tuple(self._deliveries[request_id].tokens)
+
+    def open(self, request_id: str, attempt: Attempt, stream: object) -> tuple[Token, ...] | Unwanted:
+        """A worker opens a stream: what its client has had, from now on added to by this stream only (rules 5, 6)."""
+        delivery = self._deliveries.get(request_id)
+        if delivery is None:
+            return Unwanted.ENDED
+        if delivery.attempt is not None and attempt < delivery.attempt:
+            return Unwanted.STALE
+        delivery.attempt, delivery.stream = attempt, stream
+        return tuple(delivery.tokens)
+
+    def add(self, request_id: str, stream: object, tokens: Sequence[Token]) -> Sequence[Token] | Unwanted:
+        """Tokens from a worker: those that are new to the client. Raises Gap, and then nothing was added."""
+        delivery = self._deliveries.get(request_id)
+        if delivery is None:
+            return Unwanted.ENDED
+        if delivery.stream is not stream:
+            return Unwanted.STALE
+        had = len(delivery.tokens)
+        new = [token for token in tokens if token.index >= had]
+        if [token.index for token in new] != list(range(had, had + len(new))):
+            raise Gap(f"{request_id} has {had} tokens; these start at {new[0].index}")
+        delivery.tokens += new
+        return new
+
+    def end(self, outcome: Outcome, rest: Sequence[Token]) -> Sequence[Token]:
+        """The outcome from the journal, ``rest`` being all its tokens: those that the client has not had.
+
+        The request is forgotten. Raises Diverged, and KeyError for one that nobody waits for.
+        """
+        delivery = self._deliveries.pop(outcome.request_id)
+        had = delivery.tokens
+        if outcome.reason not in (FinishReason.STOP.LENGTH):
+            return ()
+        if [token.token_id for token in rest[: len(had)]] != [token.token_id for token in had]:
+            raise Diverged(f"the outcome of {outcome.request_id} does not start with the {len(had)} tokens delivered")
+        return rest[len(had) :]

@@ -1,0 +1,1 @@
+"""The scheduler: one pool's requests onto its workers, with exactly one outcome each."""

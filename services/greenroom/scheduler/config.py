@@ -1,0 +1,63 @@
+"""How a scheduler is set up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from greenroom.core.errors import InvalidConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """The rules' figures. Times in milliseconds. Raises InvalidConfig, naming the field.
+
+    ``max_waiting``: requests that wait at most; more are shed. ``max_queue_wait_ms``: one that has not begun by then
+    is shed. ``read_ahead``: unfinished records of ``tasks`` that are held at most, and
+    ``read_ahead_span`` records behind the first of them, finished ones included: what a restart reads again. ``lease_ms``: how long a worker may
+    emit after its last renewal, and after how long of silence it is lost. ``max_losses``: workers lost under a
+    request before it is given up; ``alone_after``: losses from which it runs alone on its worker. ``retry_ms``: after
+    how long something that should have come back is asked for again. ``reclaim_ms``: how often the holder claims
+    anew, so that a reader which starts late soon knows the epoch. ``remember_ms``: how long a finished request is
+    known, so that a second copy of it is not run.
+    """
+
+    max_waiting: int = 1024
+    max_queue_wait_ms: float = 120_000.0
+    read_ahead: int = 4096
+    read_ahead_span: int = 262_144
+    lease_ms: float = 3_000.0
+    max_losses: int = 3
+    alone_after: int = 2
+    retry_ms: float = 2_000.0
+    reclaim_ms: float = 60_000.0
+    remember_ms: float = 3_600_000.0
+
+    def __post_init__(self) -> None:
+        for field in ("max_waiting", "read_ahead", "read_ahead_span", "max_losses", "alone_after"):
+            if getattr(self, field) < 1:
+                raise InvalidConfig(field, getattr(self, field), "it is a number from 1")
+        for field in ("max_queue_wait_ms", "lease_ms", "retry_ms", "reclaim_ms", "remember_ms"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise InvalidConfig(field, getattr(self, field), "it is a number of milliseconds above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """``policy``: the placement policy by name. ``ttl_ms``: of what it says of itself on ``members``.
+
+    ``tick_ms``: how often what is due is looked for. ``commit_ms``: how often offsets are committed. ``skew_ms``: how
+    far clocks may be apart, as rule 4 allows for.
+    """
+
+    pool: PoolConfig = PoolConfig()
+    policy: str = "fcfs"
+    tick_ms: float = 50.0
+    commit_ms: float = 500.0
+    skew_ms: float = 60_000.0
+    ttl_ms: int = 6_000
+
+    def __post_init__(self) -> None:
+        for field in ("tick_ms", "commit_ms", "skew_ms", "ttl_ms"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise InvalidConfig(field, getattr(self, field), "it is a number of milliseconds above 0")

@@ -1,0 +1,407 @@
+"""The scheduler as a process: a pool's state machine between the log and the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from greenroom.core.clock import SteadyClock
+from greenroom.core.messages import (
+    DeadLetter,
+    JournalRecord,
+    Member,
+    MemberKind,
+    TaskRecord,
+    Undecodable,
+    decode,
+    encode,
+)
+from greenroom.fabric.lifecycle import Part
+from greenroom.fabric.log import GroupConsumer, Log, LogError, Reader, Record
+from greenroom.fabric.members import Announcer, Directory
+from greenroom.fabric.rpc import Dialer
+from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS
+from greenroom.policies.placement_policy import PlacementPolicy
+from greenroom.scheduler.config import SchedulerConfig
+from greenroom.scheduler.effects import (
+    Append,
+    Bury,
+    CancelRun,
+    Deposed,
+    Disconnect,
+    Effect,
+    ListRuns,
+    Release,
+    Run,
+)
+from greenroom.scheduler.pool import Pool, Role
+from greenroom.scheduler.workers import Workers
+
+_LOG = logging.getLogger(__name__)
+GROUP = "scheduler"
+_POLL_S = 1.0
+_PAUSED_POLL_S = 0.05
+_INBOX = 1024
+_APPEND_S = 10.0
+
+
+class PoolRunner:
+    """One pool that this process holds: from the assignment of its partition to its revocation."""
+
+    def __init__(
+        self,
+        number: int,
+        position: int,
+        *,
+        instance: str,
+        config: SchedulerConfig,
+        policy: PlacementPolicy,
+        log: Log,
+        dialer: Dialer,
+        directory: Directory,
+        clock: Callable[[], float],
+    ) -> None:
+        self.number = number
+        self.pool = Pool(f"{instance}/{number}", config.pool, policy)
+        self.deposed = False
+        self._position = position
+        self._config = config
+        self._log = log
+        self._directory = directory
+        self._clock = clock
+        self._inbox: deque[Record] = deque()
+        self._came = asyncio.Event()
+        self._workers = Workers(self.pool, dialer, clock, self._act)
+        self._appends: set[asyncio.Task[None]] = set()
+        self._announcer = Announcer(log, self._member)
+
+    # -- what the service calls ----------------------------------------------------------------------------------
+
+    def feed(self, record: Record) -> None:
+        """A record of ``tasks``."""
+        self._inbox.append(record)
+        self._came.set()
+
+    @property
+    def full(self) -> bool:
+        """Whether reading should pause."""
+        return len(self._inbox) >= _INBOX
+
+    @property
+    def position(self) -> int:
+        """What may be committed."""
+        return self.pool.tracker.position if self.pool.role is not Role.STANDBY else self._position
+
+    async def run(self) -> None:
+        """Until it is cancelled, or deposed."""
+        unsubscribe: Callable[[], None] = lambda: None
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                reader = await stack.enter_async_context(
+                    self._log.reader(JOURNAL, self.number, start=await self._journal_start())
+                )
+                self.pool.take_over(reader.position, self._position)
+                end = await reader.end()
+                while reader.position < end:
+                    self._read_journal(await reader.poll(_POLL_S))
+                for member in self._directory.of(MemberKind.WORKER, pool=self.number):
+                    self.pool.expect_worker(member.instance)
+                _LOG.info("pool %d: journal read to %d, claiming it", self.number, reader.position)
+                self._act(self.pool.claim(self._clock()))
+                await self._announcer.start()
+                stack.push_async_callback(self._announcer.stop)
+                unsubscribe = self._directory.subscribe(self._look_at_members)
+                async with asyncio.TaskGroup() as group:
+                    following = group.create_task(self._follow(reader), name=f"journal of pool {self.number}")
+                    work = [
+                        group.create_task(self._take_tasks(), name=f"tasks of pool {self.number}"),
+                        group.create_task(self._tick(), name=f"clock of pool {self.number}"),
+                    ]
+                    await asyncio.wait([following])  # ends when another holds the pool
+                    for task in work:
+                        task.cancel()
+        finally:
+            unsubscribe()
+            self.pool.release()
+            await self._workers.close()
+            for task in list(self._appends):
+                task.cancel()
+            await asyncio.gather(*self._appends, return_exceptions=True)
+
+    # -- the log -------------------------------------------------------------------------------------------------
+
+    async def _journal_start(self) -> int:
+        """Rule 4: from the append time of the first uncommitted task, with a margin."""
+        since = self._clock()
+        async with self._log.reader(TASKS, self.number, start=self._position) as tasks:
+            if await tasks.end() > tasks.position:
+                first = await tasks.poll(_POLL_S * 10, max_records=1)
+                if first:
+                    since = min(since, first[0].timestamp_ms)
+        margin = self._config.skew_ms + 2 * self._config.pool.reclaim_ms
+        return await self._log.offset_at(JOURNAL, self.number, max(0, int(since - margin)))
+
+    def _read_journal(self, records: Sequence[Record]) -> None:
+        for record in records:
+            try:
+                content: JournalRecord = decode(record.value or b"", JournalRecord)
+            except Undecodable as error:
+                self.pool.fold.skip(record.offset)
+                if self.pool.role is not Role.STANDBY:
+                    self._spawn(self._bury_record(record, str(error)))
+                continue
+            self._act(self.pool.journal(record.offset, content, self._clock()))
+
+    async def _follow(self, reader: Reader) -> None:
+        while not self.deposed:
+            self._read_journal(await reader.poll(_POLL_S))
+            self._announcer.changed()
+            self._came.set()
+
+    async def _take_tasks(self) -> None:
+        while True:
+            await self._came.wait()
+            self._came.clear()
+            while self._inbox and self.pool.wants_tasks:
+                record = self._inbox.popleft()
+                try:
+                    content: TaskRecord = decode(record.value or b"", TaskRecord)
+                except Undecodable as error:
+                    await self._bury_record(record, str(error))
+                    self.pool.unreadable(record.offset)
+                    continue
+                self._act(self.pool.task(record.offset, content, self._clock()))
+            self._announcer.changed()
+
+    async def _bury_record(self, record: Record, reason: str) -> None:
+        letter = DeadLetter(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            reason=reason,
+            service="scheduler",
+            key=record.key,
+            payload=record.value,
+        )
+        await self._write_dead_letter(letter)
+
+    async def _write_dead_letter(self, letter: DeadLetter) -> None:
+        """Until it is acknowledged."""
+        while True:
+            try:
+                await self._log.append(DEAD_LETTERS, encode(letter), key=letter.key, timeout_s=_APPEND_S)
+                return
+            except LogError as error:
+                _LOG.warning("a dead letter was not written, trying again: %s", error)
+                await asyncio.sleep(0.5)
+
+    async def _bury(self, effect: Bury) -> None:
+        letter = DeadLetter(
+            topic=TASKS,
+            partition=self.number,
+            offset=-1,
+            reason=effect.reason,
+            service="scheduler",
+            key=effect.request_id.encode(),
+            payload=encode(effect.task),
+            request_id=effect.request_id,
+        )
+        await self._write_dead_letter(letter)
+        self._act(self.pool.buried(effect.request_id, self._clock()))
+
+    async def _append(self, effect: Append) -> None:
+        record = effect.record
+        key = getattr(record, "request_id", None) or self.pool.scheduler
+        try:
+            await self._log.append(
+                JOURNAL, encode(record), key=key.encode(), partition=self.number, timeout_s=_APPEND_S
+            )
+        except LogError as error:
+            _LOG.warning("pool %d: an append to the journal is not acknowledged: %s", self.number, error)
+
+    # -- time and members ----------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.tick_ms / 1000)
+            self._act(self.pool.tick(self._clock()))
+            self._look_at_members()
+            self._came.set()
+
+    def _look_at_members(self) -> None:
+        if self.pool.epoch < 0:
+            return
+        present = self._directory.of(MemberKind.WORKER, pool=self.number)
+        for member in present:
+            self._workers.meet(member)
+        for worker in self._workers.known - {member.instance for member in present}:
+            if self._directory.gone(worker):
+                self._workers.leave(worker)
+
+    def _member(self) -> Member:
+        return Member(
+            member=MemberKind.SCHEDULER,
+            instance=self.pool.scheduler,
+            address="",
+            ttl_ms=self._config.ttl_ms,
+            pool=self.number,
+            depth=self.pool.depth,
+        )
+
+    # -- effects -------------------------------------------------------------------------------------------------
+
+    def _act(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Append():
+                    self._spawn(self._append(effect))
+                case Bury():
+                    self._spawn(self._bury(effect))
+                case Run() | ListRuns() | CancelRun() | Release():
+                    self._workers.carry_out(effect)
+                case Disconnect(worker):
+                    _LOG.warning("worker %s is lost", worker)
+                    self._workers.disconnect(worker)
+                case Deposed(by):
+                    _LOG.warning("pool %d is held by %s now", self.number, by)
+                    self.deposed = True
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._appends.add(task)
+        task.add_done_callback(self._appended)
+
+    def _appended(self, task: asyncio.Task[None]) -> None:
+        self._appends.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("writing to the log failed by a defect", exc_info=error)
+
+
+class SchedulerService(Part):
+    """Holds whichever pools the group gives it; the others it stands by for."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        instance: str,
+        log: Log,
+        dialer: Dialer,
+        directory: Directory,
+        policy: Callable[[], PlacementPolicy],
+    ) -> None:
+        super().__init__("scheduler")
+        self._config = config
+        self._instance = instance
+        self._log = log
+        self._dialer = dialer
+        self._directory = directory
+        self._policy = policy
+        self._clock = SteadyClock()
+        self.runners: dict[int, PoolRunner] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._lives = 0
+        self._member = False
+
+    @property
+    def unready(self) -> str | None:
+        return None if self._member else "it is not a member of its group yet"
+
+    async def start(self) -> None:
+        self.tasks.start(self._run(), name="pools", forever=True)
+
+    async def assigned(self, partitions: Mapping[int, int]) -> None:
+        for number, position in partitions.items():
+            _LOG.info("pool %d is assigned, from task %d", number, position)
+            self._begin(number, position)
+
+    async def revoked(self, partitions: Sequence[int]) -> None:
+        for number in partitions:
+            _LOG.info("pool %d is no longer assigned", number)
+            await self._end(number)
+
+    def _begin(self, number: int, position: int) -> None:
+        self._lives += 1
+        runner = self.runners[number] = PoolRunner(
+            number,
+            position,
+            instance=f"{self._instance}.{self._lives}",
+            config=self._config,
+            policy=self._policy(),
+            log=self._log,
+            dialer=self._dialer,
+            directory=self._directory,
+            clock=self._clock,
+        )
+        self._running[number] = asyncio.create_task(runner.run(), name=f"pool {number}")
+
+    async def _end(self, number: int) -> None:
+        self.runners.pop(number, None)
+        task = self._running.pop(number, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        """Raises what ends a pool by a defect, and LogFailed.
+
+        When another scheduler's claim deposes one of ours, this process leaves the group and joins it anew: whoever
+        the partition is given to then begins from what is committed.
+        """
+        try:
+            while True:
+                async with self._log.group(TASKS, GROUP, self) as consumer:
+                    self._member = True
+                    await self._serve(consumer)
+                _LOG.info("joining the group anew")
+        finally:
+            self._member = False
+            for number in list(self.runners):
+                await self._end(number)
+
+    async def _serve(self, consumer: GroupConsumer) -> None:
+        """Until one of our pools is deposed."""
+        work = [
+            asyncio.create_task(self._read(consumer), name="tasks"),
+            asyncio.create_task(self._commit(consumer), name="commits"),
+        ]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _read(self, consumer: GroupConsumer) -> None:
+        paused: set[int] = set()
+        while True:
+            for record in await consumer.poll(_POLL_S if not paused else _PAUSED_POLL_S):
+                runner = self.runners.get(record.partition)
+                if runner is not None:
+                    runner.feed(record)
+            for number, runner in self.runners.items():
+                if runner.full and number not in paused:
+                    paused.add(number)
+                    consumer.pause([number])
+                elif number in paused and not runner.full:
+                    paused.discard(number)
+                    consumer.resume([number])
+            paused &= set(self.runners)
+            for task in self._running.values():
+                if task.done():
+                    task.result()  # what ended it by a defect ends this process too
+                    return
+
+    async def _commit(self, consumer: GroupConsumer) -> None:
+        done: dict[int, int] = {}
+        while True:
+            await asyncio.sleep(self._config.commit_ms / 1000)
+            positions = {number: runner.position for number, runner in self.runners.items()}
+            changed = {number: at for number, at in positions.items() if done.get(number) != at}
+            if changed and await consumer.commit(changed):
+                done.update(changed)

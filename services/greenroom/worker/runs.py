@@ -1,0 +1,353 @@
+"""What a worker runs, and for whom: the worker's side of the protocol, as a state machine without I/O.
+
+docs/architecture/protocol.md has the rules by number; the comments here name them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.errors import GreenroomError
+from greenroom.core.generation import Finished, Token
+from greenroom.core.messages import Task
+
+
+class Refusal(Enum):
+    """Why a worker does not take a run."""
+
+    STALE = "stale"
+    """Of an epoch or an attempt that is over."""
+    DRAINING = "draining"
+    FULL = "full"
+
+
+class RunRefused(GreenroomError):
+    """The run was not taken, and nothing changed: no attempt (rule 5)."""
+
+    def __init__(self, refusal: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open the request's token stream at its gateway; then ``opened``, ``unwanted`` or ``no_gateway``."""
+
+    request_id: str
+    attempt: Attempt
+    reply_to: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Generate: ``prefix`` is forced, what follows is reported with ``number``."""
+
+    number: int
+    task: Task
+    prefix: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Generate no more of ``number``. What it still says is passed over."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Send the tokens on the request's stream."""
+
+    request_id: str
+    attempt: Attempt
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the scheduler that called under this attempt. It is kept until ``release``, or nobody asks."""
+
+    request_id: str
+    attempt: Attempt
+    finished: Finished
+    tokens: tuple[Token, ...]
+
+
+class Closing(Enum):
+    """Why a run, or an attempt's hold on it, is over without a result of its own."""
+
+    SUPERSEDED = "superseded"
+    """A higher attempt has attached to it."""
+    RELEASED = "released"
+    """Its outcome is known, or it was cancelled."""
+    UNWANTED = "unwanted"
+    """Its gateway does not want it; why, the scheduler will read."""
+    GIVEN_BACK = "given back"
+    """The worker stops."""
+    FORGOTTEN = "forgotten"
+    """No call waited for it within the grace period."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The run is over under this attempt: its stream and its call end."""
+
+    request_id: str
+    attempt: Attempt
+    why: Closing
+
+
+Effect = Open | Start | Stop | Emit | Report | Close
+
+
+class _Stream(Enum):
+    """What is known of the request's gateway under the present attempt."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    NONE = "none"
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One request here. ``number``: of what generates for it now, None before its gateway has answered.
+
+    ``sent``: how many of ``tokens`` its gateway has or was sent. ``alone_since``: since when no scheduler's call
+    waits for it.
+    """
+
+    task: Task
+    attempt: Attempt
+    number: int | None = None
+    tokens: list[Token] = field(default_factory=list)
+    sent: int = 0
+    stream: _Stream = _Stream.OPENING
+    finished: Finished | None = None
+    reported: bool = False
+    alone_since: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.task.request.request_id
+
+
+class RunTable:
+    """All runs of a worker, by request. Times are milliseconds on the worker's own monotonic clock.
+
+    ``grace_ms``: how long a run outlives its scheduler's call. ``max_runs``: how many there may be, finished ones
+    that wait to be released included.
+
+    Invariants, checked by ``audit``: one run a request, whatever is called how often; nothing is generated before
+    the gateway has answered; nothing is emitted without a lease or under an attempt that is not the run's.
+    """
+
+    def __init__(self, *, grace_ms: float, max_runs: int) -> None:
+        self.epoch = -1
+        self.draining = False
+        self.runs: dict[str, Run] = {}
+        self._grace_ms = grace_ms
+        self._max_runs = max_runs
+        self._lease_until = -1.0
+        self._numbers = itertools.count()
+        self._by_number: dict[int, Run] = {}
+
+    # -- the scheduler -------------------------------------------------------------------------------------------
+
+    def renew(self, epoch: int, until: float, now: float) -> list[Effect]:
+        """The lease runs to ``until`` (rule 12). Raises RunRefused for an epoch that is over."""
+        self._check_epoch(epoch)
+        flush = now >= self._lease_until
+        self._lease_until = max(until, self._lease_until) if not flush else until
+        if not flush:
+            return []
+        return [effect for run in self.runs.values() for effect in self._flush(run, now)]
+
+    def holds_lease(self, now: float) -> bool:
+        return now < self._lease_until
+
+    def list_runs(self, epoch: int) -> list[tuple[str, Attempt, bool]]:
+        """Request, attempt, whether it is finished. Raises RunRefused for an epoch that is over."""
+        self._check_epoch(epoch)
+        return [(run.request_id, run.attempt, run.finished is not None) for run in self.runs.values()]
+
+    def call(self, epoch: int, attempt: Attempt, task: Task) -> list[Effect]:
+        """Start, or attach to what runs (rule 3). Raises RunRefused; then nothing has changed."""
+        self._check_epoch(epoch)
+        run = self.runs.get(task.request.request_id)
+        if run is not None:
+            if attempt < run.attempt:
+                raise RunRefused(Refusal.STALE, f"attempt {attempt} is over: it runs as {run.attempt}")
+            return self._attach(run, attempt)
+        if self.draining:
+            raise RunRefused(Refusal.DRAINING, "this worker is stopping")
+        if len(self.runs) >= self._max_runs:
+            raise RunRefused(Refusal.FULL, f"{len(self.runs)} runs are here, as many as may be")
+        run = self.runs[task.request.request_id] = Run(task, attempt)
+        return [Open(run.request_id, attempt, task.request.reply_to)]
+
+    def _attach(self, run: Run, attempt: Attempt) -> list[Effect]:
+        """From now on the run is this attempt's. Its gateway is asked anew: it takes tokens of the highest only."""
+        run.alone_since = None
+        if attempt == run.attempt:
+            return self._report(run)
+        old, run.attempt = run.attempt, attempt
+        run.stream, run.reported = _Stream.OPENING, False
+        return [
+            Close(run.request_id, old, Closing.SUPERSEDED),
+            Open(run.request_id, attempt, run.task.request.reply_to),
+        ]
+
+    def hung_up(self, request_id: str, attempt: Attempt, now: float) -> None:
+        """The scheduler's call under this attempt has broken: the run goes on for the grace period."""
+        run = self.runs.get(request_id)
+        if run is not None and run.attempt == attempt:
+            run.alone_since = now
+
+    def cancel(self, request_id: str, attempt: Attempt) -> list[Effect]:
+        """End the run if it is of this attempt or a lower one; by the scheduler, or by a gateway's hint (rule 9)."""
+        run = self.runs.get(request_id)
+        return [] if run is None or run.attempt > attempt else self._drop(run, Closing.RELEASED)
+
+    def release(self, request_id: str, attempt: Attempt) -> list[Effect]:
+        """The outcome is in the journal: nobody asks for the result again."""
+        return self.cancel(request_id, attempt)
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch < self.epoch:
+            raise RunRefused(Refusal.STALE, f"epoch {epoch} is over: this worker serves {self.epoch}")
+        self.epoch = epoch
+
+    # -- the gateway ---------------------------------------------------------------------------------------------
+
+    def opened(self, request_id: str, attempt: Attempt, delivered: Sequence[Token], now: float) -> list[Effect]:
+        """The gateway has bound the request to this attempt, and its client has had ``delivered`` (rule 6)."""
+        run = self._opening(request_id, attempt)
+        if run is None:
+            return []
+        run.stream, run.sent = _Stream.OPEN, len(delivered)
+        if run.number is not None and _starts_with(run.tokens, delivered):
+            return self._flush(run, now)
+        return self._begin(run, tuple(delivered))
+
+    def no_gateway(self, request_id: str, attempt: Attempt) -> list[Effect]:
+        """It is certain that there is none that waits for the tokens: go on without a stream."""
+        run = self._opening(request_id, attempt)
+        if run is None:
+            return []
+        run.stream = _Stream.NONE
+        return self._begin(run, ()) if run.number is None else self._report(run)
+
+    def unwanted(self, request_id: str, attempt: Attempt) -> list[Effect]:
+        """The gateway has bound a higher attempt, or its client has had the end: this run is for nobody."""
+        run = self.runs.get(request_id)
+        return [] if run is None or run.attempt != attempt else self._drop(run, Closing.UNWANTED)
+
+    def stream_broken(self, request_id: str, attempt: Attempt) -> list[Effect]:
+        """What was sent may be lost: ask the gateway anew, under the same attempt."""
+        run = self.runs.get(request_id)
+        if run is None or run.attempt != attempt or run.stream is _Stream.NONE:
+            return []
+        run.stream = _Stream.OPENING
+        return [Open(request_id, attempt, run.task.request.reply_to)]
+
+    def _opening(self, request_id: str, attempt: Attempt) -> Run | None:
+        run = self.runs.get(request_id)
+        if run is None or run.attempt != attempt or run.stream is not _Stream.OPENING:
+            return None
+        return run
+
+    # -- what generates ------------------------------------------------------------------------------------------
+
+    def token(self, number: int, token: Token, now: float) -> Emit | None:
+        """The next token of what was started as ``number``."""
+        run = self._by_number.get(number)
+        if run is None:
+            return None
+        run.tokens.append(token)
+        if run.stream is not _Stream.OPEN or now >= self._lease_until:
+            return None
+        return self._emit(run)
+
+    def ended(self, number: int, finished: Finished, now: float) -> list[Effect]:
+        """What was started as ``number`` has come to its end."""
+        run = self._by_number.get(number)
+        if run is None:
+            return []
+        run.finished = finished
+        return self._flush(run, now)
+
+    # -- time, and the end ---------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Effect]:
+        """Runs that no call has waited for since the grace period are dropped. One whose call was answered has none
+        either: its release may be lost."""
+        for run in self.runs.values():
+            if run.reported and run.alone_since is None:
+                run.alone_since = now
+        late = [
+            run for run in self.runs.values() if run.alone_since is not None and now - run.alone_since >= self._grace_ms
+        ]
+        return [effect for run in late for effect in self._drop(run, Closing.FORGOTTEN)]
+
+    def give_back(self) -> list[Effect]:
+        """The worker stops: what is left is for another to go on with."""
+        self.draining = True
+        return [effect for run in list(self.runs.values()) for effect in self._drop(run, Closing.GIVEN_BACK)]
+
+    # -- within --------------------------------------------------------------------------------------------------
+
+    def _begin(self, run: Run, prefix: tuple[Token, ...]) -> list[Effect]:
+        effects: list[Effect] = []
+        if run.number is not None:
+            del self._by_number[run.number]
+            effects.append(Stop(run.number))
+        run.number = next(self._numbers)
+        run.tokens, run.finished, run.reported = list(prefix), None, False
+        self._by_number[run.number] = run
+        return [*effects, Start(run.number, run.task, prefix)]
+
+    def _flush(self, run: Run, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if run.stream is _Stream.OPEN and now < self._lease_until and run.sent < len(run.tokens):
+            effects.append(self._emit(run))
+        return effects + self._report(run)
+
+    def _emit(self, run: Run) -> Emit:
+        tokens = tuple(run.tokens[run.sent :])
+        run.sent = len(run.tokens)
+        return Emit(run.request_id, run.attempt, tokens)
+
+    def _report(self, run: Run) -> list[Effect]:
+        """Not before the gateway has answered: else the result might not start with what its client has."""
+        if run.finished is None or run.stream is _Stream.OPENING:
+            return []
+        run.reported = True
+        return [Report(run.request_id, run.attempt, run.finished, tuple(run.tokens))]
+
+    def _drop(self, run: Run, why: Closing) -> list[Effect]:
+        del self.runs[run.request_id]
+        effects: list[Effect] = []
+        if run.number is not None:
+            del self._by_number[run.number]
+            if run.finished is None:
+                effects.append(Stop(run.number))
+        return [*effects, Close(run.request_id, run.attempt, why)]
+
+    def audit(self) -> None:
+        """Raises AssertionError, saying which, where an invariant does not hold."""
+        assert {id(run) for run in self._by_number.values()} == {
+            id(run) for run in self.runs.values() if run.number is not None
+        }, "every generation belongs to one run"
+        for run in self.runs.values():
+            assert run.number is not None or not run.tokens, f"{run.request_id} has tokens that nothing generated"
+            assert [token.index for token in run.tokens] == list(range(len(run.tokens))), "tokens without gap"
+
+
+def _starts_with(tokens: Sequence[Token], delivered: Sequence[Token]) -> bool:
+    if len(delivered) > len(tokens):
+        return False
+    return all(own.token_id == had.token_id for own, had in zip(tokens, delivered, strict=False))

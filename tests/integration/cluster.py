@@ -1,0 +1,197 @@
+"""The whole pipeline as processes on loopback, each of which can be killed, paused and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """One service. ``restarts`` counts how often it was started again; its log goes on in one file."""
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], *, health: str, folder: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.arguments = list(arguments)
+        self.health = health
+        self.log_path = folder / f"{name}.log"
+        self.restarts = -1
+        self._environment = {**os.environ, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **environment: str) -> None:
+        """``environment``: for this start only."""
+        assert self._process is None or self._process.poll() is not None, f"{self.name} runs"
+        self.restarts += 1
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "greenroom", *self.arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self._environment, **environment},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.health, timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self.ready:
+            assert self._process is not None
+            assert self._process.poll() is None, (
+                f"{self.name} ended with {self._process.returncode}:\n{self.log()[-4000:]}"
+            )
+            assert time.monotonic() < deadline, f"{self.name} is not ready after {timeout_s} s:\n{self.log()[-4000:]}"
+            time.sleep(0.05)  # between two questions over HTTP; nothing tells when the answer changes
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(STOP_TIMEOUT_S)
+
+    def wait_end(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def terminate(self) -> int:
+        """SIGTERM; its exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(STOP_TIMEOUT_S)
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+class Cluster:
+    """All processes of a pipeline on the broker at ``brokers``, started together."""
+
+    def __init__(
+        self,
+        folder: Path,
+        brokers: str,
+        *,
+        prefix: str,
+        cache: Path,
+        gateways: int = 1,
+        tasktypes: int = 1,
+        schedulers: int = 1,
+        predictors: int = 1,
+        workers: int = 1,
+        options: Mapping[str, Sequence[str]] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """``options``: more of the command line, by kind of service."""
+        self.folder = folder
+        self.processes: dict[str, Process] = {}
+        self.urls: list[str] = []
+        self.grpc_addresses: list[str] = []
+        self._options = options or {}
+        self._common = ["--brokers", brokers, "--topic-prefix", prefix]
+        self._environment = {
+            "GREENROOM_CACHE": str(cache),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        }
+        for number in range(gateways):
+            self._gateway(f"gateway{number}")
+        for kind, count in (("tasktype", tasktypes), ("scheduler", schedulers), ("predictor", predictors)):
+            for number in range(count):
+                self._add(kind, f"{kind}{number}", listens=kind == "predictor")
+        for number in range(workers):
+            self._add("worker", f"worker{number}", listens=True)
+
+    def _gateway(self, name: str) -> None:
+        http, grpc = free_port(), free_port()
+        self.urls.append(f"http://127.0.0.1:{http}")
+        self.grpc_addresses.append(f"127.0.0.1:{grpc}")
+        arguments = ["gateway", *self._common, "--port", str(http), "--grpc-port", str(grpc)]
+        arguments += ["--listen", f"127.0.0.1:{free_port()}", *self._options.get("gateway", ())]
+        self._make(name, arguments, f"{self.urls[-1]}/health")
+
+    def _add(self, kind: str, name: str, *, listens: bool) -> None:
+        probes = free_port()
+        arguments = [kind, *self._common, "--probe-port", str(probes)]
+        if listens:
+            arguments += ["--listen", f"127.0.0.1:{free_port()}"]
+        if kind == "worker":
+            arguments += ["--threads", "1"]
+        if kind == "predictor":
+            arguments += ["--state-dir", str(self.folder / name)]
+        arguments += self._options.get(kind, ())
+        self._make(name, arguments, f"http://127.0.0.1:{probes}/health")
+
+    def _make(self, name: str, arguments: Sequence[str], health: str) -> None:
+        self.processes[name] = Process(
+            name, arguments, health=health, folder=self.folder, environment=self._environment
+        )
+
+    def __getitem__(self, name: str) -> Process:
+        return self.processes[name]
+
+    def start(self) -> None:
+        """All of them; workers first, which take longest and make the expert pack."""
+        for process in sorted(self.processes.values(), key=lambda process: not process.name.startswith("worker")):
+            process.start()
+        for process in self.processes.values():
+            process.wait_ready()
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            if process.running:
+                process.resume()
+            process.kill()
+
+    def logs(self, last: int = 3000) -> str:
+        return "\n".join(f"== {process.name}\n{process.log()[-last:]}" for process in self.processes.values())
+
+
+@contextmanager
+def running(cluster: Cluster) -> Iterator[Cluster]:
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()

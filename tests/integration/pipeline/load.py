@@ -1,0 +1,145 @@
+"""Clients of a cluster under chaos: what each of them had, token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import grpc
+
+from greenroom.v1 import inference_pb2, inference_pb2_grpc
+
+GIVE_UP_S = 180.0
+
+
+@dataclass
+class Call:
+    """One request as its client saw it. ``indices`` only over gRPC, which has them."""
+
+    number: int
+    prompt: str
+    way: str
+    key: str = ""
+    text: str = ""
+    indices: list[int] = field(default_factory=list)
+    end: str = ""
+    refused: int = 0
+    first_s: float = 0.0
+    total_s: float = 0.0
+
+
+class Clients:
+    """Sends prompts to gateways that may be gone: a refused request is sent to the next one, an accepted one never
+    again."""
+
+    def __init__(self, urls: Sequence[str], grpc_addresses: Sequence[str], *, max_tokens: int, model: str) -> None:
+        self._urls = list(urls)
+        self._addresses = list(grpc_addresses)
+        self._max_tokens = max_tokens
+        self._model = model
+
+    async def __aenter__(self) -> Clients:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._channels = [grpc.aio.insecure_channel(address) for address in self._addresses]
+        self._stubs = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+        for channel in self._channels:
+            await channel.close()
+
+    async def call(self, number: int, prompt: str, way: str) -> Call:
+        """Until it ends, or is refused by all for too long. What was accepted and broke off is an end too."""
+        made = Call(number, prompt, way, key=f"key-{uuid.uuid4().hex}")
+        began = time.monotonic()
+        while not made.end and time.monotonic() - began < GIVE_UP_S:
+            at = random.randrange(len(self._urls))
+            try:
+                async with asyncio.timeout(GIVE_UP_S):
+                    await (self._http(made, at) if way == "http" else self._grpc(made, at))
+            except _Refused:
+                made.refused += 1
+                await asyncio.sleep(0.2)
+            except TimeoutError:
+                made.end = "timed out"
+        made.total_s = time.monotonic() - began
+        made.end = made.end or "refused"
+        return made
+
+    async def _http(self, made: Call, at: int) -> None:
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": made.prompt}],
+            "temperature": 0,
+            "max_tokens": self._max_tokens,
+            "stream": True,
+        }
+        try:
+            async with self._session.post(f"{self._urls[at]}/v1/chat/completions", json=body) as response:
+                if response.status in (429, 503):
+                    raise _Refused
+                if response.status != 200:
+                    made.end = f"status {response.status}: {await response.text()}"
+                    return
+                async for line in response.content:
+                    if line.startswith(b"data: [DONE]"):
+                        made.end = made.end or "no finish reason"
+                        return
+                    if line.startswith(b"data: "):
+                        self._take(made, json.loads(line[6:]))
+                made.end = "cut off"
+        except aiohttp.ClientConnectorError as error:
+            raise _Refused from error
+        except aiohttp.ClientError as error:
+            made.end = f"connection lost: {error}"
+
+    @staticmethod
+    def _take(made: Call, event: dict[str, object]) -> None:
+        if "error" in event:
+            made.end = f"error: {event['error']}"
+            return
+        for choice in event.get("choices", ()):  # type: ignore[attr-defined]
+            made.text += choice["delta"].get("content") or ""
+            if choice["finish_reason"]:
+                made.end = choice["finish_reason"]
+
+    async def _grpc(self, made: Call, at: int) -> None:
+        request = inference_pb2.GenerateRequest(
+            chat=inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content=made.prompt)]),
+            max_tokens=self._max_tokens,
+            temperature=0,
+        )
+        began = False
+        try:
+            async for event in self._stubs[at].GenerateStream(request):
+                began = True
+                made.text += event.text
+                made.indices += range(event.tokens.start, event.tokens.start + len(event.tokens.ids))
+                if event.HasField("end"):
+                    made.end = {1: "stop", 2: "length"}.get(event.end.reason, f"reason {event.end.reason}")
+        except grpc.aio.AioRpcError as error:
+            refused = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            if refused and not began:
+                raise _Refused from error
+            made.end = f"{error.code().name}: {error.details()}"
+
+    async def poisson(self, prompts: Sequence[str], rate: float, seed: int) -> list[Call]:
+        """All prompts, at random moments, ``rate`` a second; ways alternate."""
+        draw = random.Random(seed)
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for number, prompt in enumerate(prompts):
+                tasks.append(group.create_task(self.call(number, prompt, ("http", "grpc")[number % 2])))
+                await asyncio.sleep(draw.expovariate(rate))
+        return [task.result() for task in tasks]
+
+
+class _Refused(Exception):
+    """It was not accepted; another may."""

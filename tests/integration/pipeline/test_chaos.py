@@ -1,0 +1,155 @@
+"""Nothing lost, nothing twice: processes killed and paused under load, on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from greenroom.core.generation import FinishReason
+from greenroom.core.journal import JournalFold, Verdict
+from greenroom.core.messages import JournalRecord, Outcome, decode
+from greenroom.demo.tasks import TASKS, samples
+from tests.integration.cluster import Cluster, running
+from tests.integration.pipeline.load import Call, Clients
+from tests.kafka.broker import Broker
+
+MODEL = "greenroom-understudy"
+MAX_TOKENS = 24
+LEASE_S = 3.0
+
+
+def prompts(count: int, distinct: int) -> list[str]:
+    drawn = [sample.prompt for task in TASKS for sample in samples(task, distinct // len(TASKS), seed=7)]
+    return [drawn[number % len(drawn)] for number in range(count)]
+
+
+async def in_thread(do: Callable[[], object]) -> None:
+    await asyncio.to_thread(do)
+
+
+class Chaos:
+    """What is done to the cluster, in a random order at random moments."""
+
+    def __init__(self, cluster: Cluster, broker: Broker, seed: int) -> None:
+        self._cluster = cluster
+        self._broker = broker
+        self._random = random.Random(seed)
+        self.done: list[str] = []
+
+    def acts(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        return [
+            ("kill a worker", lambda: self._kill("worker0")),
+            ("kill the active scheduler", lambda: self._kill(self._active_scheduler())),
+            ("kill tasktype", lambda: self._kill("tasktype0")),
+            ("kill tasktype between append and commit", self._fault_in_tasktype),
+            ("kill the predictor", lambda: self._kill("predictor0")),
+            ("kill the broker", self._kill_broker),
+            ("pause a worker past its lease", lambda: self._pause("worker1", LEASE_S + 2)),
+            ("pause the active scheduler past its session", lambda: self._pause(self._active_scheduler(), 14)),
+        ]
+
+    async def run(self, every_s: float) -> None:
+        acts = self.acts()
+        self._random.shuffle(acts)
+        for name, act in acts:
+            await asyncio.sleep(self._random.uniform(0.3, 1.0) * every_s)
+            await act()
+            self.done.append(name)
+
+    def _active_scheduler(self) -> str:
+        held = {
+            name: process.log().rfind("claiming it")
+            for name, process in self._cluster.processes.items()
+            if name.startswith("scheduler")
+        }
+        # Whoever claimed last has the newest line; logs are stamped, so compare the stamps.
+        stamps = {name: self._cluster[name].log()[:at].rsplit("\n", 1)[-1] for name, at in held.items() if at >= 0}
+        return max(stamps, key=lambda name: stamps[name], default="scheduler0")
+
+    async def _kill(self, name: str) -> None:
+        process = self._cluster[name]
+        await in_thread(process.kill)
+        await asyncio.sleep(self._random.uniform(0, 1))
+        await in_thread(process.start)
+        await in_thread(process.wait_ready)
+
+    async def _fault_in_tasktype(self) -> None:
+        process = self._cluster["tasktype0"]
+        await in_thread(process.kill)
+        process.start(GREENROOM_FAULT="tasktype:after-append:5")
+        await in_thread(process.wait_end)
+        await in_thread(process.start)
+        await in_thread(process.wait_ready)
+
+    async def _kill_broker(self) -> None:
+        await in_thread(self._broker.kill)
+        await asyncio.sleep(self._random.uniform(0, 1))
+        await in_thread(self._broker.start)
+
+    async def _pause(self, name: str, seconds: float) -> None:
+        self._cluster[name].pause()
+        await asyncio.sleep(seconds)
+        self._cluster[name].resume()
+        await in_thread(self._cluster[name].wait_ready)
+
+
+async def outcomes(broker: Broker, prefix: str) -> dict[str, Outcome]:
+    """What a reader of the whole journal finds."""
+    from greenroom.fabric.log.config import LogConfig
+    from greenroom.fabric.log.kafka import KafkaLog
+
+    found: dict[str, Outcome] = {}
+    fold = JournalFold()
+    async with KafkaLog(LogConfig(brokers=broker.address, prefix=prefix)) as log, log.reader("journal", 0) as reader:
+        end = await reader.end()
+        while reader.position < end:
+            for record in await reader.poll(1.0):
+                content: JournalRecord = decode(record.value or b"", JournalRecord)
+                if fold.read(record.offset, content) is Verdict.COUNTS and isinstance(content, Outcome):
+                    found.setdefault(content.request_id, content)
+    return found
+
+
+def check(calls: list[Call], expected: dict[str, str]) -> None:
+    for call in calls:
+        assert call.end in ("stop", "length"), f"request {call.number} ({call.way}) ended with {call.end!r}"
+        assert call.text == expected[call.prompt], f"request {call.number} ({call.way}) has another text"
+        if call.way == "grpc":
+            assert call.indices == list(range(len(call.indices))), f"request {call.number}: {call.indices}"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("requests", "rate", "every_s"), [(300, 8.0, 3.0), pytest.param(1500, 8.0, 8.0, marks=pytest.mark.full)]
+)
+async def test_nothing_is_lost_and_nothing_twice(
+    own_broker: Broker, prefix: str, cache: Path, tmp_path: Path, requests: int, rate: float, every_s: float
+) -> None:
+    options = {"worker": ["--dtype", "float32", "--expert-memory", "50%", "--max-running", "8"]}
+    cluster = Cluster(
+        tmp_path, own_broker.address, prefix=prefix, cache=cache, gateways=2, schedulers=2, workers=2, options=options
+    )
+    with running(cluster):
+        async with Clients(cluster.urls, cluster.grpc_addresses, max_tokens=MAX_TOKENS, model=MODEL) as clients:
+            distinct = sorted(set(prompts(requests, 30)))
+            undisturbed = await clients.poisson(distinct, 20.0, seed=1)
+            expected = {call.prompt: call.text for call in undisturbed}
+            check(undisturbed, expected)
+            chaos = Chaos(cluster, own_broker, seed=requests)
+            disturbed, _ = await asyncio.gather(
+                clients.poisson(prompts(requests, 30), rate, seed=2), chaos.run(every_s)
+            )
+            print(f"did: {chaos.done}; refused and sent again: {sum(call.refused for call in disturbed)}")
+            try:
+                check(disturbed, expected)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{cluster.logs()}") from None
+        written = await outcomes(own_broker, prefix)
+        good = [outcome for outcome in written.values() if outcome.reason in (FinishReason.STOP, FinishReason.LENGTH)]
+        # What was refused with an unknown acknowledgement may have run as well, and was sent again.
+        assert len(good) >= requests + len(distinct)
+        assert not [outcome for outcome in written.values() if outcome.reason is FinishReason.FAILED]

@@ -1,0 +1,188 @@
+"""Exactly one outcome, whatever goes wrong: the protocol's state machines under random faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from greenroom.core.generation import FinishReason
+from greenroom.core.journal import JournalFold, Verdict
+from greenroom.core.messages import Claim, JournalRecord, Lost, Outcome
+from greenroom.gateway.streams import StreamBook
+from greenroom.worker.runs import RunTable
+from tests.unit.protocol.world import EPOCH_MS, GRACE_MS, LENGTH, Client, Faults, World
+
+REQUESTS = 14
+POISON = 3
+"""The request that ends every worker which runs it."""
+HARSH = Faults(lose=0.05, slow=0.05, crash=0.02, pause=0.02, lose_append=0.08, hand_over=0.02)
+KINDS = {
+    "calm": Faults(),
+    "messages": Faults(lose=0.1, slow=0.1),
+    "crashes": Faults(crash=0.04),
+    "pauses": Faults(pause=0.06, slow=0.02),
+    "appends": Faults(lose_append=0.3, hand_over=0.05),
+    "all": HARSH,
+}
+
+
+def explore(seed: int, faults: Faults, change: Callable[[World], None] = lambda world: None) -> World:
+    """Two seconds of requests, cancels and faults, then calm until every deadline has passed."""
+    world = World(seed, faults)
+    change(world)
+    world.begin()
+    choose = random.Random(seed)
+
+    def leave(client: Client) -> None:
+        if client.gateway.alive:
+            client.gateway.cancel(client)
+
+    def arrive(number: int) -> None:
+        gateways = [gateway for gateway in world.gateways if gateway.alive]
+        if not gateways:
+            world.at(world.now + 50, lambda: arrive(number))
+            return
+        client = world.request(
+            choose.choice(gateways), f"r{number}", poison=number in (3,) and faults is not KINDS["calm"]
+        )
+        if choose.random() < 0.15:
+            world.at(
+                world.now + choose.uniform(0, 120),
+                lambda: client.gateway.cancel(client) if client.gateway.alive else None,
+            )
+
+    for number in range(REQUESTS):
+        world.at(EPOCH_MS + choose.uniform(0, 2_000), lambda number=number: arrive(number))  # type: ignore[misc]
+    world.run(EPOCH_MS + 3_500)
+    world.calm()
+    while world.now < EPOCH_MS + 60_000 and not settled(world):
+        world.run(world.now + 500)
+    world.run(world.now + 2 * GRACE_MS)
+    return world
+
+
+def settled(world: World) -> bool:
+    return world.committed == len(world.tasks) and all(client.end is not None for client in world.clients)
+
+
+def outcomes_of(journal: list[JournalRecord]) -> tuple[dict[str, Outcome], dict[str, set[object]]]:
+    """What a reader of the whole journal finds: the outcome and the losses of every request."""
+    fold = JournalFold()
+    found: dict[str, Outcome] = {}
+    losses: dict[str, set[object]] = {}
+    for offset, record in enumerate(journal):
+        if fold.read(offset, record) is not Verdict.COUNTS:
+            continue
+        if isinstance(record, Outcome):
+            found.setdefault(record.request_id, record)
+        elif isinstance(record, Lost):
+            for request_id, attempt in record.attempts:
+                losses.setdefault(request_id, set()).add(attempt)
+    return found, losses
+
+
+def check(world: World) -> None:
+    outcomes, losses = outcomes_of(world.journal)
+    for client in world.clients:
+        request_id = client.request.request_id
+        if client.accepted:
+            assert request_id in outcomes, f"{request_id} was accepted and has no outcome"
+        assert client.end is not None, f"the client of {request_id} hangs"
+        outcome = outcomes.get(request_id)
+        if outcome is None or client.end not in {reason.value for reason in FinishReason}:
+            continue
+        assert client.end == outcome.reason.value
+        if outcome.reason is FinishReason.LENGTH:
+            assert tuple(client.tokens) == outcome.token_ids, f"{request_id}: its client had another text"
+            assert len(outcome.token_ids) == LENGTH
+        if outcome.reason is FinishReason.FAILED:
+            assert len(losses[request_id]) >= 3, f"{request_id} failed after {losses.get(request_id)}"
+            assert request_id in world.dead_letters
+        if outcome.reason is FinishReason.CANCELLED:
+            assert client.cancelled
+    for client in world.clients:
+        if client.request.model == "poison" and client.request.request_id in outcomes:
+            assert outcomes[client.request.request_id].reason is not FinishReason.LENGTH
+    assert world.committed == len(world.tasks), "every task is finished, and committed"
+    for worker in world.workers:
+        assert not worker.table.runs, f"{worker.name} still has {list(worker.table.runs)}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(20))
+def test_every_accepted_request_has_one_outcome_and_its_client_that_text(kind: str, seed: int) -> None:
+    check(explore(seed, KINDS[kind]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", range(6))
+def test_many_more_of_them(kind: str, block: int) -> None:
+    for seed in range(1_000 + 100 * block, 1_100 + 100 * block):
+        try:
+            check(explore(seed, KINDS[kind]))
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_when_nothing_goes_wrong_nothing_is_done_twice() -> None:
+    world = explore(1, KINDS["calm"])
+    check(world)
+    assert set(world.starts.values()) == {1}
+    assert not [record for record in world.journal if isinstance(record, Lost)]
+
+
+# What the exploration is for: each of these takes one rule away, and must be found out.
+
+
+class _AnyClaimStands(JournalFold):
+    def _claim(self, offset: int, claim: Claim) -> Verdict:
+        self.epoch, self.holder = offset, claim.scheduler
+        return Verdict.COUNTS
+
+
+class _AnyoneMayAdd(StreamBook):
+    def add(self, request_id, stream, tokens):  # type: ignore[no-untyped-def]
+        delivery = self._deliveries.get(request_id)
+        if delivery is not None:
+            delivery.stream = stream
+        return super().add(request_id, stream, tokens)
+
+
+class _NeedsNoLease(RunTable):
+    def renew(self, epoch, until, now):  # type: ignore[no-untyped-def]
+        return super().renew(epoch, until + 1e9, now)
+
+
+class _DoesNotWait(RunTable):
+    """Generates without asking what the client has had."""
+
+    def opened(self, request_id, attempt, delivered, now):  # type: ignore[no-untyped-def]
+        run = self.runs.get(request_id)
+        return super().opened(request_id, attempt, () if run is not None and run.number is None else delivered, now)
+
+
+def _any_claim_stands(world: World) -> None:
+    world.make_fold = _AnyClaimStands
+
+
+def _anyone_may_add_at_any_time(world: World) -> None:
+    """Each of the two alone is made good by the other."""
+    world.make_book = _AnyoneMayAdd
+    world.make_table = lambda: _NeedsNoLease(grace_ms=GRACE_MS, max_runs=6)
+
+
+def _does_not_wait(world: World) -> None:
+    world.make_table = lambda: _DoesNotWait(grace_ms=GRACE_MS, max_runs=6)
+
+
+@pytest.mark.parametrize("change", [_any_claim_stands, _anyone_may_add_at_any_time, _does_not_wait])
+def test_a_missing_rule_is_found_out(change: Callable[[World], None]) -> None:
+    for seed in range(40, 440):
+        try:
+            check(explore(seed, HARSH, change))
+        except AssertionError:
+            return
+    pytest.fail("400 explorations found nothing wrong")

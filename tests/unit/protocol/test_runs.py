@@ -1,0 +1,196 @@
+"""The worker's rules, one by one. docs/architecture/protocol.md has them by number."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.generation import Finished, FinishReason, SamplingParams, Token
+from greenroom.core.messages import Request, Task
+from greenroom.worker.runs import Close, Closing, Effect, Emit, Open, Refusal, Report, RunRefused, RunTable, Start, Stop
+
+A1, A2, A3 = Attempt(0, 1), Attempt(0, 2), Attempt(5, 0)
+END = Finished(FinishReason.LENGTH, 2, 3)
+
+
+def task(name: str = "r") -> Task:
+    request = Request(
+        request_id=name,
+        pool=0,
+        model="m",
+        prompt_ids=(1, 2),
+        sampling=SamplingParams(max_tokens=3),
+        accepted_ms=0,
+        deadline_ms=1,
+        reply_to="g",
+    )
+    return Task(request=request, task_type="t")
+
+
+def tokens(*ids: int, start: int = 0) -> tuple[Token, ...]:
+    return tuple(Token(start + i, token_id) for i, token_id in enumerate(ids))
+
+
+@pytest.fixture
+def table() -> RunTable:
+    table = RunTable(grace_ms=100, max_runs=2)
+    table.renew(0, until=1_000, now=0)
+    return table
+
+
+def start(table: RunTable, attempt: Attempt = A1, had: tuple[Token, ...] = ()) -> Start:
+    assert table.call(attempt.epoch, attempt, task()) == [Open("r", attempt, "g")]
+    [begun] = table.opened("r", attempt, had, 0)
+    assert isinstance(begun, Start)
+    return begun
+
+
+def of(effects: list[Effect], kind: type) -> list[Effect]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def test_nothing_is_generated_before_the_gateway_has_answered(table: RunTable) -> None:
+    assert table.call(0, A1, task()) == [Open("r", A1, "g")]
+    assert table.runs["r"].number is None
+    assert table.opened("r", A1, (), 0) == [Start(0, task(), ())]
+
+
+def test_tokens_are_emitted_as_they_come_and_the_result_is_reported(table: RunTable) -> None:
+    begun = start(table)
+    assert table.token(begun.number, Token(0, 10), 0) == Emit("r", A1, tokens(10))
+    assert table.token(begun.number, Token(1, 11), 0) == Emit("r", A1, tokens(11, start=1))
+    assert table.ended(begun.number, END, 0) == [Report("r", A1, END, tokens(10, 11))]
+    assert table.release("r", A1) == [Close("r", A1, Closing.RELEASED)]
+    assert not table.runs
+
+
+def test_what_the_client_has_had_is_the_prefix(table: RunTable) -> None:
+    begun = start(table, had=tokens(10, 11))
+    assert begun.prefix == tokens(10, 11)
+    assert table.token(begun.number, Token(2, 12), 0) == Emit("r", A1, tokens(12, start=2))
+
+
+def test_a_second_call_attaches_and_asks_the_gateway_anew(table: RunTable) -> None:
+    begun = start(table)
+    table.token(begun.number, Token(0, 10), 0)
+    assert table.call(0, A2, task()) == [Close("r", A1, Closing.SUPERSEDED), Open("r", A2, "g")]
+    assert table.token(begun.number, Token(1, 11), 0) is None, "nothing goes out before the answer"
+    assert table.opened("r", A2, tokens(10), 0) == [Emit("r", A2, tokens(11, start=1))]
+    assert table.opened("r", A1, (), 0) == [], "an answer to the former attempt is of the past"
+
+
+def test_a_run_that_does_not_start_with_what_the_client_has_begins_anew_from_it(table: RunTable) -> None:
+    begun = start(table)
+    table.token(begun.number, Token(0, 10), 0)
+    table.call(5, A3, task())
+    stopped, again = table.opened("r", A3, tokens(99), 0)
+    assert stopped == Stop(begun.number)
+    assert isinstance(again, Start)
+    assert again.prefix == tokens(99)
+    assert table.token(begun.number, Token(1, 11), 0) is None, "the former generation is not listened to"
+
+
+def test_a_client_that_is_ahead_makes_the_run_begin_anew(table: RunTable) -> None:
+    begun = start(table)
+    table.token(begun.number, Token(0, 10), 0)
+    table.call(0, A2, task())
+    assert of(table.opened("r", A2, tokens(10, 11), 0), Start)
+
+
+def test_a_finished_run_is_attached_to_and_reports_again(table: RunTable) -> None:
+    begun = start(table)
+    table.token(begun.number, Token(0, 10), 0)
+    table.ended(begun.number, END, 0)
+    assert of(table.call(0, A2, task()), Report) == [], "not before the gateway has answered"
+    assert table.opened("r", A2, (), 0) == [Emit("r", A2, tokens(10)), Report("r", A2, END, tokens(10))]
+
+
+def test_lower_attempts_and_epochs_are_refused(table: RunTable) -> None:
+    start(table, A3)
+    with pytest.raises(RunRefused) as refused:
+        table.call(5, A1, task())
+    assert refused.value.refusal is Refusal.STALE
+    for call in (lambda: table.call(0, A1, task("s")), lambda: table.list_runs(0), lambda: table.renew(0, 9, 0)):
+        with pytest.raises(RunRefused):
+            call()
+    assert list(table.runs) == ["r"]
+
+
+def test_a_cancel_for_a_lower_attempt_is_ignored(table: RunTable) -> None:
+    start(table, A2)
+    assert table.cancel("r", A1) == []
+    assert of(table.cancel("r", A2), Stop)
+    assert table.cancel("r", A2) == []
+
+
+def test_without_a_gateway_it_goes_on_without_a_stream(table: RunTable) -> None:
+    table.call(0, A1, task())
+    [begun] = table.no_gateway("r", A1)
+    assert isinstance(begun, Start)
+    assert table.token(begun.number, Token(0, 10), 0) is None
+    assert of(table.ended(begun.number, END, 0), Report)
+
+
+def test_without_a_lease_nothing_is_emitted_and_with_one_again_all(table: RunTable) -> None:
+    begun = start(table)
+    assert table.token(begun.number, Token(0, 10), 1_000) is None
+    assert table.token(begun.number, Token(1, 11), 1_001) is None
+    assert table.renew(0, 2_000, 1_002) == [Emit("r", A1, tokens(10, 11))]
+    assert not table.holds_lease(2_000)
+
+
+def test_a_run_outlives_its_call_by_the_grace_period(table: RunTable) -> None:
+    begun = start(table)
+    table.hung_up("r", A1, 50)
+    assert table.tick(149) == []
+    assert table.tick(150) == [Stop(begun.number), Close("r", A1, Closing.FORGOTTEN)]
+
+
+def test_attaching_ends_the_grace_period(table: RunTable) -> None:
+    start(table)
+    table.hung_up("r", A1, 50)
+    table.call(0, A2, task())
+    table.hung_up("r", A1, 60)
+    assert table.tick(500) == []
+
+
+def test_a_broken_stream_is_opened_anew_and_nothing_is_lost(table: RunTable) -> None:
+    begun = start(table)
+    table.token(begun.number, Token(0, 10), 0)
+    assert table.stream_broken("r", A1) == [Open("r", A1, "g")]
+    assert table.opened("r", A1, (), 0) == [Emit("r", A1, tokens(10))]
+
+
+def test_a_run_that_its_gateway_does_not_want_is_dropped(table: RunTable) -> None:
+    begun = start(table)
+    assert table.unwanted("r", A2) == []
+    assert table.unwanted("r", A1) == [Stop(begun.number), Close("r", A1, Closing.UNWANTED)]
+
+
+def test_a_worker_that_is_full_or_stops_takes_nothing_new_and_gives_back(table: RunTable) -> None:
+    start(table)
+    table.call(0, A2, task("s"))
+    with pytest.raises(RunRefused) as refused:
+        table.call(0, A2, task("t"))
+    assert refused.value.refusal is Refusal.FULL
+    closes = of(table.give_back(), Close)
+    assert [close.why for close in closes if isinstance(close, Close)] == [Closing.GIVEN_BACK] * 2
+    with pytest.raises(RunRefused) as refused:
+        table.call(0, A2, task("t"))
+    assert refused.value.refusal is Refusal.DRAINING
+
+
+def test_the_same_call_twice_is_one_run(table: RunTable) -> None:
+    start(table)
+    assert table.call(0, A1, task()) == []
+    assert table.list_runs(0) == [("r", A1, False)]
+    table.audit()
+
+
+def test_a_result_that_is_never_released_is_kept_for_the_grace_period(table: RunTable) -> None:
+    begun = start(table)
+    table.token(begun.number, Token(0, 10), 0)
+    assert of(table.ended(begun.number, END, 0), Report)
+    assert table.tick(50) == []
+    assert table.list_runs(0) == [("r", A1, True)]
+    assert table.tick(150) == [Close("r", A1, Closing.FORGOTTEN)]

@@ -1,0 +1,135 @@
+"""The gateway's rules, one by one, and flights on top of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.errors import Conflict
+from greenroom.core.generation import Event, Finished, FinishReason, Token, TokenLogprobs
+from greenroom.core.logprobs import pack_logprobs, unpack_tokens
+from greenroom.core.messages import Outcome
+from greenroom.gateway.flights import CONFLICT, Flights
+from greenroom.gateway.streams import Diverged, Gap, StreamBook, Unwanted
+
+A1, A2 = Attempt(0, 1), Attempt(0, 2)
+
+
+def tokens(*ids: int, start: int = 0) -> list[Token]:
+    return [Token(start + i, token_id) for i, token_id in enumerate(ids)]
+
+
+def outcome(*ids: int, reason: FinishReason = FinishReason.LENGTH, keyed: bool = False, digest: bytes = b"") -> Outcome:
+    return Outcome(epoch=0, request_id="r", reason=reason, token_ids=ids, keyed=keyed, digest=digest)
+
+
+@pytest.fixture
+def book() -> StreamBook:
+    book = StreamBook()
+    book.expect("r")
+    return book
+
+
+def test_the_stream_opened_last_for_the_highest_attempt_is_listened_to(book: StreamBook) -> None:
+    assert book.open("r", A1, "old") == ()
+    assert book.add("r", "old", tokens(10)) == tokens(10)
+    assert book.open("r", A2, "new") == tuple(tokens(10))
+    assert book.add("r", "old", tokens(11, start=1)) is Unwanted.STALE
+    assert book.open("r", A1, "again") is Unwanted.STALE
+    assert book.add("r", "new", tokens(12, start=1)) == tokens(12, start=1)
+    assert book.delivered("r") == tuple(tokens(10, 12))
+
+
+def test_of_one_attempt_the_later_stream_is(book: StreamBook) -> None:
+    book.open("r", A1, "first")
+    book.open("r", A1, "second")
+    assert book.add("r", "first", tokens(10)) is Unwanted.STALE
+
+
+def test_repeats_are_passed_over_and_gaps_refused(book: StreamBook) -> None:
+    book.open("r", A1, "s")
+    book.add("r", "s", tokens(10, 11))
+    assert book.add("r", "s", tokens(10, 11, 12)) == tokens(12, start=2)
+    with pytest.raises(Gap, match="has 3"):
+        book.add("r", "s", tokens(14, start=4))
+    assert len(book.delivered("r")) == 3
+
+
+def test_the_outcome_gives_the_rest_and_ends_it(book: StreamBook) -> None:
+    book.open("r", A1, "s")
+    book.add("r", "s", tokens(10))
+    assert book.end(outcome(10, 11), tokens(10, 11)) == tokens(11, start=1)
+    assert book.add("r", "s", tokens(11, start=1)) is Unwanted.ENDED
+    assert book.open("r", A2, "t") is Unwanted.ENDED
+
+
+def test_an_outcome_that_is_another_text_is_not_delivered(book: StreamBook) -> None:
+    book.open("r", A1, "s")
+    book.add("r", "s", tokens(10))
+    with pytest.raises(Diverged):
+        book.end(outcome(99, 11), tokens(99, 11))
+
+
+async def gather(events: object) -> list[Event]:
+    return [event async for event in events]  # type: ignore[attr-defined]
+
+
+async def test_two_who_listen_to_one_flight_get_all_of_it() -> None:
+    flights = Flights(StreamBook(), 1000)
+    flight = flights.begin("r", b"d", keyed=True)
+    first = asyncio.create_task(gather(flight.events()))
+    flights.book.open("r", A1, "s")
+    flights.delivered("r", flights.book.add("r", "s", tokens(10)))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    second = asyncio.create_task(gather(flight.events()))
+    flights.outcome(outcome(10, 11, keyed=True, digest=b"d"))
+    expected = [*tokens(10, 11), Finished(FinishReason.LENGTH, 0, 2)]
+    assert await asyncio.wait_for(first, 5) == expected
+    assert await asyncio.wait_for(second, 5) == expected
+    assert len(flights) == 0
+    assert flights.known("r") is not None
+
+
+async def test_another_request_under_the_same_key_is_a_conflict() -> None:
+    flights = Flights(StreamBook(), 1000)
+    flight = flights.begin("r", b"mine", keyed=True)
+    with pytest.raises(Conflict):
+        flights.get("r", b"other")
+    flights.outcome(outcome(10, keyed=True, digest=b"other"))
+    [end] = await asyncio.wait_for(gather(flight.events()), 5)
+    assert isinstance(end, Finished)
+    assert end.error == CONFLICT
+    assert "r" not in flights.book
+
+
+def test_kept_outcomes_are_bounded_and_the_first_one_stays() -> None:
+    flights = Flights(StreamBook(), 400)
+    flights.outcome(outcome(1, keyed=True))
+    first = flights.known("r")
+    flights.outcome(outcome(2, keyed=True))
+    assert flights.known("r") == first
+    for number in range(10):
+        flights.outcome(Outcome(epoch=0, request_id=f"k{number}", reason=FinishReason.STOP, keyed=True))
+    assert flights.dropped > 0
+    assert flights.known("r") is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 200),
+            st.floats(-50, 0, width=32),
+            st.lists(st.tuples(st.integers(0, 99), st.floats(-50, 0, width=32)), max_size=4),
+        ),
+        max_size=6,
+    )
+)
+def test_packed_log_probabilities_come_back(given: list[tuple[int, float, list[tuple[int, float]]]]) -> None:
+    made = [Token(i, token, TokenLogprobs(chosen, tuple(top))) for i, (token, chosen, top) in enumerate(given)]
+    packed = pack_logprobs(made)
+    assert (packed is None) == (not made)
+    assert unpack_tokens([token.token_id for token in made], packed) == made
