@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -131,3 +132,15 @@ def test_the_health_check_fails_where_nobody_answers() -> None:
     silent = _health("http://127.0.0.1:1/health")
     assert silent.returncode == 1
     assert "no answer from http://127.0.0.1:1/health" in silent.stdout
+
+
+@pytest.mark.parametrize(("root", "package"), [("services", "greenroom"), ("loadgen", "greenroom_load")])
+def test_files_that_are_no_code_come_with_the_package(root: str, package: str) -> None:
+    """An editable install finds them anyway, an image does not."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = pyproject["tool"]["setuptools"]["package-data"][package]
+    code = {".py", ".pyc", ".so", ".cpp", ".inc"}
+    for path in (ROOT / root / package).rglob("*"):
+        if path.is_file() and path.suffix not in code:
+            name = path.relative_to(ROOT / root / package)
+            assert any(name.match(pattern) for pattern in patterns), f"{name} is in no pattern of package-data"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.integration.cluster import Cluster, running
 from tests.integration.pipeline.load import Call, Clients
 from tests.kafka.broker import Broker
 
+_LOG = logging.getLogger(__name__)
 MODEL = "greenroom-understudy"
 MAX_TOKENS = 24
 LEASE_S = 3.0
@@ -104,7 +106,7 @@ async def outcomes(broker: Broker, prefix: str) -> dict[str, Outcome]:
 
     found: dict[str, Outcome] = {}
     fold = JournalFold()
-    async with KafkaLog(LogConfig(brokers=broker.address, prefix=prefix)) as log, log.reader("journal", 0) as reader:
+    async with KafkaLog(LogConfig(brokers=(broker.address,), prefix=prefix)) as log, log.reader("journal", 0) as reader:
         end = await reader.end()
         while reader.position < end:
             for record in await reader.poll(1.0):
@@ -143,7 +145,7 @@ async def test_nothing_is_lost_and_nothing_twice(
             disturbed, _ = await asyncio.gather(
                 clients.poisson(prompts(requests, 30), rate, seed=2), chaos.run(every_s)
             )
-            print(f"did: {chaos.done}; refused and sent again: {sum(call.refused for call in disturbed)}")
+            _LOG.info("did %s; refused and sent again: %d", chaos.done, sum(call.refused for call in disturbed))
             try:
                 check(disturbed, expected)
             except AssertionError as error:
