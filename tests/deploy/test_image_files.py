@@ -141,6 +141,7 @@ def test_files_that_are_no_code_come_with_the_package(root: str, package: str) -
     patterns = pyproject["tool"]["setuptools"]["package-data"][package]
     code = {".py", ".pyc", ".so", ".cpp", ".inc"}
     for path in (ROOT / root / package).rglob("*"):
-        if path.is_file() and path.suffix not in code:
-            name = path.relative_to(ROOT / root / package)
+        name = path.relative_to(ROOT / root / package)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.is_file() and path.suffix not in code and not hidden:
             assert any(name.match(pattern) for pattern in patterns), f"{name} is in no pattern of package-data"
