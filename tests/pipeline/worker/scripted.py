@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -17,17 +17,16 @@ from greenroom.core.generation import Event, Finished, FinishReason, GenerationR
 from greenroom.core.messages import Member, MemberKind, ModelCard, Request, Task, encode
 from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
-from greenroom.fabric.rpc import LocalDialer, LocalServer
+from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
 from greenroom.fabric.wire import from_token_run, to_token_run
 from greenroom.gateway.streams import Gap, StreamBook, Unwanted
 from greenroom.policies.events import Prediction
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
-from greenroom.worker.engine import EngineState, Events, Routed
+from greenroom.worker.engine import Engine, EngineState, Events, Routed
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.servicer import WorkerServicer
 
-WORKER = "worker:7000"
 LEASE_MS = 3_600_000
 LIMIT_S = 10.0
 MODEL_LIMIT = 1000
@@ -38,6 +37,29 @@ CARD = ModelCard(name="scripted", digest="d", text_digest="t", max_model_len=MOD
 def answer(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     """What the script says to ``prompt``."""
     return tuple((sum(prompt) * 31 + 7 * place) % 1000 for place in range(count))
+
+
+def task_of(
+    request_id: str,
+    *,
+    reply_to: str | None = "gateway",
+    length: int = 6,
+    prompt: Sequence[int] = (1, 2, 3),
+    task_type: str = "converse",
+    text: str = "",
+) -> Task:
+    request = Request(
+        request_id=request_id,
+        pool=0,
+        model="scripted",
+        prompt_ids=tuple(prompt),
+        sampling=SamplingParams(max_tokens=length, temperature=0.0),
+        accepted_ms=1,
+        deadline_ms=10**13,
+        reply_to=reply_to,
+        prompt=text,
+    )
+    return Task(request=request, task_type=task_type)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -120,9 +142,9 @@ class Gateway(tokens_pb2_grpc.TokensServicer):
     """Streams onto a StreamBook, as a gateway has it. ``reading`` cleared: it takes no message; ``answering``: no
     stream is answered."""
 
-    def __init__(self, instance: str, dialer: LocalDialer) -> None:
+    def __init__(self, instance: str, net: Net) -> None:
         self.instance = instance
-        self.address = f"{instance}:8000"
+        self.address = ""
         self.book = StreamBook()
         self.got: dict[str, list[int]] = {}
         self.messages = 0
@@ -132,16 +154,14 @@ class Gateway(tokens_pb2_grpc.TokensServicer):
         self.reading.set()
         self.answering = asyncio.Event()
         self.answering.set()
-        self._dialer = dialer
-        self._server: LocalServer | None = None
-        self.serve()
+        self._net = net
 
-    def serve(self) -> None:
-        self._server = self._dialer.serve(self.address, [self])
+    async def serve(self) -> None:
+        """At the same address as before."""
+        self.address = await self._net.serve(self.instance, self)
 
     async def kill(self) -> None:
-        assert self._server is not None
-        await self._server.kill()
+        await self._net.kill(self.instance)
 
     def expect(self, request_id: str, *delivered: int) -> None:
         self.book.expect(request_id)
@@ -201,6 +221,70 @@ class Gateway(tokens_pb2_grpc.TokensServicer):
         return None
 
 
+class Net(Protocol):
+    """Where services are, by name."""
+
+    dialer: Dialer
+
+    async def serve(self, name: str, servicer: object) -> str:
+        """Its address, the same one every time."""
+        ...
+
+    async def kill(self, name: str) -> None:
+        """As if its process had died."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LocalNet:
+    """All in one process, without gRPC."""
+
+    def __init__(self) -> None:
+        self.dialer = LocalDialer()
+        self._servers: dict[str, LocalServer] = {}
+
+    async def serve(self, name: str, servicer: object) -> str:
+        address = f"{name}:1"
+        self._servers[name] = self.dialer.serve(address, [servicer])
+        return address
+
+    async def kill(self, name: str) -> None:
+        await self._servers.pop(name).kill()
+
+    async def close(self) -> None:
+        for server in self._servers.values():
+            await server.stop(0.0)
+        await self.dialer.close()
+
+
+class GrpcNet:
+    """Over loopback."""
+
+    def __init__(self) -> None:
+        self.dialer = GrpcDialer()
+        self._servers: dict[str, Server] = {}
+        self._ports: dict[str, int] = {}
+
+    async def serve(self, name: str, servicer: object) -> str:
+        server = self._servers[name] = Server(ServerConfig(port=self._ports.get(name, 0)), [servicer])
+        self._ports[name] = await server.start()
+        return f"127.0.0.1:{self._ports[name]}"
+
+    async def kill(self, name: str) -> None:
+        await self._servers.pop(name).stop(0.0)
+
+    async def close(self) -> None:
+        for server in self._servers.values():
+            await server.stop(0.0)
+        await self.dialer.close()
+
+
+NETS: dict[str, type[LocalNet | GrpcNet]] = {"local": LocalNet, "grpc": GrpcNet}
+chosen = {"net": "local"}
+"""Which of them ``staged`` takes."""
+
+
 class Members:
     """A directory that says what it is told to."""
 
@@ -225,31 +309,29 @@ class Members:
 class Stage:
     """A worker's service and what is around it."""
 
-    dialer: LocalDialer
+    net: Net
     log: MemoryLog
     members: Members
     clock: Clock
-    engine: ScriptedEngine
+    generates: Engine
     service: WorkerService
     stub: worker_pb2_grpc.WorkerStub
     epoch: int = 5
     leases: list[Lease] = field(default_factory=list)
 
-    def gateway(self, name: str = "gateway") -> Gateway:
-        gateway = Gateway(name, self.dialer)
+    @property
+    def engine(self) -> ScriptedEngine:
+        assert isinstance(self.generates, ScriptedEngine)
+        return self.generates
+
+    async def gateway(self, name: str = "gateway") -> Gateway:
+        gateway = Gateway(name, self.net)
+        await gateway.serve()
         self.members.add(gateway.instance, gateway.address)
         return gateway
 
-    def task(
-        self, request_id: str, *, reply_to: str | None = "gateway", length: int = 6, prompt: Sequence[int] = (1, 2, 3),
-        task_type: str = "converse", text: str = "",
-    ) -> Task:  # fmt: skip
-        request = Request(
-            request_id=request_id, pool=0, model="scripted", prompt_ids=tuple(prompt),
-            sampling=SamplingParams(max_tokens=length, temperature=0.0), accepted_ms=1, deadline_ms=10**13,
-            reply_to=reply_to, prompt=text,
-        )  # fmt: skip
-        return Task(request=request, task_type=task_type)
+    def task(self, request_id: str, **asked: Any) -> Task:
+        return task_of(request_id, **asked)
 
     def run(self, task: Task, n: int = 0, *, epoch: int | None = None, worker: str | None = None) -> Any:
         """The call, under way."""
@@ -267,7 +349,8 @@ class Stage:
         """A scheduler's connection that grants what is asked, the first of it at once."""
         lease = Lease(self, lease_ms, self.epoch if epoch is None else epoch)
         self.leases.append(lease)
-        await until(lambda: lease.granted or lease.ended.done())
+        renewals = self.service.counters.lease_renewals
+        await until(lambda: self.service.counters.lease_renewals > renewals or lease.ended.done())
         return lease
 
     async def step(self, count: int = 1) -> None:
@@ -325,17 +408,19 @@ class Lease:
 
 
 @asynccontextmanager
-async def staged(**config: Any) -> AsyncIterator[Stage]:
-    """A service that runs, audited at its end."""
-    clock, members, engine = Clock(), Members(), ScriptedEngine()
-    async with LocalDialer() as dialer, MemoryLog(MemoryBroker()) as log:
+async def staged(engine: Engine | None = None, card: ModelCard = CARD, **config: Any) -> AsyncIterator[Stage]:
+    """A service that runs, audited at its end; on a script where no engine is given."""
+    clock, members, engine = Clock(), Members(), engine or ScriptedEngine()
+    net: Net = NETS[chosen["net"]]()
+    async with MemoryLog(MemoryBroker()) as log:
         await log.ensure([Topic("traces")])
         service = WorkerService(
-            ServiceConfig(**{"instance": "worker-1", **config}), engine, CARD, log, dialer, members, clock=clock
+            ServiceConfig(**{"instance": "worker-1", **config}), engine, card, log, net.dialer, members, clock=clock
         )
-        server = dialer.serve(WORKER, [WorkerServicer(service)])
+        address = await net.serve("worker", WorkerServicer(service))
         await service.start()
-        stage = Stage(dialer, log, members, clock, engine, service, dialer.stub(worker_pb2_grpc.WorkerStub, WORKER))
+        stub: worker_pb2_grpc.WorkerStub = net.dialer.stub(worker_pb2_grpc.WorkerStub, address)
+        stage = Stage(net, log, members, clock, engine, service, stub)
         try:
             yield stage
             service.table.audit()
@@ -343,4 +428,4 @@ async def staged(**config: Any) -> AsyncIterator[Stage]:
             for lease in stage.leases:
                 await lease.hang_up()
             await service.stop()
-            await server.stop(1.0)
+            await net.close()

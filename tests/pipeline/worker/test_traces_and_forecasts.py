@@ -110,16 +110,15 @@ class Predictor(predictor_pb2_grpc.PredictorServicer):
         raise NotImplementedError
 
 
-def with_predictor(stage: Stage, **shape: int) -> Predictor:
+async def with_predictor(stage: Stage, **shape: int) -> Predictor:
     predictor = Predictor(**shape)
-    stage.dialer.serve("predictor:9000", [predictor])
-    stage.members.add("predictor", "predictor:9000", MemberKind.PREDICTOR)
+    stage.members.add("predictor", await stage.net.serve("predictor", predictor), MemberKind.PREDICTOR)
     return predictor
 
 
 async def test_a_forecast_once_in_so_many_prompts_for_the_tasks_that_are_here() -> None:
     async with staged(forecasts=ForecastConfig(every=3)) as stage:
-        predictor = with_predictor(stage)
+        predictor = await with_predictor(stage)
         held = stage.run(stage.task("held", reply_to=None, length=100, task_type="classify"), 0)
         await until(lambda: stage.service.counters.forecasts == 1)
         assert predictor.asked == ["classify"]
@@ -137,7 +136,7 @@ async def test_a_forecast_once_in_so_many_prompts_for_the_tasks_that_are_here() 
 
 async def test_no_forecasts_where_none_are_wanted() -> None:
     async with staged(forecasts=ForecastConfig(every=0)) as stage:
-        predictor = with_predictor(stage)
+        predictor = await with_predictor(stage)
         await finish(stage, "a", 0)
         assert predictor.asked == []
 
@@ -148,7 +147,7 @@ async def test_without_a_forecast_the_worker_goes_on(trouble: str) -> None:
         if trouble == "down":
             stage.members.add("predictor", "predictor:9000", MemberKind.PREDICTOR)
         elif trouble != "nobody":
-            predictor = with_predictor(stage, **({"layers": 4} if trouble == "other model" else {}))
+            predictor = await with_predictor(stage, **({"layers": 4} if trouble == "other model" else {}))
             predictor.silent = trouble == "slow"
             if trouble == "no probabilities":
                 predictor.distribution[2] = np.nan
@@ -162,8 +161,7 @@ async def test_without_a_forecast_the_worker_goes_on(trouble: str) -> None:
 async def test_the_address_of_a_predictor_may_be_given() -> None:
     config = ForecastConfig(every=1, address="elsewhere:1")
     async with staged(forecasts=config) as stage:
-        predictor = Predictor()
-        stage.dialer.serve("elsewhere:1", [predictor])
+        await stage.net.serve("elsewhere", Predictor())
         held = stage.run(stage.task("held", reply_to=None, length=100), 0)
         await until(lambda: stage.service.counters.forecasts == 1)
         held.cancel()
