@@ -14,7 +14,10 @@ from tests.contract.protos.interface import HOW, SNAPSHOT, Interface, breaks, de
 COMMITTED = ROOT / "services" / PACKAGE
 
 
-@pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("grpc_tools") is None or importlib.util.find_spec("mypy_protobuf") is None,
+    reason="grpcio-tools and mypy-protobuf are not installed",
+)
 def test_the_modules_are_those_of_the_protos(tmp_path: Path) -> None:
     made = {path.name: path.read_text() for path in generate(tmp_path)}
     committed = {path.name: path.read_text() for path in sorted(COMMITTED.glob("*_pb2*")) if path.is_file()}

@@ -120,6 +120,25 @@ async def test_a_cancelled_stream(wire: Wire) -> None:
     await until(lambda: servicer.cancelled == servicer.closed == servicer.told == 1, "the generator was closed")
 
 
+async def test_a_handler_that_only_writes_hears_of_the_end_too(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    class Floods(Waits):
+        async def Down(self, request: Echo, context: Context) -> AsyncIterator[Echo]:
+            try:
+                while True:
+                    yield request
+            finally:
+                self.closed += 1
+
+    await wire.serve(servicer := Floods())
+    call = wire.stub().Down(Echo(value=b"a"), timeout=DEADLINE_S)
+    responses = aiter(call)
+    for _ in range(100):
+        await anext(responses)
+    call.cancel()
+    await until(lambda: servicer.closed == 1 and wire.calls == 0, "the handler has ended")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_cancelled_reader_cancels_its_stream(wire: Wire) -> None:
     await wire.serve(servicer := Waits())
 

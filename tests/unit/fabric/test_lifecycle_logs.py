@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +27,10 @@ def log() -> Iterator[logging.Logger]:
     """The root's handlers are put back."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
+    hooks = sys.excepthook, threading.excepthook
     yield logging.getLogger("greenroom.test")
+    sys.excepthook, threading.excepthook = hooks
+    logging.captureWarnings(False)
     root.handlers[:] = before
     root.setLevel(level)
     name_process("greenroom", "")
@@ -72,6 +78,26 @@ def test_text_names_the_request_once(log: logging.Logger) -> None:
     assert placed.endswith("greenroom.test: placed [req-1]")
     assert again.count("req-1") == 1
     assert idle.endswith("idle")
+
+
+@pytest.mark.filterwarnings("default")
+def test_json_has_what_python_itself_would_print(log: logging.Logger) -> None:
+    stream = io.StringIO()
+    configure_logs("info", "json", stream)
+    warnings.warn("beware", stacklevel=1)
+
+    def breaks() -> None:
+        raise OSError("in a thread")
+
+    thread = threading.Thread(target=breaks)
+    thread.start()
+    thread.join()
+    sys.excepthook(ValueError, ValueError("at the end"), None)
+    warned, threaded, ended = _lines(stream)
+    assert "beware" in warned["message"]
+    assert threaded["message"] == "uncaught: OSError: in a thread"
+    assert ended["message"] == "uncaught: ValueError: at the end"
+    assert ended["level"] == "critical"
 
 
 @pytest.mark.parametrize(("level", "style", "field"), [("loud", "text", "log_level"), ("info", "xml", "log_format")])

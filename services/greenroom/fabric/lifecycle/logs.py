@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TextIO
 
 import msgspec
@@ -14,6 +16,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.fabric import telemetry
 from greenroom.fabric.current import request_id
 
+_LOG = logging.getLogger(__name__)
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 _encoder = msgspec.json.Encoder()
@@ -29,7 +32,8 @@ _process = _Process()
 
 
 def configure_logs(level: str = "info", style: str = "text", stream: TextIO | None = None) -> None:
-    """Everything that is logged goes to ``stream`` (stderr), one line or, with ``json``, one object each.
+    """Everything that is logged goes to ``stream`` (stderr), as text or, with ``json``, one object a line; then
+    warnings and what ends the process or a thread are logged as well.
 
     Raises InvalidConfig.
     """
@@ -40,6 +44,15 @@ def configure_logs(level: str = "info", style: str = "text", stream: TextIO | No
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if style == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if style == "json":
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+        threading.excepthook = lambda given: _log_uncaught(given.exc_type, given.exc_value, given.exc_traceback)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None) -> None:
+    if error is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
+        _LOG.critical("uncaught: %s: %s", kind.__name__, error, exc_info=(kind, error, traceback))
 
 
 def name_process(service: str, instance: str) -> None:
