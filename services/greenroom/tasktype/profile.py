@@ -25,8 +25,8 @@ Chars = Annotated[int, Meta(ge=0, le=MAX_LOOKED_AT_CHARS)]
 class LookAt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many characters of a prompt are looked at, at its beginning and at its end: tasks are described there."""
 
-    head_chars: Chars = 600
-    tail_chars: Chars = 400
+    head_chars: Chars = 300
+    tail_chars: Chars = 200
 
 
 class TypeKeywords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -45,7 +45,7 @@ def test_held_out_prompts() -> None:
         pytest.skip(f"GREENROOM_DATA has no {path.relative_to(folder)}")
     held_out = {label: set(sources) for label, sources in json.loads(HELD_OUT.read_text()).items()}
     prompts = []
-    for line in path.read_text().splitlines():
+    for line in filter(None, path.read_bytes().split(b"\n")):
         entry = json.loads(line)
         if entry["source_task"] in held_out[entry["task_type"]]:
             prompts.append(LabelledPrompt(entry["prompt"], entry["task_type"]))

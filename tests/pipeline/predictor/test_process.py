@@ -1,0 +1,71 @@
+"""``greenroom predictor`` as a process on a real broker, killed and started again on its state."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import uuid
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from greenroom.cli.predictor import predictor
+from greenroom.core.messages import MemberKind, encode
+from greenroom.fabric.log.config import LogConfig
+from greenroom.fabric.log.kafka import KafkaLog
+from greenroom.fabric.members import Directory
+from greenroom.fabric.rpc import GrpcDialer
+from greenroom.fabric.topics import Topics, all_topics
+from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
+from tests.kafka.broker import Broker
+from tests.kafka.fixtures import kafka_broker  # noqa: F401
+from tests.pipeline.predictor.test_predictor import one
+from tests.pipeline.service_process import DEADLINE_S, service_process
+
+
+async def test_killed_and_started_again(kafka_broker: Broker, tmp_path: Path) -> None:  # noqa: F811
+    prefix = f"p{uuid.uuid4().hex[:8]}."
+    state = tmp_path / "state"
+    arguments = ["predictor", "--brokers", kafka_broker.address, "--topic-prefix", prefix, "--state-dir", str(state)]
+    arguments += ["--publish-every", "16", "--publish-after", "0.1"]
+    async with KafkaLog(LogConfig(brokers=(kafka_broker.address,), prefix=prefix)) as log:
+        await log.ensure(all_topics(Topics()))
+
+        async def send(start: int, stop: int) -> None:
+            for number in range(start, stop):
+                await log.append("traces", encode(one(number)), key=f"r{number}".encode())
+
+        async with service_process(arguments, tmp_path / "first.log") as first:
+            await send(0, 100)
+            async with asyncio.timeout(DEADLINE_S):
+                while await first.metric("greenroom_predictor_artifacts_published_total") < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await send(100, 120)
+            assert await first.signal(signal.SIGKILL) == -signal.SIGKILL
+        await send(0, 10)  # by a worker that tries again
+        async with service_process(arguments, tmp_path / "second.log") as second, Directory(log) as directory:
+            assert await directory.wait_for(lambda known: len(known.of(MemberKind.PREDICTOR)) > 0, DEADLINE_S)
+            address = max(directory.of(MemberKind.PREDICTOR), key=lambda member: _number(second.log, member.address))
+            partitions = await log.partitions("traces")
+            ends = {number: await log.offset_at("traces", number, 2**60) for number in range(partitions)}
+            async with asyncio.timeout(DEADLINE_S):
+                while {number: await log.committed("traces", "predictor", number) or 0 for number in ends} != ends:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            async with GrpcDialer() as dialer:
+                stub = dialer.stub(predictor_pb2_grpc.PredictorStub, address.address)
+                answer = await stub.Forecast(
+                    predictor_pb2.ForecastRequest(model="m", task_type="question"), timeout=DEADLINE_S
+                )
+            assert (answer.source, answer.sequences) == ("task type", 120)
+            assert await second.signal(signal.SIGTERM) == 0, second.log
+
+
+def _number(log: str, address: str) -> int:
+    """Whether it is the address that this process listens on: the killed one's record is still there."""
+    return int(address in log)
+
+
+def test_help_has_examples() -> None:
+    result = CliRunner().invoke(predictor, ["--help"])
+    assert result.exit_code == 0
+    assert "Examples:" in result.output

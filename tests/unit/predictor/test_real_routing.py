@@ -1,0 +1,64 @@
+"""How near forecasts come to what really was routed, on a real model's trace (decode rows only).
+
+Needs that trace: GREENROOM_DATA names the folder that holds ``routing/gpt-oss-20b.npz``. The sequences in file order,
+their subjects as task types; each is forecast from those before it, where its subject came before. The measure is the
+overlap Σ min(forecast, real) of a layer, over all layers and sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from greenroom.predictor.counts import Floats, Shape, count
+from greenroom.predictor.forecast import Forecaster, uniform
+from greenroom.predictor.statistics import Statistics
+from tests.unit.predictor.worlds import trace
+
+HALF_LIFE = 500.0
+
+
+def test_overlap_with_what_was_routed() -> None:
+    folder = os.environ.get("GREENROOM_DATA")
+    if folder is None:
+        pytest.skip("GREENROOM_DATA does not name the folder with the real routing trace")
+    path = Path(folder) / "routing" / "gpt-oss-20b.npz"
+    if not path.exists():
+        pytest.skip(f"GREENROOM_DATA has no {path.relative_to(folder)}")
+    with np.load(path) as file:
+        experts, starts, each = file["experts"], file["seq_starts"], int(file["num_experts"])
+    lines = path.with_name("gpt-oss-20b.meta.jsonl").read_bytes().splitlines()
+    shape = Shape(experts.shape[1], each)
+    statistics: dict[str, Statistics] = defaultdict(lambda: Statistics.empty(shape))
+    previous: dict[str, Floats] = {}
+    overlaps: dict[str, list[float]] = defaultdict(list)
+    for number, line in enumerate(lines):
+        subject = json.loads(line)["category"]
+        counts = count(trace(experts[starts[number] : starts[number + 1]], each))
+        if subject in previous:
+            by_type, by_all = Forecaster(statistics[subject].copy()), Forecaster(statistics[""].copy())
+            for name, forecast in (
+                ("uniform", uniform(shape)),
+                ("all tasks", by_all.popularity),
+                ("task type", by_type.popularity),
+                ("previous prompt itself", previous[subject]),
+                ("after the previous prompt", by_type.after(previous[subject])),
+            ):
+                overlaps[name].append(float(np.minimum(forecast, counts.popularity).sum(axis=1).mean()))
+        statistics[subject].add(counts, HALF_LIFE)
+        statistics[""].add(counts, HALF_LIFE)
+        previous[subject] = counts.popularity
+    figures = {name: round(float(np.mean(values)), 3) for name, values in overlaps.items()}
+    assert figures == {
+        "uniform": 0.544,
+        "all tasks": 0.703,
+        "task type": 0.738,
+        "previous prompt itself": 0.716,
+        "after the previous prompt": 0.737,
+    }
+    assert len(overlaps["uniform"]) == 146
