@@ -53,7 +53,7 @@ class TaskMix:
         return {task: weight / whole for task, weight in self.weights.items()}
 
     def __str__(self) -> str:
-        return ", ".join(f"{task} {share:.3g}" for task, share in self.shares.items() if share > 0)
+        return ", ".join(f"{task or 'no task type'} {share:.3g}" for task, share in self.shares.items() if share > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from greenroom.core.errors import InvalidConfig
@@ -105,10 +104,6 @@ class Plan:
             limit = 32 if self.output.kind == "trace" else self.output.draw(sizing, None)
             yield Ask(prompt, prompt.max_tokens or limit, self.targets.of(prompt.task))
 
-    def at_rate(self, rate: float, prompts: Prompts) -> Plan:
-        """The same at another mean rate, with prompts that begin anew."""
-        return replace(self, arrivals=self.arrivals.at_rate(rate), prompts=prompts)
-
     def _progress(self, index: int, at_s: float | None) -> float:
         by_time = by_count = 0.0
         if self.bounds.duration_s is not None and at_s is not None:
@@ -116,10 +111,3 @@ class Plan:
         if self.bounds.num_requests is not None:
             by_count = index / self.bounds.num_requests
         return max(by_time, by_count)
-
-    @property
-    def expected_requests(self) -> float:
-        """About how many there will be; infinite where only the server's speed decides."""
-        bounds = self.bounds
-        by_time = math.inf if bounds.duration_s is None else self.arrivals.rate * bounds.duration_s
-        return min(by_time, bounds.num_requests or math.inf)

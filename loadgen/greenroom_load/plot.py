@@ -182,7 +182,7 @@ def _course(
 def _logarithmic_y(panel: Axes, samples: Sequence[Sequence[float | None]]) -> None:
     values = [value for own in samples for value in own if value]
     if values and max(values) > 20 * _low(values):
-        panel.set_yscale("log")
+        panel.set_yscale("log", nonpositive="clip")  # gaps of 0 lie at the bottom
         panel.set_ylim(_low(values) / 1.5, max(values) * 1.5)
         panel.yaxis.set_major_formatter(_plain)
     else:
@@ -195,12 +195,12 @@ def _logarithmic_y(panel: Axes, samples: Sequence[Sequence[float | None]]) -> No
 def _rate(sweeps: Mapping[str, Json]) -> Figure:
     figure = _figure(11, 4.6)
     done, first = figure.subplots(1, 2)
-    highest = max(step["rate"] for sweep in sweeps.values() for step in sweep["steps"])
-    done.plot([0, highest], [0, highest], color="0.6", linewidth=1.0, linestyle=":", label="what was sent")
+    highest = max(step["result"]["offered_rate"] for sweep in sweeps.values() for step in sweep["steps"])
+    done.plot([0, highest], [0, highest], color="0.6", linewidth=1.0, linestyle=":", label="all that was sent")
     with_goodput = False
     for place, (name, sweep) in enumerate(sweeps.items()):
         steps = sweep["steps"]
-        rates = [step["rate"] for step in steps]
+        rates = [step["result"]["offered_rate"] for step in steps]
         style: dict[str, Any] = {"color": _colour(place), "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5}
         results = [step["result"] for step in steps]
         prefix = "" if len(sweeps) == 1 else f"{name}: "
@@ -215,8 +215,9 @@ def _rate(sweeps: Mapping[str, Json]) -> Figure:
             first.plot(rates, values, linewidth=1.8 if key == "median" else 1.2, linestyle=line,
                        label=f"{prefix}{label}", **style)  # fmt: skip
         if sweep["saturating_rate"] is not None and sweep["saturation_seen"]:
+            at = next(rate for rate, step in zip(rates, steps, strict=True) if step["rate"] == sweep["saturating_rate"])
             for panel in (done, first):
-                panel.axvline(sweep["saturating_rate"], color=_colour(place), linewidth=1.0, alpha=0.5)
+                panel.axvline(at, color=_colour(place), linewidth=1.0, alpha=0.5)
     done.set_ylabel("requests/s completed" + (" and within the targets" if with_goodput else ""))
     first.set_ylabel("TTFT from intended send, ms")
     _logarithmic_y(

@@ -31,8 +31,8 @@ class WarmupFailed(GreenroomError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run that has been run. ``sending_s``: until the last request was sent; ``duration_s``: until the last reply
-    ended. ``started``: seconds since 1970. ``lags_s``, ``cpu_share``: see Watch.
+    """A run that has been run. ``sending_s``: until the last request was sent, or was to be; ``duration_s``: until the
+    last reply ended. ``started``: seconds since 1970. ``lags_s``, ``cpu_share``: see Watch.
     """
 
     records: tuple[Record, ...]
@@ -66,7 +66,6 @@ class Runner:
         self._stopping = asyncio.Event()
         self._gate: asyncio.Semaphore | None = None
         self._start = 0.0
-        self._last_sent = 0.0
 
     def stop(self) -> None:
         self._stopping.set()
@@ -83,7 +82,7 @@ class Runner:
         watch = Watch()
         watching = asyncio.create_task(watch.run())
         started = time.time()
-        self._start = self._last_sent = clock()
+        self._start = clock()
         try:
             await self._send_and_drain(chain(ahead, requests))
         finally:
@@ -92,10 +91,11 @@ class Runner:
             gc.unfreeze()
         records = sorted(self._records, key=lambda record: record.index)
         last = max((record.end_s for record in records if record.end_s is not None), default=0.0)
+        sending = max((max(record.intended_s, record.sent_s or 0.0) for record in records), default=0.0)
         return Outcome(
             records=tuple(records),
-            sending_s=self._last_sent - self._start,
-            duration_s=max(last, self._last_sent - self._start),
+            sending_s=sending,
+            duration_s=max(last, sending),
             started=started,
             interrupted=self._stopping.is_set(),
             peak_in_flight=self.meter.peak_in_flight,
@@ -198,7 +198,6 @@ class Runner:
             self._leave()
             self._unsent(ready, "max_outstanding")
             return
-        self._last_sent = clock()
         task = asyncio.create_task(self._one(ready))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -14,13 +14,17 @@ from greenroom_load.figures import token_times
 
 _WIDTHS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _MOST_BINS = 120
+_LEAST_BINS = 20
+_REQUESTS_A_BIN = 5
 _STEPS = 200
 Floats = NDArray[np.float64]
 
 
-def bin_width(duration_s: float) -> float:
-    """The narrowest round width with which the run has at most 120 bins."""
-    return next((width for width in _WIDTHS_S if duration_s <= width * _MOST_BINS), duration_s / _MOST_BINS)
+def bin_width(duration_s: float, requests: int) -> float:
+    """The narrowest round width with which the run has at most 120 bins, and fewer where it has few requests: about
+    one for every five, but at least twenty."""
+    most = min(_MOST_BINS, max(_LEAST_BINS, requests // _REQUESTS_A_BIN))
+    return next((width for width in _WIDTHS_S if duration_s <= width * most), duration_s / most)
 
 
 def series(records: Sequence[Record], duration_s: float) -> dict[str, Any]:
@@ -30,7 +34,7 @@ def series(records: Sequence[Record], duration_s: float) -> dict[str, Any]:
     so a stall shows when it happened. ``in_flight`` is the mean over the bin. Columns of latencies are None where a bin
     has no samples.
     """
-    width = bin_width(duration_s)
+    width = bin_width(duration_s, len(records))
     count = max(1, math.ceil(duration_s / width + 1e-9))
     ok = [record for record in records if record.ok]
     ttft = [(record.intended_s, value) for record in ok if (value := record.ttft_intended_s) is not None]

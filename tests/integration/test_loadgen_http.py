@@ -246,14 +246,14 @@ async def test_a_sweep_finds_where_the_server_saturates(threaded: Stub) -> None:
     told: list[Step] = []
     async with asyncio.timeout(DEADLINE_S):
         found = await session(threaded.url, Targets(ttft_ms=2000)).sweep(
-            lambda rate: plan(Constant(rate), duration_s=1.5), (20.0, 35.0, 150.0), Rule(), pause_s=0.0,
+            lambda rate: plan(Constant(rate), duration_s=1.2), (10.0, 25.0, 120.0), Rule(), pause_s=0.0,
             on_step=told.append,
         )  # fmt: skip
 
     assert [step.sustained for step in found.steps] == [True, True, False]
-    assert found.saturating_rate == 35.0
-    assert 35 < found.steps[-1].report.found.request_throughput_while_sending < 51
-    assert [step.rate for step in told] == [20.0, 35.0, 150.0]
+    assert found.saturating_rate == 25.0
+    assert 25 < found.steps[-1].report.found.request_throughput_while_sending < 51
+    assert [step.rate for step in told] == [10.0, 25.0, 120.0]
 
 
 async def test_many_short_replies_a_second_are_no_trouble(threaded: Stub) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom_load.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, Trace
 from greenroom_load.lengths import LONGEST, Lengths
 from greenroom_load.mix import ShiftingMix, TaskMix
@@ -171,7 +171,9 @@ class Options:
             shown=self.shown,
         )
 
-    def plan(self, rate: float | None, *, default_requests: int | None, default_duration_s: float | None) -> Plan:
+    def plan(
+        self, rate: float | None, prompts: Prompts, *, default_requests: int | None, default_duration_s: float | None
+    ) -> Plan:
         """``rate`` None: the trace's own. The defaults hold where neither a number nor a duration is given.
 
         Raises InvalidConfig.
@@ -180,7 +182,9 @@ class Options:
         arrivals = self._arrivals(rate)
         if unbounded and default_duration_s is None and isinstance(arrivals, Trace):
             default_requests = len(arrivals.recorded)
-        prompts = self.prompts()
+        targets = TargetsByTask.parse(self.slos)
+        if unknown := targets.by_task.keys() - prompts.mix.weights.keys():
+            raise UnknownName("slo", min(unknown), prompts.mix.weights)
         if self.input_len is not None and self.prompt_file is not None:
             raise InvalidConfig(
                 "input_len", self.input_len, "for templated prompts; those of --prompts are as they are"
@@ -203,7 +207,7 @@ class Options:
             mix=self._mix(prompts),
             output=self._lengths(self.output_len, "output_len", self.max_output_len),
             input=None if self.input_len is None else self._lengths(self.input_len, "input_len", self.max_input_len),
-            targets=TargetsByTask.parse(self.slos),
+            targets=targets,
             seed=self.seed,
         )
 

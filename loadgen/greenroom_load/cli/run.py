@@ -58,7 +58,7 @@ def run(
     if plot_prefix is not None:
         check_plots(plot_prefix)
     rate = request_rate if request_rate is not None or options.trace is not None else DEFAULT_RATE
-    plan = options.plan(rate, default_requests=DEFAULT_REQUESTS, default_duration_s=None)
+    plan = options.plan(rate, options.prompts(), default_requests=DEFAULT_REQUESTS, default_duration_s=None)
     report = asyncio.run(options.session().run(plan))
     click.echo(as_text(report))
     found = report.as_json(detailed=save_detailed)

@@ -76,8 +76,10 @@ def sweep(
     rule = Rule(most_failed=most_failed, least_finished=least_finished, least_good=least_good)
     wanted = Search(start=start_rate, most=max_rate, precision=precision) if rates is None else parse_rates(rates)
 
+    prompts = options.prompts()  # each rate goes on where the one before ended: no cache of prompts has seen them
+
     def plan_at(rate: float) -> Plan:
-        return options.plan(rate, default_requests=None, default_duration_s=DEFAULT_DURATION_S)
+        return options.plan(rate, prompts, default_requests=None, default_duration_s=DEFAULT_DURATION_S)
 
     plan_at(start_rate)  # what is wrong with it should be said before the server is waited for
     found = asyncio.run(options.session().sweep(plan_at, wanted, rule, pause_s=pause, on_step=_tell))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2
 
 from greenroom.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from greenroom_load.exchange import Exchange, Failure, FailureKind, Refused, clock
@@ -80,8 +80,12 @@ class GrpcTransport:
     async def _health(self) -> str | None:
         """None if it takes requests, else what it says. A server without the health service is ready if it answers."""
         try:
-            stub = health_pb2_grpc.HealthStub(self._opened)
-            found = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_PROBE_TIMEOUT_S)
+            check = self._opened.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )
+            found = await check(health_pb2.HealthCheckRequest(), timeout=_PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             return None if error.code() is grpc.StatusCode.UNIMPLEMENTED else _said(error)
         serving = health_pb2.HealthCheckResponse.SERVING
@@ -132,12 +136,6 @@ class GrpcTransport:
                 raise Refused(Failure(FailureKind.CUT, "in the reply", "the stream ended without its last event"))
         except grpc.aio.AioRpcError as error:
             raise Refused(_failure(error, exchange)) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # grpc.aio raises this for a server that ends a call as CANCELLED, too
-            raise Refused(Failure(FailureKind.STREAM, "cancelled", "the server cancelled it", "CANCELLED")) from None
         finally:
             call.cancel()
 
@@ -160,14 +158,10 @@ def _failure(error: grpc.aio.AioRpcError, exchange: Exchange) -> Failure:
         kind = FailureKind.LIMITED
     elif code in _REFUSED:
         kind = FailureKind.REFUSED
-    elif began and word:
-        kind = FailureKind.STREAM
-    elif began:
-        kind = FailureKind.CUT
     elif code is grpc.StatusCode.UNAVAILABLE and not word:
-        kind = FailureKind.CONNECT
+        kind = FailureKind.CUT if began else FailureKind.CONNECT
     else:
-        kind = FailureKind.SERVER
+        kind = FailureKind.STREAM if began else FailureKind.SERVER
     try:
         after = float(trailing["retry-after"])
     except (KeyError, ValueError):

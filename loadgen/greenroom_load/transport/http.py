@@ -15,6 +15,7 @@ from greenroom_load.transport.base import NotReady, Prepared, Style, slo_headers
 from greenroom_load.transport.sse import Event, LineTooLong, SseParser
 
 _CONNECT_TIMEOUT_S = 10.0
+_KEEP_IDLE_S = 4.0
 _PROBE_TIMEOUT_S = 5.0
 _PROBE_EVERY_S = 0.25
 _ERROR_BYTES = 64 * 1024
@@ -87,7 +88,8 @@ class HttpTransport:
     async def open(self) -> None:
         # No timeouts of aiohttp's own but for connecting: the whole request has one, and a timer a read costs time.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300)
+        # Idle connections go before servers close them (uvicorn: after 5 s): no request is sent into a closing one.
+        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=_KEEP_IDLE_S)
         self._opened = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers)
 
     async def close(self) -> None:
@@ -157,7 +159,7 @@ class HttpTransport:
         stage = "before the reply"
         try:
             async with self._session.post(
-                self.address + self._path, data=prepared.payload, headers=prepared.headers
+                self.address + self._path, data=prepared.payload, headers=prepared.headers, allow_redirects=False
             ) as response:
                 exchange.request_id = response.headers.get("X-Request-Id")
                 if response.status != 200:

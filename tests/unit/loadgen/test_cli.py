@@ -42,7 +42,8 @@ class Found(Exception):
 
 
 def plan(*arguments: str, rate: float | None = 2.0) -> Plan:
-    return options(*arguments).plan(rate, default_requests=120, default_duration_s=None)
+    given = options(*arguments)
+    return given.plan(rate, given.prompts(), default_requests=120, default_duration_s=None)
 
 
 @pytest.fixture
@@ -84,6 +85,7 @@ def test_arrivals_follow_from_what_is_given(trace: str) -> None:
         (["--output-len", "trace"], 2.0, "output_len"),
         (["--input-len", "soon"], 2.0, "input_len"),
         (["--slo", "question=soon"], 2.0, "slo"),
+        (["--slo", "qestion=ttft:5"], 2.0, "slo.*known: classify"),
         (["--length-scale", "0"], 2.0, "length_scale"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_run_over_time() -> None:
     def at(name: str, second: float) -> Any:
         return found[name][int(second / width)]
 
-    assert width == 0.25
+    assert width == 0.25, "20 bins at least"
     assert len(found["start_s"]) == 17
     assert sum(found["intended"]) == sum(found["ended"]) == 4
     assert (at("intended", 1.0), at("failed", 1.3)) == (2, 1)
@@ -193,9 +193,12 @@ def test_a_run_over_time() -> None:
     assert sum(found["in_flight"]) * width == pytest.approx(0.16 + 0.16 + 0.3 + 2.16, abs=1e-3)
 
 
-@given(st.floats(0.001, 1e6))
-def test_a_picture_has_at_most_120_bins(duration_s: float) -> None:
-    assert math.ceil(duration_s / bin_width(duration_s)) <= 121
+@given(st.floats(0.001, 1e6), st.integers(0, 10_000))
+def test_a_picture_has_no_more_bins_than_can_be_seen_or_filled(duration_s: float, requests: int) -> None:
+    bins = math.ceil(duration_s / bin_width(duration_s, requests))
+
+    assert bins <= min(121, max(21, requests / 5 + 1))
+    assert bins >= 4 or duration_s < 5
 
 
 def test_distributions_are_quantiles_from_0_to_1() -> None:
