@@ -268,3 +268,11 @@ def test_what_telemetry_can_not_be(given: dict[str, Any], field: str) -> None:
 def test_where_http_posts_them() -> None:
     for endpoint in ("http://c:4318", "http://c:4318/", "http://c:4318/v1/traces"):
         assert TelemetryConfig(endpoint=endpoint).traces_url == "http://c:4318/v1/traces"
+
+
+def test_the_protocol_is_read_from_the_environment_where_it_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    assert TelemetryConfig(endpoint="http://c:4318").protocol == "http/protobuf"
+    assert TelemetryConfig(endpoint="http://c:4317", protocol="grpc").protocol == "grpc"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "")
+    assert TelemetryConfig(endpoint="http://c:4317").protocol == "grpc"

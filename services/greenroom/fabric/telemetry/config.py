@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from greenroom.core.errors import InvalidConfig
@@ -14,12 +15,13 @@ PROTOCOLS = ("grpc", "http/protobuf")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryConfig:
     """``endpoint``: of the collector, as OTEL_EXPORTER_OTLP_ENDPOINT has it (http://host:4317, or https).
+    ``protocol``: grpc or http/protobuf; where it is not given, what OTEL_EXPORTER_OTLP_PROTOCOL says, else grpc.
     ``service`` and ``instance``: whose spans they are. ``queue``: spans that wait at most; more are dropped.
     ``send_every_s``: how often what waits is sent. ``timeout_s``: of one attempt to send. All else (sampling,
     headers, certificates) is read from OpenTelemetry's own variables. Raises InvalidConfig, naming the field."""
 
     endpoint: str
-    protocol: str = "grpc"
+    protocol: str = field(default_factory=lambda: os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc")
     service: str = "greenroom"
     instance: str = ""
     queue: int = 4096
@@ -34,9 +36,9 @@ class TelemetryConfig:
             raise InvalidConfig("otlp_protocol", self.protocol, f"known: {', '.join(PROTOCOLS)}")
         if self.queue < 1:
             raise InvalidConfig("queue", self.queue, "it is a number from 1")
-        for field in ("send_every_s", "timeout_s"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise InvalidConfig(field, getattr(self, field), "it is a number of seconds above 0")
+        for name in ("send_every_s", "timeout_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidConfig(name, getattr(self, name), "it is a number of seconds above 0")
 
     @property
     def traces_url(self) -> str:
