@@ -19,7 +19,6 @@ from greenroom.fabric.topics import MEMBERS
 
 _LOG = logging.getLogger(__name__)
 _CHANGES_APART_S = 0.25
-_LOOK_S = 1.0
 _BLIND_S = 5.0
 """Longer without knowing that all was heard, and the time in between does not count as anyone's silence."""
 _SKEW_MS = 60_000.0
@@ -129,13 +128,19 @@ class Directory:
     Ready when the topic has been read to its end; from then on it follows. Its clock goes only while it is known that
     everything is read: who can not be heard, for the log is away or this process was stopped, is not therefore gone.
     It never ends by itself: where reading fails it begins anew from the earliest record, not ready until it has caught
-    up.
+    up. ``look_s``: how often it asks for the topic's end, and looks who was silent for too long.
     """
 
     def __init__(
-        self, log: Log, *, clock: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time
+        self,
+        log: Log,
+        *,
+        look_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        unix: Callable[[], float] = time.time,
     ) -> None:
         self._log = log
+        self._look_s = look_s
         self._monotonic = clock
         self._unix = unix
         self._heard_s = 0.0
@@ -227,7 +232,7 @@ class Directory:
                 _LOG.exception("reading %s failed; beginning anew", MEMBERS)
             self._ready.clear()
             self._listened_at = None
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._look_s)
 
     async def _follow(self, reader: Reader) -> None:
         """Ask for the end, read to it, and know then that all was heard that had been said when it was asked for."""
@@ -238,12 +243,12 @@ class Directory:
             changed = False
             if end is not None and reader.position >= end:
                 changed = self._listened(asked)
-                end, look = None, loop.time() + _LOOK_S
+                end, look = None, loop.time() + self._look_s
             elif end is None and loop.time() >= look:
-                asked, look = self._monotonic(), loop.time() + _LOOK_S
+                asked, look = self._monotonic(), loop.time() + self._look_s
                 with contextlib.suppress(LogUnavailable):
                     end = await reader.end()
-            for record in await reader.poll(max(0.05, look - loop.time()) if end is None else 0.05):
+            for record in await reader.poll(max(0.0, look - loop.time()) if end is None else 0.05):
                 changed |= self._read(record)
             if changed and self.ready:
                 self._tell()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from greenroom.fabric.log import AppendFailed, AppendUnknown, GroupConsumer, LogConfig, LogUnavailable, Reader
 from greenroom.fabric.log.kafka import KafkaLog
-from tests.contract.log.kinds import WAIT_S, Kafka, Told, read, topic_on, until
+from tests.contract.log.kinds import WAIT_S, Kafka, Told, read, topic_on, until, until_held
 from tests.kafka.broker import PASSWORD, USER, Broker
 
 
@@ -102,6 +104,37 @@ async def _connects(kafka: Kafka) -> bool:
             return True
     except LogUnavailable:
         return False
+
+
+async def test_who_slept_through_its_session_can_not_commit_any_more(kafka: Kafka) -> None:
+    """Its partition has gone to another, which has committed; what it was about to commit is refused."""
+
+    async def take_over() -> None:
+        async with kafka.connect() as log, log.group("things", "g", Told()) as standby:
+            await until(asleep.is_set)
+            await until_held(standby, 2)
+            assert len(await read(standby, 10)) == 10
+            assert await standby.commit({0: 4, 1: 4})
+            taken.set()
+            await until(done.is_set)
+
+    asleep, taken, done = threading.Event(), threading.Event(), threading.Event()
+    async with topic_on(kafka, 2) as log, log.group("things", "g", Told()) as sleeper:
+        for number in range(10):
+            await log.append("things", b"v", partition=number % 2)
+        with ThreadPoolExecutor(1) as executor:
+            other = asyncio.get_running_loop().run_in_executor(executor, asyncio.run, take_over())
+            try:
+                await until_held(sleeper, 1)
+                (mine,) = sleeper.assignment
+                await read(sleeper, 5)
+                asleep.set()
+                assert taken.wait(3 * WAIT_S)  # this thread's event loop is as good as stopped
+                assert not await sleeper.commit({mine: 1})
+            finally:
+                done.set()
+                await other
+        assert await log.committed("things", "g", mine) == 4
 
 
 async def test_a_cluster_that_is_not_there_is_named() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from greenroom.core.units import KIB, MIB, format_bytes
+from greenroom.core.units import MIB, format_bytes
 from greenroom.fabric.log.base import (
     AppendFailed,
     Assignment,
@@ -20,13 +20,12 @@ from greenroom.fabric.log.base import (
 )
 from greenroom.fabric.log.bell import Bell
 from greenroom.fabric.log.memory_groups import MemoryConsumer, MemoryGroup
-from greenroom.fabric.log.memory_store import StoredPartition, StoredTopic
+from greenroom.fabric.log.memory_store import Meter, StoredPartition, StoredTopic, stored_bytes
 from greenroom.fabric.log.placing import partition_of, record_bytes
 
 _RETENTION_MS = 7 * 24 * 3_600_000
 _LOOK_EVERY = 64
-"""Small appends to a partition between two looks for records that may go."""
-_LARGE_BYTES = 64 * KIB
+"""Appends to a partition between two looks for records that are too old."""
 
 
 class MemoryBroker:
@@ -51,11 +50,12 @@ class MemoryBroker:
         self._topics: dict[str, StoredTopic] = {}
         self._groups: dict[tuple[str, str], MemoryGroup] = {}
         self._users = 0
+        self._meter = Meter()
 
     @property
     def used_bytes(self) -> int:
-        """What the records take, roughly."""
-        return sum(partition.bytes for topic in self._topics.values() for partition in topic.partitions)
+        """What the records take, roughly; at most ``max_bytes``."""
+        return self._meter.bytes
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
         """Everything before the offset is gone, whoever needed it. ``topic`` with its prefix."""
@@ -75,7 +75,7 @@ class MemoryBroker:
         return stored
 
     def create(self, topic: Topic) -> None:
-        there = self._topics.setdefault(topic.name, StoredTopic(topic)).topic
+        there = self._topics.setdefault(topic.name, StoredTopic(topic, self._meter)).topic
         for wrong, why in (
             (there.partitions < topic.partitions, f"{there.partitions} partitions instead of {topic.partitions}"),
             (there.compacted != topic.compacted, "compaction" if there.compacted else "no compaction"),
@@ -111,24 +111,26 @@ class MemoryBroker:
         if key is None and stored.topic.compacted:
             raise AppendFailed(f"{topic} is compacted: its records need a key")
         target = stored.partitions[partition]
-        if target.end % _LOOK_EVERY == 0 or size > _LARGE_BYTES:
-            self._make_room(stored, target)
+        if target.end % _LOOK_EVERY == 0:
+            self._expire(stored.topic, target, stored.floor(partition))
+        if self.used_bytes + stored_bytes(key, value, headers) > self.max_bytes:
+            self._make_room(stored_bytes(key, value, headers))
         return target.append(name, key, value, headers, int(self._clock() * 1000))
 
-    def _make_room(self, stored: StoredTopic, partition: StoredPartition) -> None:
-        topic = stored.topic
+    def _expire(self, topic: Topic, partition: StoredPartition, floor: int) -> None:
         if not topic.compacted:
             retention_ms = _RETENTION_MS if topic.retention_ms is None else topic.retention_ms
-            partition.expire(int(self._clock() * 1000) - retention_ms, stored.floor(partition.number))
+            partition.expire(int(self._clock() * 1000) - retention_ms, floor)
+
+    def _make_room(self, wanted: int) -> None:
         for share in (2, 1):  # half of what no group needs, then all
-            if self.used_bytes <= self.max_bytes:
-                return
             self._shrink(share)
-        if self.used_bytes > self.max_bytes:
-            raise AppendFailed(
-                f"the log in memory is full ({format_bytes(self.max_bytes)}): its consumers do not keep up, or a group "
-                "that is no longer served holds its records"
-            )
+            if self.used_bytes + wanted <= self.max_bytes:
+                return
+        raise AppendFailed(
+            f"the log in memory is full ({format_bytes(self.max_bytes)}): its consumers do not keep up, or a group "
+            "that is no longer served holds its records"
+        )
 
     def _shrink(self, share: int) -> None:
         for stored in self._topics.values():

@@ -18,18 +18,27 @@ _offset_of = attrgetter("offset")
 _time_of = attrgetter("timestamp_ms")
 
 
+class Meter:
+    """What all partitions of a broker take, roughly."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class StoredPartition:
     """Records by rising offset, with gaps where compaction took some; timestamps never fall.
 
     ``start``: the first offset that can be read; before it all is gone. ``end``: the next append's.
     """
 
-    def __init__(self, topic: Topic, number: int) -> None:
+    def __init__(self, topic: Topic, number: int, meter: Meter) -> None:
         self.topic = topic
         self.number = number
         self.start = 0
         self.end = 0
-        self.bytes = 0
+        self._meter = meter
         self.listeners: set[Bell] = set()
         self._records: list[Record] = []
         self._head = 0
@@ -43,7 +52,7 @@ class StoredPartition:
         record = Record(topic, self.number, self.end, now_ms, key, value, tuple(headers))
         self._records.append(record)
         self.end += 1
-        self.bytes += _size(record)
+        self._meter.bytes += stored_bytes(key, value, headers)
         if self.topic.compacted and key is not None:
             self._superseded += key in self._last
             self._last[key] = record.offset
@@ -88,6 +97,7 @@ class StoredPartition:
     def compact(self) -> None:
         """Only the last record of each key stays; a tombstone, for an hour."""
         kept: list[Record] = []
+        before = sum(map(_size, self._live()))
         now_ms = self._records[-1].timestamp_ms if self._records else 0
         for record in self._live():
             if record.key is not None and self._last.get(record.key) != record.offset:
@@ -97,7 +107,7 @@ class StoredPartition:
                 continue
             kept.append(record)
         self._records, self._head, self._superseded = kept, 0, 0
-        self.bytes = sum(map(_size, kept))
+        self._meter.bytes += sum(map(_size, kept)) - before
 
     def _live(self) -> Iterator[Record]:
         for index in range(self._head, len(self._records)):
@@ -109,7 +119,7 @@ class StoredPartition:
         return bisect_left(self._records, offset, lo=self._head, key=_offset_of)
 
     def _drop_oldest(self) -> None:
-        self.bytes -= _size(self._records[self._head])
+        self._meter.bytes -= _size(self._records[self._head])
         self._head += 1
         if self._head >= _COMPACT_AT and 2 * self._head >= len(self._records):
             del self._records[: self._head]
@@ -119,9 +129,9 @@ class StoredPartition:
 class StoredTopic:
     """A topic's partitions."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: Topic, meter: Meter) -> None:
         self.topic = topic
-        self.partitions = [StoredPartition(topic, number) for number in range(topic.partitions)]
+        self.partitions = [StoredPartition(topic, number, meter) for number in range(topic.partitions)]
         self.committed: dict[str, dict[int, int]] = {}
         """What each group has committed, by partition. A group that has a member is here even without."""
         self.turn = 0
@@ -132,5 +142,10 @@ class StoredTopic:
         return min((held.get(number, partition.start) for held in self.committed.values()), default=partition.end)
 
 
+def stored_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """What a record takes in memory, roughly."""
+    return record_bytes(key, value, headers) + _OVERHEAD_BYTES
+
+
 def _size(record: Record) -> int:
-    return record_bytes(record.key, record.value, record.headers) + _OVERHEAD_BYTES
+    return stored_bytes(record.key, record.value, record.headers)
