@@ -35,6 +35,8 @@ class Publisher:
         now_ms: Callable[[], int] = lambda: round(time.time() * 1000),
     ) -> None:
         self.showcase = Showcase()
+        self.learning = asyncio.Lock()
+        """Held by whoever learns, or copies what was learnt."""
         self._library = library
         self._store = store
         self._metrics = metrics
@@ -60,13 +62,18 @@ class Publisher:
         async with self._turn:
             await self._blocking(self._store.close)
 
-    async def publish(self, model: str) -> ArtifactInfo:
-        """What is known of ``model`` now, as its next version. Raises OSError; then nothing has changed."""
+    async def publish(self, model: str) -> ArtifactInfo | None:
+        """What is known of ``model`` now, as its next version; None where nothing is, or nothing new. Raises OSError;
+        then nothing has changed."""
         async with self._turn:
-            known = self._library.models[model]
-            snapshot = self._library.snapshot(model, self._store.next_version(model), self._now_ms())
-            before, known.unsaved = known.unsaved, 0
             began = time.monotonic()
+            async with self.learning:
+                known = self._library.models.get(model)
+                if known is None or not known.unsaved:
+                    return None
+                version = self._store.next_version(model)
+                snapshot = await self._blocking(self._library.snapshot, model, version, self._now_ms())
+                before, known.unsaved = known.unsaved, 0
             try:
                 info = await self._blocking(self._store.write, snapshot)
             except BaseException:

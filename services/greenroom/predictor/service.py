@@ -14,7 +14,7 @@ from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
 from greenroom.predictor.config import PredictorConfig
-from greenroom.predictor.counts import BadTrace, count
+from greenroom.predictor.counts import BadTrace, SequenceCounts, count
 from greenroom.predictor.library import Library
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.publisher import Publisher
@@ -25,6 +25,8 @@ SERVICE = "predictor"
 MAX_REASON_CHARS = 1000
 _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0
+_AT_ONCE = 16
+"""Traces may have megabytes."""
 _DAY_MS = 86_400_000
 
 
@@ -164,7 +166,8 @@ class PredictorService(Part):
             while self._unsaved_count() >= self._config.max_unsaved:
                 self._room.clear()
                 await self._room.wait()
-            for record in await consumer.poll(_POLL_S, self._config.max_unsaved - self._unsaved_count()):
+            room = self._config.max_unsaved - self._unsaved_count()
+            for record in await consumer.poll(_POLL_S, min(_AT_ONCE, room)):
                 await self._take(record)
 
     async def _take(self, record: Record) -> None:
@@ -180,6 +183,10 @@ class PredictorService(Part):
             await self._bury(record, error)
             tracker.finish(record.offset)
             return
+        async with self.publisher.learning:
+            self._learn(record, tracker, trace, counts)
+
+    def _learn(self, record: Record, tracker: PrefixTracker, trace: Trace, counts: SequenceCounts) -> None:
         if self._trackers.get(record.partition) is not tracker:
             return
         if self.library.has_seen(trace.model, trace.request_id):
@@ -307,9 +314,7 @@ class PredictorService(Part):
         if model in self._forgotten:
             await self.publisher.forget(model)
             self._forgotten.discard(model)
-        known = self.library.models.get(model)
-        if known is not None and known.unsaved:
-            await self.publisher.publish(model)
+        await self.publisher.publish(model)
 
     async def _settle(self, within_s: float) -> None:
         """Have all that was learnt kept and committed, if that can be done in time."""

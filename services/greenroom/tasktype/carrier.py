@@ -11,13 +11,14 @@ from collections.abc import Callable
 from greenroom.core.messages import DeadLetter, Rejected, encode
 from greenroom.fabric import telemetry
 from greenroom.fabric.current import request_id
-from greenroom.fabric.log import AppendFailed, AppendUnknown, Headers, Log, Position, Record
+from greenroom.fabric.log import AppendFailed, AppendUnknown, Headers, Log, LogError, LogFailed, Position, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TASKS
 from greenroom.tasktype.config import TaskTypeConfig
 from greenroom.tasktype.decide import Bury, Forward, bury, decide, without_payload
 from greenroom.tasktype.extractor import Extractor
 from greenroom.tasktype.metrics import TaskTypeMetrics
 
+_LOOK_S = 1.0
 _CARRIED = ("traceparent", "tracestate")
 _LOG = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Carrier:
         self._metrics = metrics
         self._after_append = after_append
         self._pools = 0
+        self._look_again = 0.0
         self._struggling: dict[int, float] = {}
 
     async def start(self) -> None:
@@ -54,6 +56,8 @@ class Carrier:
     async def carry(self, record: Record) -> None:
         """Returns when ``record`` needs not be read again. Cancelled, it may or may not have been passed on."""
         decision = decide(record, self._extractor, self._pools)
+        if isinstance(decision, Bury) and await self._more_pools():
+            decision = decide(record, self._extractor, self._pools)
         if isinstance(decision, Forward):
             request_id.set(decision.request_id)
             try:
@@ -70,6 +74,21 @@ class Carrier:
                 self._count(record, decision, position)
                 return
         await self._bury(record, decision)
+
+    async def _more_pools(self) -> bool:
+        """Whether `tasks` has got partitions since it was last looked at, which is done seldom."""
+        now = time.monotonic()
+        if now < self._look_again:
+            return False
+        self._look_again = now + _LOOK_S
+        known = self._pools
+        try:
+            self._pools = await self._log.partitions(TASKS)
+        except LogFailed:
+            raise
+        except LogError as error:
+            _LOG.info("how many partitions %s has is not known now: %s", TASKS, error)
+        return self._pools > known
 
     async def _forward(self, record: Record, forward: Forward) -> Position:
         key = record.key or forward.request_id.encode()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,8 @@ class TaskTypeConfig:
     """Times in seconds. Raises InvalidConfig, naming the field.
 
     ``keywords``: the profile; None: the one that comes with greenroom. ``group``: the instances that share the
-    requests. ``max_in_flight``: records read whose task is not acknowledged yet. ``max_span``: how far the last
+    requests. ``max_in_flight``: records read whose task is not acknowledged yet; ``max_in_flight_bytes``: from so many
+    bytes of them on no more are read. ``max_span``: how far the last
     record read may be ahead of the first unfinished one: what a restart reads again at most. ``append_timeout_s``:
     how long one append may take before it is tried again; ``append_tries``: how often one that is refused is tried
     before the request is given up. ``retry_s`` and ``max_retry_s``: the first and the longest wait between tries.
@@ -26,6 +28,7 @@ class TaskTypeConfig:
     keywords: Path | None = None
     group: str = "tasktype"
     max_in_flight: int = 256
+    max_in_flight_bytes: int = 64 * MIB
     max_span: int = 16_384
     append_timeout_s: float = 10.0
     append_tries: int = 3
@@ -39,7 +42,7 @@ class TaskTypeConfig:
     def __post_init__(self) -> None:
         if not self.group:
             raise InvalidConfig("group", self.group, "it is a name of at least one character")
-        for field in ("max_in_flight", "max_span", "append_tries"):
+        for field in ("max_in_flight", "max_in_flight_bytes", "max_span", "append_tries"):
             if getattr(self, field) < 1:
                 raise InvalidConfig(field, getattr(self, field), "it is a number from 1")
         for field in (

@@ -18,6 +18,7 @@ from greenroom.tasktype.metrics import TaskTypeMetrics
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
+_AT_ONCE = 64
 _DAY_MS = 86_400_000
 
 
@@ -47,6 +48,7 @@ class TaskTypeService(Part):
         self._trackers: dict[int, PrefixTracker] = {}
         self._committed: dict[int, int] = {}
         self._under_way: dict[asyncio.Task[None], int] = {}
+        self._bytes = 0
         self._last_of: dict[tuple[int, bytes], asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._joined = asyncio.Event()
@@ -136,8 +138,12 @@ class TaskTypeService(Part):
     # -- reading and carrying ------------------------------------------------------------------------------------
 
     async def _read(self, consumer: GroupConsumer, tasks: asyncio.TaskGroup) -> None:
-        room = self._config.max_in_flight - len(self._under_way)
-        if room <= 0 or any(tracker.span >= self._config.max_span for tracker in self._trackers.values()):
+        room = min(_AT_ONCE, self._config.max_in_flight - len(self._under_way))
+        if (
+            room <= 0
+            or self._bytes >= self._config.max_in_flight_bytes
+            or any(tracker.span >= self._config.max_span for tracker in self._trackers.values())
+        ):
             self._changed.clear()
             await self._changed.wait()
             return
@@ -154,7 +160,9 @@ class TaskTypeService(Part):
         self._last_of[lane] = task
         self._under_way[task] = record.partition
         self._metrics.in_flight.inc()
-        task.add_done_callback(lambda done: self._ended(done, lane))
+        size = len(record.value or b"")
+        self._bytes += size
+        task.add_done_callback(lambda done: self._ended(done, lane, size))
 
     async def _carry(self, record: Record, tracker: PrefixTracker, before: asyncio.Task[None] | None) -> None:
         if before is not None:
@@ -164,8 +172,9 @@ class TaskTypeService(Part):
         await self._carrier.carry(record)
         tracker.finish(record.offset)
 
-    def _ended(self, task: asyncio.Task[None], lane: tuple[int, bytes]) -> None:
+    def _ended(self, task: asyncio.Task[None], lane: tuple[int, bytes], size: int) -> None:
         del self._under_way[task]
+        self._bytes -= size
         self._metrics.in_flight.dec()
         if self._last_of.get(lane) is task:
             del self._last_of[lane]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 from collections import defaultdict
 from typing import Any
 
@@ -349,6 +350,71 @@ async def test_a_log_that_failed_ends_it(world: World) -> None:
     failing = await world.start()
     with pytest.raises(LogFailed):
         await asyncio.wait_for(failing.task, DEADLINE_S)
+
+
+async def test_pools_that_are_added_are_found(world: World) -> None:
+    log = TroubledLog(world.broker)
+    log.shown_partitions = 1
+    running = await world.start(log=log)
+    await world.until(lambda: running.service.unready is None)
+    log.shown_partitions = POOLS
+    await world.send(request(0, pool=1))
+    assert isinstance((await world.tasks(1, 1))[0], Task)
+    await running.stop()
+
+
+async def test_the_bytes_in_flight_are_bounded(world: World) -> None:
+    log = TroubledLog(world.broker, lambda topic, value: "held")
+    running = await world.start(log=log, config=_config(max_in_flight_bytes=30_000))
+    await world.until(lambda: running.service.unready is None)
+    for number in range(200):
+        await world.send(request(number, prompt="x" * 1000))
+    await log.holding.wait()
+    await world.until(lambda: running.metric("in_flight") >= 25)
+    assert len(log.appends) < 30 + 64
+    log.release()
+    await world.until_committed()
+    await running.stop()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_instances_that_come_go_and_die_lose_nothing(world: World, seed: int) -> None:
+    """Up to three at once, at random moments started, stopped and killed, on a log that loses acknowledgements."""
+    chance = random.Random(seed)
+
+    def trouble(topic: str, value: bytes | None) -> str | None:
+        return chance.choice([None, None, None, "lost", "landed"])
+
+    alive: list[Running] = []
+    for number in range(150):
+        await world.send(request(number))
+        if chance.random() < 0.5:
+            await world.send(Cancel(request_id=f"r{number}", pool=number % POOLS, deadline_ms=9))
+        match chance.randrange(12):
+            case 0 if len(alive) < 3:
+                alive.append(await world.start(log=TroubledLog(world.broker, trouble)))
+            case 1 if alive:
+                await alive.pop(chance.randrange(len(alive))).kill()
+            case 2 if alive:
+                await alive.pop(chance.randrange(len(alive))).stop()
+            case _:
+                await asyncio.sleep(0.001)  # the others' turn
+    last = await world.start()
+    await world.until_committed()
+    for running in (*alive, last):
+        await running.stop()
+    tasks: dict[str, int] = {}
+    cancels: dict[str, int] = {}
+    for pool in range(POOLS):
+        end = await world.log.offset_at("tasks", pool, 2**60)
+        for offset, record in enumerate(await world.tasks(pool, end)):
+            if isinstance(record, Task):
+                tasks.setdefault(record.request.request_id, offset)
+            elif isinstance(record, Cancel):
+                cancels[record.request_id] = offset
+    assert set(tasks) == {f"r{number}" for number in range(150)}
+    assert all(tasks[name] < offset for name, offset in cancels.items())
+    assert await world.log.offset_at("dead-letters", 0, 2**60) == 0
 
 
 class _Killed(Exception):

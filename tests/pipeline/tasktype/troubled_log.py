@@ -25,6 +25,7 @@ class TroubledLog(MemoryLog):
         super().__init__(broker)
         self.trouble = trouble
         self.dead = False
+        self.shown_partitions: int | None = None
         self.appends: list[tuple[str, bytes | None]] = []
         self._released = asyncio.Event()
         self.holding = asyncio.Event()
@@ -34,6 +35,9 @@ class TroubledLog(MemoryLog):
 
     def group(self, topic: str, group: str, assignment: Assignment) -> MemoryConsumer:
         return _Mortal(self, lambda: self.broker.group(topic, group), assignment)
+
+    async def partitions(self, topic: str) -> int:
+        return self.shown_partitions or await super().partitions(topic)
 
     async def append(
         self,
