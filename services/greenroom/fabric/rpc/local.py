@@ -11,8 +11,9 @@ import grpc
 
 from greenroom.fabric.rpc.dialer import S, StubKind
 from greenroom.fabric.rpc.errors import Shape, as_status
+from greenroom.fabric.rpc.exchange import Exchange
 from greenroom.fabric.rpc.guard import Guard
-from greenroom.fabric.rpc.local_call import Exchange, LocalStreamCall, LocalUnaryCall
+from greenroom.fabric.rpc.local_call import LocalStreamCall, LocalUnaryCall
 from greenroom.fabric.rpc.metadata import Metadata, Pairs
 from greenroom.fabric.rpc.servicers import register
 
