@@ -51,10 +51,11 @@ if TYPE_CHECKING:
     help="Seconds after which a gateway that takes no tokens loses its call.",
 )
 @click.option(
-    "--traces/--no-traces",
-    default=True,
+    "--traces",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
     show_default=True,
-    help="Publish where finished sequences were routed, which predictors learn from.",
+    help="Publish where finished sequences were routed, which predictors learn from; auto: unless all experts fit.",
 )
 @click.option("--trace-rows", type=int, default=1024, show_default=True, help="Tokens of a sequence that are traced.")
 @click.option(
@@ -101,9 +102,10 @@ async def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.worker.service_counters import ServiceCollector
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
-        config = _service_config(instance, model.config.max_running, options)
-        rows, traced = config.traces.rows, config.traces.enabled
-        recorder = RoutingRecorder(model.experts.catalogue, most_rows=rows) if traced else None
+        config = _service_config(instance, model, options)
+        recorder = None
+        if config.traces.enabled:
+            recorder = RoutingRecorder(model.experts.catalogue, most_rows=config.traces.rows)
         engine, dialer, directory = ModelEngine(model, recorder), dialer_from(options), Directory(log)
         service = WorkerService(config, engine, card_of(model), log, dialer, directory)
         registry.register(WorkerCollector(model))
@@ -114,18 +116,20 @@ async def _live(model: Worker, options: dict[str, Any]) -> int:
     return await live("worker", options, make)
 
 
-def _service_config(instance: str, max_running: int, options: dict[str, Any]) -> ServiceConfig:
+def _service_config(instance: str, model: Worker, options: dict[str, Any]) -> ServiceConfig:
     from greenroom.worker.faults import VARIABLE
     from greenroom.worker.service_config import ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
 
+    all_fit = model.experts.device.slots == model.experts.catalogue.size  # then recording costs most and serves no one
+    traced = options["traces"] == "on" or (options["traces"] == "auto" and not all_fit)
     return ServiceConfig(
         instance=instance,
         pool=options["pool"],
-        max_running=max_running,
+        max_running=model.config.max_running,
         max_queued=options["max_queued"],
         grace_ms=options["grace"] * 1000.0,
         streams=StreamConfig(slow_gateway_ms=options["slow_gateway"] * 1000.0),
-        traces=TraceConfig(enabled=options["traces"], rows=options["trace_rows"]),
+        traces=TraceConfig(enabled=traced, rows=options["trace_rows"]),
         forecasts=ForecastConfig(
             every=options["forecast_every"],
             timeout_ms=options["forecast_timeout"] * 1000.0,

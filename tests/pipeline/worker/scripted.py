@@ -224,7 +224,8 @@ class Gateway(tokens_pb2_grpc.TokensServicer):
 class Net(Protocol):
     """Where services are, by name."""
 
-    dialer: Dialer
+    @property
+    def dialer(self) -> Dialer: ...
 
     async def serve(self, name: str, servicer: object) -> str:
         """Its address, the same one every time."""
@@ -241,12 +242,16 @@ class LocalNet:
     """All in one process, without gRPC."""
 
     def __init__(self) -> None:
-        self.dialer = LocalDialer()
+        self._dialer = LocalDialer()
         self._servers: dict[str, LocalServer] = {}
+
+    @property
+    def dialer(self) -> Dialer:
+        return self._dialer
 
     async def serve(self, name: str, servicer: object) -> str:
         address = f"{name}:1"
-        self._servers[name] = self.dialer.serve(address, [servicer])
+        self._servers[name] = self._dialer.serve(address, [servicer])
         return address
 
     async def kill(self, name: str) -> None:
@@ -255,16 +260,20 @@ class LocalNet:
     async def close(self) -> None:
         for server in self._servers.values():
             await server.stop(0.0)
-        await self.dialer.close()
+        await self._dialer.close()
 
 
 class GrpcNet:
     """Over loopback."""
 
     def __init__(self) -> None:
-        self.dialer = GrpcDialer()
+        self._dialer = GrpcDialer()
         self._servers: dict[str, Server] = {}
         self._ports: dict[str, int] = {}
+
+    @property
+    def dialer(self) -> Dialer:
+        return self._dialer
 
     async def serve(self, name: str, servicer: object) -> str:
         server = self._servers[name] = Server(ServerConfig(port=self._ports.get(name, 0)), [servicer])
@@ -277,7 +286,7 @@ class GrpcNet:
     async def close(self) -> None:
         for server in self._servers.values():
             await server.stop(0.0)
-        await self.dialer.close()
+        await self._dialer.close()
 
 
 NETS: dict[str, type[LocalNet | GrpcNet]] = {"local": LocalNet, "grpc": GrpcNet}
