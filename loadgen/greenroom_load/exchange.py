@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -130,7 +131,7 @@ class Record:
     sent_s: float | None
     first_s: float | None = None
     end_s: float | None = None
-    gaps_s: tuple[float, ...] = ()
+    gaps_s: Sequence[float] = ()
     task: str | None = None
     prompt_name: str | None = None
     request_id: str | None = None

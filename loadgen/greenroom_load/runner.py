@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 import uuid
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -53,9 +54,9 @@ class _Ready:
 
 
 class Runner:
-    """One run. ``meter`` may be looked at while it goes on; ``stop`` ends it early, keeping what there is."""
+    """One run. ``meter`` may be looked at while it goes on; ``stopping`` set ends it early, keeping what there is."""
 
-    def __init__(self, plan: Plan, transport: Transport, model: str) -> None:
+    def __init__(self, plan: Plan, transport: Transport, model: str, stopping: asyncio.Event | None = None) -> None:
         self.meter = Meter()
         self._plan = plan
         self._transport = transport
@@ -63,12 +64,9 @@ class Runner:
         self._name = uuid.uuid4().hex[:8]
         self._records: list[Record] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = asyncio.Event()
+        self.stopping = stopping or asyncio.Event()
         self._gate: asyncio.Semaphore | None = None
         self._start = 0.0
-
-    def stop(self) -> None:
-        self._stopping.set()
 
     async def run(self) -> Outcome:
         """Raises WarmupFailed."""
@@ -97,7 +95,7 @@ class Runner:
             sending_s=sending,
             duration_s=max(last, sending),
             started=started,
-            interrupted=self._stopping.is_set(),
+            interrupted=self.stopping.is_set(),
             peak_in_flight=self.meter.peak_in_flight,
             lags_s=tuple(watch.lags_s),
             cpu_share=watch.cpu_share,
@@ -124,7 +122,7 @@ class Runner:
         async def all_of_them() -> None:
             await asyncio.gather(*(some() for _ in range(_WARMUP_AT_ONCE)))
 
-        working, stopping = asyncio.create_task(all_of_them()), asyncio.create_task(self._stopping.wait())
+        working, stopping = asyncio.create_task(all_of_them()), asyncio.create_task(self.stopping.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -147,7 +145,7 @@ class Runner:
 
     async def _send_and_drain(self, requests: Iterator[_Ready]) -> None:
         bounds = self._plan.bounds
-        stopping = asyncio.create_task(self._stopping.wait())
+        stopping = asyncio.create_task(self.stopping.wait())
         sending = asyncio.create_task(self._send_all(requests))
         try:
             await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -246,7 +244,7 @@ class Runner:
             sent_s=sent - start,
             first_s=None if first is None else first - start,
             end_s=end - start,
-            gaps_s=tuple(exchange.gaps),
+            gaps_s=array("d", exchange.gaps),
             task=prompt.task,
             prompt_name=prompt.name,
             request_id=exchange.request_id or ready.request_id,

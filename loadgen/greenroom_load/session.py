@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from greenroom_load.about import Setup
@@ -36,8 +37,10 @@ class Session:
 
     async def run(self, plan: Plan) -> Report:
         """Raises NotReady, WarmupFailed."""
+        stopping = asyncio.Event()
         async with self._server() as model:
-            return await self._one(plan, model, "sending")
+            with _interruptible(stopping):
+                return await self._one(plan, model, "sending", stopping)
 
     async def sweep(
         self,
@@ -50,17 +53,18 @@ class Session:
     ) -> Sweep:
         """A run at each rate, lowest first, or at those that the search asks for. Raises NotReady, WarmupFailed."""
         steps: list[Step] = []
-        interrupted = False
+        stopping = asyncio.Event()
         async with self._server() as model:
-            while (rate := self._next(steps, rates)) is not None and not interrupted:
-                if steps:
-                    await asyncio.sleep(pause_s)
-                report = await self._one(plan_at(rate), model, f"{rate:.4g}/s")
-                interrupted = report.outcome.interrupted
-                if not interrupted:
+            with _interruptible(stopping):
+                while (rate := self._next(steps, rates)) is not None:
+                    report = await self._one(plan_at(rate), model, f"{rate:.4g}/s", stopping)
+                    if stopping.is_set():
+                        break
                     steps.append(Step(rate, report, tuple(rule.broken(report.found))))
                     on_step(steps[-1])
-        return Sweep(in_order(steps), rule, isinstance(rates, Search), interrupted)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(stopping.wait(), pause_s)
+        return Sweep(in_order(steps), rule, isinstance(rates, Search), stopping.is_set())
 
     @staticmethod
     def _next(steps: Sequence[Step], rates: Sequence[float] | Search) -> float | None:
@@ -79,37 +83,34 @@ class Session:
         finally:
             await self.transport.close()
 
-    async def _one(self, plan: Plan, model: str, label: str) -> Report:
+    async def _one(self, plan: Plan, model: str, label: str, stopping: asyncio.Event) -> Report:
         _allow_connections(plan.bounds.max_concurrency or plan.bounds.max_outstanding)
-        runner = Runner(plan, self.transport, model)
-        with _interruptible(runner.stop):
-            async with progress(runner.meter, plan.bounds, label=label, shown=self.shown):
-                outcome = await runner.run()
+        runner = Runner(plan, self.transport, model, stopping)
+        async with progress(runner.meter, plan.bounds, label=label, shown=self.shown):
+            outcome = await runner.run()
         setup = Setup.of(plan, self.style, self.transport, model, self.command, self.label)
         return Report.of(setup, outcome, self.goodput)
 
 
-class _interruptible:
-    """While it is open, the first Ctrl-C (or SIGTERM) calls ``stop``; a second one ends the program as ever."""
+@contextmanager
+def _interruptible(stopping: asyncio.Event) -> Iterator[None]:
+    """While it is open, the first Ctrl-C (or SIGTERM) sets ``stopping``; a second one ends the program as ever."""
+    loop = asyncio.get_running_loop()
 
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
-        self._loop = asyncio.get_running_loop()
+    def stop() -> None:
+        release()
+        stopping.set()
 
-    def __enter__(self) -> None:
+    def release() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._stopped)
+            loop.remove_signal_handler(number)
 
-    def __exit__(self, *failure: object) -> None:
-        self._release()
-
-    def _stopped(self) -> None:
-        self._release()
-        self._stop()
-
-    def _release(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.remove_signal_handler(number)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        release()
 
 
 def _allow_connections(count: int) -> None:

@@ -61,9 +61,9 @@ def _head(report: Report) -> str:
         f"{bounds.duration_s:g} s" if bounds.duration_s is not None else "",
         f"at most {bounds.max_concurrency} at once" if bounds.max_concurrency is not None else "",
     ]
-    lengths = f"replies {plan.output}" + (", EOS ignored" if setup.style.ignore_eos else " at most")
+    lengths = f"replies of {'' if setup.style.ignore_eos else 'at most '}{plan.output}"
     if plan.input is not None:
-        lengths += f"; prompts about {plan.input} tokens"
+        lengths += f", prompts of about {plan.input}"
     label = f"   {setup.label}" if setup.label else ""
     return "\n".join(
         [

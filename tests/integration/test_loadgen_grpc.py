@@ -135,12 +135,13 @@ async def test_the_report_is_what_the_server_did(served: tuple[Inference, str]) 
     timed = report.found.whole.latencies
     firsts = [writes[0] - servicer.arrived[number] for number, writes in servicer.writes.items()]
     gaps = np.concatenate([np.diff(writes) for writes in servicer.writes.values()])
+    within = 3 + report.found.loop_lag.percentiles[99]
 
     assert (report.found.whole.completed, report.setup.model) == (110, "grpc-model")
-    assert timed.ttft.median == pytest.approx(np.median(firsts) * 1e3, abs=5)
+    assert timed.ttft.median == pytest.approx(np.median(firsts) * 1e3, abs=within)
     assert timed.itl.n == 110 * (TOKENS - 1)
-    assert timed.itl.mean == pytest.approx(np.mean(gaps) * 1e3, abs=1)
-    assert timed.tpot.median == pytest.approx(ITL_S * 1e3, abs=3)
+    assert timed.itl.mean == pytest.approx(np.mean(gaps) * 1e3, abs=within / 4)
+    assert timed.tpot.median == pytest.approx(ITL_S * 1e3, abs=within)
     assert (report.found.whole.input_tokens, report.found.whole.output_tokens) == (110 * 11, 110 * TOKENS)
     assert report.outcome.records[3].request_id == "id-3"
     assert report.outcome.records[3].text == " w0 w1 w2 w3 w4"

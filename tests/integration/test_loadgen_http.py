@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,10 @@ def kinds(report: Report) -> dict[str, int]:
 
 
 async def test_the_report_is_what_the_server_did(threaded: Stub) -> None:
-    """TTFTs of 30, 60, 90 and 120 ms and gaps of 10 and 20 ms in turn, at 40 requests a second."""
+    """TTFTs of 30, 60, 90 and 120 ms and gaps of 10 and 20 ms in turn, at 40 requests a second.
+
+    Right to 3 ms, and to the lag that the report itself admits where the machine is busy.
+    """
     threaded.script = Script(
         ttft_s=lambda number: 0.03 * (1 + number % 4), itl_s=lambda number: 0.01 * (1 + number % 2), tokens=6
     )
@@ -89,39 +93,44 @@ async def test_the_report_is_what_the_server_did(threaded: Stub) -> None:
     gaps = np.concatenate([np.diff(threaded.writes[name]) for name in measured])
     ends = [threaded.writes[name][-1] - threaded.arrived[name] for name in measured]
 
+    within = 3 + report.found.loop_lag.percentiles[99]
+
     assert report.found.whole.completed == len(measured) == 120
-    assert timed.ttft.mean == pytest.approx(np.mean(firsts) * 1e3, abs=4)
-    assert timed.ttft.median == pytest.approx(np.median(firsts) * 1e3, abs=4)
-    assert timed.ttft.mean == pytest.approx(75, abs=6)
+    assert timed.ttft.mean == pytest.approx(np.mean(firsts) * 1e3, abs=within)
+    assert timed.ttft.median == pytest.approx(np.median(firsts) * 1e3, abs=within)
+    assert timed.ttft.mean == pytest.approx(75, abs=2 * within)
     assert timed.itl.n == 120 * 5
-    assert timed.itl.mean == pytest.approx(np.mean(gaps) * 1e3, abs=1)
-    assert timed.itl.median == pytest.approx(np.median(gaps) * 1e3, abs=2)
-    assert timed.tpot.mean == pytest.approx(15, abs=2)
-    assert timed.e2el.mean == pytest.approx(np.mean(ends) * 1e3, abs=5)
+    assert timed.itl.mean == pytest.approx(np.mean(gaps) * 1e3, abs=within / 4)
+    assert timed.itl.median == pytest.approx(np.median(gaps) * 1e3, abs=within)
+    assert timed.tpot.mean == pytest.approx(15, abs=within)
+    assert timed.e2el.mean == pytest.approx(np.mean(ends) * 1e3, abs=within)
     assert report.found.whole.output_tokens == 120 * 6
     assert report.found.whole.input_tokens == 120 * 11
-    assert report.outcome.sending_s == pytest.approx(119 / 40, abs=0.05)
+    assert report.outcome.sending_s == pytest.approx(119 / 40, abs=0.2)
     assert report.found.whole.attainment == 1.0
     assert all(record.text == " w0 w1 w2 w3 w4 w5" for record in report.outcome.records)
     assert {record.request_id for record in report.outcome.records} == set(measured)
 
 
 async def test_a_stalled_server_is_not_flattered(threaded: Stub) -> None:
-    """One stall of 0.5 s: open-loop requests that came meanwhile waited, and the report has each of them."""
+    """One stall of 0.5 s: the open loop's requests that came meanwhile waited, and the report has each of them."""
     stalled_from: list[float] = []
+    waited: list[float] = []
 
     def ttft(number: int) -> float:
         if number == 10:
             stalled_from.append(clock())
-        if stalled_from and clock() < stalled_from[0] + 0.5:
-            return stalled_from[0] + 0.5 - clock()
-        return 0.01
+        left = stalled_from[0] + 0.5 - clock() if stalled_from else 0.0
+        waited.append(max(0.01, left))
+        return waited[-1]
 
     threaded.script = Script(ttft_s=ttft, tokens=2)
     report = await run(threaded.url, plan(Constant(100.0), num_requests=120))
+    stalled = sum(seconds > 0.1 for seconds in waited)
     slow = [record for record in report.outcome.records if record.ttft_s is not None and record.ttft_s > 0.1]
 
-    assert 35 <= len(slow) <= 45, "those of 0.4 s: each that came in the stall, not just the one at its head"
+    assert stalled > 20, "each that came in the stall, not just the one at its head"
+    assert len(slow) >= stalled
 
 
 async def test_how_requests_fail_is_told_apart(stub: Stub) -> None:
@@ -256,14 +265,17 @@ async def test_a_sweep_finds_where_the_server_saturates(threaded: Stub) -> None:
     assert [step.rate for step in told] == [10.0, 25.0, 120.0]
 
 
-async def test_many_short_replies_a_second_are_no_trouble(threaded: Stub) -> None:
-    """The server runs in this process too and takes most of its time: a bound from below."""
+async def test_three_hundred_requests_a_second_take_less_than_half_a_core(threaded: Stub) -> None:
+    """Of processor time, which other processes do not change much; the server's is another thread's."""
     threaded.script = Script(ttft_s=lambda number: 0.005, itl_s=lambda number: 0.002, tokens=3)
-    report = await run(threaded.url, plan(Poisson(150.0), duration_s=3.0))
+    load = plan(Poisson(150.0), duration_s=3.0)
+    began = time.thread_time()
+    report = await run(threaded.url, load)
+    spent = time.thread_time() - began
 
     assert report.found.whole.failed == 0
-    assert report.found.offered_rate == pytest.approx(150, rel=0.15)
-    assert report.found.late < 0.2 * report.found.lateness.n
+    assert report.found.whole.completed > 350
+    assert 300 * spent / report.found.whole.completed < 0.5
 
 
 def load(*arguments: str, **given: Any) -> subprocess.Popen[str]:
