@@ -119,6 +119,11 @@ class JarBroker(Broker):
             f"-Dlog4j2.configurationFile={DEPLOY / 'log4j2.properties'}", "-cp", f"{self._jars}/*", *arguments,
         ]  # fmt: skip
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker does not run"
+        return self._process.pid
+
     def start(self) -> None:
         with (self.folder / "log").open("ab") as log:
             process = self._process = subprocess.Popen(
@@ -173,12 +178,15 @@ class ContainerBroker(Broker):
         text = self._properties.read_text().replace(str(folder), inside)
         self._properties.write_text(text.replace(f"{inside}/data", "/tmp/data"))
         mount = ["--volume", f"{folder}:{inside}"]
-        _run(["docker", "run", "--rm", *mount, "--user", "0", "--entrypoint", "sh", image, "-c",
-              f"{' '.join(_keytool(Path(inside), genkey=True))} && {' '.join(_keytool(Path(inside), genkey=False))} "
-              f"&& chmod a+r {inside}/*"])  # fmt: skip
+        folder.chmod(0o755)  # the image's user is another one
+        shutil.copy(DEPLOY / "log4j2.properties", folder)
+        make = [" ".join(_keytool(Path(inside), genkey=genkey)) for genkey in (True, False)]
+        keys = " && ".join([*make, f"chmod a+r {inside}/*"])
+        _run(["docker", "run", "--rm", *mount, "--user", "0", "--entrypoint", "sh", image, "-c", keys])
+        java = f"java $KAFKA_HEAP_OPTS -Dlog4j2.configurationFile={inside}/log4j2.properties -cp '/opt/kafka/libs/*'"
         tool = " ".join(f"'{word}'" for word in self._format()).replace(str(folder), inside)
-        kafka = "/opt/kafka/bin/kafka"  # its storage is formatted at the first start, and left alone at others
-        start = f"{kafka}-storage.sh {tool}; exec {kafka}-server-start.sh {inside}/server.properties"
+        once = f"[ -e /tmp/data ] || {java} kafka.tools.StorageTool {tool}"
+        start = f"{once}; exec {java} kafka.Kafka {inside}/server.properties"
         ports = [f"--publish=127.0.0.1:{number}:{number}" for number in (self.port, self.secure_port)]
         _run(["docker", "create", "--name", self._name, *mount, *ports, "--env", "KAFKA_HEAP_OPTS=-Xmx512m",
               "--entrypoint", "sh", image, "-c", start])  # fmt: skip
@@ -261,4 +269,4 @@ def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
     if done.returncode:
         raise AssertionError(f"{' '.join(command[:3])} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
+    return done.stdout + done.stderr

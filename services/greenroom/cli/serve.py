@@ -91,7 +91,8 @@ async def _serve(worker: Worker, config: EmbeddedConfig, front: GatewayConfig) -
 
     class Told(Part):
         async def start(self) -> None:
-            while gateway.unready is not None:  # the members topic has to come round first
+            # The members have to come round first; readiness is of several parts, none of which tells of a change.
+            while gateway.unready is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             host = f"[{front.host}]" if ":" in front.host else front.host
             click.echo(f"ready: http://{host}:{gateway.port}  (model {worker.served.name})", err=True)

@@ -100,7 +100,7 @@ class StreamBook:
         """
         delivery = self._deliveries.pop(outcome.request_id)
         had = delivery.tokens
-        if outcome.reason not in (FinishReason.STOP.LENGTH):
+        if outcome.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return ()
         if [token.token_id for token in rest[: len(had)]] != [token.token_id for token in had]:
             raise Diverged(f"the outcome of {outcome.request_id} does not start with the {len(had)} tokens delivered")

@@ -13,8 +13,8 @@ class PoolConfig:
     """The rules' figures. Times in milliseconds. Raises InvalidConfig, naming the field.
 
     ``max_waiting``: requests that wait at most; more are shed. ``max_queue_wait_ms``: one that has not begun by then
-    is shed. ``read_ahead``: unfinished records of ``tasks`` that are held at most, and
-    ``read_ahead_span`` records behind the first of them, finished ones included: what a restart reads again. ``lease_ms``: how long a worker may
+    is shed. ``read_ahead``: unfinished records of ``tasks`` that are held at most, and ``read_ahead_span`` records
+    behind the first of them, finished ones included: what a restart reads again. ``lease_ms``: how long a worker may
     emit after its last renewal, and after how long of silence it is lost. ``max_losses``: workers lost under a
     request before it is given up; ``alone_after``: losses from which it runs alone on its worker. ``retry_ms``: after
     how long something that should have come back is asked for again. ``reclaim_ms``: how often the holder claims

@@ -560,7 +560,7 @@ class Pool:
             effects.append(CancelRun(entry.worker, entry.request_id, entry.attempt))
         self._waiting.pop(entry.request_id, None)
         request = None if entry.task is None else entry.task.request
-        completed = reason in (FinishReason.STOP.LENGTH)
+        completed = reason in (FinishReason.STOP, FinishReason.LENGTH)
         entry.stage = Stage.ENDING
         entry.outcome = Outcome(
             epoch=self.epoch,
@@ -665,7 +665,8 @@ class Pool:
         for request_id, entry in self.entries.items():
             if entry.stage is Stage.PLACED:
                 assert placed.get(request_id) == entry.worker, f"{request_id} is not where it was placed"
-                assert entry.attempt is not None and entry.attempt.epoch <= self.epoch
+                assert entry.attempt is not None, f"{request_id} is placed without an attempt"
+                assert entry.attempt.epoch <= self.epoch, f"{request_id} runs under an epoch that is not held"
         offsets = [offset for entry in self.entries.values() for offset in entry.offsets]
         assert len(offsets) == len(set(offsets)) == self.tracker.open, "every open offset belongs to one request"
 

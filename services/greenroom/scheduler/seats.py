@@ -23,7 +23,7 @@ class WorkerState:
     """What a worker says of itself with every beat. ``generated``: tokens so far, by request."""
 
     draining: bool = False
-    costs: Costs = Costs()
+    costs: Costs = field(default_factory=Costs)
     generated: dict[str, int] = field(default_factory=dict)
 
 

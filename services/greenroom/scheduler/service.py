@@ -97,7 +97,6 @@ class PoolRunner:
 
     async def run(self) -> None:
         """Until it is cancelled, or deposed."""
-        unsubscribe: Callable[[], None] = lambda: None
         try:
             async with contextlib.AsyncExitStack() as stack:
                 reader = await stack.enter_async_context(
@@ -113,7 +112,7 @@ class PoolRunner:
                 self._act(self.pool.claim(self._clock()))
                 await self._announcer.start()
                 stack.push_async_callback(self._announcer.stop)
-                unsubscribe = self._directory.subscribe(self._look_at_members)
+                stack.callback(self._directory.subscribe(self._look_at_members))
                 async with asyncio.TaskGroup() as group:
                     following = group.create_task(self._follow(reader), name=f"journal of pool {self.number}")
                     work = [
@@ -124,7 +123,6 @@ class PoolRunner:
                     for task in work:
                         task.cancel()
         finally:
-            unsubscribe()
             self.pool.release()
             await self._workers.close()
             for task in list(self._appends):

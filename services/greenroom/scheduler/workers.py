@@ -56,6 +56,8 @@ class Workers:
         link = self._links.pop(worker, None)
         if link is not None:
             link.close()
+            if not any(other.member.address == link.member.address for other in self._links.values()):
+                self._spawn(self._dialer.forget(link.member.address))
         self._act(self._pool.worker_gone(worker, self._clock()))
 
     @property
@@ -252,7 +254,7 @@ class _Link:
             call.cancel()
 
     def _renew(self, state: worker_pb2.WorkerState, *, first: bool) -> bool:
-        """Whether the lease is granted. The pool counts it from now, the worker from when it asked, which is earlier."""
+        """Whether the lease is granted. The pool counts it from now; the worker from when it asked, which is before."""
         now, worker = self._clock(), self.member.instance
         if self._pool.epoch < 0:
             return False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kafka.broker import Broker, make_broker
 from tests.kafka.fixtures import kafka_broker
 
 __all__ = ["kafka_broker"]
@@ -15,6 +17,17 @@ __all__ = ["kafka_broker"]
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[Broker]:
+    """A real broker that the test may kill."""
+    broker = make_broker(tmp_path / "broker")
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.remove()
 
 
 @pytest.fixture

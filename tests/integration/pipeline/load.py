@@ -7,7 +7,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -130,13 +130,18 @@ class Clients:
                 raise _Refused from error
             made.end = f"{error.code().name}: {error.details()}"
 
-    async def poisson(self, prompts: Sequence[str], rate: float, seed: int) -> list[Call]:
-        """All prompts, at random moments, ``rate`` a second; ways alternate."""
+    async def poisson(
+        self, prompts: Sequence[str], rate: float, seed: int, *, enough: Callable[[int], bool] | None = None
+    ) -> list[Call]:
+        """Prompts at random moments, ``rate`` a second, by both ways in turn: each once, or over and over until so many
+        are ``enough``."""
         draw = random.Random(seed)
+        tasks: list[asyncio.Task[Call]] = []
         async with asyncio.TaskGroup() as group:
-            tasks = []
-            for number, prompt in enumerate(prompts):
-                tasks.append(group.create_task(self.call(number, prompt, ("http", "grpc")[number % 2])))
+            while not (enough(len(tasks)) if enough is not None else len(tasks) == len(prompts)):
+                number = len(tasks)
+                way = ("http", "grpc")[number % 2]
+                tasks.append(group.create_task(self.call(number, prompts[number % len(prompts)], way)))
                 await asyncio.sleep(draw.expovariate(rate))
         return [task.result() for task in tasks]
 

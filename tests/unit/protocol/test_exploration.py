@@ -15,6 +15,7 @@ from greenroom.worker.runs import RunTable
 from tests.unit.protocol.world import EPOCH_MS, GRACE_MS, LENGTH, Client, Faults, World
 
 REQUESTS = 14
+COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 POISON = 3
 """The request that ends every worker which runs it."""
 HARSH = Faults(lose=0.05, slow=0.05, crash=0.02, pause=0.02, lose_append=0.08, hand_over=0.02)
@@ -94,7 +95,7 @@ def check(world: World) -> None:
         if outcome is None or client.end not in {reason.value for reason in FinishReason}:
             continue
         assert client.end == outcome.reason.value
-        if outcome.reason is FinishReason.LENGTH:
+        if outcome.reason in COMPLETED:
             assert tuple(client.tokens) == outcome.token_ids, f"{request_id}: its client had another text"
             assert len(outcome.token_ids) == LENGTH
         if outcome.reason is FinishReason.FAILED:
@@ -104,7 +105,7 @@ def check(world: World) -> None:
             assert client.cancelled
     for client in world.clients:
         if client.request.model == "poison" and client.request.request_id in outcomes:
-            assert outcomes[client.request.request_id].reason is not FinishReason.LENGTH
+            assert outcomes[client.request.request_id].reason not in COMPLETED
     assert world.committed == len(world.tasks), "every task is finished, and committed"
     for worker in world.workers:
         assert not worker.table.runs, f"{worker.name} still has {list(worker.table.runs)}"

@@ -67,6 +67,12 @@ def test_the_outcome_gives_the_rest_and_ends_it(book: StreamBook) -> None:
     assert book.open("r", A2, "t") is Unwanted.ENDED
 
 
+@pytest.mark.parametrize("reason", FinishReason)
+def test_a_lost_end_comes_from_the_outcome_where_there_is_one(book: StreamBook, reason: FinishReason) -> None:
+    completed = reason in {FinishReason.STOP, FinishReason.LENGTH}
+    assert list(book.end(outcome(10, 11, reason=reason), tokens(10, 11))) == (tokens(10, 11) if completed else [])
+
+
 def test_an_outcome_that_is_another_text_is_not_delivered(book: StreamBook) -> None:
     book.open("r", A1, "s")
     book.add("r", "s", tokens(10))

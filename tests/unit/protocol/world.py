@@ -408,7 +408,8 @@ class Worker(Node):
                     self.do([emit])
             if len(ids) >= LENGTH:
                 del self.generating[number]
-                done = Finished(FinishReason.LENGTH, len(task.request.prompt_ids), LENGTH)
+                why = self.world.random.choice((FinishReason.LENGTH, FinishReason.STOP))
+                done = Finished(why, len(task.request.prompt_ids), LENGTH)
                 self.do(self.table.ended(number, done, self.world.now))
         self.table.audit()
 

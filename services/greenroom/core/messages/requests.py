@@ -20,8 +20,8 @@ class Request(Message, frozen=True, kw_only=True, tag="request"):
 
     ``pool``: the partition of ``tasks`` and ``journal`` that the model's pool has. ``prompt``: the text that the
     task type is extracted from; ``prompt_ids``: what is generated from. ``digest``: of all that the client asked, so
-    that another body under the same idempotency key (``keyed``) is told apart. ``reply_to``: the gateway instance that waits for
-    the tokens. ``accepted_ms``, ``deadline_ms``: Unix time in milliseconds.
+    that another body under the same idempotency key (``keyed``) is told apart. ``reply_to``: the gateway instance that
+    waits for the tokens. ``accepted_ms``, ``deadline_ms``: Unix time in milliseconds.
     """
 
     request_id: RequestId

@@ -1,0 +1,57 @@
+"""From what was measured to the figures that are reported."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.pipeline.schedule import Measured
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+
+def added(engine: Sequence[Measured], pipeline: Sequence[Measured]) -> dict[str, float]:
+    """What the pipeline adds, of one round in which both had the same requests at the same times; milliseconds.
+
+    The median is of the differences request by request, p99 the difference of the arms' own.
+    """
+    pairs = [(a, b) for a, b in zip(engine, pipeline, strict=True) if not a.refused and not b.refused]
+    if not pairs:
+        raise ValueError("every request was refused")
+    return {
+        "ttft_added_p50_ms": 1e3 * statistics.median(b.ttft - a.ttft for a, b in pairs),
+        "ttft_added_p99_ms": 1e3
+        * (percentile([b.ttft for _, b in pairs], 0.99) - percentile([a.ttft for a, _ in pairs], 0.99)),
+        "itl_added_p50_ms": 1e3 * statistics.median(b.itl - a.itl for a, b in pairs),
+        "ttft_engine_p50_ms": 1e3 * statistics.median(a.ttft for a, _ in pairs),
+        "ttft_pipeline_p50_ms": 1e3 * statistics.median(b.ttft for _, b in pairs),
+        "itl_engine_p50_ms": 1e3 * statistics.median(a.itl for a, _ in pairs),
+        "itl_pipeline_p50_ms": 1e3 * statistics.median(b.itl for _, b in pairs),
+        "ttft_ratio_p50": statistics.median(b.ttft for _, b in pairs) / statistics.median(a.ttft for a, _ in pairs),
+        "itl_ratio_p50": statistics.median(b.itl for _, b in pairs) / statistics.median(a.itl for a, _ in pairs),
+        "requests": len(pairs),
+        "refused": len(engine) - len(pairs),
+    }
+
+
+def throughput(measured: Sequence[Measured], seconds: float) -> float:
+    """Tokens a second."""
+    return sum(one.tokens for one in measured) / seconds
+
+
+def spread(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Median over rounds, with the least and the most."""
+    return {
+        key: {
+            "median": round(statistics.median(row[key] for row in rounds), 4),
+            "min": round(min(row[key] for row in rounds), 4),
+            "max": round(max(row[key] for row in rounds), 4),
+        }
+        for key in rounds[0]
+    }
