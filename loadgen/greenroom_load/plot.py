@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 # Told apart by colour-blind people too (Okabe and Ito's palette), and by the dashes and markers in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
+_DOUBTFUL = " !"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 
 
@@ -137,6 +138,10 @@ def _low(values: Sequence[float]) -> float:
 def _time(runs: Mapping[str, Json]) -> Figure:
     figure = _figure(9.5, 8.4)
     load, flight, first, gaps = figure.subplots(4, 1, sharex=True, height_ratios=(1, 1, 1.3, 1.3))
+    floors = {
+        key: _scale_y(panel, [run["series"][f"{key}_{level}_ms"] for run in runs.values() for level in ("p50", "p99")])
+        for panel, key in ((first, "ttft"), (gaps, "itl"))
+    }
     for place, run in enumerate(runs.values()):
         own, colour = run["series"], _colour(place)
         width = own["bin_s"]
@@ -147,16 +152,16 @@ def _time(runs: Mapping[str, Json]) -> Figure:
             load.plot(*zip(*at, strict=True), linestyle="none", marker="x", markersize=5, color=colour)
         flight.step(middles, own["in_flight"], where="mid", color=colour, linewidth=1.4)
         for panel, key in ((first, "ttft"), (gaps, "itl")):
-            _course(panel, middles, own[f"{key}_p50_ms"], colour, marker=".", linestyle="-", width=1.6)
-            _course(panel, middles, own[f"{key}_p99_ms"], colour, marker=".", linestyle=(0, (4, 2)), width=1.0)
+            _course(panel, middles, own[f"{key}_p50_ms"], floors[key], color=colour, linestyle="-", linewidth=1.6)
+            _course(
+                panel, middles, own[f"{key}_p99_ms"], floors[key], color=colour, linestyle=(0, (4, 2)), linewidth=1.0
+            )
     width = max(run["series"]["bin_s"] for run in runs.values())
     load.set_ylabel("arrivals/s")
     flight.set_ylabel("in flight")
     first.set_ylabel("TTFT, ms")
     gaps.set_ylabel("between tokens, ms")
     gaps.set_xlabel(f"seconds since the start (bins of {width:g} s)")
-    for panel, key in ((first, "ttft"), (gaps, "itl")):
-        _logarithmic_y(panel, [run["series"][f"{key}_{level}_ms"] for run in runs.values() for level in ("p50", "p99")])
     for panel in (load, flight):
         panel.set_ylim(bottom=0)
     for panel in (load, flight, first, gaps):
@@ -170,57 +175,50 @@ def _time(runs: Mapping[str, Json]) -> Figure:
     return figure
 
 
-def _course(
-    panel: Axes, at: Sequence[float], values: Sequence[float | None], colour: str, *, marker: str, linestyle: Any,
-    width: float,
-) -> None:  # fmt: skip
-    """A curve with gaps where a bin has no samples; points, so that a lone bin shows too."""
-    panel.plot(at, [float("nan") if value is None else value for value in values], color=colour, marker=marker,
-               markersize=3, linestyle=linestyle, linewidth=width)  # fmt: skip
+def _course(panel: Axes, at: Sequence[float], values: Sequence[float | None], floor: float, **style: Any) -> None:
+    """A curve with gaps where a bin has no samples; points, so that a lone bin shows too. Less than ``floor`` is drawn
+    there."""
+    heights = [float("nan") if value is None else max(value, floor) for value in values]
+    panel.plot(at, heights, marker=".", markersize=3, **style)
 
 
-def _logarithmic_y(panel: Axes, samples: Sequence[Sequence[float | None]]) -> None:
+def _scale_y(panel: Axes, samples: Sequence[Sequence[float | None]]) -> float:
+    """Logarithmic where values span more than a factor of twenty, else from 0. Returns the bottom."""
     values = [value for own in samples for value in own if value]
-    if values and max(values) > 20 * _low(values):
-        panel.set_yscale("log", nonpositive="clip")  # gaps of 0 lie at the bottom
-        panel.set_ylim(_low(values) / 1.5, max(values) * 1.5)
-        panel.yaxis.set_major_formatter(_plain)
-    else:
-        panel.set_ylim(bottom=0)
+    if not values or max(values) <= 20 * _low(values):
+        panel.set_ylim(0, 1.08 * max(values, default=1.0))
+        return 0.0
+    bottom = _low(values) / 1.5
+    panel.set_yscale("log")
+    panel.set_ylim(bottom, max(values) * 1.5)
+    panel.yaxis.set_major_formatter(_plain)
+    return bottom
 
 
 # --- against the rate
 
 
 def _rate(sweeps: Mapping[str, Json]) -> Figure:
-    figure = _figure(11, 4.6)
+    figure = _figure(11, 4.8)
     done, first = figure.subplots(1, 2)
     highest = max(step["result"]["offered_rate"] for sweep in sweeps.values() for step in sweep["steps"])
     done.plot([0, highest], [0, highest], color="0.6", linewidth=1.0, linestyle=":", label="all that was sent")
-    with_goodput = False
     for place, (name, sweep) in enumerate(sweeps.items()):
-        steps = sweep["steps"]
-        rates = [step["result"]["offered_rate"] for step in steps]
-        style: dict[str, Any] = {"color": _colour(place), "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5}
-        results = [step["result"] for step in steps]
+        results = [step["result"] for step in sweep["steps"]]
         prefix = "" if len(sweeps) == 1 else f"{name}: "
-        done.plot(rates, [result["request_throughput_while_sending"] for result in results], linewidth=1.2,
-                  linestyle=(0, (4, 2)), label=f"{prefix}completed", **style)  # fmt: skip
+        _against_rate(done, results, "request_throughput", f"{prefix}completed", place, dashed=True)
         if results[0]["request_goodput"] is not None:
-            with_goodput = True
-            done.plot(rates, [result["request_goodput"] for result in results], linewidth=1.8,
-                      label=f"{prefix}goodput ({_targets(results[0])})", **style)  # fmt: skip
-        for key, label, line in (("median", "median", "-"), ("p99", "99th percentile", (0, (4, 2)))):
-            values = [result[f"{key}_ttft_intended_ms"] for result in results]
-            first.plot(rates, values, linewidth=1.8 if key == "median" else 1.2, linestyle=line,
-                       label=f"{prefix}{label}", **style)  # fmt: skip
+            label = f"{prefix}goodput ({_targets(results[0])})"
+            _against_rate(done, results, "request_goodput", label, place, dashed=False)
+        _against_rate(first, results, "median_ttft_intended_ms", f"{prefix}median", place, dashed=False)
+        _against_rate(first, results, "p99_ttft_intended_ms", f"{prefix}99th percentile", place, dashed=True)
         if sweep["saturating_rate"] is not None and sweep["saturation_seen"]:
-            at = next(rate for rate, step in zip(rates, steps, strict=True) if step["rate"] == sweep["saturating_rate"])
+            step = next(step for step in sweep["steps"] if step["rate"] == sweep["saturating_rate"])
             for panel in (done, first):
-                panel.axvline(at, color=_colour(place), linewidth=1.0, alpha=0.5)
-    done.set_ylabel("requests/s completed" + (" and within the targets" if with_goodput else ""))
+                panel.axvline(step["result"]["offered_rate"], color=_colour(place), linewidth=1.0, alpha=0.5)
+    done.set_ylabel("requests/s")
     first.set_ylabel("TTFT from intended send, ms")
-    _logarithmic_y(
+    _scale_y(
         first,
         [
             [step["result"][f"{key}_ttft_intended_ms"] for step in sweep["steps"]]
@@ -237,11 +235,28 @@ def _rate(sweeps: Mapping[str, Json]) -> Figure:
     notes = []
     if any(sweep["saturating_rate"] is not None and sweep["saturation_seen"] for sweep in sweeps.values()):
         notes.append("vertical line: the highest sustained rate")
+    if any(not step["result"]["trustworthy"] for sweep in sweeps.values() for step in sweep["steps"]):
+        notes.append("hollow: the generator was too slow to be trusted")
     if any("ttft" in step["result"]["few_samples"] for sweep in sweeps.values() for step in sweep["steps"]):
         notes.append(f"some rates have fewer than {FEW_SAMPLES} requests: their 99th percentile is the largest")
     if notes:
         figure.supxlabel("; ".join(notes), fontsize=9, color="0.35")
     return figure
+
+
+def _against_rate(panel: Axes, results: Sequence[Json], key: str, label: str, place: int, *, dashed: bool) -> None:
+    """A figure of each rate; hollow where the generator was too slow to be trusted."""
+    rates = [result["offered_rate"] for result in results]
+    style: dict[str, Any] = {"color": _colour(place), "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5}
+    line: dict[str, Any] = (
+        {"linestyle": (0, (4, 2)), "linewidth": 1.2} if dashed else {"linestyle": "-", "linewidth": 1.8}
+    )
+    panel.plot(rates, [result[key] for result in results], label=label, **style, **line)
+    doubtful = [result for result in results if not result["trustworthy"]]
+    panel.plot(
+        [result["offered_rate"] for result in doubtful], [result[key] for result in doubtful], linestyle="none",
+        markerfacecolor="white", **style,
+    )  # fmt: skip
 
 
 def _targets(result: Json) -> str:
@@ -261,8 +276,8 @@ class _Entry:
 
 
 def _run_name(name: str, run: Json) -> str:
-    few = " *" if "ttft" in run["few_samples"] else ""
-    return f"{name}: {run['setup']['arrivals']}, {run['completed']} of {run['num_prompts']} completed{few}"
+    marks = (" *" if "ttft" in run["few_samples"] else "") + ("" if run["trustworthy"] else _DOUBTFUL)
+    return f"{name}: {run['setup']['arrivals']}, {run['completed']} of {run['num_prompts']} completed{marks}"
 
 
 def _legend(figure: Figure, entries: Sequence[_Entry], *, notes: Sequence[str]) -> None:
@@ -270,7 +285,9 @@ def _legend(figure: Figure, entries: Sequence[_Entry], *, notes: Sequence[str]) 
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=entry.colour, linewidth=2) for entry in entries]
-    if any(entry.label.endswith("*") for entry in entries):
+    if any(entry.label.endswith(_DOUBTFUL) for entry in entries):
+        notes = [*notes, "! the generator was too slow to be trusted"]
+    if any("*" in entry.label for entry in entries):
         notes = [*notes, f"* fewer than {FEW_SAMPLES} requests"]
     figure.legend(handles, [entry.label for entry in entries], loc="outside upper left", frameon=False, fontsize=9,
                   ncols=1)  # fmt: skip
