@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
 
-.PHONY: help run test test-full test-compose image lint format proto kafka bench-budgets bench-engine bench-peers clean
+.PHONY: help run test test-full test-compose image lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -54,6 +54,9 @@ bench-engine: $(STAMP) ## Beside transformers and accelerate, and beside what th
 
 bench-peers: $(STAMP) $(PEERS_STAMP) ## Beside llama.cpp, resident and at a third (its first use builds llama.cpp: about 8 minutes)
 	$(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python
+
+bench-pipeline: $(STAMP) ## What Kafka, gRPC and the services add to the engine (about a quarter of an hour; Java and Maven)
+	$(BIN)/python -m benchmarks.pipeline
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -16,17 +16,13 @@ from greenroom.gateway.streams import Diverged, StreamBook
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One request that was sent on its way from here. ``tokens``: all that any of its clients may have had.
-
-    Several clients may listen, one behind the other: an idempotency key is one request, however often it is sent.
-    """
+    """One request that was sent on its way from here. ``tokens``: all that its client may have had."""
 
     request_id: str
     digest: bytes
     keyed: bool
     tokens: list[Token] = field(default_factory=list)
     finished: Finished | None = None
-    listeners: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, tokens: Sequence[Token]) -> None:

@@ -166,22 +166,20 @@ class Pipeline(Part):
                     yield event
                 return
             flight = await self._send(request)
-        flight.listeners += 1
         try:
             async for event in flight.events():
                 if isinstance(event, Finished) and event.error == CONFLICT:
                     raise Conflict(CONFLICT)
                 yield event
         finally:
-            flight.listeners -= 1
-            if flight.finished is None and not flight.listeners and not flight.keyed:
+            # One with a key goes on without its client: a retry gets it.
+            if flight.finished is None and not flight.keyed:
                 self._give_up(flight, request)
 
     async def _send(self, request: GenerationRequest) -> Flight:
         self._check_depth()
         record = self._record(request)
         flight = self.flights.begin(request.request_id, request.digest, keyed=request.keyed)
-        flight.listeners += 1  # so that nobody who joins while this is appended ends it by leaving
         try:
             await self._log.append(
                 REQUESTS, encode(record), key=request.request_id.encode(), timeout_s=self._config.append_timeout_s
@@ -198,8 +196,6 @@ class Pipeline(Part):
         except BaseException:
             self._unknown(flight, request)
             raise
-        finally:
-            flight.listeners -= 1
         self._since_depth += 1
         return flight
 
@@ -209,11 +205,11 @@ class Pipeline(Part):
         await self._cancel(request_id, int(self._clock() + self._config.max_timeout_s * 1000), "it was cancelled")
 
     def _unknown(self, flight: Flight, request: GenerationRequest) -> None:
-        """Rule 8. Under a key a retry attaches to the flight, which ends with the outcome or its deadline."""
-        if not request.keyed:
-            self._give_up(flight, request)
-        elif flight.listeners <= 1:
+        """Rule 8. Under a key a retry sends it again, and whichever lands first is the request."""
+        if request.keyed:
             self.flights.forget(flight)
+        else:
+            self._give_up(flight, request)
 
     def _give_up(self, flight: Flight, request: GenerationRequest) -> None:
         """Its client has gone, or was told that it is unknown: a cancel goes the request's own way (rule 9)."""
