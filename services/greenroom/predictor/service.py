@@ -61,6 +61,8 @@ class PredictorService(Part):
         self._unsaved: dict[str, list[tuple[PrefixTracker, int]]] = {}
         """What waits for a version of its model, or for its model to be forgotten."""
         self._forgotten: set[str] = set()
+        self._unsaved_count = 0
+        """Those that are being written now are among them."""
         self._something = asyncio.Event()
         """Set while anything is unsaved."""
         self._due = asyncio.Event()
@@ -163,10 +165,10 @@ class PredictorService(Part):
 
     async def _read_always(self, consumer: GroupConsumer) -> None:
         while True:
-            while self._unsaved_count() >= self._config.max_unsaved:
+            while self._unsaved_count >= self._config.max_unsaved:
                 self._room.clear()
                 await self._room.wait()
-            room = self._config.max_unsaved - self._unsaved_count()
+            room = self._config.max_unsaved - self._unsaved_count
             for record in await consumer.poll(_POLL_S, min(_AT_ONCE, room)):
                 await self._take(record)
 
@@ -217,13 +219,10 @@ class PredictorService(Part):
         self._unsaved.setdefault(model, []).append((tracker, offset))
         self._something.set()
         self._saved.clear()
-        unsaved = self._unsaved_count()
-        self._metrics.unsaved.set(unsaved)
-        if unsaved >= self._config.publish_every:
+        self._unsaved_count += 1
+        self._metrics.unsaved.set(self._unsaved_count)
+        if self._unsaved_count >= self._config.publish_every:
             self._due.set()
-
-    def _unsaved_count(self) -> int:
-        return sum(len(waiting) for waiting in self._unsaved.values())
 
     async def _bury(self, record: Record, error: Undecodable | BadTrace) -> None:
         letter = DeadLetter(
@@ -294,13 +293,14 @@ class PredictorService(Part):
                 continue
             for tracker, offset in waiting:
                 tracker.finish(offset)
+            self._unsaved_count -= len(waiting)
         if failure is not None:
             self._trouble = f"no version can be written: {failure}"
             self._metrics.failures.inc()
             _LOG.error("a version could not be written and is tried again: %s", failure)
         else:
             self._trouble = None
-        self._metrics.unsaved.set(self._unsaved_count())
+        self._metrics.unsaved.set(self._unsaved_count)
         self._room.set()
         if not self._unsaved:
             self._something.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -323,12 +324,32 @@ async def test_nothing_is_committed_while_nothing_can_be_kept(world: World) -> N
     await world.send(*(one(number) for number in range(40)))
     await world.until(lambda: "No space left" in (running.service.unready or ""))
     await world.until(lambda: running.metric("unsaved_sequences") == 16)
+    failures = running.metric("artifact_failures_total")
+    await world.until(lambda: running.metric("artifact_failures_total") > failures + 3)
+    assert running.metric("unsaved_sequences") == 16
     assert await world.committed() == 0
-    assert running.metric("artifact_failures_total") > 0
     store.full = False
     await world.until_committed()
     assert running.service.unready is None
     assert running.service.library.models["m"].everything.sequences == 40
+    await running.stop()
+
+
+async def test_what_is_read_again_waits_for_its_version_too(world: World) -> None:
+    """The partitions leave and come back before anything could be kept: the copies are known, and not committed."""
+    store = FullDisk(keep=3)
+    running = await world.start(store=store, revoke_s=0.01)
+    await world.send(*(one(number) for number in range(6)))
+    await world.until(lambda: running.metric("sequences_total") == 6)
+    async with world.log.group("traces", "predictor", Nobody()):
+        pass
+    await world.until(lambda: running.metric("duplicates_total") >= 6)
+    failures = running.metric("artifact_failures_total")
+    await world.until(lambda: running.metric("artifact_failures_total") > failures + 2)
+    assert await world.committed() == 0
+    store.full = False
+    await world.until_committed()
+    assert running.service.library.models["m"].everything.sequences == 6
     await running.stop()
 
 
@@ -419,6 +440,16 @@ async def test_a_log_that_failed_ends_it(world: World) -> None:
 
 class _Killed(Exception):
     """Stands for a process that ends there."""
+
+
+class Nobody:
+    """Takes partitions and does nothing with them."""
+
+    async def assigned(self, partitions: Mapping[int, int]) -> None:
+        pass
+
+    async def revoked(self, partitions: Sequence[int]) -> None:
+        pass
 
 
 class FullDisk(MemoryArtifacts):
