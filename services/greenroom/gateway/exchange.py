@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -28,10 +28,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class Note:
-    """What the log line of one exchange will say beside the usual; filled in while it is answered. ``base``: the id
-    that the ids of its sequences begin with."""
+    """What the log line of one exchange will say beside the usual; filled in while it is answered. ``given_id``: the
+    header ``X-Request-Id``. ``base``: the id that the ids of its sequences begin with."""
 
-    request_id: str
+    given_id: str | None
+    request_id: str = field(default_factory=lambda: f"req-{uuid.uuid4().hex}")
     base: str | None = None
     caller: str | None = None
     user: str | None = None
@@ -51,7 +52,7 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
-        note = request[_NOTE] = Note(request.headers.get("X-Request-Id", ""))
+        note = request[_NOTE] = Note(request.headers.get("X-Request-Id"))
         status = CLIENT_CLOSED
         try:
             response = await _answer(request, handler, note)
@@ -143,9 +144,10 @@ async def _answer(request: web.Request, handler: Handler, note: Note) -> web.Str
 
 
 def _check_id(note: Note) -> None:
-    given, note.request_id = note.request_id, note.request_id or f"req-{uuid.uuid4().hex}"
-    if given and not VISIBLE.fullmatch(given):
-        note.request_id = f"req-{uuid.uuid4().hex}"
+    given = note.given_id
+    if given is not None and VISIBLE.fullmatch(given):
+        note.request_id = given
+    elif given is not None:
         raise ApiError(
             400, "the header X-Request-Id takes 1 to 128 visible ASCII characters", code="invalid_request_id"
         )

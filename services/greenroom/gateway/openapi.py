@@ -138,7 +138,10 @@ def _schemas(config: GatewayConfig) -> Json:
         field["exclusiveMinimum"] = 0
     schemas["ChatBody"]["properties"]["top_logprobs"].update(minimum=0, maximum=MAX_LOGPROBS)
     schemas["CompletionBody"]["properties"]["logprobs"].update(minimum=0, maximum=MAX_LOGPROBS)
-    schemas["Message"]["properties"]["role"]["enum"] = list(ROLES)
+    message = schemas["Message"]
+    message["properties"]["role"]["enum"] = list(ROLES)
+    message["properties"]["content"] = _CONTENT
+    message["required"] = ["role", "content"]
     return dict(schemas)
 
 
@@ -163,6 +166,21 @@ def _bounds(config: GatewayConfig) -> Json:
     }
 
 
+_CONTENT: Json = {
+    "description": "A text, or parts of text, which are joined by line breaks.",
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+                "additionalProperties": False,
+            },
+        },
+    ],
+}
 _REQUEST_ID: Json = {
     "name": "X-Request-Id",
     "in": "header",
@@ -198,11 +216,7 @@ _HEADERS: list[Json] = [
 def _generating(
     name: str, what: str, body: type[msgspec.Struct], reply: type[msgspec.Struct], chunk: str, config: GatewayConfig
 ) -> Json:
-    events = f"Events, each with a `{chunk}` as data; at the end `[DONE]`, or an event `error` with an `ErrorBody`."
-    content = {
-        "application/json": {"schema": _ref(reply)},
-        "text/event-stream": {"schema": {"type": "string", "description": events}},
-    }
+    content = {"application/json": {"schema": _ref(reply)}, "text/event-stream": {"schema": _event(chunk)}}
     operation = _operation(name, what, content, _GENERATING, config, False)
     operation["responses"]["200"]["headers"][REPLY_ID_HEADER] = {
         "description": "With which the ids of the reply and of its sequences begin, or end.",
@@ -212,6 +226,25 @@ def _generating(
         **operation,
         "parameters": _HEADERS,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
+    }
+
+
+def _event(chunk: str) -> Json:
+    """One event of a stream: how OpenAPI 3.1 is read where a reply has many."""
+    payload = {"anyOf": [{"$ref": _REF.format(name=chunk)}, _ref(ErrorBody)]}
+    return {
+        "type": "object",
+        "description": f"Of each event: a `{chunk}`, at the end `[DONE]`; or, as an event `error`, an `ErrorBody`.",
+        "properties": {
+            "event": {"type": "string", "enum": ["message", "error"]},
+            "data": {
+                "anyOf": [
+                    {"type": "string", "const": "[DONE]"},
+                    {"type": "string", "contentMediaType": "application/json", "contentSchema": payload},
+                ]
+            },
+        },
+        "required": ["data"],
     }
 
 

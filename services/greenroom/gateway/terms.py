@@ -18,7 +18,7 @@ PRIORITY_HEADER = "x-priority"
 IDEMPOTENCY_HEADER = "idempotency-key"
 MAX_PRIORITY = 100
 VISIBLE = re.compile(r"[\x21-\x7e]{1,128}")
-_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
+_NUMBER = re.compile(r"[0-9]{1,24}(\.[0-9]{1,24})?([eE][+-]?[0-9]{1,3})?")
 _PRIORITY = re.compile(r"-?[0-9]{1,3}")
 _ID = re.compile(r"(?:[a-z]+-)?([0-9a-f]{40})(?:-([0-9]{1,4}))?")
 _TAG_CHARS = 8
@@ -94,7 +94,7 @@ def _milliseconds(headers: Headers, name: str) -> float | None:
     if text is None:
         return None
     value = float(text) if _NUMBER.fullmatch(text) else math.nan
-    if not value > 0:
+    if not 0 < value < math.inf:
         raise InvalidRequest(f"the header {name} takes a number of milliseconds above 0, such as 250", param=name)
     return value
 

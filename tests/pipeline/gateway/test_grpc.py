@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,7 @@ class TestKeys:
         return {"grpc_port": 0, "keys_file": key[0]}
 
     async def test_without_one_nothing_is_done(self, stub: Any, server: Server) -> None:
-        calls = [
+        calls: list[Callable[..., Any]] = [
             lambda **more: stub.Generate(hello(), **more),
             lambda **more: events_of(stub.GenerateStream(hello(), **more)),
             lambda **more: stub.Cancel(inference_pb2.CancelRequest(request_id="x"), **more),
@@ -375,7 +376,8 @@ class TestKeys:
 
 
 async def test_health_follows_readiness(channel: grpc.aio.Channel, server: Server) -> None:
-    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="greenroom.v1.Inference"))
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    watch = health.Watch(health_pb2.HealthCheckRequest(service="greenroom.v1.Inference"))
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     found = []
     async with asyncio.timeout(DEADLINE_S):
@@ -391,7 +393,8 @@ async def test_health_follows_readiness(channel: grpc.aio.Channel, server: Serve
 
 
 async def test_reflection_names_the_service(channel: grpc.aio.Channel) -> None:
-    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+    stub_kind: Any = reflection_pb2_grpc.ServerReflectionStub
+    call = stub_kind(channel).ServerReflectionInfo()
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     reply = await asyncio.wait_for(call.read(), DEADLINE_S)
     names = {service.name for service in reply.list_services_response.service}
@@ -425,8 +428,6 @@ async def test_what_does_not_finish_in_time_is_ended_and_told(stub: Any, server:
 @pytest.mark.parametrize("config", [{"grpc_port": 0, "slow_client_timeout_s": 0.3}])
 async def test_a_caller_that_does_not_read_is_dropped(server: Server) -> None:
     """It says more than the buffers take; nothing of it is read."""
-    from dataclasses import replace
-
     server.generator.model = replace(server.generator.model, max_model_len=10_000_000)
     options = [("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.gateway.grpc_port}", options=options) as channel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from openai.types.chat import (
 from openai.types.completion_create_params import CompletionCreateParamsBase
 
 from greenroom.core.errors import InvalidRequest
+from greenroom.gateway.exchange import REPLY_ID_HEADER
 from greenroom.gateway.schema import (
     NEUTRAL,
     NEUTRAL_IN_MESSAGE,
@@ -28,6 +30,7 @@ from greenroom.gateway.schema import (
     decode_body,
     refuse_unsupported,
 )
+from greenroom.gateway.terms import IDEMPOTENCY_HEADER, PRIORITY_HEADER, SLO_HEADERS
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}
@@ -141,3 +144,30 @@ def test_a_part_of_a_message_names_its_place() -> None:
     message = Message(role="assistant", content="x", tool_calls=[{}])
     with pytest.raises(InvalidRequest, match=r"messages\[3\]\.tool_calls is not supported"):
         refuse_unsupported(message, NEUTRAL_IN_MESSAGE, "messages[3].")
+
+
+CODE_AT = {"unavailable": 1, "too_many": 1, "failed": 1, "_refused": 1, "Refusal": 0}
+"""Where functions of the gateway take a code, beside those that take it by name."""
+
+
+def codes_in(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        given: list[ast.expr] = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+        if isinstance(node.func, ast.Name) and node.func.id in CODE_AT:
+            given += node.args[CODE_AT[node.func.id] :][:1]
+        found |= {each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return found
+
+
+def test_the_documentation_names_every_code_and_header() -> None:
+    root = Path(__file__).parents[3]
+    page = (root / "docs" / "architecture" / "http-api.md").read_text(encoding="utf-8")
+    sources = [*(root / "services/greenroom/gateway").glob("*.py"), *(root / "services/greenroom/text").glob("*.py")]
+    found = set().union(*map(codes_in, sources))
+    assert found >= {"saturated", "shed", "idempotency_conflict", "invalid_api_key", "rate_limited", "cancelled"}
+    assert {name for name in found if f"`{name}`" not in page} == set()
+    for header in (*SLO_HEADERS.values(), PRIORITY_HEADER, IDEMPOTENCY_HEADER, REPLY_ID_HEADER):
+        assert f"`{header.lower()}" in page.lower()

@@ -33,14 +33,17 @@ def test_nothing_said() -> None:
 
 def test_all_that_can_be_said() -> None:
     said = terms(
-        ("x-slo-ttft-ms", "200"), ("x-slo-tpot-ms", "12.5"), ("x-slo-e2e-ms", " 3000 "), ("x-priority", "-7"),
+        ("x-slo-ttft-ms", "200"), ("x-slo-tpot-ms", "1.25e1"), ("x-slo-e2e-ms", " 3000 "), ("x-priority", "-7"),
         ("idempotency-key", "order-1"),
     )  # fmt: skip
     assert said.slo == Slo(ttft_ms=200, tpot_ms=12.5, e2e_ms=3000)
     assert (said.priority, said.keyed, said.base) == (-7, True, base_id("ann", "order-1"))
 
 
-@pytest.mark.parametrize("value", ["", "0", "-1", "x", "1e3", "nan", "inf", "1,5", "٣", "1" * 20, "0x10", "0.0"])
+BAD_NUMBERS = ["", "0", "-1", "x", "1e999", "nan", "inf", "1,5", "٣", "1" * 30, "0x10", "0.0", "1_0"]
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS)
 def test_a_bad_number_of_milliseconds_names_its_header(value: str) -> None:
     with pytest.raises(InvalidRequest, match="x-slo-tpot-ms takes a number of milliseconds above 0") as caught:
         terms(("x-slo-tpot-ms", value))

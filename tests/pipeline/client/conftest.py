@@ -1,0 +1,54 @@
+"""Gateways with the gRPC API, in front of generators that the test controls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from greenroom.gateway import Gateway, GatewayConfig
+from greenroom.text import TextProcessor
+from tests import small_tokenizers
+from tests.scripted_generator import ScriptedGenerator
+
+
+@dataclass
+class Place:
+    """One gateway. ``address``: of its RPCs."""
+
+    gateway: Gateway
+    generator: ScriptedGenerator
+    address: str
+
+
+class Start(Protocol):
+    async def __call__(self, **config: Any) -> Place: ...
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
+    folder: Path = small_tokenizers.write_chat(tmp_path_factory.mktemp("checkpoint"))
+    return TextProcessor.from_folder(folder)
+
+
+@pytest.fixture
+async def start(text: TextProcessor) -> AsyncIterator[Start]:
+    """Starts gateways; all are stopped at the end, and nothing may be left running in them."""
+    places: list[Place] = []
+
+    async def start(**config: Any) -> Place:
+        generator = ScriptedGenerator(text.tokenizer)
+        settings = GatewayConfig(port=0, **{"grpc_port": 0, "drain_timeout_s": 0, **config})
+        gateway = Gateway(settings, generator, text, CollectorRegistry())
+        await gateway.start()
+        places.append(Place(gateway, generator, f"localhost:{gateway.grpc_port}"))
+        return places[-1]
+
+    yield start
+    for place in places:
+        await place.gateway.stop()
+        await place.generator.until_idle()
