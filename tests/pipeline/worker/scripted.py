@@ -21,7 +21,7 @@ from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, S
 from greenroom.fabric.wire import from_token_run, to_token_run
 from greenroom.gateway.streams import Gap, StreamBook, Unwanted
 from greenroom.policies.events import Prediction
-from greenroom.v1 import tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
+from greenroom.v1 import common_pb2, tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
 from greenroom.worker.engine import Engine, EngineState, Events, Routed
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
@@ -60,6 +60,21 @@ def task_of(
         prompt=text,
     )
     return Task(request=request, task_type=task_type)
+
+
+def run_request(task: Task, worker: str, *, epoch: int, n: int) -> worker_pb2.RunRequest:
+    attempt = common_pb2.Attempt(epoch=epoch, n=n)
+    return worker_pb2.RunRequest(epoch=epoch, worker=worker, attempt=attempt, task=encode(task))
+
+
+async def lease_messages(
+    grants: asyncio.Queue[worker_pb2.LeaseFromScheduler], worker: str, *, epoch: int, lease_ms: int
+) -> AsyncIterator[worker_pb2.LeaseFromScheduler]:
+    """A scheduler's side of a lease: hello, then the grants as they come."""
+    hello = worker_pb2.LeaseHello(epoch=epoch, scheduler="scheduler", worker=worker, lease_ms=lease_ms)
+    yield worker_pb2.LeaseFromScheduler(hello=hello)
+    while True:
+        yield await grants.get()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -345,14 +360,7 @@ class Stage:
     def run(self, task: Task, n: int = 0, *, epoch: int | None = None, worker: str | None = None) -> Any:
         """The call, under way."""
         epoch = self.epoch if epoch is None else epoch
-        return self.stub.Run(
-            worker_pb2.RunRequest(
-                epoch=epoch,
-                worker=worker or self.service.instance,
-                attempt={"epoch": epoch, "n": n},  # type: ignore[arg-type]
-                task=encode(task),
-            )
-        )
+        return self.stub.Run(run_request(task, worker or self.service.instance, epoch=epoch, n=n))
 
     async def lease(self, lease_ms: int = LEASE_MS, *, epoch: int | None = None) -> Lease:
         """A scheduler's connection that grants what is asked, the first of it at once."""
@@ -383,14 +391,11 @@ class Lease:
         self.epoch = epoch
         self.states: list[worker_pb2.WorkerState] = []
         self._grants: asyncio.Queue[worker_pb2.LeaseFromScheduler] = asyncio.Queue()
-        hello = worker_pb2.LeaseHello(
-            epoch=epoch, scheduler="scheduler", worker=stage.service.instance, lease_ms=lease_ms
-        )
-        self._grants.put_nowait(worker_pb2.LeaseFromScheduler(hello=hello))
+        self._messages = lease_messages(self._grants, stage.service.instance, epoch=epoch, lease_ms=lease_ms)
         self.ended = asyncio.create_task(self._run(stage))
 
     async def _run(self, stage: Stage) -> grpc.StatusCode:
-        call = stage.stub.Lease(self._messages())
+        call = stage.stub.Lease(self._messages)
         try:
             async for asked in call:
                 self.states.append(asked.state)
@@ -406,10 +411,6 @@ class Lease:
         grant = worker_pb2.LeaseGrant(sequence=sequence, epoch=self.epoch)
         self._grants.put_nowait(worker_pb2.LeaseFromScheduler(grant=grant))
         self.granted += 1
-
-    async def _messages(self) -> AsyncIterator[worker_pb2.LeaseFromScheduler]:
-        while True:
-            yield await self._grants.get()
 
     async def hang_up(self) -> None:
         self.ended.cancel()
