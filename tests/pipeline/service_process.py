@@ -14,14 +14,6 @@ from pathlib import Path
 import aiohttp
 
 DEADLINE_S = 60.0
-_PROGRAM = """
-from greenroom.cli.main import main
-from greenroom.cli.predictor import predictor
-from greenroom.cli.tasktype import tasktype
-main.add_command(predictor)
-main.add_command(tasktype)
-main()
-"""
 
 
 class ServiceProcess:
@@ -42,7 +34,7 @@ class ServiceProcess:
         """Returns when it is ready."""
         with self._path.open("wb") as file:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", _PROGRAM, *self._arguments, stdout=file, stderr=file, env=self._environment
+                sys.executable, "-m", "greenroom", *self._arguments, stdout=file, stderr=file, env=self._environment
             )
         async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
             while await self._health(http) != 200:
