@@ -35,6 +35,7 @@ from greenroom.worker.traces import TraceWriter
 
 log = logging.getLogger(__name__)
 
+_MODEL_FAILED = "the model can not generate any more; its requests go on elsewhere"
 _TICK_S = 0.05
 _ANSWERS_S = 2.0
 _STREAMS_S = 1.0
@@ -94,7 +95,7 @@ class WorkerService(Part):
         self._answered = asyncio.Event()
         self._answered.set()
         self._fault = fault_of(config.fault)
-        self._model_failed = asyncio.Event()
+        self._failing: asyncio.Queue[BaseException] = asyncio.Queue()
         self._lapsed = True
         self._traces = (
             TraceWriter(
@@ -119,7 +120,7 @@ class WorkerService(Part):
     async def start(self) -> None:
         self._engine.listen(self._took)
         self.tasks.start(self._tick(), name="tick", forever=True)
-        self.tasks.start(self._watch_model(), name="model")
+        self.tasks.start(self._watch(), name="model")
         self.tasks.start(self._forecaster.run(), name="forecasts", forever=True)
         if self._traces is not None:
             self.tasks.start(self._traces.run(), name="traces", forever=True)
@@ -130,9 +131,12 @@ class WorkerService(Part):
             return "the model has failed"
         return "draining" if self.table.draining else None
 
-    async def _watch_model(self) -> None:
-        await self._model_failed.wait()
-        raise WorkerFailed("the model can not generate any more; its requests go on elsewhere")
+    async def _watch(self) -> None:
+        raise await self._failing.get()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failing.empty():
+            self._failing.put_nowait(error)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse what is new, let what runs come to its end within ``timeout_s``, give the rest back (rule 5)."""
@@ -306,8 +310,14 @@ class WorkerService(Part):
     def _took(self, events: Events) -> None:
         """All that a step gave."""
         if not self._engine.alive:
-            self._model_failed.set()
+            self._fail(WorkerFailed(_MODEL_FAILED))
             return  # nothing of it is an end: whoever takes the requests over goes on behind what was sent
+        try:
+            self._take_in(events)
+        except Exception as error:  # the engine has gone on, so what is known here of its runs is wrong
+            self._fail(error)
+
+    def _take_in(self, events: Events) -> None:
         now = self._clock()
         token, emit = self.table.token, self.streams.emit
         count = 0
@@ -378,7 +388,7 @@ class WorkerService(Part):
                 self.counters.lease_lapses += 1
                 log.warning("the lease ran out: nothing is sent until a scheduler renews it")
             if not self._engine.alive:
-                self._model_failed.set()
+                self._fail(WorkerFailed(_MODEL_FAILED))
 
 
 async def _within(timeout_s: float, work: Awaitable[object]) -> None:

@@ -202,6 +202,7 @@ class GatewayLink:
         self._calls = 0
         self._call: _Call | None = None
         self._task = asyncio.create_task(self._run(), name=f"tokens to {instance}")
+        self._task.add_done_callback(self._over)
 
     def open(self, request_id: str, attempt: Attempt) -> Stream:
         stream = Stream(next(self._numbers), request_id, attempt, self)
@@ -256,6 +257,12 @@ class GatewayLink:
         await asyncio.wait({self._task}, timeout=timeout_s)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("tokens to gateway %s failed by a defect", self.instance, exc_info=error)
+            # Whether it is there nobody knows: they are opened anew, but not at once, lest it fails again at once.
+            asyncio.get_running_loop().call_later(_LONGEST_PAUSE_S, self._owner.broken, self.take_streams())
 
     # -- the task ------------------------------------------------------------------------------------------------
 

@@ -486,6 +486,27 @@ async def test_what_waits_for_a_gateway_is_bounded() -> None:
         assert ids(await call) == answer(PROMPT, 200)
 
 
+async def test_a_defect_in_a_link_costs_a_second_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged() as stage:
+        gateway = await stage.gateway()
+        await stage.lease()
+        gateway.expect("a")
+        known = stage.members.get
+        left = [1]
+
+        def get(instance: str) -> Any:
+            if left:
+                left.clear()
+                raise RuntimeError("a defect")
+            return known(instance)
+
+        monkeypatch.setattr(stage.members, "get", get)
+        call = stage.run(stage.task("a"))
+        await begun(stage)
+        await stage.step(6)
+        assert ids(await call) == answer(PROMPT, 6)
+
+
 async def test_an_idle_call_is_hung_up_and_made_again_when_it_is_needed() -> None:
     async with staged(streams=StreamConfig(idle_gateway_ms=1_000)) as stage:
         gateway = await stage.gateway()
@@ -632,6 +653,22 @@ async def test_a_model_that_fails_ends_the_service_and_no_request() -> None:
         assert stage.service.unready == "the model has failed"
         await stage.service.stop()
         assert not call.done(), "that nobody answers is what makes it a loss"
+        call.cancel()
+
+
+async def test_a_defect_on_the_way_of_the_tokens_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged() as stage:
+        await stage.lease()
+        call = stage.run(stage.task("a", reply_to=None))
+        await begun(stage)
+        failing = asyncio.create_task(stage.service.failed())
+
+        def broken(*_: Any) -> None:
+            raise KeyError("a defect")
+
+        monkeypatch.setattr(stage.service.table, "token", broken)
+        await stage.step(1)
+        assert isinstance(await failing, KeyError)
         call.cancel()
 
 
