@@ -55,7 +55,7 @@ class _Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Length:
+class Length:
     """How many tokens a sequence may get. ``limit`` None: up to the end of the context. ``said``: the client did."""
 
     limit: int | None
@@ -81,7 +81,7 @@ def prepare_chat(
     if body.max_tokens not in (None, limit):
         raise InvalidRequest("max_completion_tokens and max_tokens differ; send one of them", param="max_tokens")
     field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-    length = _Length(limit, field, said=limit is not None)
+    length = Length(limit, field, said=limit is not None)
     return _prepared(body, [prompt], "messages", logprobs, length, text, model, terms, config)
 
 
@@ -114,7 +114,7 @@ def prepare_completion(
     if limit is None and default_tokens is not None:  # as OpenAI and vLLM have it, where the context has room for them
         room = model.max_model_len - max((len(prompt.ids) for prompt in encoded), default=0)
         limit = min(default_tokens, room) if room > 0 else None
-    length = _Length(limit, "max_tokens", said=body.max_tokens is not None)
+    length = Length(limit, "max_tokens", said=body.max_tokens is not None)
     return _prepared(body, encoded, "prompt", body.logprobs, length, text, model, terms, config)
 
 
@@ -123,7 +123,7 @@ def _prepared(
     prompts: Sequence[_Prompt],
     prompt_field: str,
     logprobs: int | None,
-    length: _Length,
+    length: Length,
     text: TextProcessor,
     model: ServedModel,
     terms: Terms,
@@ -184,7 +184,7 @@ def within_limits(
     prompts: Sequence[int],
     n: int,
     allowed: Sequence[int],
-    length: _Length,
+    length: Length,
     prompt_field: str,
     config: GatewayConfig,
     limits: KeyLimits,

@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.gateway import Gateway, GatewayConfig
+from greenroom.gateway.errors import unavailable
+from greenroom.gateway.service import GatewayService
 from greenroom.text import TextProcessor
 from tests import small_tokenizers
 from tests.pipeline.gateway.conftest import Server
@@ -204,3 +206,63 @@ async def test_a_generator_that_just_died_is_not_the_requests_fault(server: Serv
     status, body, headers = await server.post("/v1/completions", COMPLETION)
     assert (status, shaped(body)["code"], headers["Retry-After"]) == (503, "not_ready", "1")
     assert "the batch loop has stopped" in body["error"]["message"]
+
+
+async def test_as_a_part_of_a_process(server: Server, text: TextProcessor) -> None:
+    generator = ScriptedGenerator(text.tokenizer)
+    service = GatewayService(Gateway(GatewayConfig(port=0, grpc_port=0), generator, text, CollectorRegistry()))
+    await service.start()
+    assert service.unready is None
+    generator.ready = False
+    assert service.unready == "the server is not ready yet"
+    generator.ready = True
+    failed = asyncio.ensure_future(service.failed())
+    await generator.allow(1)
+    url = f"http://127.0.0.1:{service.port}/v1/completions"
+    streamed = asyncio.ensure_future(server.http.post(url, json=STREAM))
+    await generator.until_active(1)
+    await asyncio.wait_for(service.drain(0.05), DEADLINE_S)
+    assert service.unready == "the server is stopping and takes no new requests"
+    assert b'"cancelled"' in await (await streamed).read()
+    await asyncio.wait_for(service.stop(), DEADLINE_S)
+    await generator.until_idle()
+    assert not failed.done()
+    failed.cancel()
+
+
+async def test_a_taken_port_of_the_rpcs_is_named(server: Server, text: TextProcessor) -> None:
+    config = GatewayConfig(port=0, grpc_port=server.port)
+    other = Gateway(config, ScriptedGenerator(text.tokenizer), text, CollectorRegistry())
+    with pytest.raises(InvalidConfig, match="grpc_port: "):
+        await other.start()
+
+
+async def test_a_model_that_is_not_known_yet(text: TextProcessor) -> None:
+    """As a pipeline has it before its first worker: the door stands, and says 503."""
+
+    class Waiting(ScriptedGenerator):
+        known = False
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "model" and not type(self).known:
+                raise unavailable("no worker has said yet which model it serves", "not_ready")
+            return super().__getattribute__(name)
+
+    generator = Waiting(text.tokenizer)
+    generator.ready = False
+    registry = CollectorRegistry()
+    gateway = Gateway(GatewayConfig(port=0), generator, text, registry)
+    url = f"http://127.0.0.1:{await gateway.start()}"
+    try:
+        async with aiohttp.ClientSession() as http:
+            for path in ("/health", "/v1/models"):
+                async with http.get(url + path) as response:
+                    assert (response.status, shaped(await response.json())["code"]) == (503, "not_ready")
+            async with http.get(url + "/metrics") as response:
+                assert response.status == 200
+            Waiting.known = True
+            generator.ready = True
+            async with http.post(url + "/v1/completions", json=COMPLETION) as response:
+                assert response.status == 200
+    finally:
+        await gateway.stop()

@@ -6,13 +6,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import MAX_SEED, GenerationRequest, ServedModel, Slo
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doorkeeper import Caller
 from greenroom.gateway.keys import KeyLimits
-from greenroom.gateway.prepare import MAX_WORDS, Prepared, prepare_chat, prepare_completion
+from greenroom.gateway.prepare import MAX_WORDS, Length, Prepared, prepare_chat, prepare_completion, within_limits
 from greenroom.gateway.schema import ChatBody, CompletionBody
 from greenroom.gateway.terms import Terms
 from greenroom.text import TextProcessor
@@ -303,3 +305,35 @@ def test_the_digest_is_of_what_is_asked(text: TextProcessor) -> None:
     ]  # fmt: skip
     assert len({same, *others}) == len(others) + 1
     assert only(complete(text, "a")).digest == b""
+
+
+@given(
+    prompts=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    n=st.integers(1, 3),
+    said=st.none() | st.integers(1, 60),
+    most=st.none() | st.integers(1, 80),
+    key=st.none() | st.integers(2, 200),
+)
+def test_no_request_gets_more_tokens_than_allowed(
+    prompts: list[int], n: int, said: int | None, most: int | None, key: int | None
+) -> None:
+    """Nor fewer than it said, nor needlessly few where it said nothing."""
+    room = [100 - prompt for prompt in prompts]
+    wished = room if said is None else [said] * len(prompts)
+    length = Length(said, "max_tokens", said=said is not None)
+    limits = KeyLimits(token_limit=key)
+    fits = (most is None or max(wished) <= most) and (key is None or sum(prompts) + n * sum(wished) <= key)
+    config = GatewayConfig(max_new_tokens=most)
+    least = said or 1
+    impossible = key is not None and sum(prompts) + n * len(prompts) * least > key
+    if impossible or (said is not None and not fits):
+        with pytest.raises(InvalidRequest) as caught:
+            within_limits(prompts, n, wished, length, "prompt", config, limits)
+        assert caught.value.code == "token_limit_exceeded"
+        return
+    given_tokens = within_limits(prompts, n, wished, length, "prompt", config, limits)
+    assert all(1 <= each <= wish for each, wish in zip(given_tokens, wished, strict=True))
+    assert most is None or max(given_tokens) <= most
+    assert key is None or sum(prompts) + n * sum(given_tokens) <= key
+    assert said is None or given_tokens == wished
+    assert not fits or given_tokens == wished
