@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 from aiohttp import web
 
 START_TIMEOUT_S = 20.0
@@ -43,6 +48,7 @@ class Stub:
     headers: list[dict[str, str]] = field(default_factory=list)
     running: int = 0
     gone: int = 0
+    tls: ssl.SSLContext | None = None
     changed: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
@@ -60,9 +66,9 @@ class Stub:
             app.router.add_post(path, self._generate)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024, ssl_context=self.tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         await self._runner.cleanup()
@@ -129,6 +135,19 @@ async def played(stub: Stub, request: web.Request, body: Mapping[str, Any]) -> w
     await response.write(last + b"data: [DONE]\n\n")
     await response.write_eof()
     return response
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1, signed by itself, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed: it makes the certificate")
+    made, key = folder / "server.pem", folder / "server.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=stub", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made],
+        check=True, capture_output=True, timeout=START_TIMEOUT_S,
+    )  # fmt: skip
+    return made, key
 
 
 class StubThread:

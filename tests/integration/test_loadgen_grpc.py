@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,6 +24,7 @@ from greenroom_load.session import Session
 from greenroom_load.targets import Targets, TargetsByTask
 from greenroom_load.transport import Style, transport_for
 from greenroom_load.transport.base import NotReady
+from tests.integration.loadgen_stub import certificate
 
 DEADLINE_S = 60.0
 TTFT_S, ITL_S, TOKENS = 0.04, 0.01, 5
@@ -97,14 +100,23 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.Model(name="grpc-model", max_model_len=100)
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[tuple[Inference, str]]:
+@asynccontextmanager
+async def serving(credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[tuple[Inference, str]]:
     servicer, server = Inference(), grpc.aio.server()
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        url = f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    else:
+        url = f"grpcs://127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
     await server.start()
-    yield servicer, f"grpc://127.0.0.1:{port}"
+    yield servicer, url
     await server.stop(None)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[Inference, str]]:
+    async with serving() as made:
+        yield made
 
 
 def plan(**bounds: Any) -> Plan:
@@ -186,6 +198,15 @@ async def test_what_is_sent_is_what_was_asked_for(served: tuple[Inference, str])
     )  # fmt: skip
     assert (second.slo.ttft_ms, second.slo.tpot_ms, second.slo.HasField("e2e_ms")) == (1000, 0.5, False)
     assert second.text
+
+
+async def test_a_certificate_is_judged_by_the_ones_given(tmp_path: Path) -> None:
+    made, key = certificate(tmp_path)
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), made.read_bytes())])
+    async with serving(credentials) as (_, url):
+        assert (await run(url, plan(num_requests=1), ca_file=made)).found.whole.completed == 1
+        with pytest.raises(NotReady, match="UNAVAILABLE"):
+            await run(url, plan(num_requests=1), ready_timeout_s=0.3)
 
 
 async def test_a_server_that_is_not_there_is_said() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from greenroom.core.errors import InvalidConfig
 from greenroom_load.arrivals import Arrivals, Constant, Poisson
 from greenroom_load.exchange import clock
 from greenroom_load.lengths import Lengths
@@ -31,7 +33,7 @@ from greenroom_load.sweep import Rule, Step
 from greenroom_load.targets import Targets, TargetsByTask
 from greenroom_load.transport import Style, transport_for
 from greenroom_load.transport.base import NotReady
-from tests.integration.loadgen_stub import Script, Stub, StubThread, opened, part, played
+from tests.integration.loadgen_stub import Script, Stub, StubThread, certificate, opened, part, played
 
 DEADLINE_S = 60.0
 
@@ -230,6 +232,26 @@ async def test_what_is_sent_is_openais_api_with_slos_if_asked_for(stub: Stub) ->
     assert body["task_type"] == report.outcome.records[0].task
     assert headers["x-slo-ttft-ms"] == "1000"
     assert (headers["Authorization"], headers["X-Team"]) == ("Bearer k-1", "blue")
+
+
+async def test_a_certificate_is_judged_by_the_ones_given(tmp_path: Path) -> None:
+    made, key = certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(made, key)
+    stub = Stub(tls=tls)
+    await stub.start()
+    try:
+        report = await run(stub.url, plan(Constant(50.0), num_requests=2), ca_file=made)
+        assert report.found.whole.completed == 2
+        style = Style()
+        with pytest.raises(NotReady, match="certificate"):
+            await Session(
+                transport=transport_for(stub.url, style), style=style, model=None, command=(), ready_timeout_s=0.3
+            ).run(plan(Constant(50.0), num_requests=2))
+        with pytest.raises(InvalidConfig, match="ca_file"):
+            transport_for(stub.url, Style(ca_file=key))
+    finally:
+        await stub.stop()
 
 
 async def test_requests_that_are_given_up_are_cancelled_at_the_server(stub: Stub) -> None:

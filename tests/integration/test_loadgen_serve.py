@@ -12,13 +12,20 @@ import pytest
 
 from greenroom.demo.tasks import TASKS
 from tests.integration.server import Server
+from tests.kafka.broker import free_port
 
 DEADLINE_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server("--expert-memory", "50%", cache=tmp_path_factory.mktemp("cache")) as running:
+def grpc_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(grpc_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    cache = tmp_path_factory.mktemp("cache")
+    with Server("--expert-memory", "50%", "--grpc-port", str(grpc_port), cache=cache) as running:
         yield running
 
 
@@ -72,3 +79,22 @@ def test_a_closed_loop_with_longer_prompts(server: Server, tmp_path: Path) -> No
     assert 80 <= result["total_input_tokens"] / 12 <= 300
     assert result["max_concurrent_requests"] == 4
     assert result["tasks"].keys() == {"summarise"}
+
+
+def test_over_grpc_it_is_the_same(server: Server, grpc_port: int, tmp_path: Path) -> None:
+    """The same seed, so the same prompts and answers; one may round differently in another batch."""
+    found = []
+    for number, url in enumerate((server.url, f"grpc://127.0.0.1:{grpc_port}")):
+        load(
+            "run", "--url", url, "--request-rate", "10", "--num-requests", "20", "--seed", "2", "--slo", "e2e:60000",
+            "--send-slo", "headers" if number == 0 else "fields", "--send-task-type",
+            "--save-requests", str(tmp_path / f"{number}.jsonl"),
+        )  # fmt: skip
+        lines = (tmp_path / f"{number}.jsonl").read_text().splitlines()
+        found.append([json.loads(line) for line in lines])
+
+    for name in ("prompt", "task", "prompt_tokens"):
+        assert [one[name] for one in found[0]] == [one[name] for one in found[1]], name
+    answers = [[(one["text"], one["output_tokens"], one["finish_reason"]) for one in own] for own in found]
+    assert sum(one != other for one, other in zip(*answers, strict=True)) <= 1
+    assert all(one["ok"] for one in found[0])

@@ -37,6 +37,7 @@ _OPTIONS = (
                  help="Which of OpenAI's APIs is used over HTTP; over gRPC, whether the chat template is."),
     click.option("--api-key", help="Bearer key. It never gets into reports."),
     click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A further header of all requests."),
+    click.option("--ca-file", type=_FILE, help="PEM certificates to judge the server's by, instead of the system's."),
     click.option("--extra-body", metavar="JSON", help="Further fields of all request bodies (HTTP)."),
     click.option("--ready-timeout", type=click.FloatRange(min=0), default=60.0, show_default=True,
                  help="Seconds to wait until the server is ready; 0 does not ask."),
@@ -124,6 +125,7 @@ class Options:
     api: str
     api_key: str | None
     headers: tuple[str, ...]
+    ca_file: Path | None
     extra_body: str | None
     ready_timeout: float
     arrivals: str | None
@@ -281,4 +283,5 @@ class Options:
             extra=extra,
             api_key=self.api_key,
             headers=headers,
+            ca_file=self.ca_file,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
@@ -23,7 +24,8 @@ class Style:
     """What is the same in all requests of a run.
 
     ``send_slo``: how a request's targets are told to the server, None: not at all. ``send_task_type``: its task type
-    too. ``extra``: further fields of HTTP bodies. ``api_key`` and ``headers`` never get into reports.
+    too. ``extra``: further fields of HTTP bodies. ``api_key`` and ``headers`` never get into reports. ``ca_file``: PEM
+    certificates by which the server's is judged instead of the system's.
     """
 
     api: Literal["chat", "completions"] = "chat"
@@ -34,6 +36,7 @@ class Style:
     extra: Mapping[str, Any] = field(default_factory=dict)
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not 0 <= self.temperature <= 2:

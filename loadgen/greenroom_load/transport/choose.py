@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from urllib.parse import urlsplit
 
 from greenroom.core.errors import InvalidConfig
@@ -12,7 +13,12 @@ _ALLOWED = "http://HOST:PORT or https://HOST:PORT for HTTP, grpc://HOST:PORT or 
 
 
 def transport_for(url: str, style: Style) -> Transport:
-    """Raises InvalidConfig for an address that is none."""
+    """Raises InvalidConfig for an address that is none, or for certificates that can not be read."""
+    if style.ca_file is not None:
+        try:
+            ssl.create_default_context(cafile=style.ca_file)
+        except OSError as error:  # SSLError is one
+            raise InvalidConfig("ca_file", str(style.ca_file), f"a file of PEM certificates ({error})") from error
     try:
         parts = urlsplit(url)
         valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)

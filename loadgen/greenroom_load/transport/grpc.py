@@ -54,7 +54,8 @@ class GrpcTransport:
 
     async def open(self) -> None:
         if self._secure:
-            self._channel = grpc.aio.secure_channel(self._target, grpc.ssl_channel_credentials(), _OPTIONS)
+            trusted = self._style.ca_file.read_bytes() if self._style.ca_file is not None else None
+            self._channel = grpc.aio.secure_channel(self._target, grpc.ssl_channel_credentials(trusted), _OPTIONS)
         else:
             self._channel = grpc.aio.insecure_channel(self._target, _OPTIONS)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from typing import Any
 
 import aiohttp
@@ -89,7 +90,8 @@ class HttpTransport:
         # No timeouts of aiohttp's own but for connecting: the whole request has one, and a timer a read costs time.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
         # Idle connections go before servers close them (uvicorn: after 5 s): no request is sent into a closing one.
-        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=_KEEP_IDLE_S)
+        trusted = ssl.create_default_context(cafile=self._style.ca_file) if self._style.ca_file else True
+        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=_KEEP_IDLE_S, ssl=trusted)
         self._opened = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers)
 
     async def close(self) -> None:
