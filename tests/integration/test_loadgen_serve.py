@@ -42,7 +42,7 @@ def test_a_poisson_load_is_answered_and_the_answers_are_right(server: Server, tm
     """Counts agree with the server's own, and times with its histogram to within what the connection adds."""
     before = server.metrics()
     text = load(
-        "run", "--url", server.url, "--request-rate", "6", "--num-requests", "40", "--seed", "1",
+        "run", "--url", server.url, "--request-rate", "12", "--num-requests", "40", "--seed", "1",
         "--json", str(tmp_path / "r.json"), "--slo", "ttft:20000",
     )  # fmt: skip
     after = server.metrics()
