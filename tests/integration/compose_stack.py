@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import openai
 
 from greenroom.client import Client
-from tests.integration.cluster import free_port
+from tests.kafka.broker import free_port
 
 ROOT = Path(__file__).parents[2]
 UP_S = 900.0
@@ -149,15 +149,11 @@ class Stack:
 
 @dataclass(frozen=True)
 class Question:
-    """Greedy where ``seed`` is None."""
+    """Sampled at temperature 1 with ``seed``, so that the same question has the same answer."""
 
     prompt: str
     tokens: int
-    seed: int | None = None
-
-    @property
-    def temperature(self) -> float:
-        return 0.0 if self.seed is None else 0.8
+    seed: int
 
 
 @dataclass
@@ -184,7 +180,7 @@ def read_http(stack: Stack, reading: Reading) -> None:
     model = "greenroom-understudy"
     with stack.http() as client:
         stream = client.completions.create(
-            model=model, prompt=question.prompt, max_tokens=question.tokens, temperature=question.temperature,
+            model=model, prompt=question.prompt, max_tokens=question.tokens, temperature=1.0,
             seed=question.seed, stream=True, extra_body={"ignore_eos": True},
         )  # fmt: skip
         for part in stream:
@@ -195,10 +191,9 @@ def read_http(stack: Stack, reading: Reading) -> None:
 
 def read_grpc(stack: Stack, reading: Reading) -> None:
     question = reading.question
-    more: Mapping[str, Any] = {} if question.seed is None else {"seed": question.seed}
     with stack.grpc() as client:
         stream = client.stream(
-            question.prompt, max_tokens=question.tokens, temperature=question.temperature, ignore_eos=True, **more
+            question.prompt, max_tokens=question.tokens, temperature=1.0, seed=question.seed, ignore_eos=True
         )
         for part in stream:
             reading.parts.append(part.text)

@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
 
 MIB = 1024 * 1024
 LONG = 900
-QUESTIONS = [
-    Question("The harbour was closed for repairs on Monday.", LONG),
-    Question("Compare: the lamp costs nine dollars, the chair four.", LONG),
+QUESTIONS = [  # sampled, since greedy texts of such a length repeat themselves, which would hide a gap
+    Question("The harbour was closed for repairs on Monday.", LONG, seed=5),
+    Question("Compare: the lamp costs nine dollars, the chair four.", LONG, seed=6),
     Question("Summarise: the train was late, so everyone walked.", LONG, seed=7),
     Question("Hello! I am Leo.", LONG, seed=8),
 ]
@@ -84,8 +84,8 @@ def test_images_hold_what_they_should(stack: Stack) -> None:
     run = ("run", "--rm", "--network", "none", "--read-only", "--entrypoint", "python")
     assert docker(*run, "greenroom-light:test", "-c", look) == "[]"
     assert docker(*run, "greenroom-torch:test", "-c", look) == "['torch', 'transformers']"
-    compiled = "from greenroom.moe.native import _rows; print(_rows.__file__)"
-    assert docker(*run, "greenroom-torch:test", "-c", compiled).endswith(".so")
+    compiled = "from greenroom.moe.native.rows import native_rows; print(native_rows() is not None)"
+    assert docker(*run, "greenroom-torch:test", "-c", compiled) == "True"
     for name in size:
         assert docker("image", "inspect", "--format", "{{.Config.User}}", f"greenroom-{name}:test") == "10001:10001"
 
@@ -178,10 +178,12 @@ def test_prometheus_sees_all_of_it(stack: Stack) -> None:
 
 
 def test_every_panel_of_the_dashboard_is_answered(stack: Stack) -> None:
+    """But for the one of troubles, of which there may have been none since the processes last started."""
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "greenroom.json").read_text())
+    until(lambda: _value(stack, "sum(greenroom_scheduler_active)") == 1, "a scheduler has taken over", 120)
     for panel in dashboard["panels"]:
         for target in panel.get("targets", []):
-            query = target["expr"].replace("$__rate_interval", "2m").replace("$worker", ".*")
+            query = target["expr"].replace("$__rate_interval", "5m").replace("$worker", ".*")
             result = stack.prometheus(f"query?query={urllib.parse.quote(query)}")["result"]
             assert result or panel["title"] == "Troubles", f"{panel['title']}: nothing for {query}"
 
