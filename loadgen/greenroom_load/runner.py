@@ -10,7 +10,7 @@ import uuid
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 
 from greenroom.core.errors import GreenroomError
 from greenroom_load.exchange import Exchange, Failure, FailureKind, Meter, Record, Refused, clock
@@ -21,7 +21,9 @@ from greenroom_load.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 _AHEAD = 2_000
-"""Requests that are made ready before the run begins, so that making them does not delay sending them."""
+"""Requests that are made ready before the run begins, so that making them does not delay sending them; or as many as
+``_AHEAD_S`` allow."""
+_AHEAD_S = 2.0
 _WARMUP_AT_ONCE = 4
 _CANCEL_TIMEOUT_S = 10.0
 
@@ -72,7 +74,7 @@ class Runner:
         """Raises WarmupFailed."""
         await self._warm_up()
         requests = self._requests()
-        ahead = list(islice(requests, min(_AHEAD, self._plan.bounds.num_requests or _AHEAD)))
+        ahead = self._ahead(requests)
         if self._plan.bounds.max_concurrency is not None:
             self._gate = asyncio.Semaphore(self._plan.bounds.max_concurrency)
         gc.collect()
@@ -100,6 +102,13 @@ class Runner:
             lags_s=tuple(watch.lags_s),
             cpu_share=watch.cpu_share,
         )
+
+    @staticmethod
+    def _ahead(requests: Iterator[_Ready]) -> list[_Ready]:
+        until, ahead = clock() + _AHEAD_S, list[_Ready]()
+        while len(ahead) < _AHEAD and clock() < until and (ready := next(requests, None)) is not None:
+            ahead.append(ready)
+        return ahead
 
     def _requests(self) -> Iterator[_Ready]:
         for planned in self._plan.requests():

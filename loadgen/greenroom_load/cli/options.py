@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -19,10 +19,12 @@ from greenroom_load.lengths import LONGEST, Lengths
 from greenroom_load.mix import ShiftingMix, TaskMix
 from greenroom_load.plan import Bounds, Plan
 from greenroom_load.prompts import FilePrompts, Prompts, TemplatedPrompts
-from greenroom_load.session import Session
 from greenroom_load.targets import Targets, TargetsByTask
 from greenroom_load.traces import read_trace
-from greenroom_load.transport import Style, transport_for
+
+if TYPE_CHECKING:
+    from greenroom_load.session import Session
+    from greenroom_load.transport import Style
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -160,6 +162,9 @@ class Options:
 
     def session(self) -> Session:
         """Raises InvalidConfig."""
+        from greenroom_load.session import Session
+        from greenroom_load.transport import transport_for
+
         style = self._style()
         goodput = Targets.parse(",".join(self.goodputs), field="goodput") if self.goodputs else None
         return Session(
@@ -260,6 +265,8 @@ class Options:
         return Lengths.parse(text, field=field, scale=self.length_scale, most=most or LONGEST)
 
     def _style(self) -> Style:
+        from greenroom_load.transport import Style
+
         headers: dict[str, str] = {}
         for text in self.headers:
             match = _HEADER.fullmatch(text)

@@ -9,8 +9,6 @@ from typing import Any
 import click
 
 from greenroom_load.cli.options import LoadCommand, Options, load_options
-from greenroom_load.report import check_writable, save_json, save_requests
-from greenroom_load.table import as_text
 
 DEFAULT_RATE = 2.0
 DEFAULT_REQUESTS = 120
@@ -51,6 +49,8 @@ def run(
       greenroom-load run --url grpc://127.0.0.1:8001 --prompts mine.jsonl --save-requests requests.jsonl
     """
     from greenroom_load.plot import check_plots, draw
+    from greenroom_load.report import check_writable, save_json, save_requests
+    from greenroom_load.table import as_text
 
     options = Options(**given)
     check_writable(json_file, "json")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from greenroom.core.errors import InvalidConfig
 from greenroom_load.cli.options import LoadCommand, Options, load_options
-from greenroom_load.plan import Plan
-from greenroom_load.report import check_writable, save_json
-from greenroom_load.sweep import Rule, Search, Step, parse_rates
+
+if TYPE_CHECKING:
+    from greenroom_load.plan import Plan
+    from greenroom_load.sweep import Step
 
 DEFAULT_DURATION_S = 30.0
 _OUT = click.Path(path_type=Path)
@@ -66,6 +67,8 @@ def sweep(
       greenroom-load sweep --trace azure.csv --start-rate 0.5 --precision 0.05
     """
     from greenroom_load.plot import check_plots, draw
+    from greenroom_load.report import check_writable, save_json
+    from greenroom_load.sweep import Rule, Search, parse_rates
 
     options = Options(**given)
     if options.max_concurrency is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,15 @@ def test_help_has_examples(command: str) -> None:
 
     assert shown.exit_code == 0
     assert f"greenroom-load {command} " in shown.output.split("Examples:")[1]
+
+
+def test_help_needs_nothing_heavy() -> None:
+    """What takes a second to import is imported when a command runs."""
+    code = "import sys, greenroom_load.cli; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+
+    assert "greenroom_load.cli.sweep" in loaded.split()
+    assert not {"numpy", "aiohttp", "grpc", "matplotlib", "torch"} & set(loaded.split())
 
 
 @pytest.mark.parametrize("command", ["run", "sweep", "plot"])

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from greenroom.core.errors import InvalidConfig
+from greenroom_load import runner as runner_module
 from greenroom_load.arrivals import AtOnce, Constant, Poisson
 from greenroom_load.exchange import Exchange, Failure, FailureKind, Refused, clock
 from greenroom_load.mix import ShiftingMix, TaskMix
@@ -243,3 +244,11 @@ def test_bounds_that_are_none_are_refused(field: str, given: dict[str, float]) -
 def test_a_closed_loop_without_any_bound_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="max-concurrency"):
         plan(AtOnce(), duration_s=1.0)
+
+
+async def test_requests_that_are_made_as_it_goes_are_all_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them ready in advance has a bound, behind which none may be lost."""
+    monkeypatch.setattr(runner_module, "_AHEAD", 4)
+    outcome = await run(plan(Constant(500.0), num_requests=11), FakeServer())
+
+    assert [record.index for record in outcome.records] == list(range(11))
