@@ -94,11 +94,11 @@ class Attached:
 
     async def cancel(self, request_id: str) -> None:
         """End a request with a key, wherever it runs; its readers get Finished."""
-        if isinstance(self._generator, CancelsById):
-            await self._generator.cancel(request_id)
         run = self._running.get(request_id)
         if run is not None and run.task is not None:
             run.task.cancel()
+        if isinstance(self._generator, CancelsById):
+            await self._generator.cancel(request_id)
 
     async def close(self) -> None:
         """Ends all that still runs here."""

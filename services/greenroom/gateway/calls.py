@@ -150,10 +150,13 @@ class Calls:
         if owned is None:
             return
         base, number = owned
+        listening = bool(self._active.get(base))
         for generations in self._active.get(base, ()):
             generations.abort(GenerationFailed("the request was cancelled", FinishReason.CANCELLED))
-        numbers = {number, *(n for n in range(self.config.max_choices) if self._generator.running(f"{base}-{n}"))}
-        for n in sorted(numbers):
+        running = [n for n in range(self.config.max_choices) if self._generator.running(f"{base}-{n}")]
+        if listening and not running:
+            return  # without an idempotency key: it ends with its listener
+        for n in running or [number]:
             await self._generator.cancel(f"{base}-{n}")
 
     def abort(self) -> None:

@@ -20,7 +20,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.generation import Generator, ServedModel
 from greenroom.core.units import MIB
 from greenroom.fabric.lifecycle.tasks import Tasks
-from greenroom.fabric.rpc import Server, ServerConfig, ServerTls
+from greenroom.fabric.rpc import Server, ServerConfig, ServerTls, join_address
 from greenroom.gateway.admission import Admission
 from greenroom.gateway.api import CALLER, Api
 from greenroom.gateway.calls import Calls
@@ -126,7 +126,9 @@ class Gateway:
                 raise InvalidConfig("grpc_port", error.value, "it can not be listened on") from error
             self.tasks.start(self._tell_health(self._rpc), name="gateway health", forever=True)
         scheme = "http" if context is None else "https"
-        _LOG.info("serving at %s://%s:%d", scheme, self._config.host, port)
+        host = self._config.host
+        rpcs = "off" if self.grpc_port is None else f"at {join_address(host, self.grpc_port)}"
+        _LOG.info("serving at %s://%s, gRPC %s", scheme, join_address(host, port), rpcs)
         if self._doorkeeper.asks and context is None and not self._config.on_loopback:
             _LOG.warning("API keys come in unencrypted: set a TLS certificate, or put a proxy that has one before it")
         return port
