@@ -11,6 +11,7 @@ from typing import Protocol
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from greenroom.fabric.log import GroupConsumer, Log, LogConfig, MemoryBroker, MemoryLog, Reader, Record, Topic
 from greenroom.fabric.log.kafka import KafkaLog
@@ -69,6 +70,15 @@ class Kafka:
         try:
             await admin.start()
             await admin.delete_records({TopicPartition(self.prefix + topic, partition): RecordsToDelete(before)})
+        finally:
+            await admin.close()
+
+    async def set_config(self, topic: str, name: str, value: str) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.broker.address)
+        try:
+            await admin.start()
+            resource = ConfigResource(ConfigResourceType.TOPIC, self.prefix + topic, {name: value})
+            await admin.alter_configs([resource])
         finally:
             await admin.close()
 

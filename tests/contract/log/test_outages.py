@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,6 +98,42 @@ async def test_no_acknowledgement_is_unknown_and_the_record_may_land_later(kafka
             kafka.broker.resume()
         await log.append("things", b"third")
         assert [record.value for record in await read(reader, 3)] == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("how", ["pause", pytest.param("kill", marks=pytest.mark.full)])
+async def test_closing_while_the_broker_is_away_is_quick_and_leaves_nothing_running(kafka: Kafka, how: str) -> None:
+    before = asyncio.all_tasks()
+    async with contextlib.AsyncExitStack() as stack:
+        log = await stack.enter_async_context(topic_on(kafka))
+        await stack.enter_async_context(log.reader("things", 0))
+        consumer = await stack.enter_async_context(log.group("things", "g", Told()))
+        await log.append("things", b"v")
+        await asyncio.to_thread(getattr(kafka.broker, how))
+        try:
+            waiting = asyncio.create_task(log.append("things", b"v", timeout_s=60.0))
+            with pytest.raises(AppendUnknown):
+                await log.append("things", b"v", timeout_s=0.2)
+            began = time.monotonic()
+            await stack.aclose()
+            assert time.monotonic() - began < 15.0
+        finally:
+            await asyncio.to_thread(kafka.broker.resume if how == "pause" else kafka.broker.start)
+    with pytest.raises(AppendUnknown, match="closed"):
+        await waiting
+    assert consumer.assignment == frozenset()
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_refusal_by_the_broker_fails_one_append_and_not_the_next(kafka: Kafka) -> None:
+    """After it, the sequence numbers of an idempotent producer are out of step for good: it must be another."""
+    async with topic_on(kafka) as log, log.reader("things", 0) as reader:
+        await log.append("things", b"first")
+        await kafka.set_config("things", "max.message.bytes", "1000")
+        with pytest.raises(AppendFailed, match="refused"):
+            await log.append("things", bytes(5000))
+        for number in range(3):
+            await log.append("things", b"%d" % number)
+        assert [record.value for record in await read(reader, 4)] == [b"first", b"0", b"1", b"2"]
 
 
 async def _connects(kafka: Kafka) -> bool:

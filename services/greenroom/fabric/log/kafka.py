@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -105,10 +106,10 @@ class KafkaLog:
         self._open = False
         producer, self._producer = self._producer, None
         if producer is not None:
-            self._retire(producer, self.config.request_timeout_s)
+            self._retire(producer, kafka_client.CLOSE_S)
         questions, self._questions = self._questions, None
         if questions is not None:
-            await kafka_client.close_consumer(questions, self.config.request_timeout_s)
+            await kafka_client.close_consumer(questions)
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -202,7 +203,7 @@ class KafkaLog:
             self._retire(producer, 0.0)
 
     def _retire(self, producer: AIOKafkaProducer, flush_s: float) -> None:
-        task = asyncio.create_task(_stop(producer, flush_s, self.config.request_timeout_s), name="close-producer")
+        task = asyncio.create_task(_stop(producer, flush_s), name="close-producer")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -265,7 +266,7 @@ class KafkaLog:
                 try:
                     await consumer.start()
                 except BaseException:
-                    await kafka_client.close_consumer(consumer, self.config.request_timeout_s)
+                    await kafka_client.close_consumer(consumer)
                     raise
                 self._questions = consumer
             return self._questions
@@ -281,24 +282,25 @@ def _refusal(name: str, error: kafka.KafkaError) -> LogError:
     return AppendUnknown(f"{name} did not acknowledge the record: {error}; it may be there")
 
 
-async def _stop(producer: AIOKafkaProducer, flush_s: float, timeout_s: float) -> None:
-    """Let what is on its way land for ``flush_s``, then give the rest up and close whatever state it is in."""
-    try:
-        if flush_s > 0:
-            async with asyncio.timeout(flush_s):
-                await producer.flush()
-    except TROUBLE:
-        _LOG.warning("what was appended and not acknowledged is given up: it may be in the log")
-    # Else ``stop`` would wait for brokers to come back; an idempotent producer never gives up by itself.
-    producer._message_accumulator.fail_all(kafka.ProducerClosed("the producer was closed"))
-    try:
-        async with asyncio.timeout(timeout_s):
-            await producer.stop()
-            return
-    except Exception as error:
-        _LOG.debug("a producer did not stop in order: %r", error)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await producer.client.close()
-    except TROUBLE as error:
-        _LOG.warning("a producer's connections did not close in order: %r", error)
+async def _stop(producer: AIOKafkaProducer, flush_s: float) -> None:
+    """Let what is on its way land for ``flush_s``, then give the rest up and close.
+
+    An idempotent producer tries for ever, and its own ``stop`` waits for that; so it is taken apart by hand where not
+    all has landed.
+    """
+    batches = producer._message_accumulator
+    if flush_s > 0 and await kafka_client.finish(asyncio.create_task(producer.flush()), flush_s):
+        await kafka_client.finish(asyncio.create_task(producer.stop()), kafka_client.CLOSE_S)
+        return
+    batches._closed = producer._closed = True
+    for _ in range(2):  # once for its loop, once for what that waits for at its end
+        await kafka_client.finish(producer._sender.sender_task)
+    given_up = 0
+    for batch in [*batches._pending_batches, *itertools.chain.from_iterable(batches._batches.values())]:
+        for future, _metadata in batch._msg_futures:
+            if not future.done():
+                future.set_exception(kafka.ProducerClosed("the producer was closed"))
+                given_up += 1
+    if given_up:
+        _LOG.warning("%d appends that were not acknowledged are given up: their records may be there", given_up)
+    await kafka_client.finish(asyncio.create_task(producer.client.close()), kafka_client.CLOSE_S)

@@ -152,7 +152,7 @@ class KafkaGroup:
                 await self._fetch(consumer)
         finally:
             await self._let_go()
-            await kafka_client.close_consumer(consumer, self._config.request_timeout_s)
+            await kafka_client.close_consumer(consumer)
 
     async def _fetch(self, consumer: AIOKafkaConsumer) -> None:
         """One look for records, for partitions that have room for them."""

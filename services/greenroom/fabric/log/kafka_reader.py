@@ -74,7 +74,7 @@ class KafkaReader:
                 consumer.assign([self._partition])
                 consumer.seek(self._partition, self._position)
             except BaseException:
-                await kafka_client.close_consumer(consumer, self._config.request_timeout_s)
+                await kafka_client.close_consumer(consumer)
                 raise
             self._consumer = consumer
             return consumer
@@ -82,7 +82,7 @@ class KafkaReader:
     async def _end(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await kafka_client.close_consumer(consumer, self._config.request_timeout_s)
+            await kafka_client.close_consumer(consumer)
 
     @property
     def position(self) -> int:
