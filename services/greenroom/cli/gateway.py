@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--revision", help="Branch, tag or commit of a model on the hub.")
 @click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network.")
 @click.option("--pool", type=int, default=0, show_default=True, help="The pool whose model it serves.")
-@gateway_options
+@gateway_options(grpc_port="8001")
 @listen_options
 @log_options
 @dialer_options
@@ -57,9 +57,11 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     from greenroom.cli.service_process import live
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
+    from greenroom.fabric.telemetry.members import MembersCollector
     from greenroom.gateway import Gateway
     from greenroom.gateway.internal import TokensFront
     from greenroom.gateway.pipeline import Pipeline, PipelineConfig
+    from greenroom.gateway.pipeline_metrics import PipelineCollector
     from greenroom.gateway.service import GatewayService
     from greenroom.text import TextProcessor
     from greenroom.text.hub import model_folder
@@ -77,6 +79,8 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
         pipeline = Pipeline(flow, instance=instance, log=log, directory=directory)
         front = TokensFront(server, pipeline, lambda port: advertised(options, port))
         service = GatewayService(Gateway(config, pipeline, text, registry))
+        registry.register(PipelineCollector(pipeline))
+        registry.register(MembersCollector(directory))
         return [Entered("directory", directory), front, pipeline, service]
 
     sys.exit(asyncio.run(live("gateway", options, make)))

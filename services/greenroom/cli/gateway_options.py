@@ -18,12 +18,6 @@ _OPTIONS = (
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, for both APIs."),
     click.option("--port", type=int, default=8000, show_default=True, help="Port of the HTTP API; 0 takes a free one."),
     click.option(
-        "--grpc-port",
-        default="8001",
-        show_default=True,
-        help="Port of the gRPC API; 0 takes a free one, none switches it off.",
-    ),
-    click.option(
         "--keys-file",
         type=click.Path(dir_okay=False, path_type=Path),
         envvar="GREENROOM_KEYS_FILE",
@@ -50,10 +44,21 @@ _OPTIONS = (
 )
 
 
-def gateway_options(command: F) -> F:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def gateway_options(*, grpc_port: str) -> Callable[[F], F]:
+    """``grpc_port``: where the gRPC API is by default."""
+
+    def add(command: F) -> F:
+        rpc = click.option(
+            "--grpc-port",
+            default=grpc_port,
+            show_default=True,
+            help="Port of the gRPC API; 0 takes a free one, none switches it off.",
+        )
+        for option in reversed((rpc, *_OPTIONS)):
+            command = option(command)
+        return command
+
+    return add
 
 
 def gateway_config(options: dict[str, Any], **more: Any) -> GatewayConfig:

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="Prompts between two forecasts of the experts to come; 0: nothing is traced or forecast.",
 )
-@gateway_options
+@gateway_options(grpc_port="none")
 @drain_option
 def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_timeout: float, **options: Any) -> None:
-    """Serve a model at http://HOST:PORT with an OpenAI-compatible API, and at --grpc-port over gRPC.
+    """Serve a model at http://HOST:PORT with an OpenAI-compatible API, and over gRPC where --grpc-port says so.
 
     Gateway, task-type extraction, scheduler and worker run in this process; no broker is needed. Without --model it is
     the bundled one. The expert pack is made at first use. SIGTERM or Ctrl-C: nothing new is taken, running requests are
