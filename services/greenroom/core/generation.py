@@ -171,6 +171,6 @@ class Generator(Protocol):
 
         The request is taken on the first ``__anext__``, which raises InvalidRequest or Saturated where it is
         not; after that every end, failures too, is a Finished. Closing the iterator cancels the request, whether
-        it waits or runs.
+        it waits or runs; one with an idempotency key (``keyed``) may go on.
         """
         ...

@@ -20,13 +20,13 @@ _REASONS = {
 _FROM_WIRE = {number: reason for reason, number in _REASONS.items()}
 
 
-def to_end_reason(reason: FinishReason) -> common_pb2.EndReason:
+def to_end_reason(reason: FinishReason) -> common_pb2.EndReason.ValueType:
     return _REASONS[reason]
 
 
-def from_end_reason(number: int) -> FinishReason:
+def from_end_reason(number: common_pb2.EndReason.ValueType) -> FinishReason:
     """A reason that this version does not know is a failure."""
-    return _FROM_WIRE.get(number, FinishReason.FAILED)  # type: ignore[call-overload, no-any-return]
+    return _FROM_WIRE.get(number, FinishReason.FAILED)
 
 
 def to_attempt(attempt: Attempt) -> common_pb2.Attempt:
