@@ -54,6 +54,7 @@ def scheduler(scheduling: str, max_waiting: int, max_queue_wait: float, lease: f
     from greenroom.cli.service_process import live
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
+    from greenroom.fabric.telemetry.members import MembersCollector
     from greenroom.scheduler.config import PoolConfig, SchedulerConfig
     from greenroom.scheduler.metrics import SchedulerCollector
     from greenroom.scheduler.service import SchedulerService
@@ -73,6 +74,7 @@ def scheduler(scheduling: str, max_waiting: int, max_queue_wait: float, lease: f
             policy=lambda: create_placement_policy(scheduling),
         )
         registry.register(SchedulerCollector(service))
+        registry.register(MembersCollector(directory))
         return [Entered("dialer", dialer), Entered("directory", directory), service]
 
     sys.exit(asyncio.run(live("scheduler", options, make)))

@@ -93,6 +93,7 @@ def worker(**options: Any) -> None:
 async def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.cli.service_process import live
     from greenroom.fabric.members import Directory
+    from greenroom.fabric.telemetry.members import MembersCollector
     from greenroom.worker.card import card_of
     from greenroom.worker.metrics import WorkerCollector
     from greenroom.worker.model_engine import ModelEngine
@@ -110,6 +111,7 @@ async def _live(model: Worker, options: dict[str, Any]) -> int:
         service = WorkerService(config, engine, card_of(model), log, dialer, directory)
         registry.register(WorkerCollector(model))
         registry.register(ServiceCollector(service.counters, service.gauges))
+        registry.register(MembersCollector(directory))
         listening = server_from(options)
         return worker_parts(service, log, dialer, directory, listening, lambda port: advertised(options, port))
 

@@ -148,6 +148,8 @@ class Directory:
         self._listened_at: float | None = None
         self._newest_ms = 0
         self._seen: dict[str, _Seen] = {}
+        self.unreadable = 0
+        """Records that could not be read. There are no dead letters of them: what was meant is said again."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._told: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
@@ -263,6 +265,7 @@ class Directory:
             member: Member = decode(record.value, Member)
         except Undecodable as error:
             _LOG.warning("%s: record %d says nothing that can be read: %s", MEMBERS, record.offset, error)
+            self.unreadable += 1
             return False
         before = self._seen.get(member.instance)
         self._gone.pop(member.instance, None)

@@ -90,6 +90,8 @@ class Pipeline(Part):
         self._depth: QueueDepth | None = None
         self._since_depth = 0
         self._caught_up = False
+        self.journal_unreadable = 0
+        """Records of the journal that could not be read and were passed over; the scheduler writes dead letters."""
         self._cancels: set[asyncio.Task[None]] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -288,6 +290,7 @@ class Pipeline(Part):
         except Undecodable as error:
             _LOG.warning("journal record %d can not be read: %s", record.offset, error)
             self._fold.skip(record.offset)
+            self.journal_unreadable += 1
             return
         if self._fold.read(record.offset, content) is Verdict.COUNTS and isinstance(content, Outcome):
             self.flights.outcome(content)

@@ -255,6 +255,11 @@ class Pool:
         del self.entries[request_id]
         return effects + self.schedule(now)
 
+    def journal_unreadable(self, offset: int) -> None:
+        """A record of the journal that nobody can read: it is as if it were not there."""
+        self._count("journal_unreadable")
+        self.fold.skip(offset)
+
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     def task(self, offset: int, record: TaskRecord, now: float) -> list[Effect]:
@@ -301,10 +306,15 @@ class Pool:
         self._wait(entry)
         return self.schedule(now)
 
-    def unreadable(self, offset: int) -> None:
-        """A record of ``tasks`` that nobody can read; its dead letter was written (rule 11)."""
+    def unreadable(self, offset: int, request_id: str | None, reason: str, now: float) -> list[Effect]:
+        """A record of ``tasks`` that nobody can read; its dead letter was written (rule 11). ``request_id``: where it
+        could be read, its client is owed an outcome all the same."""
+        self._count("task_unreadable")
+        if request_id is not None:
+            return self.task(offset, Rejected(request_id=request_id, pool=0, reason=reason), now)
         self.tracker.start(offset)
         self.tracker.finish(offset)
+        return []
 
     def _pending(self, task: Task) -> PendingRequest:
         request = task.request

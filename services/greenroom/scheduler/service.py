@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from greenroom.core.clock import SteadyClock
 from greenroom.core.messages import (
+    Claim,
     DeadLetter,
     JournalRecord,
     Member,
@@ -23,7 +24,7 @@ from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import GroupConsumer, Log, LogError, Reader, Record
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import Dialer
-from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS
+from greenroom.fabric.topics import JOURNAL, TASKS
 from greenroom.policies.placement_policy import PlacementPolicy
 from greenroom.scheduler.config import SchedulerConfig
 from greenroom.scheduler.effects import (
@@ -37,6 +38,7 @@ from greenroom.scheduler.effects import (
     Release,
     Run,
 )
+from greenroom.scheduler.letters import SERVICE, Letters, letter_of, write_letter
 from greenroom.scheduler.pool import Pool, Role
 from greenroom.scheduler.workers import Workers
 
@@ -76,6 +78,7 @@ class PoolRunner:
         self._came = asyncio.Event()
         self._workers = Workers(self.pool, dialer, clock, self._act)
         self._appends: set[asyncio.Task[None]] = set()
+        self._journal_letters = Letters(log)
         self._announcer = Announcer(log, self._member)
 
     # -- what the service calls ----------------------------------------------------------------------------------
@@ -106,6 +109,7 @@ class PoolRunner:
                 end = await reader.end()
                 while reader.position < end:
                     self._read_journal(await reader.poll(_POLL_S))
+                await self._journal_letters.write_all()
                 for member in self._directory.of(MemberKind.WORKER, pool=self.number):
                     self.pool.expect_worker(member.instance)
                 _LOG.info("pool %d: journal read to %d, claiming it", self.number, reader.position)
@@ -116,6 +120,7 @@ class PoolRunner:
                 async with asyncio.TaskGroup() as group:
                     following = group.create_task(self._follow(reader), name=f"journal of pool {self.number}")
                     work = [
+                        group.create_task(self._journal_letters.run(), name=f"dead letters of pool {self.number}"),
                         group.create_task(self._take_tasks(), name=f"tasks of pool {self.number}"),
                         group.create_task(self._tick(), name=f"clock of pool {self.number}"),
                     ]
@@ -147,10 +152,11 @@ class PoolRunner:
             try:
                 content: JournalRecord = decode(record.value or b"", JournalRecord)
             except Undecodable as error:
-                self.pool.fold.skip(record.offset)
-                if self.pool.role is not Role.STANDBY:
-                    self._spawn(self._bury_record(record, str(error)))
+                self.pool.journal_unreadable(record.offset)
+                self._journal_letters.add(letter_of(record, error))
                 continue
+            if isinstance(content, Claim) and self.pool.role is Role.STANDBY:
+                self._journal_letters.forget_before(content.read_to)  # whoever claimed had seen these
             self._act(self.pool.journal(record.offset, content, self._clock()))
 
     async def _follow(self, reader: Reader) -> None:
@@ -168,33 +174,13 @@ class PoolRunner:
                 try:
                     content: TaskRecord = decode(record.value or b"", TaskRecord)
                 except Undecodable as error:
-                    await self._bury_record(record, str(error))
-                    self.pool.unreadable(record.offset)
+                    await write_letter(self._log, letter_of(record, error))
+                    if self.deposed:
+                        return  # whoever holds the pool now reads it again
+                    self._act(self.pool.unreadable(record.offset, error.request_id, str(error), self._clock()))
                     continue
                 self._act(self.pool.task(record.offset, content, self._clock()))
             self._announcer.changed()
-
-    async def _bury_record(self, record: Record, reason: str) -> None:
-        letter = DeadLetter(
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            reason=reason,
-            service="scheduler",
-            key=record.key,
-            payload=record.value,
-        )
-        await self._write_dead_letter(letter)
-
-    async def _write_dead_letter(self, letter: DeadLetter) -> None:
-        """Until it is acknowledged."""
-        while True:
-            try:
-                await self._log.append(DEAD_LETTERS, encode(letter), key=letter.key, timeout_s=_APPEND_S)
-                return
-            except LogError as error:
-                _LOG.warning("a dead letter was not written, trying again: %s", error)
-                await asyncio.sleep(0.5)
 
     async def _bury(self, effect: Bury) -> None:
         letter = DeadLetter(
@@ -202,12 +188,12 @@ class PoolRunner:
             partition=self.number,
             offset=-1,
             reason=effect.reason,
-            service="scheduler",
+            service=SERVICE,
             key=effect.request_id.encode(),
             payload=encode(effect.task),
             request_id=effect.request_id,
         )
-        await self._write_dead_letter(letter)
+        await write_letter(self._log, letter)
         self._act(self.pool.buried(effect.request_id, self._clock()))
 
     async def _append(self, effect: Append) -> None:

@@ -32,6 +32,8 @@ class _Head(msgspec.Struct):
     kind: Any = None
     request_id: Any = None
     pool: Any = None
+    request: Any = None
+    """A record that carries a request is told apart by that request's."""
 
 
 class Undecodable(GreenroomError):
@@ -72,9 +74,12 @@ def _undecodable(data: bytes, error: Exception) -> Undecodable:
     reason = str(error)
     if head.v != SCHEMA_VERSION:
         reason = f"schema version {head.v!r:.40}, this reader knows {SCHEMA_VERSION}"
-    readable = isinstance(head.request_id, str) and 0 < len(head.request_id) <= MAX_ID_CHARS
+    request_id, pool = head.request_id, head.pool
+    if isinstance(head.request, dict):
+        request_id, pool = head.request.get("request_id"), head.request.get("pool")
+    readable = isinstance(request_id, str) and 0 < len(request_id) <= MAX_ID_CHARS
     return Undecodable(
         f"{reason} (kind {head.kind!r:.40})",
-        request_id=head.request_id if readable else None,
-        pool=head.pool if isinstance(head.pool, int) and not isinstance(head.pool, bool) else None,
+        request_id=request_id if readable else None,
+        pool=pool if isinstance(pool, int) and not isinstance(pool, bool) else None,
     )
