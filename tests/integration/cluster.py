@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tests.kafka.broker import free_port
 
 START_TIMEOUT_S = 120.0
@@ -54,6 +56,25 @@ class Process:
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def listens(self) -> str:
+        """host:port of its gRPC server for the other services."""
+        return self.arguments[self.arguments.index("--listen") + 1]
+
+    def metrics(self, accept: str = "text/plain") -> str:
+        request = urllib.request.Request(self.health.replace("/health", "/metrics"), headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return str(response.read().decode())
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of that name that carry ``labels``."""
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(self.metrics())
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     @property
     def ready(self) -> bool:
@@ -119,6 +140,8 @@ class Cluster:
     ) -> None:
         """``options``: more of the command line, by kind of service."""
         self.folder = folder
+        self.brokers = brokers
+        self.prefix = prefix
         self.processes: dict[str, Process] = {}
         self.urls: list[str] = []
         self.grpc_addresses: list[str] = []

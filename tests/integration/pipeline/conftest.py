@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.integration.cluster import Cluster
+from tests.integration.pipeline.topics import Topics
 from tests.kafka.broker import Broker, make_broker
 from tests.kafka.fixtures import kafka_broker
 
@@ -34,3 +36,16 @@ def own_broker(tmp_path: Path) -> Iterator[Broker]:
 def prefix() -> str:
     """Topics of this test's own on the broker that all tests share."""
     return f"t{uuid.uuid4().hex[:8]}."
+
+
+@pytest.fixture(scope="module")
+def module_prefix() -> str:
+    """Of the topics of a cluster that a module's tests share."""
+    return f"t{uuid.uuid4().hex[:8]}."
+
+
+@pytest.fixture
+async def topics(cluster: Cluster) -> AsyncIterator[Topics]:
+    """The topics of the module's cluster."""
+    async with Topics.of(cluster) as opened:
+        yield opened
