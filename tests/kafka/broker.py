@@ -20,7 +20,7 @@ from string import Template
 from tests.kafka.jars import DEPLOY, jars, kafka_version
 from tests.kafka.probe import answers
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
 USER = "alice"
 PASSWORD = "alice-has-a-secret"
@@ -80,6 +80,10 @@ class Broker:
         raise NotImplementedError
 
     def resume(self) -> None:
+        raise NotImplementedError
+
+    def revive(self) -> None:
+        """Start it where it does not run, resume it where it is paused."""
         raise NotImplementedError
 
     def remove(self) -> None:
@@ -150,6 +154,11 @@ class JarBroker(Broker):
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
+    def revive(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        self.resume()
+
     def remove(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -212,6 +221,13 @@ class ContainerBroker(Broker):
 
     def resume(self) -> None:
         _run(["docker", "unpause", self._name])
+
+    def revive(self) -> None:
+        state = _run(["docker", "inspect", "--format", "{{.State.Status}}", self._name]).strip()
+        if state == "paused":
+            self.resume()
+        elif state != "running":
+            self.start()
 
     def remove(self) -> None:
         command = ["docker", "rm", "--force", self._name]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
+from collections.abc import Iterator
+
 import pytest
 
 from tests.kafka.broker import Broker, shared_broker
@@ -11,3 +15,13 @@ from tests.kafka.broker import Broker, shared_broker
 def kafka_broker() -> Broker:
     """A real broker, the same for the whole run: use topics of your own, by a prefix. Fails where none can be had."""
     return shared_broker()
+
+
+@pytest.fixture
+def mortal_broker(kafka_broker: Broker) -> Iterator[Broker]:
+    """The same one for tests that kill, stop or pause it: it runs again afterwards, whatever became of the test."""
+    yield kafka_broker
+    kafka_broker.revive()
+    with warnings.catch_warnings():  # aiokafka lets go of a connection that breaks before it has closed it
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.log.kinds import Kafka, Kind, Memory
-from tests.kafka.fixtures import kafka_broker  # noqa: F401
+from tests.kafka.fixtures import kafka_broker, mortal_broker  # noqa: F401
 
 
 @pytest.fixture(params=["memory", "kafka"])

@@ -294,7 +294,7 @@ async def _stop(producer: AIOKafkaProducer, flush_s: float) -> None:
         return
     batches._closed = producer._closed = True
     for _ in range(2):  # once for its loop, once for what that waits for at its end
-        await kafka_client.finish(producer._sender.sender_task)
+        await kafka_client.finish(producer._sender.sender_task, cancelling_s=0.2)
     given_up = 0
     for batch in [*batches._pending_batches, *itertools.chain.from_iterable(batches._batches.values())]:
         for future, _metadata in batch._msg_futures:

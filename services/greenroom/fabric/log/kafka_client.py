@@ -100,7 +100,7 @@ async def close_consumer(client: AIOKafkaConsumer) -> None:
     await finish(asyncio.create_task(client._client.close()), CLOSE_S)
 
 
-async def finish(task: asyncio.Task[Any] | None, timeout_s: float = 0.0) -> bool:
+async def finish(task: asyncio.Task[Any] | None, timeout_s: float = 0.0, cancelling_s: float = CLOSE_S) -> bool:
     """Let a task go on for ``timeout_s``, then cancel it; whether it came to its end in order.
 
     Some of aiokafka's are cancelled by each other, which must not look as if we were.
@@ -111,7 +111,7 @@ async def finish(task: asyncio.Task[Any] | None, timeout_s: float = 0.0) -> bool
         await asyncio.wait([task], timeout=timeout_s)
     if not task.done():
         task.cancel()
-        await asyncio.wait([task], timeout=CLOSE_S)
+        await asyncio.wait([task], timeout=cancelling_s)
     if not task.done() or task.cancelled():
         return False
     if task.exception() is not None:
