@@ -33,8 +33,8 @@ class Predictors(Protocol):
 class Forecaster:
     """Asks once in ``every`` prompts, the first of all included, for the task types that run then.
 
-    One call at a time, each with a deadline. A predictor that is down, slow or of another model is counted and costs
-    nothing else: the expert policy goes on with what it knows.
+    One call at a time, each with a deadline. A predictor that is down, slow, new or of another model is counted and
+    costs nothing else: the expert policy goes on with what it knows.
     """
 
     def __init__(
@@ -103,6 +103,8 @@ class Forecaster:
             answer = await stub.Forecast(
                 predictor_pb2.ForecastRequest(model=self._model, task_type=task), timeout=timeout_s
             )
+        if answer.layers == 0:
+            raise LookupError(f"the predictor knows nothing of {self._model} yet")
         if answer.layers * answer.experts != self._experts or len(answer.distribution) != 4 * self._experts:
             raise ValueError(
                 f"it is of {answer.layers} layers of {answer.experts} experts, the model has {self._experts} experts"

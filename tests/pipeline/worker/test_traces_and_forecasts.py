@@ -141,13 +141,14 @@ async def test_no_forecasts_where_none_are_wanted() -> None:
         assert predictor.asked == []
 
 
-@pytest.mark.parametrize("trouble", ["nobody", "down", "slow", "other model", "no probabilities"])
+@pytest.mark.parametrize("trouble", ["nobody", "down", "slow", "new", "other model", "no probabilities"])
 async def test_without_a_forecast_the_worker_goes_on(trouble: str) -> None:
     async with staged(forecasts=ForecastConfig(every=1, timeout_ms=50)) as stage:
         if trouble == "down":
             stage.members.add("predictor", "predictor:9000", MemberKind.PREDICTOR)
         elif trouble != "nobody":
-            predictor = await with_predictor(stage, **({"layers": 4} if trouble == "other model" else {}))
+            layers = {"other model": 4, "new": 0}.get(trouble, 2)
+            predictor = await with_predictor(stage, layers=layers)
             predictor.silent = trouble == "slow"
             if trouble == "no probabilities":
                 predictor.distribution[2] = np.nan
