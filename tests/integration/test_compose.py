@@ -147,8 +147,21 @@ def test_one_of_two_workers_dies_under_its_streams(stack: Stack, undisturbed: di
     assert len(workers) == 2
     until(lambda: _value(stack, "max(greenroom_scheduler_workers)") == 2, "both workers have a lease", 120)
     with reading_all(stack, QUESTIONS) as readings:
-        stack.crash(workers[0])
+        busiest = max(workers, key=lambda worker: _running(worker))
+        assert _running(busiest) > 0
+        stack.crash(busiest)
+        assert any(reading.under_way for reading in readings), "all had ended before the worker died"
     check_whole(readings, undisturbed)
+
+
+def _running(worker: str) -> float:
+    """Requests in its batch, as it says itself."""
+    ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8080/metrics', timeout=10).read().decode())"
+    found = re.search(
+        r"^greenroom_batch_requests_running (\S+)$", docker("exec", worker, "python", "-c", ask), re.MULTILINE
+    )
+    assert found
+    return float(found[1])
 
 
 def test_the_active_scheduler_dies_under_its_streams(stack: Stack, undisturbed: dict[Question, str]) -> None:
@@ -157,6 +170,7 @@ def test_the_active_scheduler_dies_under_its_streams(stack: Stack, undisturbed: 
     with reading_all(stack, QUESTIONS) as readings:
         for scheduler in schedulers:
             stack.crash(scheduler)
+        assert any(reading.under_way for reading in readings), "all had ended before both schedulers had died"
     check_whole(readings, undisturbed)
 
 
