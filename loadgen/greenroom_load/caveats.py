@@ -14,7 +14,7 @@ def too_slow(found: Figures, *, closed_loop: bool) -> list[str]:
     """Reasons to think that the generator itself was the bottleneck; empty if there are none."""
     reasons = []
     sent = found.lateness.n
-    if not closed_loop and sent and found.late > LATE_SHARE * sent:
+    if not closed_loop and sent and found.late > max(1, LATE_SHARE * sent):
         worst = found.lateness.percentiles[99]
         reasons.append(
             f"{found.late} of {sent} requests were sent more than {LATE_S * 1e3:g} ms late (p99 {worst:.1f} ms): "
