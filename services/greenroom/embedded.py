@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from greenroom.core.messages import Member, MemberKind, ModelCard
+from greenroom.core.units import MIB
 from greenroom.fabric.lifecycle import Entered, Part, Service
 from greenroom.fabric.log import Log
-from greenroom.fabric.log.memory import MemoryLog
+from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import LocalDialer, LocalServer
 from greenroom.fabric.topics import Topics, all_topics
@@ -30,6 +31,9 @@ from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ForecastConfig, ServiceConfig, TraceConfig
 from greenroom.worker.service_counters import ServiceCollector
 from greenroom.worker.servicer import WorkerServicer
+
+_LOG_BYTES = 64 * MIB
+"""For what is on its way, and for outcomes that a retry may ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ def embedded_parts(
 ) -> tuple[GatewayService, list[Service]]:
     """The parts in the order of their start, the gateway among them by itself too."""
     name = uuid.uuid4().hex[:8]
-    log, dialer = MemoryLog(), LocalDialer()
+    log, dialer = MemoryLog(MemoryBroker(max_bytes=_LOG_BYTES)), LocalDialer()
     directory = Directory(log)
     traced = config.forecast_every > 0
     worker = WorkerService(

@@ -21,7 +21,7 @@ from greenroom.core.messages import (
     encode,
 )
 from greenroom.fabric.lifecycle import Part
-from greenroom.fabric.log import GroupConsumer, Log, LogError, Reader, Record
+from greenroom.fabric.log import GroupConsumer, Log, LogError, LogUnavailable, Reader, Record
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.topics import JOURNAL, TASKS
@@ -46,6 +46,7 @@ _LOG = logging.getLogger(__name__)
 GROUP = "scheduler"
 _POLL_S = 1.0
 _PAUSED_POLL_S = 0.05
+_REJOIN_S = 1.0
 _INBOX = 1024
 _APPEND_S = 10.0
 
@@ -332,14 +333,19 @@ class SchedulerService(Part):
     async def _run(self) -> None:
         """Raises what ends a pool by a defect, and LogFailed.
 
-        When another scheduler's claim deposes one of ours, this process leaves the group and joins it anew: whoever
-        the partition is given to then begins from what is committed.
+        When another scheduler's claim deposes one of ours, or the log is away while a pool is taken over, this process
+        leaves the group and joins it anew: whoever the partition is given to then begins from what is committed.
         """
         try:
             while True:
-                async with self._log.group(TASKS, GROUP, self) as consumer:
-                    self._member = True
-                    await self._serve(consumer)
+                try:
+                    async with self._log.group(TASKS, GROUP, self) as consumer:
+                        self._member = True
+                        await self._serve(consumer)
+                except LogUnavailable as error:
+                    _LOG.warning("the log does not answer: %s", error)
+                    await asyncio.sleep(_REJOIN_S)
+                self._member = False
                 _LOG.info("joining the group anew")
         finally:
             self._member = False

@@ -44,6 +44,8 @@ def configure_logs(level: str = "info", style: str = "text", stream: TextIO | No
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if style == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if level != "debug":
+        logging.getLogger("aiokafka").setLevel(logging.WARNING)  # it tells of every step towards a group
     if style == "json":
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
