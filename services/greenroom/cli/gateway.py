@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,6 +65,7 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     from greenroom.gateway.pipeline_metrics import PipelineCollector
     from greenroom.gateway.service import GatewayService
     from greenroom.text import TextProcessor
+    from greenroom.text.digest import text_digest
     from greenroom.text.hub import model_folder
 
     config = gateway_config(options, drain_timeout_s=options["drain_timeout"])
@@ -76,7 +78,9 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
         flow = PipelineConfig(
             pool=pool, default_timeout_s=config.request_timeout_s, max_timeout_s=config.max_request_timeout_s
         )
-        pipeline = Pipeline(flow, instance=instance, log=log, directory=directory)
+        pipeline = Pipeline(
+            flow, instance=instance, log=log, directory=directory, text_digest=text_digest(Path(folder))
+        )
         front = TokensFront(server, pipeline, lambda port: advertised(options, port))
         service = GatewayService(Gateway(config, pipeline, text, registry))
         registry.register(PipelineCollector(pipeline))

@@ -68,12 +68,19 @@ class Pipeline(Part):
     """As ``greenroom.core.generation.Generator`` has it, on a log.
 
     ``tokens`` is the servicer that workers send tokens to, at ``address``, which must be known when it is started;
-    ``start`` returns once the retained part
-    of the journal has been read, so that a key's outcome is known (rule 10).
+    ``start`` returns once the retained part of the journal has been read, so that a key's outcome is known (rule 10).
+    ``text_digest``: of the tokenizer in use here; workers with another are not served for. None: of any.
     """
 
     def __init__(
-        self, config: PipelineConfig, *, instance: str, address: str = "", log: Log, directory: Directory
+        self,
+        config: PipelineConfig,
+        *,
+        instance: str,
+        address: str = "",
+        log: Log,
+        directory: Directory,
+        text_digest: str | None = None,
     ) -> None:
         super().__init__("pipeline")
         self._config = config
@@ -87,6 +94,8 @@ class Pipeline(Part):
         self.tokens = TokensService(instance, self.flights)
         self._announcer = Announcer(log, self._member)
         self._card: ModelCard | None = None
+        self._text_digest = text_digest
+        self._stranger: str | None = None
         self._depth: QueueDepth | None = None
         self._since_depth = 0
         self._caught_up = False
@@ -131,17 +140,22 @@ class Pipeline(Part):
     def unready(self) -> str | None:
         if not self._caught_up:
             return "the journal has not been read to its end yet"
-        return None if self._model_card() is not None else "no worker has said yet which model it serves"
+        if self._model_card() is not None:
+            return None
+        return self._stranger or "no worker has said yet which model it serves"
 
     def _model_card(self) -> ModelCard | None:
         """The least of what the pool's workers serve; the last that was known where none is there."""
-        cards = [
-            member.model
-            for member in self._directory.of(MemberKind.WORKER, pool=self._config.pool)
-            if member.model is not None
-        ]
-        if cards:
-            self._card = min(cards, key=lambda card: card.max_model_len)
+        workers = self._directory.of(MemberKind.WORKER, pool=self._config.pool)
+        cards = [worker.model for worker in workers if worker.model is not None]
+        ours = [card for card in cards if self._text_digest in (None, card.text_digest)]
+        if ours:
+            self._card = min(ours, key=lambda card: card.max_model_len)
+        elif cards:
+            self._stranger = (
+                f"the pool's workers serve {cards[0].name}, whose tokenizer is another than the one here; start the "
+                "gateway with the same --model"
+            )
         return self._card
 
     def _member(self) -> Member:

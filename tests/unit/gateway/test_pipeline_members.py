@@ -1,0 +1,49 @@
+"""What a gateway makes of the workers that it hears of."""
+
+from __future__ import annotations
+
+from greenroom.core.messages import Member, MemberKind, ModelCard
+from greenroom.fabric.log.memory import MemoryLog
+from greenroom.gateway.pipeline import Pipeline, PipelineConfig
+
+
+class Members:
+    def __init__(self) -> None:
+        self.here: list[Member] = []
+
+    def of(self, kind: MemberKind, pool: int | None = None) -> list[Member]:
+        return [member for member in self.here if member.member is kind]
+
+
+def worker(name: str, *, text: str = "ours", length: int = 100) -> Member:
+    card = ModelCard(name="m", digest="d", text_digest=text, max_model_len=length, vocab_size=9)
+    return Member(member=MemberKind.WORKER, instance=name, address="", ttl_ms=1000, model=card)
+
+
+def pipeline(members: Members) -> Pipeline:
+    return Pipeline(
+        PipelineConfig(),
+        instance="g",
+        log=MemoryLog(),
+        directory=members,
+        text_digest="ours",  # type: ignore[arg-type]
+    )
+
+
+def test_the_model_is_the_least_that_all_of_its_workers_take_and_is_remembered() -> None:
+    members = Members()
+    made = pipeline(members)
+    members.here = [worker("a", length=200), worker("b", length=100)]
+    assert made.model.max_model_len == 100
+    members.here = []
+    assert made.model.max_model_len == 100
+
+
+def test_workers_with_another_tokenizer_are_not_served_for_and_the_reason_is_told() -> None:
+    members = Members()
+    made = pipeline(members)
+    made._caught_up = True
+    members.here = [worker("a", text="another")]
+    assert "tokenizer is another" in (made.unready or "")
+    members.here.append(worker("b"))
+    assert made.unready is None
