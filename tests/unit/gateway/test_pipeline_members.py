@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from greenroom.core.messages import Member, MemberKind, ModelCard
 from greenroom.fabric.log.memory import MemoryLog
 from greenroom.gateway.pipeline import Pipeline, PipelineConfig
@@ -21,13 +23,8 @@ def worker(name: str, *, text: str = "ours", length: int = 100) -> Member:
 
 
 def pipeline(members: Members) -> Pipeline:
-    return Pipeline(
-        PipelineConfig(),
-        instance="g",
-        log=MemoryLog(),
-        directory=members,
-        text_digest="ours",  # type: ignore[arg-type]
-    )
+    directory: Any = members
+    return Pipeline(PipelineConfig(), instance="g", log=MemoryLog(), directory=directory, text_digest="ours")
 
 
 def test_the_model_is_the_least_that_all_of_its_workers_take_and_is_remembered() -> None:
