@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import grpc
 
@@ -228,28 +229,22 @@ class _Link:
             await asyncio.sleep(pause)
 
     async def _connect(self) -> None:
-        granted: asyncio.Queue[worker_pb2.LeaseFromScheduler] = asyncio.Queue(16)
         hello = worker_pb2.LeaseHello(
             epoch=self._pool.epoch,
             scheduler=self._pool.scheduler,
             worker=self.member.instance,
             lease_ms=int(self._pool.config.lease_ms),
         )
-        granted.put_nowait(worker_pb2.LeaseFromScheduler(hello=hello))
-
-        async def requests() -> AsyncIterator[worker_pb2.LeaseFromScheduler]:
-            while True:
-                yield await granted.get()
-
-        call = self.stub.Lease(requests())
+        call = self.stub.Lease()
         reached = False
         try:
+            await _write(call, worker_pb2.LeaseFromScheduler(hello=hello))
             async for asked in call:
                 if not self._renew(asked.state, first=not reached):
                     return
                 reached = True
                 grant = worker_pb2.LeaseGrant(sequence=asked.sequence, epoch=self._pool.epoch)
-                granted.put_nowait(worker_pb2.LeaseFromScheduler(grant=grant))
+                await _write(call, worker_pb2.LeaseFromScheduler(grant=grant))
         finally:
             call.cancel()
 
@@ -270,3 +265,12 @@ class _Link:
         )
         self._act(self._pool.beat(worker, heard, now))
         return worker in self._pool.seats
+
+
+async def _write(
+    call: grpc.aio.StreamStreamCall[worker_pb2.LeaseFromScheduler, worker_pb2.LeaseFromWorker],
+    message: worker_pb2.LeaseFromScheduler,
+) -> None:
+    """What became of a call that is over by now is told by the next read."""
+    with contextlib.suppress(asyncio.InvalidStateError):
+        await call.write(message)

@@ -1,0 +1,61 @@
+"""The scheduler's lease streams, on both wires: granted again and again, and nothing is left of those that broke."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from greenroom.core.messages import Member, MemberKind
+from greenroom.fabric.rpc import Context
+from greenroom.scheduler.workers import Workers
+from greenroom.v1 import worker_pb2, worker_pb2_grpc
+from tests.contract.rpc.wires import WIRES, Wire, until
+from tests.unit.protocol.test_pool import Bench
+
+
+class Leasing(worker_pb2_grpc.WorkerServicer):
+    """Asks for the lease once a call, and then ends the call."""
+
+    def __init__(self) -> None:
+        self.heard: list[str | None] = []
+
+    async def Lease(
+        self, request_iterator: AsyncIterator[worker_pb2.LeaseFromScheduler], context: Context
+    ) -> AsyncIterator[worker_pb2.LeaseFromWorker]:
+        requests = aiter(request_iterator)
+        self.heard.append((await anext(requests)).WhichOneof("message"))
+        state = worker_pb2.WorkerState(worker="w", max_running=2, kv_tokens=1000)
+        yield worker_pb2.LeaseFromWorker(sequence=1, state=state)
+        self.heard.append((await anext(requests)).WhichOneof("message"))
+
+    async def ListRuns(self, request: worker_pb2.ListRunsRequest, context: Context) -> worker_pb2.ListRunsResponse:
+        return worker_pb2.ListRunsResponse()
+
+    async def Run(self, request: worker_pb2.RunRequest, context: Context) -> worker_pb2.RunResponse:
+        raise NotImplementedError
+
+    async def CancelRun(self, request: worker_pb2.CancelRunRequest, context: Context) -> worker_pb2.CancelRunResponse:
+        raise NotImplementedError
+
+
+@pytest.fixture(params=list(WIRES))
+async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
+    made = WIRES[request.param]()
+    yield made
+    await made.stop(0.0)
+    await made.dialer.close()
+
+
+async def test_a_stream_that_ends_is_made_anew_and_leaves_nothing_behind(wire: Wire) -> None:
+    worker, bench = Leasing(), Bench()
+    await wire.serve(worker)  # type: ignore[arg-type]  # any servicer
+    workers = Workers(bench.pool, wire.dialer, lambda: bench.now, lambda effects: None)
+    workers.meet(Member(member=MemberKind.WORKER, instance="w", address=wire.address, ttl_ms=6_000))
+    await until(lambda: len(worker.heard) >= 6, "three streams were granted")
+    assert worker.heard[:6] == ["hello", "grant"] * 3
+    await workers.close()
+    await until(
+        lambda: not [task for task in asyncio.all_tasks() if "request_iterator" in repr(task)], "no task is left"
+    )
