@@ -202,6 +202,16 @@ class Cluster:
                 process.resume()
             process.kill()
 
+    def defects(self) -> list[str]:
+        """What the processes' logs have of exceptions that nobody foresaw and tasks that nobody waited for."""
+        signs = ("Traceback", "never retrieved", "destroyed but it is pending", "by a defect", "never awaited")
+        return [
+            f"{process.name}: {line}"
+            for process in self.processes.values()
+            for line in process.log().splitlines()
+            if any(sign in line for sign in signs)
+        ]
+
     def logs(self, last: int = 3000) -> str:
         return "\n".join(f"== {process.name}\n{process.log()[-last:]}" for process in self.processes.values())
 
