@@ -19,7 +19,6 @@ from greenroom.core.messages import (
     MemberKind,
     ModelCard,
     Outcome,
-    QueueDepth,
     Request,
     Undecodable,
     decode,
@@ -96,8 +95,6 @@ class Pipeline(Part):
         self._card: ModelCard | None = None
         self._text_digest = text_digest
         self._stranger: str | None = None
-        self._depth: QueueDepth | None = None
-        self._since_depth = 0
         self._caught_up = False
         self.journal_unreadable = 0
         """Records of the journal that could not be read and were passed over; the scheduler writes dead letters."""
@@ -212,7 +209,6 @@ class Pipeline(Part):
         except BaseException:
             self._unknown(flight, request)
             raise
-        self._since_depth += 1
         return flight
 
     async def cancel(self, request_id: str) -> None:
@@ -271,19 +267,19 @@ class Pipeline(Part):
         return int(self._clock() + timeout_s * 1000)
 
     def _check_depth(self) -> None:
-        """Rule 8: refused before it is accepted, from what the pool's scheduler last said and what was sent since."""
+        """Rule 8: refused before it is accepted. From what the pool's scheduler last said, which is up to a quarter of
+        a second old, or from how many of this gateway's own wait, whichever is more."""
         depths = [
             member.depth
             for member in self._directory.of(MemberKind.SCHEDULER, pool=self._config.pool)
             if member.depth is not None
         ]
-        depth = max(depths, key=lambda depth: depth.waiting, default=None)
-        if depth is not self._depth:
-            self._depth, self._since_depth = depth, 0
-        if depth is not None and depth.waiting + self._since_depth >= depth.limit:
-            raise Saturated(
-                f"{depth.waiting} requests wait, as many as may", retry_after_s=max(1.0, depth.wait_ms / 1000)
-            )
+        if not depths:
+            return  # nobody schedules now; what is accepted waits for whoever takes over
+        depth = max(depths, key=lambda depth: depth.waiting)
+        waiting = max(depth.waiting, self.flights.book.unopened)
+        if waiting >= depth.limit:
+            raise Saturated(f"{waiting} requests wait, as many as may", retry_after_s=max(1.0, depth.wait_ms / 1000))
 
     # -- the journal ---------------------------------------------------------------------------------------------
 

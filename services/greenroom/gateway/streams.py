@@ -49,6 +49,7 @@ class StreamBook:
 
     def __init__(self) -> None:
         self._deliveries: dict[str, Delivery] = {}
+        self._unopened: set[str] = set()
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._deliveries
@@ -56,15 +57,22 @@ class StreamBook:
     def __len__(self) -> int:
         return len(self._deliveries)
 
+    @property
+    def unopened(self) -> int:
+        """How many of them no worker has opened a stream for: they wait, or are on their way."""
+        return len(self._unopened)
+
     def expect(self, request_id: str) -> None:
         """A client waits for it. To be called before it is sent on its way. Raises ValueError if one does already."""
         if request_id in self._deliveries:
             raise ValueError(f"{request_id} is waited for already")
         self._deliveries[request_id] = Delivery()
+        self._unopened.add(request_id)
 
     def forget(self, request_id: str) -> None:
         """The client has its end, or has gone."""
         self._deliveries.pop(request_id, None)
+        self._unopened.discard(request_id)
 
     def delivered(self, request_id: str) -> tuple[Token, ...]:
         return tuple(self._deliveries[request_id].tokens)
@@ -77,6 +85,7 @@ class StreamBook:
         if delivery.attempt is not None and attempt < delivery.attempt:
             return Unwanted.STALE
         delivery.attempt, delivery.stream = attempt, stream
+        self._unopened.discard(request_id)
         return tuple(delivery.tokens)
 
     def add(self, request_id: str, stream: object, tokens: Sequence[Token]) -> Sequence[Token] | Unwanted:
@@ -99,6 +108,7 @@ class StreamBook:
         The request is forgotten. Raises Diverged, and KeyError for one that nobody waits for.
         """
         delivery = self._deliveries.pop(outcome.request_id)
+        self._unopened.discard(outcome.request_id)
         had = delivery.tokens
         if outcome.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return ()

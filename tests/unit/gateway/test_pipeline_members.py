@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from greenroom.core.messages import Member, MemberKind, ModelCard
+import pytest
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.errors import Saturated
+from greenroom.core.messages import Member, MemberKind, ModelCard, QueueDepth
 from greenroom.fabric.log.memory import MemoryLog
 from greenroom.gateway.pipeline import Pipeline, PipelineConfig
 
@@ -44,3 +48,32 @@ def test_workers_with_another_tokenizer_are_not_served_for_and_the_reason_is_tol
     assert "tokenizer is another" in (made.unready or "")
     members.here.append(worker("b"))
     assert made.unready is None
+
+
+def scheduler(waiting: int, limit: int) -> Member:
+    depth = QueueDepth(waiting=waiting, limit=limit)
+    return Member(member=MemberKind.SCHEDULER, instance="s", address="", ttl_ms=1000, depth=depth)
+
+
+def test_refused_from_what_the_scheduler_says_or_from_what_waits_here() -> None:
+    members = Members()
+    made = pipeline(members)
+    made._check_depth()
+    members.here = [scheduler(3, limit=3)]
+    with pytest.raises(Saturated, match="3 requests wait"):
+        made._check_depth()
+    members.here = [scheduler(0, limit=2)]
+    for number in range(2):
+        made.flights.begin(f"r{number}", b"", keyed=False)
+    with pytest.raises(Saturated, match="2 requests wait"):
+        made._check_depth()
+
+
+def test_what_runs_does_not_wait_however_long_the_scheduler_says_nothing_new() -> None:
+    members = Members()
+    made = pipeline(members)
+    members.here = [scheduler(0, limit=2)]
+    for number in range(20):
+        made._check_depth()
+        made.flights.begin(f"r{number}", b"", keyed=False)
+        made.flights.book.open(f"r{number}", Attempt(0, number), object())
