@@ -36,13 +36,20 @@ class Call:
 
 class Clients:
     """Sends prompts to gateways that may be gone: a refused request is sent to the next one, an accepted one never
-    again."""
+    again.
 
-    def __init__(self, urls: Sequence[str], grpc_addresses: Sequence[str], *, max_tokens: int, model: str) -> None:
+    ``keyed``: over HTTP with an idempotency key, and so again also where the connection was lost before there was an
+    answer: a server that stops closes idle connections, which a request may be on its way on just then.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], grpc_addresses: Sequence[str], *, max_tokens: int, model: str, keyed: bool = False
+    ) -> None:
         self._urls = list(urls)
         self._addresses = list(grpc_addresses)
         self._max_tokens = max_tokens
         self._model = model
+        self._keyed = keyed
 
     async def __aenter__(self) -> Clients:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
@@ -81,8 +88,13 @@ class Clients:
             "max_tokens": self._max_tokens,
             "stream": True,
         }
+        headers = {"Idempotency-Key": made.key} if self._keyed else {}
+        answered = False
         try:
-            async with self._session.post(f"{self._urls[at]}/v1/chat/completions", json=body) as response:
+            async with self._session.post(
+                f"{self._urls[at]}/v1/chat/completions", json=body, headers=headers
+            ) as response:
+                answered = True
                 if response.status in (429, 503):
                     raise _Refused
                 if response.status != 200:
@@ -98,6 +110,8 @@ class Clients:
         except aiohttp.ClientConnectorError as error:
             raise _Refused from error
         except aiohttp.ClientError as error:
+            if self._keyed and not answered:
+                raise _Refused from error
             made.end = f"connection lost: {error}"
 
     @staticmethod

@@ -1,0 +1,234 @@
+"""Two gateways and two workers: one of them is killed, poisoned or restarted, and no client is the worse for it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from greenroom.core.generation import FinishReason
+from greenroom.demo.tasks import TASKS, samples
+from greenroom.gateway.terms import base_id
+from tests.integration.cluster import Cluster, Process, running
+from tests.integration.pipeline.load import Call, Clients
+from tests.integration.pipeline.topics import Topics, completed, until
+from tests.kafka.broker import Broker
+
+MODEL = "greenroom-understudy"
+PROMPTS = [sample.prompt for task in TASKS for sample in samples(task, 2, seed=11)]
+LONG = {"model": MODEL, "temperature": 0, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
+POISON = "POISON-1"
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    kafka_broker: Broker, cache: Path, tmp_path_factory: pytest.TempPathFactory, module_prefix: str
+) -> Iterator[Cluster]:
+    options = {"worker": ["--dtype", "float32", "--expert-memory", "50%", "--max-running", "8"]}
+    made = Cluster(
+        tmp_path_factory.mktemp("failures"),
+        kafka_broker.address,
+        prefix=module_prefix,
+        cache=cache,
+        gateways=2,
+        workers=2,
+        options=options,
+        environment={"GREENROOM_FAULT": f"worker:poison:{POISON}"},
+    )
+    with running(made):
+        yield made
+        assert not made.defects()
+
+
+@pytest.fixture
+async def clients(cluster: Cluster) -> AsyncIterator[list[openai.AsyncOpenAI]]:
+    """One for each gateway."""
+    made = [
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0) for url in cluster.urls
+    ]
+    yield made
+    for client in made:
+        await client.close()
+
+
+def said(prompt: str) -> list[ChatCompletionMessageParam]:
+    return [{"role": "user", "content": prompt}]
+
+
+async def answer(client: openai.AsyncOpenAI, prompt: str, key: str | None = None) -> str:
+    headers = {"Idempotency-Key": key} if key else {}
+    reply = await client.chat.completions.create(messages=said(prompt), extra_headers=headers, **LONG)  # type: ignore[call-overload]
+    return str(reply.choices[0].message.content)
+
+
+async def code_of(refused: asyncio.Future[str] | asyncio.Task[str]) -> int:
+    with pytest.raises(openai.APIStatusError) as error:
+        await refused
+    return error.value.status_code
+
+
+async def breaks_off(stream: AsyncIterator[object]) -> bool:
+    try:
+        async for _ in stream:
+            pass
+    except Exception:  # of whichever HTTP client this version of openai brings
+        return True
+    return False
+
+
+def runs(cluster: Cluster) -> float:
+    """How many requests the workers have begun."""
+    return sum(cluster[f"worker{number}"].metric("greenroom_worker_runs_total") for number in (0, 1))
+
+
+def new_key() -> str:
+    return f"key-{uuid.uuid4().hex}"
+
+
+def id_of(key: str) -> str:
+    return f"{base_id('', key)}-0"
+
+
+async def test_one_key_sent_to_two_gateways_at_once_runs_once(
+    cluster: Cluster, topics: Topics, clients: list[openai.AsyncOpenAI]
+) -> None:
+    expected, key = await answer(clients[0], PROMPTS[0]), new_key()
+    before = runs(cluster)
+    texts = await asyncio.gather(*(answer(client, PROMPTS[0], key) for client in clients))
+    assert texts == [expected, expected]
+    await topics.journal.catch_up()
+    assert len({outcome.attempt for outcome in topics.journal.of(id_of(key))}) == 1
+    assert await answer(clients[0], PROMPTS[0], key) == await answer(clients[1], PROMPTS[0], key) == expected
+    assert runs(cluster) == before + 1
+
+
+async def test_another_body_under_a_key_is_a_conflict_at_both_gateways(
+    cluster: Cluster, clients: list[openai.AsyncOpenAI]
+) -> None:
+    """While the first runs, and after."""
+    key = new_key()
+    before = runs(cluster)
+    first = asyncio.create_task(answer(clients[0], PROMPTS[1], key))
+    await until(lambda: runs(cluster) == before + 1, "it has begun")
+    others = [asyncio.create_task(answer(client, PROMPTS[2], key)) for client in clients]
+    assert [await code_of(other) for other in others] == [409, 409]
+    assert await first == await answer(clients[1], PROMPTS[1], key)
+    others = [asyncio.create_task(answer(client, PROMPTS[2], key)) for client in clients]
+    assert [await code_of(other) for other in others] == [409, 409]
+    assert runs(cluster) == before + 1
+
+
+@pytest.mark.timeout(240)
+async def test_a_gateway_is_killed_and_a_retry_at_the_other_gets_the_result(
+    cluster: Cluster, topics: Topics, clients: list[openai.AsyncOpenAI]
+) -> None:
+    prompts = PROMPTS[3:6]
+    expected = await asyncio.gather(*(answer(clients[1], prompt) for prompt in prompts))
+    before, keys = runs(cluster), [new_key(), new_key(), None]
+    streams = [
+        await clients[0].chat.completions.create(  # type: ignore[call-overload]
+            messages=said(prompt), extra_headers={"Idempotency-Key": key} if key else {}, stream=True, **LONG
+        )
+        for prompt, key in zip(prompts, keys, strict=True)
+    ]
+    started = [await anext(aiter(stream)) for stream in streams]
+    cluster["gateway0"].kill()
+    for stream in streams:
+        assert await breaks_off(stream)
+    retries = [answer(clients[1], prompt, key) for prompt, key in zip(prompts, keys, strict=True) if key is not None]
+    assert await asyncio.gather(*retries) == expected[:2]
+    for chunk in started:  # the one without a key too, though nobody will ask for it
+        assert completed(await topics.journal.outcome(f"{chunk.id.removeprefix('chatcmpl-')}-0"))
+    assert runs(cluster) == before + 3
+    cluster["gateway0"].start()
+    await asyncio.to_thread(cluster["gateway0"].wait_ready)
+    assert await answer(clients[0], prompts[0], keys[0]) == expected[0], "the one that is back knows it as well"
+    assert runs(cluster) == before + 3
+
+
+@asynccontextmanager
+async def kept(cluster: Cluster) -> AsyncIterator[list[str]]:
+    """Workers that die are started again, as whoever runs containers does; gives the names of those that did."""
+    died: list[str] = []
+
+    async def keep() -> None:
+        while True:
+            for worker in (cluster["worker0"], cluster["worker1"]):
+                if not worker.running:
+                    died.append(worker.name)
+                    worker.start()
+            await asyncio.sleep(0.1)
+
+    keeping = asyncio.create_task(keep())
+    try:
+        yield died
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+@pytest.mark.timeout(300)
+async def test_a_request_that_kills_every_worker_it_meets_ends_as_failed_and_the_rest_goes_on(
+    cluster: Cluster, topics: Topics, clients: list[openai.AsyncOpenAI]
+) -> None:
+    innocent = PROMPTS[:6]
+    expected = await asyncio.gather(*(answer(clients[0], prompt) for prompt in innocent))
+    key = new_key()
+    async with kept(cluster) as died:
+        beside = [asyncio.create_task(answer(clients[n % 2], prompt)) for n, prompt in enumerate(innocent)]
+        poison = asyncio.create_task(answer(clients[0], f"Drink this {POISON}.", key))
+        assert await code_of(poison) == 500
+        assert await asyncio.gather(*beside) == expected
+        outcome = await topics.journal.outcome(id_of(key))
+    assert outcome.reason is FinishReason.FAILED
+    assert "3 workers" in outcome.message
+    assert len(died) == 3, "nothing else died, and it was not tried a fourth time"
+    [letter] = [letter for letter in await topics.dead_letters() if letter.request_id == id_of(key)]
+    assert letter.reason == outcome.message
+    assert POISON.encode() in (letter.payload or b"")
+    for worker in (cluster["worker0"], cluster["worker1"]):
+        await asyncio.to_thread(worker.wait_ready)
+
+
+async def restart(process: Process) -> None:
+    assert await asyncio.to_thread(process.terminate) == 0, process.log()[-4000:]
+    process.start()
+    await asyncio.to_thread(process.wait_ready)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.full)])
+async def test_a_rolling_restart_fails_no_request(cluster: Cluster, rounds: int) -> None:
+    """A client that tries the other gateway when one refuses."""
+    over = False
+
+    async def roll() -> None:
+        nonlocal over
+        for _ in range(rounds):
+            for process in cluster.processes.values():
+                await restart(process)
+        over = True
+
+    async with Clients(cluster.urls, cluster.grpc_addresses, max_tokens=24, model=MODEL, keyed=True) as load:
+        undisturbed = await load.poisson(PROMPTS, 20.0, seed=1)
+        expected = {call.prompt: call.text for call in undisturbed}
+        check(undisturbed, expected)
+        calls, _ = await asyncio.gather(load.poisson(PROMPTS, 6.0, seed=2, enough=lambda sent: over), roll())
+    assert len(calls) > len(PROMPTS)
+    try:
+        check(calls, expected)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{cluster.logs()}") from None
+
+
+def check(calls: list[Call], expected: dict[str, str]) -> None:
+    for call in calls:
+        assert call.end in ("stop", "length"), f"request {call.number} ({call.way}) ended with {call.end!r}"
+        assert call.text == expected[call.prompt], f"request {call.number} ({call.way}) has another text"
+        assert call.indices == list(range(len(call.indices))), f"request {call.number}: {call.indices}"
