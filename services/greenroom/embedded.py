@@ -15,9 +15,11 @@ from greenroom.fabric.log import Log
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import LocalDialer, LocalServer
+from greenroom.fabric.telemetry.members import MembersCollector
 from greenroom.fabric.topics import Topics, all_topics
 from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.gateway.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.pipeline_metrics import PipelineCollector
 from greenroom.gateway.service import GatewayService
 from greenroom.policies.registry import create_placement_policy
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer, make_store
@@ -128,8 +130,10 @@ def embedded_parts(
         policy=lambda: create_placement_policy(config.scheduling),
     )
     registry.register(SchedulerCollector(scheduler))
+    registry.register(MembersCollector(directory))
     flow = PipelineConfig(default_timeout_s=front.request_timeout_s, max_timeout_s=front.max_request_timeout_s)
     pipeline = Pipeline(flow, instance=f"gateway.{name}", address="gateway", log=log, directory=directory)
+    registry.register(PipelineCollector(pipeline))
     gateway = GatewayService(Gateway(front, pipeline, text, registry))
     parts: list[Service] = [
         Entered("log", log),

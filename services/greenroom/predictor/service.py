@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from greenroom.core.messages import DeadLetter, Trace, Undecodable, decode, encode
+from greenroom.core.messages import DeadLetter, Trace, Undecodable, decode, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
@@ -251,7 +251,7 @@ class PredictorService(Part):
                 self._metrics.retries.inc()
                 refused += isinstance(problem, AppendFailed)
                 if refused == 2 and letter.payload is not None:
-                    letter = _without_payload(letter)
+                    letter = without_payload(letter)
                 await asyncio.sleep(wait_s)
                 wait_s = min(self._config.max_retry_s, wait_s * 2)
             else:
@@ -360,15 +360,3 @@ def _decode(record: Record) -> Trace:
     if not trace.model:
         raise BadTrace("a trace that names no model")
     return trace
-
-
-def _without_payload(letter: DeadLetter) -> DeadLetter:
-    size = 0 if letter.payload is None else len(letter.payload)
-    return DeadLetter(
-        topic=letter.topic,
-        partition=letter.partition,
-        offset=letter.offset,
-        reason=f"{letter.reason} (its {size} bytes were too many for a dead letter)",
-        service=letter.service,
-        request_id=letter.request_id,
-    )

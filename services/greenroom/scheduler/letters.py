@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections import deque
 
-from greenroom.core.messages import DeadLetter, Undecodable, encode
+from greenroom.core.messages import DeadLetter, Undecodable, encode, without_payload
 from greenroom.fabric.log import AppendFailed, Log, LogError, Record
 from greenroom.fabric.topics import DEAD_LETTERS
 
@@ -46,24 +46,12 @@ async def write_letter(log: Log, letter: DeadLetter) -> None:
             _LOG.warning("a dead letter was not written, trying again: %s", error)
             refused += isinstance(error, AppendFailed)
             if refused == _TRIES:
-                letter = _bare(letter)
+                letter = without_payload(letter)
             await asyncio.sleep(_AGAIN_S)
 
 
 def _where(letter: DeadLetter) -> str:
     return f"{letter.topic}[{letter.partition}]@{letter.offset}"
-
-
-def _bare(letter: DeadLetter) -> DeadLetter:
-    size = len(letter.payload or b"")
-    return DeadLetter(
-        topic=letter.topic,
-        partition=letter.partition,
-        offset=letter.offset,
-        reason=f"{letter.reason} (its {size} bytes were too many for a dead letter)",
-        service=letter.service,
-        request_id=letter.request_id,
-    )
 
 
 class Letters:

@@ -13,6 +13,7 @@ from greenroom.core.messages import (
     Claim,
     DeadLetter,
     JournalRecord,
+    Lost,
     Member,
     MemberKind,
     TaskRecord,
@@ -242,13 +243,17 @@ class PoolRunner:
         for effect in effects:
             match effect:
                 case Append():
+                    if isinstance(effect.record, Lost):
+                        _LOG.warning(
+                            "worker %s is lost under %d requests", effect.record.worker, len(effect.record.attempts)
+                        )
                     self._spawn(self._append(effect))
                 case Bury():
                     self._spawn(self._bury(effect))
                 case Run() | ListRuns() | CancelRun() | Release():
                     self._workers.carry_out(effect)
                 case Disconnect(worker):
-                    _LOG.warning("worker %s is lost", worker)
+                    _LOG.info("worker %s has no lease any more", worker)
                     self._workers.disconnect(worker)
                 case Deposed(by):
                     _LOG.warning("pool %d is held by %s now", self.number, by)

@@ -8,13 +8,13 @@ import random
 import time
 from collections.abc import Callable
 
-from greenroom.core.messages import DeadLetter, Rejected, encode
+from greenroom.core.messages import DeadLetter, Rejected, encode, without_payload
 from greenroom.fabric import telemetry
 from greenroom.fabric.current import request_id
 from greenroom.fabric.log import AppendFailed, AppendUnknown, Headers, Log, LogError, LogFailed, Position, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TASKS
 from greenroom.tasktype.config import TaskTypeConfig
-from greenroom.tasktype.decide import Bury, Forward, bury, decide, without_payload
+from greenroom.tasktype.decide import Bury, Forward, bury, decide
 from greenroom.tasktype.extractor import Extractor
 from greenroom.tasktype.metrics import TaskTypeMetrics
 

@@ -80,16 +80,3 @@ def bury(record: Record, reason: str, pools: int, *, request_id: str | None = No
     if request_id is not None and pool is not None and 0 <= pool < pools:
         rejected = Rejected(request_id=request_id, pool=pool, reason=reason)
     return Bury(letter, rejected)
-
-
-def without_payload(letter: DeadLetter) -> DeadLetter:
-    """For one that is too large for its topic: where it was read still says what it was."""
-    size = 0 if letter.payload is None else len(letter.payload)
-    return DeadLetter(
-        topic=letter.topic,
-        partition=letter.partition,
-        offset=letter.offset,
-        reason=f"{letter.reason} (its {size} bytes were too many for a dead letter)",
-        service=letter.service,
-        request_id=letter.request_id,
-    )

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.core.generation import SamplingParams, Slo
-from greenroom.core.messages import Cancel, Rejected, Request, Task, TaskRecord, decode, encode
+from greenroom.core.messages import Cancel, Rejected, Request, Task, TaskRecord, decode, encode, without_payload
 from greenroom.fabric.log import Record
 from greenroom.tasktype import Extractor, load_profile
-from greenroom.tasktype.decide import Bury, Forward, decide, without_payload
+from greenroom.tasktype.decide import Bury, Forward, decide
 
 POOLS = 2
 EXTRACTOR = Extractor(load_profile())

@@ -1,7 +1,7 @@
 """What the topics carry: msgpack maps with a schema version and a kind. docs/architecture/topics.md has the tables."""
 
 from greenroom.core.messages.codec import Message, Undecodable, decode, encode
-from greenroom.core.messages.dead_letters import DeadLetter
+from greenroom.core.messages.dead_letters import DeadLetter, without_payload
 from greenroom.core.messages.journal import Claim, JournalRecord, Lost, Outcome, TokenLogprobArrays
 from greenroom.core.messages.members import Member, MemberKind, ModelCard, QueueDepth
 from greenroom.core.messages.requests import Cancel, Request
@@ -32,4 +32,5 @@ __all__ = [
     "Undecodable",
     "decode",
     "encode",
+    "without_payload",
 ]

@@ -16,3 +16,16 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead-letter"):
     key: bytes | None = None
     payload: bytes | None = None
     request_id: str = ""
+
+
+def without_payload(letter: DeadLetter) -> DeadLetter:
+    """For one that is too large for its topic: where it was read still says what it was."""
+    size = 0 if letter.payload is None else len(letter.payload)
+    return DeadLetter(
+        topic=letter.topic,
+        partition=letter.partition,
+        offset=letter.offset,
+        reason=f"{letter.reason} (its {size} bytes were too many for a dead letter)",
+        service=letter.service,
+        request_id=letter.request_id,
+    )
