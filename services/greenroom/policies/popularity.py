@@ -49,6 +49,7 @@ class Popularity(RankingPolicy):
         self._forecasts: dict[str, NDArray[np.float64]] = {}
         self._tokens: dict[int, tuple[str, int]] = {}
         self._mixed: NDArray[np.float64] | None = None
+        self._mixed_by: Mapping[str, float] = {}
         self._stale = False
 
     # -- what is here ----------------------------------------------------------------------------------------------
@@ -72,8 +73,8 @@ class Popularity(RankingPolicy):
         self._mix()
 
     def on_step_started(self, step: Step) -> None:
-        if self._stale and self._forecasts:
-            self._mix()
+        if self._stale and self._forecasts and self._weights() != self._mixed_by:
+            self._mix()  # not for one that came and went: members of the target have an advantage in the next one
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self.retention.on_layer_routed(routing)
@@ -82,7 +83,7 @@ class Popularity(RankingPolicy):
         self.retention.on_transfer_done(transfer)
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
-        if tier is Tier.DEVICE:
+        if tier is Tier.DEVICE and budget_bytes != self._budget:
             self._budget = budget_bytes
             if self._forecasts:
                 self._mix()
@@ -95,7 +96,7 @@ class Popularity(RankingPolicy):
 
     def _mix(self) -> None:
         self._stale = False
-        weights = self._weights()
+        weights = self._mixed_by = self._weights()
         self._mixed = np.zeros(self.catalogue.size)
         for task, weight in weights.items():
             self._mixed += weight * self._forecasts[task]
