@@ -12,6 +12,7 @@ from greenroom.core.units import parse_bytes
 from greenroom.policies.belady import Belady, Future
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.popularity import POPULARITY
 from greenroom.policies.prefetching import PrefetchingPolicy
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.replay.cache import ReplayResult, optimum
@@ -61,14 +62,15 @@ class PolicySpec:
 
 
 def specs_of(texts: Iterable[str], *, ahead: bool) -> tuple[PolicySpec, ...]:
-    """What ``texts`` name, each once. ``all`` is every policy but Belady's oracle; without ``ahead`` those are left out
-    that fetch ahead of need. Raises InvalidConfig.
+    """What ``texts`` name, each once. ``all`` is every policy but Belady's oracle, and ``popularity``, which without a
+    predictor's forecasts is the rule that it falls back on; without ``ahead`` those are left out that fetch ahead of
+    need. Raises InvalidConfig.
     """
     specs = []
     for text in texts:
         if text.strip() == "all":
             named = (name for name, kind in EXPERT_POLICIES.items() if ahead or not issubclass(kind, PrefetchingPolicy))
-            specs += [PolicySpec(name, label=name) for name in named if name != BELADY]
+            specs += [PolicySpec(name, label=name) for name in named if name not in (BELADY, POPULARITY)]
         else:
             specs.append(PolicySpec.parse(text))
     return tuple(dict.fromkeys(specs))
