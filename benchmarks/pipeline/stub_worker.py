@@ -22,6 +22,7 @@ from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer, ServerConfig
 from greenroom.policies.events import Prediction
 from greenroom.text import TextProcessor
+from greenroom.text.digest import text_digest
 from greenroom.worker.engine import EngineState, Events, Routed
 from greenroom.worker.process import worker_parts
 from greenroom.worker.service import WorkerService
@@ -88,7 +89,13 @@ async def live(brokers: str, prefix: str) -> int:
     engine = StubEngine(tokenizer.encode("a", add_special_tokens=False)[0])
     log = KafkaLog(LogConfig(brokers=(brokers,), prefix=prefix))
     dialer, directory = GrpcDialer(), Directory(log)
-    card = ModelCard(name=MODEL, digest="stub", text_digest="stub", max_model_len=1024, vocab_size=tokenizer.vocab_size)
+    card = ModelCard(
+        name=MODEL,
+        digest="stub",
+        text_digest=text_digest(bundled_model_path()),  # else the gateway does not take it for one of its own
+        max_model_len=1024,
+        vocab_size=tokenizer.vocab_size,
+    )
     config = ServiceConfig(
         instance=f"stub.{uuid.uuid4().hex[:8]}",
         max_running=RUNNING,
