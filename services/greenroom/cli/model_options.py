@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.stack import F, stack
 from greenroom.demo import bundled_model_path
 
 if TYPE_CHECKING:
     from greenroom.worker.config import WorkerConfig
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _stack(*options: Callable[[F], F]) -> Callable[[F], F]:
-    def apply(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return apply
-
-
-checkpoint_options = _stack(
+checkpoint_options = stack(
     click.option("--revision", help="Branch, tag or commit of a model on the hub."),
     click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network."),
     click.option(
@@ -44,7 +33,7 @@ checkpoint_options = _stack(
     ),
 )
 
-runtime_options = _stack(
+runtime_options = stack(
     click.option(
         "--device",
         default="auto",

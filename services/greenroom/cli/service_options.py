@@ -5,33 +5,23 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.stack import stack
 from greenroom.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from greenroom.fabric.log.kafka import KafkaLog
     from greenroom.fabric.rpc import GrpcDialer, ServerConfig
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def _stack(*options: Callable[[F], F]) -> Callable[[F], F]:
-    def apply(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return apply
-
-
-log_options = _stack(
+log_options = stack(
     click.option(
         "--brokers",
         default="127.0.0.1:9092",
@@ -67,7 +57,7 @@ log_options = _stack(
     ),
 )
 
-telemetry_options = _stack(
+telemetry_options = stack(
     click.option(
         "--instance",
         envvar="GREENROOM_INSTANCE",
@@ -89,14 +79,14 @@ drain_option = click.option(
     "--drain-timeout", type=float, default=30.0, show_default=True, help="Seconds that what runs gets at the end."
 )
 
-process_options = _stack(
+process_options = stack(
     telemetry_options,
     click.option("--probe-host", default="127.0.0.1", show_default=True, help="Address of /live, /health, /metrics."),
     click.option("--probe-port", type=int, default=0, show_default=True, help="Its port; 0 takes a free one."),
     drain_option,
 )
 
-dialer_options = _stack(
+dialer_options = stack(
     click.option(
         "--rpc-ca", type=_file, envvar="GREENROOM_RPC_CA", help="Who signed the other services' certificates: talk TLS."
     ),
@@ -104,7 +94,7 @@ dialer_options = _stack(
     click.option("--rpc-key", type=_file, envvar="GREENROOM_RPC_KEY", help="Its key."),
 )
 
-listen_options = _stack(
+listen_options = stack(
     click.option(
         "--listen",
         default="127.0.0.1:0",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from greenroom.core.messages import DeadLetter, Trace, Undecodable, decode, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
+from greenroom.fabric.held import HeldPartitions
 from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
@@ -27,7 +28,6 @@ _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0
 _AT_ONCE = 16
 """Traces may have megabytes."""
-_DAY_MS = 86_400_000
 
 
 class PredictorService(Part):
@@ -56,8 +56,7 @@ class PredictorService(Part):
         self.library = Library(config)
         self.publisher = Publisher(self.library, store, metrics)
         self._consumer: GroupConsumer | None = None
-        self._trackers: dict[int, PrefixTracker] = {}
-        self._committed: dict[int, int] = {}
+        self._held = HeldPartitions(TRACES)
         self._unsaved: dict[str, list[tuple[PrefixTracker, int]]] = {}
         """What waits for a version of its model, or for its model to be forgotten."""
         self._forgotten: set[str] = set()
@@ -148,18 +147,14 @@ class PredictorService(Part):
     # -- what the consumer tells ---------------------------------------------------------------------------------
 
     async def assigned(self, partitions: Mapping[int, int]) -> None:
-        for partition, position in partitions.items():
-            self._trackers[partition] = PrefixTracker(position)
-            self._committed[partition] = position
+        self._held.take(partitions)
 
     async def revoked(self, partitions: Sequence[int]) -> None:
         """A last version, so that whoever is next does not learn the same again."""
         if self._publishing:
             await self._settle(self._config.revoke_s)
-        for partition in partitions:
-            if self._trackers.pop(partition, None) is not None:
-                del self._committed[partition]
-                self._metrics.not_held(partition)
+        for partition in self._held.give(partitions):
+            self._metrics.not_held(partition)
 
     # -- learning ------------------------------------------------------------------------------------------------
 
@@ -173,7 +168,7 @@ class PredictorService(Part):
                 await self._take(record)
 
     async def _take(self, record: Record) -> None:
-        tracker = self._trackers.get(record.partition)
+        tracker = self._held.trackers.get(record.partition)
         if tracker is None:
             return  # it went to another instance, which reads this again
         tracker.start(record.offset)
@@ -189,7 +184,7 @@ class PredictorService(Part):
             self._learn(record, tracker, trace, counts)
 
     def _learn(self, record: Record, tracker: PrefixTracker, trace: Trace, counts: SequenceCounts) -> None:
-        if self._trackers.get(record.partition) is not tracker:
+        if self._held.trackers.get(record.partition) is not tracker:
             return
         if self.library.has_seen(trace.model, trace.request_id):
             self._metrics.duplicates.inc()
@@ -325,30 +320,12 @@ class PredictorService(Part):
         await self._commit()
 
     async def _commit(self) -> None:
-        moved = {
-            partition: tracker.position
-            for partition, tracker in self._trackers.items()
-            if tracker.position > self._committed[partition]
-        }
-        if not moved or self._consumer is None or not await self._consumer.commit(moved):
-            return
-        for partition, position in moved.items():
-            if partition in self._committed:
-                self._committed[partition] = max(self._committed[partition], position)
+        await self._held.commit(self._consumer)
 
     async def _watch_lag(self) -> None:
         while True:
-            for partition in tuple(self._trackers):
-                try:
-                    end = await self._log.offset_at(TRACES, partition, round(time.time() * 1000) + _DAY_MS)
-                except LogFailed:
-                    raise
-                except LogError as error:
-                    _LOG.info("the end of %s[%d] is not known now: %s", TRACES, partition, error)
-                    continue
-                tracker = self._trackers.get(partition)
-                if tracker is not None:
-                    self._metrics.lag(partition, max(0, end - tracker.position))
+            async for partition, behind in self._held.lags(self._log):
+                self._metrics.lag(partition, behind)
             await self._commit()  # what needed no version: duplicates, dead letters
             await asyncio.sleep(self._config.lag_every_s)
 

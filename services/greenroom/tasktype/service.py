@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from greenroom.fabric.commits import PrefixTracker
+from greenroom.fabric.held import HeldPartitions
 from greenroom.fabric.lifecycle import Part
-from greenroom.fabric.log import GroupConsumer, Log, LogError, LogFailed, Record
+from greenroom.fabric.log import GroupConsumer, Log, Record
 from greenroom.fabric.topics import REQUESTS
 from greenroom.tasktype.carrier import Carrier
 from greenroom.tasktype.config import TaskTypeConfig
@@ -19,7 +19,6 @@ from greenroom.tasktype.metrics import TaskTypeMetrics
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
 _AT_ONCE = 64
-_DAY_MS = 86_400_000
 
 
 class TaskTypeService(Part):
@@ -45,8 +44,7 @@ class TaskTypeService(Part):
         self._metrics = metrics
         self._carrier = Carrier(config, log, extractor, metrics, after_append=after_append)
         self._consumer: GroupConsumer | None = None
-        self._trackers: dict[int, PrefixTracker] = {}
-        self._committed: dict[int, int] = {}
+        self._held = HeldPartitions(REQUESTS)
         self._under_way: dict[asyncio.Task[None], int] = {}
         self._bytes = 0
         self._last_of: dict[tuple[int, bytes], asyncio.Task[None]] = {}
@@ -119,9 +117,7 @@ class TaskTypeService(Part):
     # -- what the consumer tells ---------------------------------------------------------------------------------
 
     async def assigned(self, partitions: Mapping[int, int]) -> None:
-        for partition, position in partitions.items():
-            self._trackers[partition] = PrefixTracker(position)
-            self._committed[partition] = position
+        self._held.take(partitions)
         self._changed.set()
 
     async def revoked(self, partitions: Sequence[int]) -> None:
@@ -130,10 +126,8 @@ class TaskTypeService(Part):
         tasks = {task for task, partition in self._under_way.items() if partition in gone}
         await self._finish(tasks, self._config.revoke_s)
         await self._commit()
-        for partition in gone:
-            if self._trackers.pop(partition, None) is not None:
-                del self._committed[partition]
-                self._metrics.not_held(partition)
+        for partition in self._held.give(gone):
+            self._metrics.not_held(partition)
 
     # -- reading and carrying ------------------------------------------------------------------------------------
 
@@ -142,7 +136,7 @@ class TaskTypeService(Part):
         if (
             room <= 0
             or self._bytes >= self._config.max_in_flight_bytes
-            or any(tracker.span >= self._config.max_span for tracker in self._trackers.values())
+            or any(tracker.span >= self._config.max_span for tracker in self._held.trackers.values())
         ):
             self._changed.clear()
             await self._changed.wait()
@@ -151,7 +145,7 @@ class TaskTypeService(Part):
             self._begin(record, tasks)
 
     def _begin(self, record: Record, tasks: asyncio.TaskGroup) -> None:
-        tracker = self._trackers.get(record.partition)
+        tracker = self._held.trackers.get(record.partition)
         if tracker is None:
             return  # it went to another instance, which reads this again
         tracker.start(record.offset)
@@ -199,28 +193,10 @@ class TaskTypeService(Part):
             await self._commit()
 
     async def _commit(self) -> None:
-        moved = {
-            partition: tracker.position
-            for partition, tracker in self._trackers.items()
-            if tracker.position > self._committed[partition]
-        }
-        if not moved or self._consumer is None or not await self._consumer.commit(moved):
-            return
-        for partition, position in moved.items():
-            if partition in self._committed:
-                self._committed[partition] = max(self._committed[partition], position)
+        await self._held.commit(self._consumer)
 
     async def _watch_lag(self) -> None:
         while True:
-            for partition in tuple(self._trackers):
-                try:
-                    end = await self._log.offset_at(REQUESTS, partition, round(time.time() * 1000) + _DAY_MS)
-                except LogFailed:
-                    raise
-                except LogError as error:
-                    _LOG.info("the end of %s[%d] is not known now: %s", REQUESTS, partition, error)
-                    continue
-                tracker = self._trackers.get(partition)
-                if tracker is not None:
-                    self._metrics.lag(partition, max(0, end - tracker.position))
+            async for partition, behind in self._held.lags(self._log):
+                self._metrics.lag(partition, behind)
             await asyncio.sleep(self._config.lag_every_s)

@@ -1,0 +1,62 @@
+"""The partitions that a member of a group holds: what of them is finished, what is committed, how far behind it is."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+
+from greenroom.fabric.commits import PrefixTracker
+from greenroom.fabric.log import GroupConsumer, Log, LogError, LogFailed
+
+_LOG = logging.getLogger(__name__)
+_DAY_MS = 24 * 3_600_000
+
+
+class HeldPartitions:
+    """A tracker for each partition of one topic, from its assignment to its revocation."""
+
+    def __init__(self, topic: str) -> None:
+        self.trackers: dict[int, PrefixTracker] = {}
+        self._topic = topic
+        self._committed: dict[int, int] = {}
+
+    def take(self, partitions: Mapping[int, int]) -> None:
+        """They are held from now on, each from the position given."""
+        for partition, position in partitions.items():
+            self.trackers[partition] = PrefixTracker(position)
+            self._committed[partition] = position
+
+    def give(self, partitions: Iterable[int]) -> list[int]:
+        """They are held no longer; those of them that were."""
+        given = [partition for partition in partitions if self.trackers.pop(partition, None) is not None]
+        for partition in given:
+            del self._committed[partition]
+        return given
+
+    async def commit(self, consumer: GroupConsumer | None) -> None:
+        """What is finished and has not been committed. Where that fails it stays to be."""
+        moved = {
+            partition: tracker.position
+            for partition, tracker in self.trackers.items()
+            if tracker.position > self._committed[partition]
+        }
+        if not moved or consumer is None or not await consumer.commit(moved):
+            return
+        for partition, position in moved.items():
+            if partition in self._committed:
+                self._committed[partition] = max(self._committed[partition], position)
+
+    async def lags(self, log: Log) -> AsyncIterator[tuple[int, int]]:
+        """Each partition and how many records it is behind, where the log says so now. Raises LogFailed."""
+        for partition in tuple(self.trackers):
+            try:
+                end = await log.offset_at(self._topic, partition, round(time.time() * 1000) + _DAY_MS)
+            except LogFailed:
+                raise
+            except LogError as error:
+                _LOG.info("the end of %s[%d] is not known now: %s", self._topic, partition, error)
+                continue
+            tracker = self.trackers.get(partition)
+            if tracker is not None:
+                yield partition, max(0, end - tracker.position)
