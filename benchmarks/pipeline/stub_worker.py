@@ -19,7 +19,7 @@ from greenroom.fabric.lifecycle import Entered, LifeConfig, run_service
 from greenroom.fabric.log.config import LogConfig
 from greenroom.fabric.log.kafka import KafkaLog
 from greenroom.fabric.members import Directory
-from greenroom.fabric.rpc import GrpcDialer, ServerConfig
+from greenroom.fabric.rpc import GrpcDialer, NetworkEndpoint, ServerConfig
 from greenroom.policies.events import Prediction
 from greenroom.text import TextProcessor
 from greenroom.text.digest import text_digest
@@ -103,8 +103,9 @@ async def live(brokers: str, prefix: str) -> int:
         forecasts=ForecastConfig(every=0),
     )
     service = WorkerService(config, engine, card, log, dialer, directory)
-    parts = worker_parts(service, log, dialer, directory, ServerConfig(), lambda port: f"127.0.0.1:{port}")
-    return await run_service([Entered("log", log), *parts], LifeConfig())
+    around = [Entered("log", log), Entered("dialer", dialer), Entered("directory", directory)]
+    endpoint = NetworkEndpoint(ServerConfig(), lambda port: f"127.0.0.1:{port}")
+    return await run_service([*around, *worker_parts(service, log, endpoint)], LifeConfig())
 
 
 if __name__ == "__main__":

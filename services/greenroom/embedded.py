@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from greenroom.core.messages import Member, MemberKind, ModelCard
+from greenroom.core.messages import ModelCard
 from greenroom.core.units import MIB
 from greenroom.fabric.lifecycle import Entered, Part, Service
 from greenroom.fabric.log import Log
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
-from greenroom.fabric.members import Announcer, Directory
-from greenroom.fabric.rpc import LocalDialer, LocalServer
+from greenroom.fabric.members import Directory
+from greenroom.fabric.rpc import LocalDialer, LocalEndpoint
+from greenroom.fabric.served import Served
 from greenroom.fabric.telemetry.members import MembersCollector
 from greenroom.fabric.topics import Topics, all_topics
 from greenroom.gateway import Gateway, GatewayConfig
@@ -22,17 +22,18 @@ from greenroom.gateway.pipeline import Pipeline, PipelineConfig
 from greenroom.gateway.pipeline_metrics import PipelineCollector
 from greenroom.gateway.service import GatewayService
 from greenroom.policies.registry import create_placement_policy
-from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer, make_store
+from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
+from greenroom.predictor.process import predictor_parts
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.metrics import SchedulerCollector
 from greenroom.scheduler.service import SchedulerService
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
 from greenroom.text import TextProcessor
 from greenroom.worker.engine import Engine
+from greenroom.worker.process import worker_parts
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ForecastConfig, ServiceConfig, TraceConfig
 from greenroom.worker.service_counters import ServiceCollector
-from greenroom.worker.servicer import WorkerServicer
 
 _LOG_BYTES = 64 * MIB
 """For what is on its way, and for outcomes that a retry may ask for."""
@@ -58,32 +59,6 @@ class _Ensured(Part):
 
     async def start(self) -> None:
         await self._log.ensure(all_topics(Topics(request_partitions=1, trace_partitions=1)))
-
-
-class _Served(Part):
-    """Servicers at an address of the process's own, and a member that says so."""
-
-    def __init__(
-        self, name: str, dialer: LocalDialer, address: str, servicers: Sequence[object], announcer: Announcer | None
-    ) -> None:
-        super().__init__(name)
-        self._dialer = dialer
-        self._address = address
-        self._servicers = servicers
-        self._announcer = announcer
-        self._server: LocalServer | None = None
-
-    async def start(self) -> None:
-        self._server = self._dialer.serve(self._address, self._servicers)
-        if self._announcer is not None:
-            await self._announcer.start()
-
-    async def stop(self) -> None:
-        if self._announcer is not None:
-            await self._announcer.stop()
-        if self._server is not None:
-            await self._server.stop(1.0)
-        await super().stop()
 
 
 def embedded_parts(
@@ -113,10 +88,7 @@ def embedded_parts(
         dialer,
         directory,
     )
-    worker.address = "worker"
     registry.register(ServiceCollector(worker.counters, worker.gauges))
-    announcer = Announcer(log, worker.member)
-    worker.changed = announcer.changed
     extractor = Extractor(load_profile(None))
     scheduler = SchedulerService(
         SchedulerConfig(
@@ -132,7 +104,7 @@ def embedded_parts(
     registry.register(SchedulerCollector(scheduler))
     registry.register(MembersCollector(directory))
     flow = PipelineConfig(default_timeout_s=front.request_timeout_s, max_timeout_s=front.max_request_timeout_s)
-    pipeline = Pipeline(flow, instance=f"gateway.{name}", address="gateway", log=log, directory=directory)
+    pipeline = Pipeline(flow, instance=f"gateway.{name}", log=log, directory=directory)
     registry.register(PipelineCollector(pipeline))
     gateway = GatewayService(Gateway(front, pipeline, text, registry))
     parts: list[Service] = [
@@ -141,22 +113,13 @@ def embedded_parts(
         Entered("dialer", dialer),
         Entered("directory", directory),
         TaskTypeService(TaskTypeConfig(), log, extractor, TaskTypeMetrics(registry, extractor.names)),
-        worker,
-        _Served("worker calls", dialer, "worker", [WorkerServicer(worker)], announcer),
+        *worker_parts(worker, log, LocalEndpoint(dialer, "worker")),
         scheduler,
     ]
     if traced:
-        parts += _predictor(log, dialer, registry, name)
-    parts += [_Served("tokens", dialer, "gateway", [pipeline.tokens], None), pipeline, gateway]
-    return gateway, parts
-
-
-def _predictor(log: Log, dialer: LocalDialer, registry: CollectorRegistry, name: str) -> list[Service]:
-    config = PredictorConfig()
-    service = PredictorService(config, log, make_store(None, config.keep), PredictorMetrics(registry))
-
-    def member() -> Member:
-        return Member(member=MemberKind.PREDICTOR, instance=f"predictor.{name}", address="predictor", ttl_ms=15_000)
-
-    servicer = PredictorServicer(service, config.part_bytes)
-    return [service, _Served("predictor calls", dialer, "predictor", [servicer], Announcer(log, member))]
+        learning = PredictorConfig()
+        predictor = PredictorService(learning, log, make_store(None, learning.keep), PredictorMetrics(registry))
+        endpoint = LocalEndpoint(dialer, "predictor")
+        parts += predictor_parts(predictor, learning, log, endpoint, f"predictor.{name}")
+    tokens = Served("tokens", LocalEndpoint(dialer, "gateway"), [pipeline.tokens], owner=pipeline)
+    return gateway, [*parts, tokens, pipeline, gateway]

@@ -58,9 +58,10 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     from greenroom.cli.service_process import live
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
+    from greenroom.fabric.rpc import NetworkEndpoint
+    from greenroom.fabric.served import Served
     from greenroom.fabric.telemetry.members import MembersCollector
     from greenroom.gateway import Gateway
-    from greenroom.gateway.internal import TokensFront
     from greenroom.gateway.pipeline import Pipeline, PipelineConfig
     from greenroom.gateway.pipeline_metrics import PipelineCollector
     from greenroom.gateway.service import GatewayService
@@ -71,7 +72,7 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     config = gateway_config(options, drain_timeout_s=options["drain_timeout"])
     folder = bundled_model_path() if model is None else model_folder(model, revision=revision, offline=offline)
     text = TextProcessor.from_folder(folder)
-    server = server_from(options)
+    listening = server_from(options)
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> list[Service]:
         directory = Directory(log)
@@ -81,10 +82,11 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
         pipeline = Pipeline(
             flow, instance=instance, log=log, directory=directory, text_digest=text_digest(Path(folder))
         )
-        front = TokensFront(server, pipeline, lambda port: advertised(options, port))
+        endpoint = NetworkEndpoint(listening, lambda port: advertised(options, port))
+        tokens = Served("tokens", endpoint, [pipeline.tokens], owner=pipeline)
         service = GatewayService(Gateway(config, pipeline, text, registry))
         registry.register(PipelineCollector(pipeline))
         registry.register(MembersCollector(directory))
-        return [Entered("directory", directory), front, pipeline, service]
+        return [Entered("directory", directory), tokens, pipeline, service]
 
     sys.exit(asyncio.run(live("gateway", options, make)))

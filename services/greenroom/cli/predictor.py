@@ -19,6 +19,8 @@ from greenroom.cli.service_options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from prometheus_client import CollectorRegistry
 
     from greenroom.fabric.lifecycle import Service
@@ -77,9 +79,9 @@ def predictor(
     """
     from greenroom.cli.service_process import live
     from greenroom.core.units import parse_bytes
-    from greenroom.fabric.rpc import Server
-    from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer, make_store
-    from greenroom.predictor.front import Front
+    from greenroom.fabric.rpc import NetworkEndpoint
+    from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
+    from greenroom.predictor.process import predictor_parts
 
     config = PredictorConfig(
         state_dir=state_dir,
@@ -90,9 +92,9 @@ def predictor(
         max_bytes=parse_bytes(max_memory, field="max_memory"),
     )
 
-    def make(log: Log, registry: CollectorRegistry, instance: str) -> list[Service]:
+    def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
         service = PredictorService(config, log, make_store(state_dir, keep), PredictorMetrics(registry))
-        server = Server(server_from(options), [PredictorServicer(service, config.part_bytes)])
-        return [service, Front(server, log, instance, lambda port: advertised(options, port))]
+        endpoint = NetworkEndpoint(server_from(options), lambda port: advertised(options, port))
+        return predictor_parts(service, config, log, endpoint, instance)
 
     sys.exit(asyncio.run(live("predictor", options, make)))

@@ -92,7 +92,9 @@ def worker(**options: Any) -> None:
 
 async def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.cli.service_process import live
+    from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
+    from greenroom.fabric.rpc import NetworkEndpoint
     from greenroom.fabric.telemetry.members import MembersCollector
     from greenroom.worker.card import card_of
     from greenroom.worker.metrics import WorkerCollector
@@ -112,8 +114,9 @@ async def _live(model: Worker, options: dict[str, Any]) -> int:
         registry.register(WorkerCollector(model))
         registry.register(ServiceCollector(service.counters, service.gauges))
         registry.register(MembersCollector(directory))
-        listening = server_from(options)
-        return worker_parts(service, log, dialer, directory, listening, lambda port: advertised(options, port))
+        endpoint = NetworkEndpoint(server_from(options), lambda port: advertised(options, port))
+        around = [Entered("dialer", dialer), Entered("directory", directory)]
+        return [*around, *worker_parts(service, log, endpoint)]
 
     return await live("worker", options, make)
 

@@ -16,9 +16,9 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import Member, MemberKind, Trace, decode, encode
 from greenroom.fabric.log import LogFailed
 from greenroom.fabric.members import Directory
-from greenroom.fabric.rpc import GrpcDialer, Server, ServerConfig, join_address
+from greenroom.fabric.rpc import GrpcDialer, LocalEndpoint, Server, ServerConfig, join_address
 from greenroom.predictor import PredictorMetrics, PredictorService, PredictorServicer, make_store
-from greenroom.predictor.front import Front
+from greenroom.predictor.process import predictor_parts
 from greenroom.predictor.snapshot import ArtifactInfo, Snapshot, load_snapshot
 from greenroom.predictor.store import MemoryArtifacts
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
@@ -398,23 +398,21 @@ async def test_a_partition_that_moves_is_not_counted_again_by_the_first(world: W
 
 async def test_it_is_found_among_the_members(world: World) -> None:
     service = PredictorService(CONFIG, world.log, make_store(None, 3), PredictorMetrics(CollectorRegistry()))
-    front = Front(
-        Server(ServerConfig(), [PredictorServicer(service, 1000)]), world.log, "p.1", lambda port: f"127.0.0.1:{port}"
-    )
-    await service.start()
-    await front.start()
-    async with Directory(world.log) as directory, GrpcDialer() as dialer:
+    parts = predictor_parts(service, CONFIG, world.log, LocalEndpoint(world.dialer, "here"), "p.1")
+    for part in parts:
+        await part.start()
+    async with Directory(world.log) as directory:
         (member,) = directory.of(MemberKind.PREDICTOR)
-        assert (member.instance, member.address, member.draining) == ("p.1", front.address, False)
-        stub = dialer.stub(predictor_pb2_grpc.PredictorStub, member.address)
+        assert (member.instance, member.address, member.draining) == ("p.1", "here", False)
+        stub = world.dialer.stub(predictor_pb2_grpc.PredictorStub, member.address)
         answer = await stub.Forecast(predictor_pb2.ForecastRequest(model="m"), timeout=DEADLINE_S)
         assert answer.source == "uniform"
-        await front.drain(1.0)
+        for part in reversed(parts):
+            await part.drain(1.0)
         assert await directory.wait_for(lambda known: _draining(known.get("p.1")), DEADLINE_S)
-        await service.drain(1.0)
-        await front.stop()
+        for part in reversed(parts):
+            await part.stop()
         assert await directory.wait_for(lambda known: known.gone("p.1"), DEADLINE_S)
-    await service.stop()
 
 
 async def test_what_keeps_it_from_starting_is_raised(world: World, tmp_path: Path) -> None:

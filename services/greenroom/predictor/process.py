@@ -1,0 +1,28 @@
+"""The predictor's service with what others call it by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from greenroom.core.messages import Member, MemberKind
+from greenroom.fabric.lifecycle import Service
+from greenroom.fabric.log import Log
+from greenroom.fabric.rpc import Endpoint
+from greenroom.fabric.served import Announced, Served
+from greenroom.predictor.config import PredictorConfig
+from greenroom.predictor.service import PredictorService
+from greenroom.predictor.servicer import PredictorServicer
+
+TTL_MS = 15_000
+
+
+def predictor_parts(
+    service: PredictorService, config: PredictorConfig, log: Log, endpoint: Endpoint, instance: str
+) -> Sequence[Service]:
+    """In the order of their start, behind the log: it is called only while it knows what was learnt."""
+
+    def say() -> Member:
+        return Member(member=MemberKind.PREDICTOR, instance=instance, address="", ttl_ms=TTL_MS)
+
+    calls = Served("predictor calls", endpoint, [PredictorServicer(service, config.part_bytes)])
+    return [service, calls, Announced(log, calls, say)]
