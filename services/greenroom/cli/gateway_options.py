@@ -41,6 +41,13 @@ _OPTIONS = (
     click.option(
         "--max-request-timeout", type=float, default=3600.0, show_default=True, help="The most that one may ask for."
     ),
+    click.option(
+        "--linger",
+        type=float,
+        default=2.0,
+        show_default=True,
+        help="Seconds at the end in which it still answers, with 503, who holds a connection.",
+    ),
 )
 
 
@@ -73,6 +80,7 @@ def gateway_config(options: dict[str, Any], **more: Any) -> GatewayConfig:
         grpc_port=None if grpc_port == "none" else int(grpc_port),
         request_timeout_s=options.pop("request_timeout"),
         max_request_timeout_s=options.pop("max_request_timeout"),
+        linger_s=options.pop("linger"),
         **{
             name: options.pop(name)
             for name in (

@@ -24,7 +24,9 @@ class GatewayConfig:
     waits too. ``request_timeout_s``: how long a request may take that does not say so itself, ``max_request_timeout_s``
     how long one may ask for. ``slow_client_timeout_s``: how long a client may take none of what is sent before it is
     dropped. ``keep_alive_s``: silence on a stream after which a comment is sent. ``drain_timeout_s``: how long stopping
-    waits for running requests; what runs then is cancelled. ``keep_replies_s``: how long the reply to a request with an
+    waits for running requests; what runs then is cancelled. ``linger_s``: how long it then goes on refusing, so that
+    clients whose connections are open are refused by an answer and not by a connection that ends; shorter where no
+    connection is left, and within ``drain_timeout_s``. ``keep_replies_s``: how long the reply to a request with an
     idempotency key is kept for a retry. ``system_fingerprint``: what replies carry under that name; None makes one of
     the version and the model's name.
     """
@@ -48,6 +50,7 @@ class GatewayConfig:
     slow_client_timeout_s: float = 30.0
     keep_alive_s: float = 15.0
     drain_timeout_s: float = 30.0
+    linger_s: float = 2.0
     keep_replies_s: float = 600.0
     system_fingerprint: str | None = None
 
@@ -67,7 +70,7 @@ class GatewayConfig:
         ):  # fmt: skip
             if not 0 < getattr(self, field) < math.inf:
                 raise InvalidConfig(field, getattr(self, field), "it is a number of seconds above 0")
-        for field in ("drain_timeout_s", "keep_replies_s"):
+        for field in ("drain_timeout_s", "linger_s", "keep_replies_s"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise InvalidConfig(field, getattr(self, field), "it is a number of seconds from 0")
         if self.request_timeout_s > self.max_request_timeout_s:

@@ -37,6 +37,7 @@ _LOG = logging.getLogger(__name__)
 _ABORT_GRACE_S = 5.0
 _IDLE_CONNECTION_S = 75.0
 _READY_LOOK_S = 0.5
+_LINGER_LOOK_S = 0.02
 _RPC_GRACE_S = 1.0
 OPEN_PATHS = frozenset({"/health", "/live", "/openapi.json"})
 """They say nothing that is worth a key; what watches over the process asks the first two."""
@@ -82,6 +83,7 @@ class Gateway:
             client_max_size=self._config.max_body_bytes,
         )
         app.on_response_prepare.append(name_reply)
+        app.on_response_prepare.append(self._part)
         app.router.add_post("/v1/chat/completions", self._api.chat)
         app.router.add_post("/v1/completions", self._api.completion)
         app.router.add_get("/v1/models", self._models)
@@ -140,13 +142,31 @@ class Gateway:
 
     async def drain(self, timeout_s: float) -> None:
         """Not ready from now on and nothing new taken; running requests may finish within ``timeout_s``, then they are
-        ended, and their clients told."""
+        ended, and their clients told. What is left of that time, at most ``linger_s``, is waited for connections to
+        be closed."""
+        end = time.monotonic() + timeout_s
         self._drained = True
         self._admission.drain()
         if not await self._admission.idle(timeout_s):
             _LOG.warning("ending %d requests that did not finish in time", self._admission.in_flight)
             self._calls.abort()
             await self._admission.idle(_ABORT_GRACE_S)
+        await self._linger(min(self._config.linger_s, end - time.monotonic()))
+
+    async def _linger(self, timeout_s: float) -> None:
+        """A connection that ends by itself may meet a request on its way, whose client then can not know whether it
+        was taken. So whoever still sends one is answered, and no connection outlives its answer."""
+        end = time.monotonic() + timeout_s
+        server = self._runner.server  # None where it never started
+        # Nothing tells when the last connection has gone.
+        while server is not None and server.connections and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(_LINGER_LOOK_S)
+
+    async def _part(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Signal handler: once it drains, every reply is the last of its connection and says so."""
+        if self._drained:
+            response.headers["Connection"] = "close"
+            response.force_close()
 
     async def stop(self) -> None:
         """Drains, within ``drain_timeout_s``, unless that was done; returns when no connection and no task is left."""

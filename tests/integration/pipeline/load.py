@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +24,6 @@ class Call:
     number: int
     prompt: str
     way: str
-    key: str = ""
     text: str = ""
     indices: list[int] = field(default_factory=list)
     end: str = ""
@@ -36,20 +34,14 @@ class Call:
 
 class Clients:
     """Sends prompts to gateways that may be gone: a refused request is sent to the next one, an accepted one never
-    again.
+    again. Nor one whose connection was lost before there was an answer, which may have been accepted: it has no
+    idempotency key."""
 
-    ``keyed``: over HTTP with an idempotency key, and so again also where the connection was lost before there was an
-    answer: a server that stops closes idle connections, which a request may be on its way on just then.
-    """
-
-    def __init__(
-        self, urls: Sequence[str], grpc_addresses: Sequence[str], *, max_tokens: int, model: str, keyed: bool = False
-    ) -> None:
+    def __init__(self, urls: Sequence[str], grpc_addresses: Sequence[str], *, max_tokens: int, model: str) -> None:
         self._urls = list(urls)
         self._addresses = list(grpc_addresses)
         self._max_tokens = max_tokens
         self._model = model
-        self._keyed = keyed
 
     async def __aenter__(self) -> Clients:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
@@ -64,7 +56,7 @@ class Clients:
 
     async def call(self, number: int, prompt: str, way: str) -> Call:
         """Until it ends, or is refused by all for too long. What was accepted and broke off is an end too."""
-        made = Call(number, prompt, way, key=f"key-{uuid.uuid4().hex}")
+        made = Call(number, prompt, way)
         began = time.monotonic()
         while not made.end and time.monotonic() - began < GIVE_UP_S:
             at = random.randrange(len(self._urls))
@@ -88,13 +80,8 @@ class Clients:
             "max_tokens": self._max_tokens,
             "stream": True,
         }
-        headers = {"Idempotency-Key": made.key} if self._keyed else {}
-        answered = False
         try:
-            async with self._session.post(
-                f"{self._urls[at]}/v1/chat/completions", json=body, headers=headers
-            ) as response:
-                answered = True
+            async with self._session.post(f"{self._urls[at]}/v1/chat/completions", json=body) as response:
                 if response.status in (429, 503):
                     raise _Refused
                 if response.status != 200:
@@ -110,9 +97,7 @@ class Clients:
         except aiohttp.ClientConnectorError as error:
             raise _Refused from error
         except aiohttp.ClientError as error:
-            if self._keyed and not answered:
-                raise _Refused from error
-            made.end = f"connection lost: {error}"
+            made.end = f"connection lost: {error!r}"
 
     @staticmethod
     def _take(made: Call, event: dict[str, object]) -> None:

@@ -30,7 +30,10 @@ POISON = "POISON-1"
 def cluster(
     kafka_broker: Broker, cache: Path, tmp_path_factory: pytest.TempPathFactory, module_prefix: str
 ) -> Iterator[Cluster]:
-    options = {"worker": ["--dtype", "float32", "--expert-memory", "50%", "--max-running", "8"]}
+    options = {
+        "worker": ["--dtype", "float32", "--expert-memory", "50%", "--max-running", "8"],
+        "gateway": ["--linger", "20"],  # above the 15 s for which aiohttp's clients keep idle connections
+    }
     made = Cluster(
         tmp_path_factory.mktemp("failures"),
         kafka_broker.address,
@@ -205,7 +208,7 @@ async def restart(process: Process) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.full)])
 async def test_a_rolling_restart_fails_no_request(cluster: Cluster, rounds: int) -> None:
-    """A client that tries the other gateway when one refuses."""
+    """Of a client that tries the other gateway when one refuses; without idempotency keys."""
     over = False
 
     async def roll() -> None:
@@ -215,7 +218,7 @@ async def test_a_rolling_restart_fails_no_request(cluster: Cluster, rounds: int)
                 await restart(process)
         over = True
 
-    async with Clients(cluster.urls, cluster.grpc_addresses, max_tokens=24, model=MODEL, keyed=True) as load:
+    async with Clients(cluster.urls, cluster.grpc_addresses, max_tokens=24, model=MODEL) as load:
         undisturbed = await load.poisson(PROMPTS, 20.0, seed=1)
         expected = {call.prompt: call.text for call in undisturbed}
         check(undisturbed, expected)

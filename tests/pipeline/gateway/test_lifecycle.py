@@ -44,7 +44,7 @@ async def test_health_follows_the_generator(server: Server) -> None:
     assert (await server.post("/v1/completions", COMPLETION))[0] == 200
 
 
-@pytest.mark.parametrize("config", [{"drain_timeout_s": DEADLINE_S}])
+@pytest.mark.parametrize("config", [{"drain_timeout_s": DEADLINE_S, "linger_s": 0}])
 async def test_draining_finishes_what_runs_and_refuses_what_is_new(server: Server) -> None:
     await server.generator.allow(2)
     streamed = asyncio.ensure_future(server.http.post(server.url + "/v1/completions", json=STREAM))
