@@ -17,17 +17,22 @@ from typing import Self
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
+_WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from greenroom.cli import main; main()"
 
 
 class Server:
-    """Started on a free port; a context manager that ends it. ``log`` is what it has printed so far."""
+    """Started on a free port; a context manager that ends it. ``log`` is what it has printed so far.
 
-    def __init__(self, *arguments: str, cache: Path) -> None:
+    ``with_torch``: whether it is installed there.
+    """
+
+    def __init__(self, *arguments: str, cache: Path, with_torch: bool = True) -> None:
         self.log: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue(maxsize=100_000)
         environment = {**os.environ, "GREENROOM_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        greenroom = ("-m", "greenroom") if with_torch else ("-c", _WITHOUT_TORCH)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "greenroom", "serve", "--port", "0", "--threads", "1", *arguments],
+            [sys.executable, *greenroom, "serve", "--port", "0", "--threads", "1", *arguments],
             stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -69,9 +74,9 @@ class Server:
         self._lines.put(None)
 
 
-def refusal(*arguments: str, cache: Path) -> str:
+def refusal(*arguments: str, cache: Path, with_torch: bool = True) -> str:
     """What a server prints that refuses to start: it ends by itself, with a status other than 0."""
-    server = Server(*arguments, cache=cache)
+    server = Server(*arguments, cache=cache, with_torch=with_torch)
     try:
         assert server.process.wait(START_TIMEOUT_S) != 0
     finally:

@@ -55,7 +55,6 @@ def generate(
       echo "Once upon a time" | greenroom generate --raw --model ./checkpoint --temperature 0.8 --seed 7
     """
     from greenroom.core.generation import SamplingParams
-    from greenroom.llm import LLM
 
     asked = [Prompt(text) for text in prompts] + (read_prompts(file) if file is not None or not prompts else [])
     if not asked:
@@ -64,6 +63,9 @@ def generate(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop, max_tokens=max_tokens
     )
     config = worker_config(options)
+
+    from greenroom.llm import LLM  # torch takes seconds: what can be refused without it, was
+
     with LLM(config=config) as llm:
         click.echo(llm.worker.describe(), err=True)
         if raw or not llm.worker.text.has_chat:

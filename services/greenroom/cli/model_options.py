@@ -78,6 +78,7 @@ def model_options(command: F) -> F:
 
 def worker_config(options: dict[str, Any]) -> WorkerConfig:
     """Takes the options of ``model_options`` out of ``options``. Raises InvalidConfig, click.BadParameter."""
+    from greenroom.text.hub import local_folder
     from greenroom.worker.config import WorkerConfig
 
     known = {field.name for field in fields(WorkerConfig)}
@@ -91,4 +92,6 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
     if chosen["model"] is None:
         chosen["model"] = str(bundled_model_path())
         chosen["served_model_name"] = chosen.get("served_model_name") or "greenroom-understudy"
-    return WorkerConfig(**chosen)
+    config = WorkerConfig(**chosen)
+    local_folder(config.model, config.revision)  # looks only whether a folder is meant that is not there
+    return config

@@ -56,7 +56,6 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
       greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """
     from greenroom.embedded import EmbeddedConfig
-    from greenroom.worker.worker import Worker
 
     front = gateway_config(options, drain_timeout_s=drain_timeout)
     config = EmbeddedConfig(
@@ -66,7 +65,11 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
         max_running=options["max_running"],
         forecast_every=forecast_every,
     )
-    with Worker(worker_config(options)) as worker:
+    model = worker_config(options)
+
+    from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
+
+    with Worker(model) as worker:
         click.echo(worker.describe(), err=True)
         code = asyncio.run(_serve(worker, config, front))
     sys.exit(code)

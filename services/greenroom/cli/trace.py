@@ -69,9 +69,6 @@ def trace(
 
     from greenroom.core.generation import Finished, FinishReason, SamplingParams
     from greenroom.core.units import format_bytes
-    from greenroom.moe.completions import complete
-    from greenroom.replay import TraceRecorder
-    from greenroom.worker.worker import Worker
 
     if out.suffix != ".npz":
         raise click.BadParameter("a trace is an .npz file", param_hint="--out")
@@ -83,6 +80,12 @@ def trace(
     sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
     options["max_running"] = concurrency
     config = worker_config(options)
+
+    # torch takes seconds: what can be refused without it, was.
+    from greenroom.moe.completions import complete
+    from greenroom.replay import TraceRecorder
+    from greenroom.worker.worker import Worker
+
     with Worker(config) as worker:
         click.echo(worker.describe(), err=True)
         asked = _requests(worker, prompts, sampling, raw=raw, system=system, skip_too_long=skip_too_long)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import parse_bytes
 from greenroom.policies.batch_policy import BatchLimits
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.registry import create_policy
 from greenroom.worker.machine import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -28,7 +31,7 @@ class WorkerConfig:
     tokens of prompt and answer together (None: the model's own). ``tokens_per_step``: rows in one forward;
     ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to compute on (None: all that the process may
     use). ``progress``: bars on stderr (None: on a terminal only).
-    Raises InvalidConfig, naming the field.
+    Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
 
     model: str
@@ -67,6 +70,9 @@ class WorkerConfig:
             raise InvalidConfig("threads", self.threads, f"at most {most}: this process may use {usable_cores()} cores")
         if self.served_model_name == "":
             raise InvalidConfig("served_model_name", "", "give a name, or leave it out for the model's own")
+        for name, whole in (("expert_memory", 100), ("host_memory", 100), ("kv_memory", None)):
+            _size(name, getattr(self, name), whole)
+        _policy(self.policy, self.policy_options)
         _ = self.limits(0)
 
     def limits(self, kv_total: int) -> BatchLimits:
@@ -91,3 +97,14 @@ _MOST_THREADS_A_CORE = 4
 def _at_least_one(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise InvalidConfig(name, value, "at least 1")
+
+
+def _size(name: str, value: str, whole: int | None) -> None:
+    if value != "auto":
+        parse_bytes(value, field=name, whole=whole)
+
+
+def _policy(name: str, options: Mapping[str, Any]) -> None:
+    """Options of other kinds, such as an oracle's future, are of the model's own experts: they are looked at later."""
+    plain = {option: value for option, value in options.items() if isinstance(value, str | int | float)}
+    create_policy(name, catalogue=Catalogue.uniform("", layers=1, experts=1, top_k=1), options=plain)

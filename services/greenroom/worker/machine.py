@@ -1,13 +1,19 @@
-"""What memory this process may really use: the machine's, less what others use, within its control groups."""
+"""What memory this process may really use: the machine's, less what others use, within its control groups.
+
+torch is imported only where it is asked: a configuration is checked, and refused, without waiting for it.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,8 @@ def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -
 
 def gpu_memory(device: torch.device) -> Memory:
     """A CUDA device's, less what this and other processes have of it."""
+    import torch
+
     free, total = torch.cuda.mem_get_info(device)
     return Memory(total, free, "the GPU")
 

@@ -30,7 +30,6 @@ from greenroom.moe.loading import LoadedMoE, attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.products import describe_products
 from greenroom.moe.ragged import RaggedModel
-from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.config import WorkerConfig
@@ -52,10 +51,6 @@ class Worker:
 
     def __init__(self, config: WorkerConfig) -> None:
         torch.set_num_threads(config.threads or usable_cores())
-        # What can be refused is refused before anything that takes long.
-        plain = {name: value for name, value in config.policy_options.items() if isinstance(value, str | int | float)}
-        create_policy(config.policy, catalogue=Catalogue.uniform("", layers=1, experts=1, top_k=1),
-                      options=plain)  # others, such as an oracle's future, are of the model's own experts  # fmt: skip
         self.accelerator = accelerator_of(config.device)
         self._device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         self.config = config
