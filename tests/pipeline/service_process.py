@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 
 DEADLINE_S = 60.0
+_SESSION = {"GREENROOM_KAFKA_SESSION_TIMEOUT": "3"}  # how long one waits for what was killed
 
 
 class ServiceProcess:
@@ -22,7 +23,7 @@ class ServiceProcess:
     def __init__(self, arguments: list[str], path: Path, environment: dict[str, str]) -> None:
         self._arguments = arguments
         self._path = path
-        self._environment = {**os.environ, **environment}
+        self._environment = {**os.environ, **_SESSION, **environment}
         self._process: asyncio.subprocess.Process | None = None
         self.probes = ""
 

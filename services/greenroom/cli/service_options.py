@@ -14,6 +14,7 @@ from greenroom.cli.stack import stack
 from greenroom.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
+    from greenroom.fabric.log.config import LogConfig
     from greenroom.fabric.log.kafka import KafkaLog
     from greenroom.fabric.rpc import GrpcDialer, ServerConfig
 
@@ -54,6 +55,14 @@ log_options = stack(
     click.option("--kafka-user", default="", envvar="GREENROOM_KAFKA_USER", help="The SASL user."),
     click.option(
         "--kafka-password-file", type=_file, envvar="GREENROOM_KAFKA_PASSWORD_FILE", help="The file with its password."
+    ),
+    click.option(
+        "--kafka-session-timeout",
+        type=click.FloatRange(min=1.5),
+        default=10.0,
+        show_default=True,
+        envvar="GREENROOM_KAFKA_SESSION_TIMEOUT",
+        help="Seconds of silence after which another takes over a process's partitions; brokers allow 6 and more.",
     ),
 )
 
@@ -109,21 +118,26 @@ listen_options = stack(
 
 def log_from(options: dict[str, Any]) -> KafkaLog:
     """Reads the options of ``log_options``. Raises InvalidConfig."""
-    from greenroom.fabric.log.config import LogConfig
     from greenroom.fabric.log.kafka import KafkaLog
 
-    return KafkaLog(
-        LogConfig(
-            brokers=tuple(broker.strip() for broker in options["brokers"].split(",") if broker.strip()),
-            prefix=options["topic_prefix"],
-            tls=options["kafka_tls"],
-            ca_file=options["kafka_ca"],
-            cert_file=options["kafka_cert"],
-            key_file=options["kafka_key"],
-            sasl_mechanism=options["kafka_sasl"],
-            sasl_user=options["kafka_user"],
-            sasl_password_file=options["kafka_password_file"],
-        )
+    return KafkaLog(log_config_from(options))
+
+
+def log_config_from(options: dict[str, Any]) -> LogConfig:
+    """Reads the options of ``log_options``. Raises InvalidConfig."""
+    from greenroom.fabric.log.config import LogConfig
+
+    return LogConfig(
+        brokers=tuple(broker.strip() for broker in options["brokers"].split(",") if broker.strip()),
+        prefix=options["topic_prefix"],
+        tls=options["kafka_tls"],
+        ca_file=options["kafka_ca"],
+        cert_file=options["kafka_cert"],
+        key_file=options["kafka_key"],
+        sasl_mechanism=options["kafka_sasl"],
+        sasl_user=options["kafka_user"],
+        sasl_password_file=options["kafka_password_file"],
+        session_timeout_s=options["kafka_session_timeout"],
     )
 
 

@@ -14,7 +14,7 @@ from greenroom.core.generation import FinishReason
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import JournalRecord, Outcome, decode
 from greenroom.demo.tasks import TASKS, samples
-from tests.integration.cluster import Cluster, running
+from tests.integration.cluster import SESSION_S, Cluster, running
 from tests.integration.pipeline.load import Call, Clients
 from tests.kafka.broker import Broker
 
@@ -51,7 +51,10 @@ class Chaos:
             ("kill the predictor", lambda: self._kill("predictor0")),
             ("kill the broker", self._kill_broker),
             ("pause a worker past its lease", lambda: self._pause("worker1", LEASE_S + 2)),
-            ("pause the active scheduler past its session", lambda: self._pause(self._active_scheduler(), 14)),
+            (
+                "pause the active scheduler past its session",
+                lambda: self._pause(self._active_scheduler(), SESSION_S + 4),
+            ),
         ]
 
     async def run(self, every_s: float) -> None:
