@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--revision", help="Branch, tag or commit of a model on the hub.")
 @click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network.")
 @click.option("--pool", type=int, default=0, show_default=True, help="The pool whose model it serves.")
-@gateway_options(grpc_port="8001")
+@gateway_options(grpc_port="8001", linger_s=6.0)
 @listen_options
 @log_options
 @dialer_options

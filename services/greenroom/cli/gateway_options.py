@@ -41,18 +41,11 @@ _OPTIONS = (
     click.option(
         "--max-request-timeout", type=float, default=3600.0, show_default=True, help="The most that one may ask for."
     ),
-    click.option(
-        "--linger",
-        type=float,
-        default=2.0,
-        show_default=True,
-        help="Seconds at the end in which it still answers, with 503, who holds a connection.",
-    ),
 )
 
 
-def gateway_options(*, grpc_port: str) -> Callable[[F], F]:
-    """``grpc_port``: where the gRPC API is by default."""
+def gateway_options(*, grpc_port: str, linger_s: float) -> Callable[[F], F]:
+    """``grpc_port``: where the gRPC API is by default; ``linger_s``: the default of ``--linger``."""
 
     def add(command: F) -> F:
         rpc = click.option(
@@ -61,7 +54,14 @@ def gateway_options(*, grpc_port: str) -> Callable[[F], F]:
             show_default=True,
             help="Port of the gRPC API; 0 takes a free one, none switches it off.",
         )
-        for option in reversed((rpc, *_OPTIONS)):
+        linger = click.option(
+            "--linger",
+            type=float,
+            default=linger_s,
+            show_default=True,
+            help="Seconds at the end in which it still answers, with 503, who holds a connection.",
+        )
+        for option in reversed((rpc, *_OPTIONS, linger)):
             command = option(command)
         return command
 

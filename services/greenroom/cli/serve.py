@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Prompts between two forecasts of the experts to come; 0: nothing is traced or forecast.",
 )
-@gateway_options(grpc_port="none")
+@gateway_options(grpc_port="none", linger_s=2.0)
 @drain_option
 def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_timeout: float, **options: Any) -> None:
     """Serve a model at http://HOST:PORT with an OpenAI-compatible API, and over gRPC where --grpc-port says so.

@@ -15,6 +15,7 @@ from greenroom.cli.service_options import (
     dialer_from,
     dialer_options,
     listen_options,
+    log_config_from,
     log_options,
     process_options,
     server_from,
@@ -82,9 +83,15 @@ def worker(**options: Any) -> None:
       greenroom worker --model ./checkpoint --pool 1 --brokers kafka:9092 --listen 0.0.0.0:7001
       greenroom worker --policy popularity --forecast-every 20 --probe-host 0.0.0.0 --probe-port 9100
     """
-    from greenroom.worker.worker import Worker
+    config = worker_config(options)
+    server_from(options)
+    advertised(options, 0)
+    log_config_from(options)
+    _service_config("worker", config.max_running, options, all_fit=False)
 
-    with Worker(worker_config(options)) as model:
+    from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
+
+    with Worker(config) as model:
         click.echo(model.describe(), err=True)
         code = asyncio.run(_live(model, options))
     sys.exit(code)
@@ -105,7 +112,8 @@ async def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.worker.service_counters import ServiceCollector
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
-        config = _service_config(instance, model, options)
+        all_fit = model.experts.device.slots == model.experts.catalogue.size
+        config = _service_config(instance, model.config.max_running, options, all_fit=all_fit)
         recorder = None
         if config.traces.enabled:
             recorder = RoutingRecorder(model.experts.catalogue, most_rows=config.traces.rows)
@@ -121,16 +129,16 @@ async def _live(model: Worker, options: dict[str, Any]) -> int:
     return await live("worker", options, make)
 
 
-def _service_config(instance: str, model: Worker, options: dict[str, Any]) -> ServiceConfig:
+def _service_config(instance: str, max_running: int, options: dict[str, Any], *, all_fit: bool) -> ServiceConfig:
+    """``all_fit``: every expert is in memory; then recording costs most and serves no one."""
     from greenroom.worker.faults import VARIABLE
     from greenroom.worker.service_config import ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
 
-    all_fit = model.experts.device.slots == model.experts.catalogue.size  # then recording costs most and serves no one
     traced = options["traces"] == "on" or (options["traces"] == "auto" and not all_fit)
     return ServiceConfig(
         instance=instance,
         pool=options["pool"],
-        max_running=model.config.max_running,
+        max_running=max_running,
         max_queued=options["max_queued"],
         grace_ms=options["grace"] * 1000.0,
         streams=StreamConfig(slow_gateway_ms=options["slow_gateway"] * 1000.0),
