@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from greenroom.core.messages import DeadLetter, Trace, Undecodable, decode, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.fabric.held import HeldPartitions
-from greenroom.fabric.lifecycle import Part
+from greenroom.fabric.lifecycle import Part, reached
 from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
 from greenroom.predictor.config import PredictorConfig
@@ -58,7 +58,8 @@ class PredictorService(Part):
         self._consumer: GroupConsumer | None = None
         self._held = HeldPartitions(TRACES)
         self._unsaved: dict[str, list[tuple[PrefixTracker, int]]] = {}
-        """What waits for a version of its model, or for its model to be forgotten."""
+        """What waits for a version of its model, or for its model to be forgotten. The model stays here while that is
+        under way, so that what comes again of it waits too."""
         self._forgotten: set[str] = set()
         self._unsaved_count = 0
         """Those that are being written now are among them."""
@@ -83,16 +84,11 @@ class PredictorService(Part):
         """Returns when it has taken up what was kept and joined its group. Raises InvalidConfig, LogUnavailable,
         LogFailed."""
         self._running = self.tasks.start(self.run(), name="learning")
-        joined = asyncio.create_task(self._joined.wait())
         try:
-            await asyncio.wait({joined, self._running}, return_when=asyncio.FIRST_COMPLETED)
-            if self._running.done():
-                self._running.result()
+            await reached(self._joined, self._running)
         except BaseException:
             await self.tasks.stop()
             raise
-        finally:
-            joined.cancel()
 
     async def drain(self, timeout_s: float) -> None:
         self.end(timeout_s)
@@ -279,16 +275,18 @@ class PredictorService(Part):
         self._due.clear()
         failure: OSError | None = None
         for model in tuple(self._unsaved):
-            waiting = self._unsaved.pop(model)
+            waiting, self._unsaved[model] = self._unsaved[model], []
             try:
                 await self._publish_model(model)
             except OSError as error:
-                self._unsaved[model] = waiting + self._unsaved.get(model, [])
+                self._unsaved[model] = waiting + self._unsaved[model]
                 failure = error
                 continue
             for tracker, offset in waiting:
                 tracker.finish(offset)
             self._unsaved_count -= len(waiting)
+            if not self._unsaved[model] and model not in self._forgotten:
+                del self._unsaved[model]
         if failure is not None:
             self._trouble = f"no version can be written: {failure}"
             self._metrics.failures.inc()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.fabric.held import HeldPartitions
-from greenroom.fabric.lifecycle import Part
+from greenroom.fabric.lifecycle import Part, reached
 from greenroom.fabric.log import GroupConsumer, Log, Record
 from greenroom.fabric.topics import REQUESTS
 from greenroom.tasktype.carrier import Carrier
@@ -59,16 +59,11 @@ class TaskTypeService(Part):
     async def start(self) -> None:
         """Returns when it has joined its group. Raises LogUnavailable, LogFailed."""
         self._running = self.tasks.start(self.run(), name="extraction")
-        joined = asyncio.create_task(self._joined.wait())
         try:
-            await asyncio.wait({joined, self._running}, return_when=asyncio.FIRST_COMPLETED)
-            if self._running.done():
-                self._running.result()
+            await reached(self._joined, self._running)
         except BaseException:
             await self.tasks.stop()
             raise
-        finally:
-            joined.cancel()
 
     async def drain(self, timeout_s: float) -> None:
         self.end(timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from greenroom.fabric.log import GroupConsumer, Log, LogConfig, MemoryBroker, MemoryLog, Reader, Record, Topic
 from greenroom.fabric.log.kafka import KafkaLog
 from tests.kafka.broker import Broker
+from tests.waiting import until as until
 
 WAIT_S = 20.0
 
@@ -108,15 +109,6 @@ async def read(source: GroupConsumer | Reader, count: int, *, max_records: int =
             found += await source.poll(1.0, max_records)
     assert len(found) == count
     return found
-
-
-async def until(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    """Wait until it holds."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            if holds():
-                return
-            await asyncio.sleep(0.01)
 
 
 async def until_held(consumer: GroupConsumer, count: int) -> None:

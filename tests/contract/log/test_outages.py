@@ -49,7 +49,7 @@ async def test_everything_goes_on_when_the_broker_comes_back_on_its_data(kafka: 
             into += [(record.offset, record.value) for record in await source.poll(0.2)]
 
     async def until_acknowledged(count: int) -> None:
-        await until(lambda: len(acknowledged) >= count, 3 * WAIT_S)
+        await until(lambda: len(acknowledged) >= count, within_s=3 * WAIT_S)
 
     def all_read(end: int) -> bool:
         return all(read and read[-1][0] >= end - 1 for read in (by_reader, by_group))
@@ -70,7 +70,7 @@ async def test_everything_goes_on_when_the_broker_comes_back_on_its_data(kafka: 
             enough.set()
             await appending
             end = await reader.end()
-            await until(lambda: all_read(end), 3 * WAIT_S)
+            await until(lambda: all_read(end), within_s=3 * WAIT_S)
             async with asyncio.timeout(WAIT_S):
                 committed = False
                 while not committed:

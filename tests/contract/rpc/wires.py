@@ -12,6 +12,7 @@ import grpc
 
 from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer, EchoStub
+from tests.waiting import until as until
 
 DEADLINE_S = 10.0
 
@@ -78,16 +79,6 @@ class Local(Wire):
 
 
 WIRES: dict[str, Callable[[], Wire]] = {"network": Network, "local": Local}
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for it, with a deadline."""
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():  # noqa: ASYNC110  # of things that know no event
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"in {DEADLINE_S:g} seconds it did not come to: {what}") from None
 
 
 async def settled(figure: Callable[[], int]) -> int:

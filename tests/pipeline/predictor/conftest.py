@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,55 +15,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from greenroom.core.messages import DeadLetter, Trace, decode, encode
-from greenroom.fabric.log import AppendFailed, AppendUnknown, Assignment, Headers, Position, Topic
+from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
-from greenroom.fabric.log.memory_groups import MemoryConsumer, MemoryGroup
 from greenroom.fabric.rpc import LocalDialer, LocalServer
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer, make_store
 from greenroom.predictor.store import ArtifactStore
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
+from tests.pipeline.troubled_log import TroubledLog
+from tests.waiting import until
 
 DEADLINE_S = 10.0
 PARTITIONS = 2
 CONFIG = PredictorConfig(publish_every=8, publish_after_s=0.02, retry_s=0.005, max_retry_s=0.02, lag_every_s=0.01)
-
-
-class TroubledLog(MemoryLog):
-    """``dead``: whoever uses it has died, so it commits no more. ``letters``: what befalls the next dead letters."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker)
-        self.dead = False
-        self.letters: list[str] = []
-
-    def group(self, topic: str, group: str, assignment: Assignment) -> MemoryConsumer:
-        return _Mortal(self, lambda: self.broker.group(topic, group), assignment)
-
-    async def append(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        partition: int | None = None,
-        headers: Headers = (),
-        timeout_s: float = 10.0,
-    ) -> Position:
-        trouble = self.letters.pop(0) if topic == "dead-letters" and self.letters else ""
-        if trouble == "refused":
-            raise AppendFailed("it does not want it")
-        if trouble == "lost":
-            raise AppendUnknown("no answer came")
-        return await super().append(topic, value, key=key, partition=partition, headers=headers, timeout_s=timeout_s)
-
-
-class _Mortal(MemoryConsumer):
-    def __init__(self, log: TroubledLog, find: Callable[[], MemoryGroup], assignment: Assignment) -> None:
-        super().__init__(find, assignment)
-        self._log = log
-
-    async def commit(self, positions: Mapping[int, int]) -> bool:
-        return False if self._log.dead else await super().commit(positions)
 
 
 @dataclass
@@ -175,9 +138,7 @@ class World:
         return found
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
+        await until(condition, within_s=DEADLINE_S)
 
     async def until_committed(self) -> None:
         """Until all of ``traces`` is."""

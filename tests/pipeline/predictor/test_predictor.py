@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from greenroom.predictor.snapshot import ArtifactInfo, Snapshot, load_snapshot
 from greenroom.predictor.store import MemoryArtifacts
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.pipeline.predictor.conftest import CONFIG, DEADLINE_S, World
+from tests.pipeline.troubled_log import in_turn
 from tests.unit.predictor.worlds import World as Routing
 from tests.unit.predictor.worlds import f32, trace
 
@@ -161,7 +163,7 @@ async def test_a_thousand_malformed_payloads(world: World) -> None:
 
 async def test_dead_letters_are_written_however_long_it_takes(world: World) -> None:
     running = await world.start()
-    running.log.letters += ["lost", "refused", "lost", "refused", "lost"]
+    running.log.trouble = in_turn("dead-letters", "lost", "refused", "lost", "refused", "lost")
     await world.send(b"\xc1" * 100)
     await world.until_committed()
     (letter,) = await world.letters()
@@ -353,6 +355,24 @@ async def test_what_is_read_again_waits_for_its_version_too(world: World) -> Non
     await running.stop()
 
 
+async def test_what_is_read_again_while_its_version_is_written_waits_for_it(world: World) -> None:
+    """That version then can not be kept, so nothing of it may be committed."""
+    store = SlowDisk(keep=3)
+    running = await world.start(store=store, revoke_s=0.01, publish_every=6)
+    await world.send(*(one(number) for number in range(6)))
+    await world.until(store.writing.is_set)
+    async with world.log.group("traces", "predictor", Nobody()):
+        pass
+    await world.until(lambda: running.metric("duplicates_total") >= 6)
+    store.go_on.set()
+    await world.until(lambda: running.metric("artifact_failures_total") >= 2)
+    assert await world.committed() == 0
+    store.full = False
+    await world.until_committed()
+    assert running.service.library.models["m"].everything.sequences == 6
+    await running.stop()
+
+
 async def test_stopping_is_bounded_when_nothing_can_be_kept(world: World) -> None:
     running = await world.start(store=FullDisk(keep=3))
     await world.send(one(0))
@@ -461,3 +481,17 @@ class FullDisk(MemoryArtifacts):
 
 def _draining(member: Member | None) -> bool:
     return member is not None and member.draining
+
+
+class SlowDisk(FullDisk):
+    """``writing``: it was asked to write; it goes on when ``go_on`` is set."""
+
+    def __init__(self, keep: int) -> None:
+        super().__init__(keep)
+        self.writing = threading.Event()
+        self.go_on = threading.Event()
+
+    def write(self, snapshot: Snapshot) -> ArtifactInfo:
+        self.writing.set()
+        assert self.go_on.wait(DEADLINE_S)
+        return super().write(snapshot)

@@ -14,7 +14,8 @@ from greenroom.core.messages import Message, Request, TaskRecord, decode, encode
 from greenroom.fabric.log import Record, Topic
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
-from tests.pipeline.tasktype.troubled_log import TroubledLog
+from tests.pipeline.troubled_log import TroubledLog
+from tests.waiting import until
 
 DEADLINE_S = 10.0
 PARTITIONS = 3
@@ -122,9 +123,7 @@ class World:
         return {number: (await self.log.offset_at("requests", number, 2**60)) for number in range(PARTITIONS)}
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
+        await until(condition, within_s=DEADLINE_S)
 
     async def until_committed(self) -> None:
         """Until all of ``requests`` is committed."""

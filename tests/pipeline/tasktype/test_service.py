@@ -17,7 +17,7 @@ from greenroom.fabric.log import LogFailed
 from greenroom.fabric.log.memory import MemoryLog
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
 from tests.pipeline.tasktype.conftest import CONFIG, DEADLINE_S, PARTITIONS, POOLS, Running, World, request
-from tests.pipeline.tasktype.troubled_log import TroubledLog, no_trouble
+from tests.pipeline.troubled_log import TroubledLog, no_trouble
 
 
 async def test_requests_become_tasks_of_their_pool(world: World) -> None:

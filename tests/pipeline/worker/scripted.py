@@ -26,6 +26,7 @@ from greenroom.worker.engine import Engine, EngineState, Events, Routed
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.servicer import WorkerServicer
+from tests.waiting import until as until
 
 LEASE_MS = 3_600_000
 LIMIT_S = 10.0
@@ -75,13 +76,6 @@ async def lease_messages(
     yield worker_pb2.LeaseFromScheduler(hello=hello)
     while True:
         yield await grants.get()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Until what other tasks do next makes it true."""
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.001)
 
 
 class Clock:

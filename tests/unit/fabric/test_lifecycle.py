@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.fabric.lifecycle import Ended, Entered, Life, LifeConfig, Part, Tasks
+from greenroom.fabric.lifecycle import Ended, Entered, Life, LifeConfig, Part, Tasks, reached
 from tests.contract.rpc.wires import DEADLINE_S, until
 
 QUICK = LifeConfig(start_timeout_s=0.2, drain_timeout_s=0.2, stop_timeout_s=0.2)
@@ -285,3 +285,32 @@ async def test_a_task_that_will_not_end_is_named(caplog: pytest.LogCaptureFixtur
     assert "worker: stubborn did not end within 0.05 seconds" in caplog.messages
     let_go.set()
     await asyncio.wait_for(task, DEADLINE_S)
+
+
+async def test_a_point_is_reached_or_its_task_says_why_not() -> None:
+    point, go_on = asyncio.Event(), asyncio.Event()
+
+    async def passing(error: Exception | None) -> None:
+        await go_on.wait()
+        if error is not None:
+            raise error
+        point.set()
+        await asyncio.Event().wait()
+
+    failing = asyncio.create_task(passing(OSError("no disk")))
+    awaited = asyncio.create_task(reached(point, failing))
+    await asyncio.sleep(0)
+    assert not awaited.done()
+    go_on.set()
+    with pytest.raises(OSError, match="no disk"):
+        await asyncio.wait_for(awaited, DEADLINE_S)
+
+    going = asyncio.create_task(passing(None))
+    await asyncio.wait_for(reached(point, going), DEADLINE_S)
+    assert not going.done()
+    going.cancel()
+    before = asyncio.all_tasks()
+    waiting = asyncio.create_task(reached(asyncio.Event(), going))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await until(lambda: asyncio.all_tasks() <= before, "no task left behind")

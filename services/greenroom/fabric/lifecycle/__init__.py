@@ -4,7 +4,7 @@ from greenroom.fabric.lifecycle.logs import configure_logs, name_process
 from greenroom.fabric.lifecycle.probes import Probes, ProbesConfig
 from greenroom.fabric.lifecycle.run import Life, LifeConfig, run_service
 from greenroom.fabric.lifecycle.service import Entered, Part, Service
-from greenroom.fabric.lifecycle.tasks import Ended, Tasks
+from greenroom.fabric.lifecycle.tasks import Ended, Tasks, reached
 
 __all__ = [
     "Ended",
@@ -18,5 +18,6 @@ __all__ = [
     "Tasks",
     "configure_logs",
     "name_process",
+    "reached",
     "run_service",
 ]

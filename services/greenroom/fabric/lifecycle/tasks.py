@@ -14,6 +14,17 @@ class Ended(Exception):
     """A task that was to go on for ever has returned."""
 
 
+async def reached(point: asyncio.Event, task: asyncio.Task[Any]) -> None:
+    """Returns when ``task`` has set ``point``, or has ended without. Raises what it failed with before."""
+    waiting = asyncio.create_task(point.wait())
+    try:
+        await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if task.done():
+        task.result()
+
+
 class Tasks:
     """Tasks of one owner, ended together. Failures are logged; the first is told to whoever awaits ``failed``."""
 

@@ -18,6 +18,16 @@ def no_trouble(topic: str, value: bytes | None) -> str | None:
     return None
 
 
+def in_turn(topic: str, *troubles: str) -> Trouble:
+    """One after the other of what is appended to ``topic``."""
+    left = list(troubles)
+
+    def next_trouble(to: str, value: bytes | None) -> str | None:
+        return left.pop(0) if to == topic and left else None
+
+    return next_trouble
+
+
 class TroubledLog(MemoryLog):
     """``dead``: whoever uses it has died; nothing of what it still does on its way out is done."""
 
