@@ -22,7 +22,8 @@ ACCESS_LOG = logging.getLogger("greenroom.gateway.access")
 _LOG = logging.getLogger(__name__)
 CLIENT_CLOSED = 499
 REPLY_ID_HEADER = "Greenroom-Request-Id"
-_PROBES = ("/health", "/live", "/metrics")  # asked every few seconds, so not worth a line while all is well
+_HEALTH = "/health"
+_PROBES = (_HEALTH, "/live", "/metrics")  # asked every few seconds, so not worth a line while all is well
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -48,6 +49,7 @@ def note_of(request: web.Request) -> Note:
 
 def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Callable[..., Awaitable[web.StreamResponse]]:
     """The outermost middleware: nothing leaves the server but through it."""
+    levels = _Levels()
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -71,7 +73,7 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
             if note.code is not None:
                 metrics.error(note.code)
             ACCESS_LOG.log(
-                logging.DEBUG if path in _PROBES and status < 400 else logging.INFO,
+                levels.of(path, status, note.code),
                 "%s %s %s %d %.1f ms%s%s%s%s",
                 note.request_id,
                 request.method,
@@ -85,6 +87,19 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
             )
 
     return middleware
+
+
+class _Levels:
+    """At which level an exchange is logged. Of the answers of /health only those that differ from the one before."""
+
+    def __init__(self) -> None:
+        self._unready: str | None = None
+
+    def of(self, path: str, status: int, code: str | None) -> int:
+        if path == _HEALTH and status in (200, 503):
+            before, self._unready = self._unready, code
+            return logging.DEBUG if code == before else logging.INFO
+        return logging.DEBUG if path in _PROBES and status < 400 else logging.INFO
 
 
 async def name_reply(request: web.Request, response: web.StreamResponse) -> None:

@@ -150,7 +150,7 @@ async def test_the_access_log_is_one_line_an_exchange(server: Server, caplog: py
         await get(server, "/health")
         server.generator.ready = False
         await get(server, "/health")
-    lines = [record.getMessage() for record in caplog.records if record.name == "greenroom.gateway.access"]
+    lines = access_lines(caplog)
     assert len(lines) == 3
     assert lines[0].startswith("mine POST /v1/completions 200 ")
     assert lines[0].endswith(r"user='ann\nbob'")
@@ -158,6 +158,28 @@ async def test_the_access_log_is_one_line_an_exchange(server: Server, caplog: py
     assert lines[1].endswith("error=invalid_value")
     assert " GET /health 503 " in lines[2]  # the one that was well has no line
     assert "\n" not in "".join(lines)
+
+
+async def test_the_access_log_says_when_health_changes(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is asked in between."""
+
+    async def asked_thrice() -> None:
+        for _ in range(3):
+            await get(server, "/health")
+
+    with caplog.at_level(logging.INFO, logger="greenroom.gateway.access"):
+        await asked_thrice()
+        server.generator.ready = False
+        await asked_thrice()
+        server.generator.ready = True
+        await asked_thrice()
+    lines = [line for line in access_lines(caplog) if "/health" in line]
+    assert [line.split(" ms")[1] for line in lines] == [" error=not_ready", ""]
+    assert " GET /health 200 " in lines[1]
+
+
+def access_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "greenroom.gateway.access"]
 
 
 async def test_without_a_chat_template_only_chat_is_refused(tmp_path: Any) -> None:
