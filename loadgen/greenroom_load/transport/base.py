@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
-from greenroom_load.exchange import Exchange
+from greenroom_load.exchange import Exchange, clock
 from greenroom_load.prompts import Ask
 from greenroom_load.targets import Targets
 
 SendSlo = Literal["headers", "fields"]
+_PROBE_EVERY_S = 0.25
 
 
 class NotReady(GreenroomError):
@@ -80,6 +82,22 @@ class Transport(Protocol):
         """Sends it and tells ``exchange`` what comes back, to the end. Raises Refused where it does not end well;
         cancelling it gives the request up."""
         ...
+
+
+async def until_ready(address: str, health: Callable[[], Awaitable[str | None]], timeout_s: float) -> None:
+    """Asks ``health`` again and again until it says None: the server takes requests. Raises NotReady, with what it said
+    last."""
+    deadline = clock() + timeout_s
+    while True:
+        said = await health()
+        if said is None:
+            return
+        if clock() + _PROBE_EVERY_S > deadline:
+            raise NotReady(
+                f"{address} was not ready within {timeout_s:g} s: {said}; "
+                f"start the server, or give --url or a longer --ready-timeout"
+            )
+        await asyncio.sleep(_PROBE_EVERY_S)
 
 
 def slo_headers(targets: Targets) -> list[tuple[str, str]]:

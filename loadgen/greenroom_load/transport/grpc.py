@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 from grpc_health.v1 import health_pb2
 
 from greenroom.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from greenroom_load.exchange import Exchange, Failure, FailureKind, Refused, clock
 from greenroom_load.prompts import Ask
-from greenroom_load.transport.base import NotReady, Prepared, Style, slo_headers
+from greenroom_load.transport.base import NotReady, Prepared, Style, slo_headers, until_ready
 
 _PROBE_TIMEOUT_S = 5.0
-_PROBE_EVERY_S = 0.25
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0), ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000))  # fmt: skip
 _FINISH = {
@@ -66,17 +63,7 @@ class GrpcTransport:
             self._channel = None
 
     async def wait_ready(self, timeout_s: float) -> None:
-        deadline = clock() + timeout_s
-        while True:
-            said = await self._health()
-            if said is None:
-                return
-            if clock() + _PROBE_EVERY_S > deadline:
-                raise NotReady(
-                    f"{self.address} was not ready within {timeout_s:g} s: {said}; "
-                    f"start the server, or give --url or a longer --ready-timeout"
-                )
-            await asyncio.sleep(_PROBE_EVERY_S)
+        await until_ready(self.address, self._health, timeout_s)
 
     async def _health(self) -> str | None:
         """None if it takes requests, else what it says. A server without the health service is ready if it answers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import ssl
 from typing import Any
@@ -12,13 +11,12 @@ import msgspec
 
 from greenroom_load.exchange import Exchange, Failure, FailureKind, Refused, clock
 from greenroom_load.prompts import Ask
-from greenroom_load.transport.base import NotReady, Prepared, Style, slo_headers
+from greenroom_load.transport.base import NotReady, Prepared, Style, slo_headers, until_ready
 from greenroom_load.transport.sse import Event, LineTooLong, SseParser
 
 _CONNECT_TIMEOUT_S = 10.0
 _KEEP_IDLE_S = 4.0
 _PROBE_TIMEOUT_S = 5.0
-_PROBE_EVERY_S = 0.25
 _ERROR_BYTES = 64 * 1024
 _DONE = b"[DONE]"
 
@@ -100,17 +98,7 @@ class HttpTransport:
             self._opened = None
 
     async def wait_ready(self, timeout_s: float) -> None:
-        deadline = clock() + timeout_s
-        while True:
-            said = await self._health()
-            if said is None:
-                return
-            if clock() + _PROBE_EVERY_S > deadline:
-                raise NotReady(
-                    f"{self.address} was not ready within {timeout_s:g} s: {said}; "
-                    f"start the server, or give --url or a longer --ready-timeout"
-                )
-            await asyncio.sleep(_PROBE_EVERY_S)
+        await until_ready(self.address, self._health, timeout_s)
 
     async def _health(self) -> str | None:
         """None if it takes requests, else what it says. A server without /health is taken as ready if it answers."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from random import Random
 
@@ -12,6 +11,7 @@ import pytest
 from greenroom.core.errors import InvalidConfig
 from greenroom.demo.tasks import TASKS, sample
 from greenroom_load.prompts import FilePrompts, Prompt, TemplatedPrompts, Turn
+from tests.real_data import real_data
 
 
 def test_templated_prompts_are_the_bundled_models_held_out_ones_in_order() -> None:
@@ -89,11 +89,7 @@ def test_what_is_no_prompt_is_refused_with_its_line(tmp_path: Path, lines: list[
 
 
 def test_real_prompts_work_as_they_are() -> None:
-    folder = os.environ.get("GREENROOM_DATA")
-    path = Path(folder or "") / "prompts" / "task-types.jsonl"
-    if folder is None or not path.exists():
-        pytest.skip("GREENROOM_DATA does not name the folder with the real prompts")
-    prompts = FilePrompts(path, seed=0)
+    prompts = FilePrompts(real_data("prompts/task-types.jsonl"), seed=0)
 
     assert prompts.mix.shares == pytest.approx(dict.fromkeys(TASKS, 0.2))
     rng = Random(0)

@@ -8,28 +8,21 @@ overlap Σ min(forecast, real) of a layer, over all layers and sequences.
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from greenroom.predictor.counts import Floats, Shape, count
 from greenroom.predictor.forecast import Forecaster, uniform
 from greenroom.predictor.statistics import Statistics
+from tests.real_data import real_data
 from tests.unit.predictor.worlds import trace
 
 HALF_LIFE = 500.0
 
 
 def test_overlap_with_what_was_routed() -> None:
-    folder = os.environ.get("GREENROOM_DATA")
-    if folder is None:
-        pytest.skip("GREENROOM_DATA does not name the folder with the real routing trace")
-    path = Path(folder) / "routing" / "gpt-oss-20b.npz"
-    if not path.exists():
-        pytest.skip(f"GREENROOM_DATA has no {path.relative_to(folder)}")
+    path = real_data("routing/gpt-oss-20b.npz")
     with np.load(path) as file:
         experts, starts, each = file["experts"], file["seq_starts"], int(file["num_experts"])
     lines = path.with_name("gpt-oss-20b.meta.jsonl").read_bytes().splitlines()

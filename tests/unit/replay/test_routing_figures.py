@@ -7,15 +7,14 @@ cache for all layers, empty at the start; all experts of the current group unevi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
 from greenroom.replay import ReplayResult, RoutingTrace, TraceStep, count_hits, optimum, replay
+from tests.real_data import real_data
 
 SLOTS = (96, 192, 256, 384)
 PUBLISHED = {
@@ -52,13 +51,7 @@ EVERY_DAY = [
 
 @pytest.fixture(scope="module")
 def trace() -> RoutingTrace:
-    folder = os.environ.get("GREENROOM_DATA")
-    if folder is None:
-        pytest.skip("GREENROOM_DATA does not name the folder with the real routing trace")
-    path = Path(folder) / "routing" / "gpt-oss-20b.npz"
-    if not path.is_file():
-        pytest.skip(f"GREENROOM_DATA has no {path.relative_to(folder)}")
-    return RoutingTrace.load(path)
+    return RoutingTrace.load(real_data("routing/gpt-oss-20b.npz"))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from greenroom.tasktype import Extractor, load_profile
 from greenroom.tasktype.evaluate import Evaluation, LabelledPrompt, evaluate
+from tests.real_data import real_data
 
 HELD_OUT = Path(__file__).parent / "held_out.json"
 """By task type: the sources whose prompts were put aside."""
@@ -37,12 +37,7 @@ def test_plain_wordings(prompt: str, task_type: str) -> None:
 
 
 def test_held_out_prompts() -> None:
-    folder = os.environ.get("GREENROOM_DATA")
-    if folder is None:
-        pytest.skip("GREENROOM_DATA does not name the folder with the labelled prompts")
-    path = Path(folder) / "prompts" / "task-types.jsonl"
-    if not path.exists():
-        pytest.skip(f"GREENROOM_DATA has no {path.relative_to(folder)}")
+    path = real_data("prompts/task-types.jsonl")
     held_out = {label: set(sources) for label, sources in json.loads(HELD_OUT.read_text()).items()}
     prompts = []
     for line in filter(None, path.read_bytes().split(b"\n")):
