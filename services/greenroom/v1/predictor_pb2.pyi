@@ -57,10 +57,12 @@ class ForecastResponse(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    """Of what it was made from; 0: nothing is served of the model yet."""
     layers: _builtins.int
+    """0, and then experts too: not even the model's shape is known yet, so there is no distribution."""
     experts: _builtins.int
     distribution: _builtins.bytes
-    """float32[layers, experts], little-endian; every row sums to 1."""
+    """float32[layers, experts], little-endian; every row sums to 1. Empty where layers is 0."""
     source: _builtins.str
     """What it was made from: "task type", "previous prompt", "all tasks", or "uniform" where nothing is known."""
     sequences: _builtins.int
@@ -109,6 +111,7 @@ class ListArtifactsResponse(_message.Message):
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
     serving: _builtins.int
+    """The version that forecasts are made from; 0: none yet."""
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Artifact]: ...
     def __init__(
@@ -213,6 +216,7 @@ class RollBackRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
+    """0: the newest, and from then on each that becomes the newest: what was rolled back to is given up."""
     def __init__(
         self,
         *,
@@ -233,7 +237,9 @@ class RollBackResponse(_message.Message):
 
     SERVING_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def serving(self) -> Global___Artifact: ...
+    def serving(self) -> Global___Artifact:
+        """What is served now."""
+
     def __init__(
         self,
         *,

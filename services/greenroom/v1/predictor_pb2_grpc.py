@@ -81,7 +81,7 @@ class PredictorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RollBack(self, request, context):
-        """Serve an earlier version from now on. NOT_FOUND for one that is not kept.
+        """Serve one version from now on, whatever is published later and across restarts. NOT_FOUND for one that is not kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

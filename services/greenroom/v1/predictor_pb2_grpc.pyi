@@ -21,7 +21,7 @@ class PredictorStub:
     GetArtifact: _aio.UnaryStreamMultiCallable[_predictor_pb2.GetArtifactRequest, _predictor_pb2.ArtifactPart]
     """An artifact in parts. NOT_FOUND for a version that is not kept."""
     RollBack: _aio.UnaryUnaryMultiCallable[_predictor_pb2.RollBackRequest, _predictor_pb2.RollBackResponse]
-    """Serve an earlier version from now on. NOT_FOUND for one that is not kept."""
+    """Serve one version from now on, whatever is published later and across restarts. NOT_FOUND for one that is not kept."""
 
 class PredictorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -54,6 +54,6 @@ class PredictorServicer(metaclass=_abc_1.ABCMeta):
         request: _predictor_pb2.RollBackRequest,
         context: _aio.ServicerContext[_predictor_pb2.RollBackRequest, _abc.Awaitable[_predictor_pb2.RollBackResponse]],
     ) -> _abc.Awaitable[_predictor_pb2.RollBackResponse]:
-        """Serve an earlier version from now on. NOT_FOUND for one that is not kept."""
+        """Serve one version from now on, whatever is published later and across restarts. NOT_FOUND for one that is not kept."""
 
 def add_PredictorServicer_to_server(servicer: PredictorServicer, server: _aio.Server) -> None: ...
