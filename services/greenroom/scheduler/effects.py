@@ -14,6 +14,11 @@ class Append:
 
     record: Claim | Lost | Outcome
 
+    @property
+    def request_id(self) -> str:
+        """Whose outcome it is; empty for what is of no request."""
+        return self.record.request_id if isinstance(self.record, Outcome) else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Bury:

@@ -8,7 +8,8 @@ import logging
 from collections import deque
 
 from greenroom.core.messages import DeadLetter, Undecodable, encode, without_payload
-from greenroom.fabric.log import AppendFailed, Log, LogError, Record
+from greenroom.fabric.current import working_on
+from greenroom.fabric.log import AppendFailed, Headers, Log, LogError, Record
 from greenroom.fabric.topics import DEAD_LETTERS
 
 _LOG = logging.getLogger(__name__)
@@ -34,20 +35,21 @@ def letter_of(record: Record, error: Undecodable) -> DeadLetter:
     )
 
 
-async def write_letter(log: Log, letter: DeadLetter) -> None:
+async def write_letter(log: Log, letter: DeadLetter, headers: Headers = ()) -> None:
     """Until it is acknowledged; without what it is about where that is refused again and again."""
-    _LOG.warning("%s goes to the dead letters: %s", _where(letter), letter.reason)
-    refused = 0
-    while True:
-        try:
-            await log.append(DEAD_LETTERS, encode(letter), key=letter.key, timeout_s=_APPEND_S)
-            return
-        except LogError as error:
-            _LOG.warning("a dead letter was not written, trying again: %s", error)
-            refused += isinstance(error, AppendFailed)
-            if refused == _TRIES:
-                letter = without_payload(letter)
-            await asyncio.sleep(_AGAIN_S)
+    with working_on(letter.request_id):
+        _LOG.warning("%s goes to the dead letters: %s", _where(letter), letter.reason)
+        refused = 0
+        while True:
+            try:
+                await log.append(DEAD_LETTERS, encode(letter), key=letter.key, headers=headers, timeout_s=_APPEND_S)
+                return
+            except LogError as error:
+                _LOG.warning("a dead letter was not written, trying again: %s", error)
+                refused += isinstance(error, AppendFailed)
+                if refused == _TRIES:
+                    letter, headers = without_payload(letter), ()
+                await asyncio.sleep(_AGAIN_S)
 
 
 def _where(letter: DeadLetter) -> str:

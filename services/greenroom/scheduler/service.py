@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from greenroom.core.clock import SteadyClock
 from greenroom.core.messages import (
@@ -16,11 +17,15 @@ from greenroom.core.messages import (
     Lost,
     Member,
     MemberKind,
+    Outcome,
+    Task,
     TaskRecord,
     Undecodable,
     decode,
     encode,
 )
+from greenroom.fabric import telemetry
+from greenroom.fabric.current import fresh_context
 from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import GroupConsumer, Log, LogError, LogUnavailable, Reader, Record
 from greenroom.fabric.members import Announcer, Directory
@@ -40,6 +45,7 @@ from greenroom.scheduler.effects import (
     Run,
 )
 from greenroom.scheduler.letters import SERVICE, Letters, letter_of, write_letter
+from greenroom.scheduler.origins import Origins
 from greenroom.scheduler.pool import Pool, Role
 from greenroom.scheduler.workers import Workers
 
@@ -78,7 +84,8 @@ class PoolRunner:
         self._clock = clock
         self._inbox: deque[Record] = deque()
         self._came = asyncio.Event()
-        self._workers = Workers(self.pool, dialer, clock, self._act)
+        self.origins = Origins(self.pool)
+        self._workers = Workers(self.pool, self.origins, dialer, clock, self._act)
         self._appends: set[asyncio.Task[None]] = set()
         self._journal_letters = Letters(log)
         self._announcer = Announcer(log, self._member)
@@ -159,7 +166,10 @@ class PoolRunner:
                 continue
             if isinstance(content, Claim) and self.pool.role is Role.STANDBY:
                 self._journal_letters.forget_before(content.read_to)  # whoever claimed had seen these
-            self._act(self.pool.journal(record.offset, content, self._clock()))
+            effects = self.pool.journal(record.offset, content, self._clock())
+            if isinstance(content, Outcome):
+                self.origins.ended(content.request_id)
+            self._act(effects)
 
     async def _follow(self, reader: Reader) -> None:
         while not self.deposed:
@@ -176,12 +186,17 @@ class PoolRunner:
                 try:
                     content: TaskRecord = decode(record.value or b"", TaskRecord)
                 except Undecodable as error:
-                    await write_letter(self._log, letter_of(record, error))
+                    await write_letter(self._log, letter_of(record, error), record.headers)
                     if self.deposed:
                         return  # whoever holds the pool now reads it again
-                    self._act(self.pool.unreadable(record.offset, error.request_id, str(error), self._clock()))
-                    continue
-                self._act(self.pool.task(record.offset, content, self._clock()))
+                    request_id = error.request_id
+                    effects = self.pool.unreadable(record.offset, request_id, str(error), self._clock())
+                else:
+                    request_id = content.request.request_id if isinstance(content, Task) else content.request_id
+                    effects = self.pool.task(record.offset, content, self._clock())
+                if request_id is not None:
+                    self.origins.came(request_id, record)
+                self._act(effects)
             self._announcer.changed()
 
     async def _bury(self, effect: Bury) -> None:
@@ -195,18 +210,26 @@ class PoolRunner:
             payload=encode(effect.task),
             request_id=effect.request_id,
         )
-        await write_letter(self._log, letter)
+        with self.origins.span("dead letter", effect.request_id, "producer"):
+            await write_letter(self._log, letter, telemetry.inject())
         self._act(self.pool.buried(effect.request_id, self._clock()))
 
     async def _append(self, effect: Append) -> None:
-        record = effect.record
-        key = getattr(record, "request_id", None) or self.pool.scheduler
-        try:
-            await self._log.append(
-                JOURNAL, encode(record), key=key.encode(), partition=self.number, timeout_s=_APPEND_S
-            )
-        except LogError as error:
-            _LOG.warning("pool %d: an append to the journal is not acknowledged: %s", self.number, error)
+        with self.origins.span("outcome", effect.request_id, "producer") as span:
+            if isinstance(effect.record, Outcome):
+                span.set("reason", effect.record.reason.value)
+            try:
+                await self._log.append(
+                    JOURNAL,
+                    encode(effect.record),
+                    key=(effect.request_id or self.pool.scheduler).encode(),
+                    partition=self.number,
+                    headers=telemetry.inject(),
+                    timeout_s=_APPEND_S,
+                )
+            except LogError as error:
+                _LOG.warning("pool %d: an append to the journal is not acknowledged: %s", self.number, error)
+                span.fail(str(error))
 
     # -- time and members ----------------------------------------------------------------------------------------
 
@@ -247,9 +270,9 @@ class PoolRunner:
                         _LOG.warning(
                             "worker %s is lost under %d requests", effect.record.worker, len(effect.record.attempts)
                         )
-                    self._spawn(self._append(effect))
+                    self._spawn(self._append(effect), effect.request_id)
                 case Bury():
-                    self._spawn(self._bury(effect))
+                    self._spawn(self._bury(effect), effect.request_id)
                 case Run() | ListRuns() | CancelRun() | Release():
                     self._workers.carry_out(effect)
                 case Disconnect(worker):
@@ -259,10 +282,11 @@ class PoolRunner:
                     _LOG.warning("pool %d is held by %s now", self.number, by)
                     self.deposed = True
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _spawn(self, work: Coroutine[Any, Any, None], request_id: str) -> None:
+        context = fresh_context(request_id)  # what is written is not always of the request that led to it
+        task = asyncio.create_task(work, context=context)
         self._appends.add(task)
-        task.add_done_callback(self._appended)
+        task.add_done_callback(self._appended, context=context)
 
     def _appended(self, task: asyncio.Task[None]) -> None:
         self._appends.discard(task)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import grpc
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.messages import Member, Task, encode
-from greenroom.fabric.rpc import Dialer
+from greenroom.fabric.current import fresh_context
+from greenroom.fabric.rpc import Dialer, outgoing
 from greenroom.fabric.wire import from_attempt, from_end_reason, logprobs_of, to_attempt
 from greenroom.policies.placement_policy import Costs
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
 from greenroom.scheduler.entries import RunResult
+from greenroom.scheduler.origins import Origins
 from greenroom.scheduler.pool import Listed, Pool
 from greenroom.scheduler.seats import Capacity, WorkerState
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
@@ -32,13 +35,20 @@ _Closed = worker_pb2.RunClosed
 class Workers:
     """Keeps a lease stream to every worker of the pool, and makes the calls that the pool wants.
 
-    ``act`` carries out what the pool answers to what comes in. All of it runs as tasks that ``close`` ends.
+    ``origins``: of the pool's requests. ``act`` carries out what the pool answers to what comes in. All of it runs as
+    tasks that ``close`` ends.
     """
 
     def __init__(
-        self, pool: Pool, dialer: Dialer, clock: Callable[[], float], act: Callable[[list[Effect]], None]
+        self,
+        pool: Pool,
+        origins: Origins,
+        dialer: Dialer,
+        clock: Callable[[], float],
+        act: Callable[[list[Effect]], None],
     ) -> None:
         self._pool = pool
+        self._origins = origins
         self._dialer = dialer
         self._clock = clock
         self._act = act
@@ -83,18 +93,19 @@ class Workers:
         link = self._links.get(effect.worker)
         match effect:
             case Run():
-                self._spawn(self._run(link, effect))
+                self._spawn(self._run(link, effect), effect.task.request.request_id)
             case ListRuns() if link is not None:
                 self._spawn(self._list(link, effect.worker))
             case CancelRun() | Release() if link is not None:
-                self._spawn(self._cancel(link, effect.request_id, effect.attempt))
+                self._spawn(self._cancel(link, effect.request_id, effect.attempt), effect.request_id)
             case _:
                 pass
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Coroutine[Any, Any, None], request_id: str = "") -> None:
+        context = fresh_context(request_id)  # what starts a run is often another one's end
+        task = asyncio.create_task(work, context=context)
         self._calls.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._done, context=context)
 
     def _done(self, task: asyncio.Future[None]) -> None:
         self._calls.discard(task)
@@ -111,13 +122,18 @@ class Workers:
             epoch=self._pool.epoch, worker=worker, attempt=to_attempt(attempt), task=encode(effect.task)
         )
         left_s = max(1.0, (effect.task.request.deadline_ms - now()) / 1000 + 5.0)
-        try:
-            response = await link.stub.Run(request, timeout=left_s)
-        except grpc.aio.AioRpcError as error:
-            _LOG.info("request %s: its call to %s broke: %s", request_id, worker, error.code().name)
+        response: worker_pb2.RunResponse | None = None
+        with self._origins.span("place", request_id, "client", worker=worker, attempt=str(attempt)) as span:
+            try:
+                response = await link.stub.Run(request, timeout=left_s, metadata=outgoing())
+                span.set("end", response.WhichOneof("end") or "none")
+            except grpc.aio.AioRpcError as error:
+                _LOG.info("request %s: its call to %s broke: %s", request_id, worker, error.code().name)
+                span.fail(error.code().name)
+        if response is None:
             self._act(self._pool.broken(worker, request_id, attempt, now()))
-            return
-        self._act(self._ended(effect.task, worker, attempt, response))
+        else:
+            self._act(self._ended(effect.task, worker, attempt, response))
 
     def _ended(self, task: Task, worker: str, attempt: Attempt, response: worker_pb2.RunResponse) -> list[Effect]:
         request_id, now, pool = task.request.request_id, self._clock(), self._pool
@@ -178,7 +194,7 @@ class Workers:
             epoch=self._pool.epoch, request_id=request_id, attempt=to_attempt(attempt)
         )
         try:
-            await link.stub.CancelRun(request, timeout=_SMALL_CALL_S)
+            await link.stub.CancelRun(request, timeout=_SMALL_CALL_S, metadata=outgoing())
         except grpc.aio.AioRpcError as error:
             _LOG.debug("%s was not told to end %s: %s", link.member.instance, request_id, error.code().name)
 

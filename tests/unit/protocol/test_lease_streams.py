@@ -9,6 +9,7 @@ import pytest
 
 from greenroom.core.messages import Member, MemberKind
 from greenroom.fabric.rpc import Context
+from greenroom.scheduler.origins import Origins
 from greenroom.scheduler.workers import Workers
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
 from tests.contract.rpc.wires import WIRES, Wire, until
@@ -51,7 +52,7 @@ async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
 async def test_a_stream_that_ends_is_made_anew_and_leaves_nothing_behind(wire: Wire) -> None:
     worker, bench = Leasing(), Bench()
     await wire.serve(worker)  # type: ignore[arg-type]  # any servicer
-    workers = Workers(bench.pool, wire.dialer, lambda: bench.now, lambda effects: None)
+    workers = Workers(bench.pool, Origins(bench.pool), wire.dialer, lambda: bench.now, lambda effects: None)
     workers.meet(Member(member=MemberKind.WORKER, instance="w", address=wire.address, ttl_ms=6_000))
     await until(lambda: len(worker.heard) >= 6, "three streams were granted")
     assert worker.heard[:6] == ["hello", "grant"] * 3

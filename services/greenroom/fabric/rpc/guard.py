@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,9 @@ import grpc
 from greenroom.fabric import telemetry
 from greenroom.fabric.current import request_id
 from greenroom.fabric.rpc.errors import DEFECT, MAX_MESSAGE_CHARS, Shape, Status, as_status
-from greenroom.fabric.rpc.metadata import REQUEST_ID, Context, received, value_of
+from greenroom.fabric.rpc.metadata import REQUEST_ID, VALID_ID, Context, received, value_of
 
 _LOG = logging.getLogger(__name__)
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 _CANCEL_S = 5.0
 _FULL = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once", "saturated", 1.0)
 _STOPPING = Status(grpc.StatusCode.UNAVAILABLE, "this server is stopping; call another", "stopping")
@@ -183,5 +181,5 @@ async def _end(context: Context, status: Status) -> None:
 
 def _note_request(given: str | None) -> None:
     """The task is the call's own, so nothing needs to be put back."""
-    if given is not None and _REQUEST_ID.fullmatch(given):
+    if given is not None and VALID_ID.fullmatch(given):
         request_id.set(given)

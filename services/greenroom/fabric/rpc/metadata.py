@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,8 @@ from greenroom.fabric.current import request_id
 REQUEST_ID = "x-request-id"
 CODE = "greenroom-code"
 RETRY_AFTER = "retry-after"
+VALID_ID = re.compile(r"[\x21-\x7e]{1,256}")
+"""What a request's id looks like that can go along as metadata."""
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 Pairs = Iterable[tuple[str, str | bytes]]
@@ -34,9 +37,9 @@ def received(context: Context) -> Pairs:
 
 
 def outgoing(more: Pairs = ()) -> Metadata:
-    """``more``, with the id of the request that is worked on and the trace that it belongs to."""
+    """``more``, with the id of the request that is worked on, where metadata takes such an id, and its trace."""
     metadata = tuple(more)
     present = request_id.get()
-    if present and value_of(metadata, REQUEST_ID) is None:
+    if present and value_of(metadata, REQUEST_ID) is None and VALID_ID.fullmatch(present):
         metadata = (*metadata, (REQUEST_ID, present))
     return telemetry.inject_metadata(metadata)
