@@ -14,7 +14,7 @@ import grpc
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import FinishReason, ServedModel, Token
-from greenroom.fabric import current
+from greenroom.fabric import current, telemetry
 from greenroom.fabric.rpc import Context, Status
 from greenroom.fabric.wire import to_end_reason, to_token_run
 from greenroom.gateway.calls import Calls
@@ -28,6 +28,7 @@ from greenroom.gateway.schema import ChatBody, CompletionBody, Message, SloBody
 from greenroom.gateway.terms import VISIBLE, Headers, Terms, terms_of
 from greenroom.v1 import inference_pb2, inference_pb2_grpc
 
+_SERVICE = "/greenroom.v1.Inference"
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -137,14 +138,15 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
 
     @contextmanager
     def _noted(self, method: str, context: Context) -> Iterator[_Note]:
-        """Its metrics and its line in the log, however it ends."""
+        """Its metrics, its line in the log and its trace, however it ends."""
         began = time.monotonic()
         note = _Note()
         if not current.request_id.get():
             current.request_id.set(f"req-{uuid.uuid4().hex}")
         status, code = "OK", None
         try:
-            yield note
+            with _traced(method):
+                yield note
         except (asyncio.CancelledError, GeneratorExit):
             status, code = "CANCELLED", "client_gone"
             raise
@@ -201,6 +203,11 @@ class _Impatience:
 
     def __exit__(self, *raised: object) -> None:
         self._timer.cancel()
+
+
+def _traced(method: str) -> telemetry.Span:
+    """To be entered: where the caller's span did not come along, so that the guard has begun none, a trace begins."""
+    return telemetry.Span() if telemetry.trace_id() else telemetry.span(f"{_SERVICE}/{method}", kind="server")
 
 
 def as_status(error: Exception) -> Status | None:

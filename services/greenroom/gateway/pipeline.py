@@ -24,6 +24,7 @@ from greenroom.core.messages import (
     decode,
     encode,
 )
+from greenroom.fabric import telemetry
 from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import AppendFailed, AppendUnknown, Log, LogError, Record
 from greenroom.fabric.members import Announcer, Directory
@@ -195,7 +196,11 @@ class Pipeline(Part):
         flight = self.flights.begin(request.request_id, request.digest, keyed=request.keyed)
         try:
             await self._log.append(
-                REQUESTS, encode(record), key=request.request_id.encode(), timeout_s=self._config.append_timeout_s
+                REQUESTS,
+                encode(record),
+                key=request.request_id.encode(),
+                headers=telemetry.inject(),
+                timeout_s=self._config.append_timeout_s,
             )
         except AppendFailed as error:
             self.flights.forget(flight)
@@ -237,7 +242,11 @@ class Pipeline(Part):
         for _ in range(_CANCEL_TRIES):
             try:
                 await self._log.append(
-                    REQUESTS, encode(record), key=request_id.encode(), timeout_s=self._config.append_timeout_s
+                    REQUESTS,
+                    encode(record),
+                    key=request_id.encode(),
+                    headers=telemetry.inject(),
+                    timeout_s=self._config.append_timeout_s,
                 )
                 return
             except LogError as error:

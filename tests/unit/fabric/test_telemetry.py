@@ -6,14 +6,10 @@ import asyncio
 import logging
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from concurrent import futures
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-import grpc
 import pytest
 
 from greenroom.core.errors import InvalidConfig
@@ -25,82 +21,24 @@ from tests.contract.rpc.wires import DEADLINE_S
 
 pytest.importorskip("opentelemetry.sdk", reason="greenroom[otlp] is not installed")
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
-    TraceServiceServicer,
-    add_TraceServiceServicer_to_server,
-)
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.otlp_collector import Collector, collecting_over_grpc, collecting_over_http
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-class Collector:
-    """What was sent to it."""
-
-    def __init__(self) -> None:
-        self.requests: list[ExportTraceServiceRequest] = []
-
-    @property
-    def spans(self) -> dict[str, Span]:
-        return {
-            span.name: span
-            for request in self.requests
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        }
-
-    @property
-    def resource(self) -> dict[str, str]:
-        attributes = self.requests[0].resource_spans[0].resource.attributes
-        return {attribute.key: attribute.value.string_value for attribute in attributes}
-
-
 @pytest.fixture
 def over_grpc() -> Iterator[tuple[Collector, str]]:
-    collector = Collector()
-
-    class Servicer(TraceServiceServicer):
-        def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:
-            collector.requests.append(request)
-            return ExportTraceServiceResponse()
-
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    add_TraceServiceServicer_to_server(Servicer(), server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield collector, f"http://127.0.0.1:{port}"
-    server.stop(None).wait(DEADLINE_S)
+    with collecting_over_grpc() as collector:
+        yield collector, collector.endpoint
 
 
 @pytest.fixture
 def over_http() -> Iterator[tuple[Collector, str]]:
-    collector = Collector()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.path == "/v1/traces"
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            collector.requests.append(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield collector, f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join(DEADLINE_S)
+    with collecting_over_http() as collector:
+        yield collector, collector.endpoint
 
 
 @pytest.fixture
