@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from greenroom.core.messages import DeadLetter, Trace, Undecodable, decode, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.fabric.held import HeldPartitions
-from greenroom.fabric.lifecycle import Part, reached
+from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
 from greenroom.predictor.config import PredictorConfig
@@ -30,7 +30,7 @@ _AT_ONCE = 16
 """Traces may have megabytes."""
 
 
-class PredictorService(Part):
+class PredictorService(Runner):
     """One is meant to run: several would each learn from a part of the traces.
 
     A sequence is counted in memory when its trace is read. Its offset is finished, and with all before it committed,
@@ -72,43 +72,25 @@ class PredictorService(Part):
         self._saved.set()
         self._publishing = False
         self._room = asyncio.Event()
-        self._joined = asyncio.Event()
-        self._ending = asyncio.Event()
-        self._drain_s = 0.0
         self._trouble: str | None = None
-        self._running: asyncio.Task[None] | None = None
 
     # -- its life ------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Returns when it has taken up what was kept and joined its group. Raises InvalidConfig, LogUnavailable,
-        LogFailed."""
-        self._running = self.tasks.start(self.run(), name="learning")
-        try:
-            await reached(self._joined, self._running)
-        except BaseException:
-            await self.tasks.stop()
-            raise
-
-    async def drain(self, timeout_s: float) -> None:
-        self.end(timeout_s)
-        if self._running is not None:
-            await asyncio.wait([self._running])
-
     async def run(self) -> None:
-        """Until ``end``. Raises InvalidConfig where the artifacts can not be kept at all, LogUnavailable where the log
-        was never there, LogFailed where it can not be used any more, and whatever else should not happen."""
+        """Until ``end``; what was learnt is then kept and committed. It has begun when it has taken up what was kept
+        and joined its group. Raises InvalidConfig where the artifacts can not be kept at all, LogUnavailable where the
+        log was never there, LogFailed where it can not be used any more, and whatever else should not happen."""
         await self.publisher.open()
         try:
             self._consumer = self._log.group(TRACES, self._config.group, self)
             async with self._consumer as consumer:
-                self._joined.set()
+                self.begun.set()
                 async with asyncio.TaskGroup() as tasks:
                     reading = tasks.create_task(self._read_always(consumer))
                     others = [tasks.create_task(self._publish_always()), tasks.create_task(self._watch_lag())]
-                    await self._ending.wait()
+                    await self.ending.wait()
                     reading.cancel()
-                    await self._settle(self._drain_s)
+                    await self._settle(self.drain_s)
                     for other in others:
                         other.cancel()
         except ExceptionGroup as group:
@@ -116,16 +98,11 @@ class PredictorService(Part):
         finally:
             await self.publisher.close()
 
-    def end(self, drain_s: float) -> None:
-        """Read nothing more; what was learnt is kept and committed, for as long as ``drain_s``."""
-        self._drain_s = drain_s
-        self._ending.set()
-
     @property
     def unready(self) -> str | None:
-        if self._ending.is_set():
+        if self.ending.is_set():
             return "it is stopping"
-        if not self._joined.is_set():
+        if not self.begun.is_set():
             return "it has not joined its group yet"
         return self._trouble
 

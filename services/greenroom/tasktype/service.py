@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.fabric.held import HeldPartitions
-from greenroom.fabric.lifecycle import Part, reached
+from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import GroupConsumer, Log, Record
 from greenroom.fabric.topics import REQUESTS
 from greenroom.tasktype.carrier import Carrier
@@ -21,7 +21,7 @@ _POLL_S = 0.2
 _AT_ONCE = 64
 
 
-class TaskTypeService(Part):
+class TaskTypeService(Runner):
     """One instance; the partitions of ``requests`` are shared among those of the group.
 
     Records of one key are carried one after the other, those of different keys side by side, ``max_in_flight`` of
@@ -49,35 +49,17 @@ class TaskTypeService(Part):
         self._bytes = 0
         self._last_of: dict[tuple[int, bytes], asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._joined = asyncio.Event()
-        self._ending = asyncio.Event()
-        self._drain_s = 0.0
-        self._running: asyncio.Task[None] | None = None
 
     # -- its life ------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Returns when it has joined its group. Raises LogUnavailable, LogFailed."""
-        self._running = self.tasks.start(self.run(), name="extraction")
-        try:
-            await reached(self._joined, self._running)
-        except BaseException:
-            await self.tasks.stop()
-            raise
-
-    async def drain(self, timeout_s: float) -> None:
-        self.end(timeout_s)
-        if self._running is not None:
-            await asyncio.wait([self._running])
-
     async def run(self) -> None:
-        """Until ``end``. Raises LogUnavailable where the log was never there, LogFailed where it can not be used any
-        more, and whatever else should not happen."""
+        """Until ``end``; it has begun when it has joined its group. Raises LogUnavailable where the log was never
+        there, LogFailed where it can not be used any more, and whatever else should not happen."""
         await self._carrier.start()
         self._consumer = self._log.group(REQUESTS, self._config.group, self)
         try:
             async with self._consumer as consumer:
-                self._joined.set()
+                self.begun.set()
                 async with asyncio.TaskGroup() as tasks:
                     await self._serve(consumer, tasks)
                 await self._commit()
@@ -86,23 +68,22 @@ class TaskTypeService(Part):
 
     async def _serve(self, consumer: GroupConsumer, tasks: asyncio.TaskGroup) -> None:
         helpers = [tasks.create_task(self._commit_always()), tasks.create_task(self._watch_lag())]
-        while not self._ending.is_set():
+        while not self.ending.is_set():
             await self._read(consumer, tasks)
-        await self._finish(set(self._under_way), self._drain_s)
+        await self._finish(set(self._under_way), self.drain_s)
         for helper in helpers:
             helper.cancel()
 
     def end(self, drain_s: float) -> None:
         """Read nothing more; what was read is carried to its end, for up to ``drain_s``, and committed."""
-        self._drain_s = drain_s
-        self._ending.set()
+        super().end(drain_s)
         self._changed.set()
 
     @property
     def unready(self) -> str | None:
-        if self._ending.is_set():
+        if self.ending.is_set():
             return "it is stopping"
-        if not self._joined.is_set():
+        if not self.begun.is_set():
             return "it has not joined its group yet"
         stuck_s = self._carrier.stuck_s
         if stuck_s > self._config.stuck_after_s:

@@ -187,21 +187,6 @@ async def test_a_slow_user_stays_a_member(kind: Kind) -> None:
             assert holder.assignment == {0}
 
 
-async def test_cancelling_a_poll_loses_nothing(kind: Kind) -> None:
-    async with topic_on(kind) as log, log.group("things", "g", Told()) as consumer:
-        found = []
-        for number in range(40):
-            polling = asyncio.create_task(consumer.poll(WAIT_S))
-            await asyncio.sleep(0)
-            await log.append("things", b"%d" % number)
-            await asyncio.sleep(0.0005 * (number % 5))
-            polling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                found += await polling
-        found += await read(consumer, 40 - len(found)) if len(found) < 40 else []
-        assert [record.value for record in found] == [b"%d" % number for number in range(40)]
-
-
 async def test_a_committed_offset_that_is_gone_is_fatal(kind: Kind) -> None:
     async with topic_on(kind) as log:
         for number in range(5):

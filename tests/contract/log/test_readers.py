@@ -9,7 +9,7 @@ import time
 import pytest
 
 from greenroom.fabric.log import LogFailed, Reader
-from tests.contract.log.kinds import WAIT_S, Kind, read, topic_on
+from tests.contract.log.kinds import WAIT_S, Kind, Told, read, topic_on
 
 
 async def test_it_begins_where_it_is_told_and_follows(kind: Kind) -> None:
@@ -84,8 +84,12 @@ async def test_a_partition_that_the_topic_has_not_is_refused(kind: Kind) -> None
                 pass
 
 
-async def test_cancelling_a_poll_loses_nothing(kind: Kind) -> None:
-    async with topic_on(kind) as log, log.reader("things", 0) as reader:
+@pytest.mark.parametrize("how", ["reader", "group"])
+async def test_cancelling_a_poll_loses_nothing(kind: Kind, how: str) -> None:
+    async with (
+        topic_on(kind) as log,
+        log.reader("things", 0) if how == "reader" else log.group("things", "g", Told()) as reader,
+    ):
         found = []
         for number in range(40):
             polling = asyncio.create_task(reader.poll(WAIT_S))

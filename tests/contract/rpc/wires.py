@@ -22,16 +22,18 @@ class Wire(ABC):
 
     dialer: Dialer
     address: str
+    _server: Server | LocalServer | None = None
 
     @abstractmethod
     async def serve(self, servicer: EchoServicer, **limits: Any) -> None: ...
 
-    @abstractmethod
-    async def stop(self, grace_s: float) -> None: ...
+    async def stop(self, grace_s: float) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
 
     @property
-    @abstractmethod
-    def calls(self) -> int: ...
+    def calls(self) -> int:
+        return self._server.calls if self._server is not None else 0
 
     def stub(self) -> EchoStub:
         return self.dialer.stub(EchoStub, self.address)
@@ -44,38 +46,20 @@ class Network(Wire):
             probe.bind(("127.0.0.1", 0))
             self._port: int = probe.getsockname()[1]
         self.address = f"127.0.0.1:{self._port}"
-        self._server: Server | None = None
 
     async def serve(self, servicer: EchoServicer, **limits: Any) -> None:
-        self._server = Server(ServerConfig(port=self._port, **limits), [servicer])
-        assert await self._server.start() == self._port
-        self._server.serving(True)
-
-    async def stop(self, grace_s: float) -> None:
-        if self._server is not None:
-            await self._server.stop(grace_s)
-
-    @property
-    def calls(self) -> int:
-        return self._server.calls if self._server is not None else 0
+        self._server = server = Server(ServerConfig(port=self._port, **limits), [servicer])
+        assert await server.start() == self._port
+        server.serving(True)
 
 
 class Local(Wire):
     def __init__(self) -> None:
         self.dialer = self._local = LocalDialer()
         self.address = "worker-1"
-        self._server: LocalServer | None = None
 
     async def serve(self, servicer: EchoServicer, **limits: Any) -> None:
         self._server = self._local.serve(self.address, [servicer], **limits)
-
-    async def stop(self, grace_s: float) -> None:
-        if self._server is not None:
-            await self._server.stop(grace_s)
-
-    @property
-    def calls(self) -> int:
-        return self._server.calls if self._server is not None else 0
 
 
 WIRES: dict[str, Callable[[], Wire]] = {"network": Network, "local": Local}

@@ -3,7 +3,7 @@
 from greenroom.fabric.lifecycle.logs import configure_logs, name_process
 from greenroom.fabric.lifecycle.probes import Probes, ProbesConfig
 from greenroom.fabric.lifecycle.run import Life, LifeConfig, run_service
-from greenroom.fabric.lifecycle.service import Entered, Part, Service
+from greenroom.fabric.lifecycle.service import Entered, Part, Runner, Service
 from greenroom.fabric.lifecycle.tasks import Ended, Tasks, reached
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Part",
     "Probes",
     "ProbesConfig",
+    "Runner",
     "Service",
     "Tasks",
     "configure_logs",

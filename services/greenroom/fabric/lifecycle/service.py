@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
-from greenroom.fabric.lifecycle.tasks import Tasks
+from greenroom.fabric.lifecycle.tasks import Tasks, reached
 
 
 class Service(Protocol):
@@ -58,6 +59,40 @@ class Part:
 
     async def failed(self) -> BaseException:
         return await self.tasks.failed()
+
+
+class Runner(Part):
+    """A Part that is one task, ``run``: it sets ``begun`` once others may rely on it, goes on until ``ending`` is set,
+    and then has up to ``drain_s`` to bring what is under way to its end."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.begun = asyncio.Event()
+        self.ending = asyncio.Event()
+        self.drain_s = 0.0
+        self._running: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        raise NotImplementedError
+
+    def end(self, drain_s: float) -> None:
+        """``run`` is to return, after up to ``drain_s``."""
+        self.drain_s = drain_s
+        self.ending.set()
+
+    async def start(self) -> None:
+        """Returns when it has begun. Raises what ``run`` raised before."""
+        self._running = self.tasks.start(self.run(), name=f"{self.name} itself")
+        try:
+            await reached(self.begun, self._running)
+        except BaseException:
+            await self.tasks.stop()
+            raise
+
+    async def drain(self, timeout_s: float) -> None:
+        self.end(timeout_s)
+        if self._running is not None:
+            await asyncio.wait([self._running])
 
 
 class Entered(Part):
