@@ -11,12 +11,11 @@ import click
 
 from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.cli.service_options import (
-    advertised,
     dialer_options,
     drain_option,
+    endpoint_from,
     listen_options,
     log_options,
-    server_from,
     telemetry_options,
 )
 from greenroom.demo import bundled_model_path
@@ -58,7 +57,6 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     from greenroom.cli.service_process import live
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
-    from greenroom.fabric.rpc import NetworkEndpoint
     from greenroom.fabric.served import Served
     from greenroom.fabric.telemetry.members import MembersCollector
     from greenroom.gateway import Gateway
@@ -72,7 +70,7 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     config = gateway_config(options, drain_timeout_s=options["drain_timeout"])
     folder = bundled_model_path() if model is None else model_folder(model, revision=revision, offline=offline)
     text = TextProcessor.from_folder(folder)
-    listening = server_from(options)
+    endpoint = endpoint_from(options)
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> list[Service]:
         directory = Directory(log)
@@ -82,7 +80,6 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
         pipeline = Pipeline(
             flow, instance=instance, log=log, directory=directory, text_digest=text_digest(Path(folder))
         )
-        endpoint = NetworkEndpoint(listening, lambda port: advertised(options, port))
         tokens = Served("tokens", endpoint, [pipeline.tokens], owner=pipeline)
         service = GatewayService(Gateway(config, pipeline, text, registry))
         registry.register(PipelineCollector(pipeline))

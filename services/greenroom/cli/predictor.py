@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli.service_options import (
-    advertised,
     dialer_options,
+    endpoint_from,
     listen_options,
     log_options,
     process_options,
-    server_from,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ def predictor(
     """
     from greenroom.cli.service_process import live
     from greenroom.core.units import parse_bytes
-    from greenroom.fabric.rpc import NetworkEndpoint
     from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
     from greenroom.predictor.process import predictor_parts
 
@@ -92,9 +90,10 @@ def predictor(
         max_bytes=parse_bytes(max_memory, field="max_memory"),
     )
 
+    endpoint = endpoint_from(options)
+
     def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
         service = PredictorService(config, log, make_store(state_dir, keep), PredictorMetrics(registry))
-        endpoint = NetworkEndpoint(server_from(options), lambda port: advertised(options, port))
         return predictor_parts(service, config, log, endpoint, instance)
 
     sys.exit(asyncio.run(live("predictor", options, make)))

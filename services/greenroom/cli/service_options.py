@@ -16,7 +16,7 @@ from greenroom.core.errors import InvalidConfig
 if TYPE_CHECKING:
     from greenroom.fabric.log.config import LogConfig
     from greenroom.fabric.log.kafka import KafkaLog
-    from greenroom.fabric.rpc import GrpcDialer, ServerConfig
+    from greenroom.fabric.rpc import GrpcDialer, NetworkEndpoint, ServerConfig
 
 
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -161,6 +161,15 @@ def server_from(options: dict[str, Any]) -> ServerConfig:
     if options["rpc_cert"] is not None and options["rpc_key"] is not None:
         tls = ServerTls(certificate=options["rpc_cert"], key=options["rpc_key"], client_ca=options["rpc_ca"])
     return ServerConfig(host=host, port=port, tls=tls)
+
+
+def endpoint_from(options: dict[str, Any]) -> NetworkEndpoint:
+    """Where the other services call: ``server_from``, known to them as ``advertised``. Raises InvalidConfig."""
+    from greenroom.fabric.rpc import NetworkEndpoint
+
+    server = server_from(options)
+    advertised(options, server.port)
+    return NetworkEndpoint(server, lambda port: advertised(options, port))
 
 
 def advertised(options: dict[str, Any], port: int) -> str:

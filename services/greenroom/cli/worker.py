@@ -11,14 +11,13 @@ import click
 
 from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.service_options import (
-    advertised,
     dialer_from,
     dialer_options,
+    endpoint_from,
     listen_options,
     log_config_from,
     log_options,
     process_options,
-    server_from,
 )
 
 if TYPE_CHECKING:
@@ -84,8 +83,7 @@ def worker(**options: Any) -> None:
       greenroom worker --policy popularity --forecast-every 20 --probe-host 0.0.0.0 --probe-port 9100
     """
     config = worker_config(options)
-    server_from(options)
-    advertised(options, 0)
+    endpoint_from(options)
     log_config_from(options)
     _service_config("worker", config.max_running, options, all_fit=False)
 
@@ -101,7 +99,6 @@ async def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.cli.service_process import live
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
-    from greenroom.fabric.rpc import NetworkEndpoint
     from greenroom.fabric.telemetry.members import MembersCollector
     from greenroom.worker.card import card_of
     from greenroom.worker.metrics import WorkerCollector
@@ -122,9 +119,8 @@ async def _live(model: Worker, options: dict[str, Any]) -> int:
         registry.register(WorkerCollector(model))
         registry.register(ServiceCollector(service.counters, service.gauges))
         registry.register(MembersCollector(directory))
-        endpoint = NetworkEndpoint(server_from(options), lambda port: advertised(options, port))
         around = [Entered("dialer", dialer), Entered("directory", directory)]
-        return [*around, *worker_parts(service, log, endpoint)]
+        return [*around, *worker_parts(service, log, endpoint_from(options))]
 
     return await live("worker", options, make)
 
