@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TESTS_AT_ONCE ?= 2
+# A file's tests share what they brought up, so they stay together; in the order of the files, the long ones early.
+PYTEST = $(BIN)/pytest --numprocesses $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
 PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
@@ -17,10 +20,10 @@ run: $(STAMP) ## Serve the bundled model at http://127.0.0.1:8000 with a third o
 	$(BIN)/greenroom serve --expert-memory 33%
 
 test: $(STAMP) ## The test suite (minutes)
-	$(BIN)/pytest -m "not full and not compose"
+	$(PYTEST) -m "not full and not compose"
 
 test-full: $(STAMP) ## The suite with its full matrices
-	$(BIN)/pytest -m "not compose"
+	$(PYTEST) -m "not compose"
 
 test-compose: $(STAMP) ## compose.yaml for real: images, clients, failures (needs Docker; minutes)
 	$(BIN)/pytest -m compose tests/integration/test_compose.py

@@ -88,13 +88,16 @@ class Process:
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self.ready:
+        ready = False
+        while not ready:
+            ready = self.ready  # or whoever else answers there: so it is looked whether this one lives
             assert self._process is not None
             assert self._process.poll() is None, (
                 f"{self.name} ended with {self._process.returncode}:\n{self.log()[-4000:]}"
             )
             assert time.monotonic() < deadline, f"{self.name} is not ready after {timeout_s} s:\n{self.log()[-4000:]}"
-            time.sleep(0.05)  # between two questions over HTTP; nothing tells when the answer changes
+            if not ready:
+                time.sleep(0.05)  # between two questions over HTTP; nothing tells when the answer changes
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import base64
 import functools
+import itertools
+import os
 import random
 import shutil
 import signal
@@ -13,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
 
@@ -246,7 +248,7 @@ def make_broker(folder: Path, port: int | None = None) -> Broker:
 
 @functools.cache
 def shared_broker() -> Broker:
-    """The one of this test run, started at its first use and removed at its end."""
+    """The one of this process, started at its first use and removed at its end."""
     broker = make_broker(Path(tempfile.mkdtemp(prefix="greenroom-kafka-")))
     atexit.register(broker.remove)
     broker.start()
@@ -256,8 +258,7 @@ def shared_broker() -> Broker:
 def free_port() -> int:
     """A port below those that connections go out from: a client that calls a broker which is away would otherwise
     sooner or later be given the broker's port as its own, and keep it."""
-    for _ in range(1000):
-        port = random.randrange(20_000, 30_000)
+    for port in itertools.islice(_ports, _PORTS):
         with socket.socket() as candidate:
             try:
                 candidate.bind(("127.0.0.1", port))
@@ -265,6 +266,21 @@ def free_port() -> int:
                 continue
             return port
     raise AssertionError("no port between 20000 and 30000 is free")
+
+
+_PORTS = 1250
+
+
+def _own_ports() -> Iterator[int]:
+    """Over and over, from a random one on: a port that was given away is soon listened on, but not yet. Each of the
+    processes that run tests at once has its own."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+    first = random.randrange(_PORTS)
+    for number in itertools.count(first):
+        yield 20_000 + process * _PORTS + number % _PORTS
+
+
+_ports = _own_ports()
 
 
 def _keytool(folder: Path, *, genkey: bool) -> list[str]:

@@ -13,7 +13,8 @@ from tests.kafka.broker import Broker, shared_broker
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Broker:
-    """A real broker, the same for the whole run: use topics of your own, by a prefix. Fails where none can be had."""
+    """A real broker, the same for all tests of this process: use topics of your own, by a prefix. Fails where none
+    can be had."""
     return shared_broker()
 
 

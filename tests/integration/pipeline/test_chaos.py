@@ -131,7 +131,7 @@ def check(calls: list[Call], expected: dict[str, str]) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("requests", "rate", "every_s"), [(300, 8.0, 3.0), pytest.param(1500, 8.0, 8.0, marks=pytest.mark.full)]
+    ("requests", "rate", "every_s"), [(300, 8.0, 1.5), pytest.param(1500, 8.0, 8.0, marks=pytest.mark.full)]
 )
 async def test_nothing_is_lost_and_nothing_twice(
     own_broker: Broker, prefix: str, cache: Path, tmp_path: Path, requests: int, rate: float, every_s: float
