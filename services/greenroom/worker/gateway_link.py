@@ -14,6 +14,7 @@ import grpc
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
+from greenroom.fabric.current import fresh_context
 from greenroom.fabric.wire import from_token_run, to_attempt, to_token_run
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
 
@@ -67,7 +68,7 @@ class GatewayLink:
         self._unreached = 0
         self._calls = 0
         self._call: _Call | None = None
-        self._task = asyncio.create_task(self._run(), name=f"tokens to {instance}")
+        self._task = asyncio.create_task(self._run(), name=f"tokens to {instance}", context=fresh_context())
         self._task.add_done_callback(self._over)
 
     def open(self, request_id: str, attempt: Attempt) -> Stream:
