@@ -56,6 +56,10 @@ def _where(letter: DeadLetter) -> str:
     return f"{letter.topic}[{letter.partition}]@{letter.offset}"
 
 
+def _size(letter: DeadLetter, headers: Headers) -> int:
+    return len(letter.payload or b"") + sum(len(name) + len(value) for name, value in headers)
+
+
 class Letters:
     """Of the journal, which goes on meanwhile: nothing waits for them to be written.
 
@@ -65,25 +69,25 @@ class Letters:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._waiting: deque[DeadLetter] = deque()
+        self._waiting: deque[tuple[DeadLetter, Headers]] = deque()
         self._bytes = 0
         self._came = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, letter: DeadLetter) -> None:
-        size = len(letter.payload or b"")
+    def add(self, letter: DeadLetter, headers: Headers = ()) -> None:
+        size = _size(letter, headers)
         if len(self._waiting) >= _MOST or self._bytes + size > _MOST_BYTES:
             _LOG.error("%s can not be read, and too many wait for the dead letters: %s", _where(letter), letter.reason)
             return
-        self._waiting.append(letter)
+        self._waiting.append((letter, headers))
         self._bytes += size
         self._came.set()
 
     def forget_before(self, offset: int) -> None:
         """Another has seen to those."""
-        while self._waiting and self._waiting[0].offset < offset:
+        while self._waiting and self._waiting[0][0].offset < offset:
             self._take()
 
     async def run(self) -> None:
@@ -96,9 +100,9 @@ class Letters:
         self._came.clear()
         while self._waiting:
             some = list(itertools.islice(self._waiting, _AT_ONCE))
-            await asyncio.gather(*(write_letter(self._log, letter) for letter in some))
+            await asyncio.gather(*(write_letter(self._log, letter, headers) for letter, headers in some))
             for _ in some:
                 self._take()
 
     def _take(self) -> None:
-        self._bytes -= len(self._waiting.popleft().payload or b"")
+        self._bytes -= _size(*self._waiting.popleft())

@@ -162,7 +162,7 @@ class PoolRunner:
                 content: JournalRecord = decode(record.value or b"", JournalRecord)
             except Undecodable as error:
                 self.pool.journal_unreadable(record.offset)
-                self._journal_letters.add(letter_of(record, error))
+                self._journal_letters.add(letter_of(record, error), record.headers)
                 continue
             if isinstance(content, Claim) and self.pool.role is Role.STANDBY:
                 self._journal_letters.forget_before(content.read_to)  # whoever claimed had seen these

@@ -11,7 +11,7 @@ import pytest
 
 from greenroom.core.clock import SteadyClock
 from greenroom.core.messages import Claim, DeadLetter, Undecodable, decode, encode
-from greenroom.fabric.log import AppendFailed, MemoryLog, Position
+from greenroom.fabric.log import AppendFailed, Headers, MemoryLog, Position
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import LocalDialer
 from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS, Topics, all_topics
@@ -141,6 +141,29 @@ async def test_what_is_too_large_for_a_dead_letter_is_named_without_its_payload(
         [written] = await letters(log)
     assert (written.offset, written.payload, written.request_id) == (position.offset, None, "r")
     assert "1000 bytes" in written.reason
+
+
+async def test_a_dead_letter_has_the_headers_of_what_it_is_about(log: MemoryLog) -> None:
+    headers: Headers = [("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("other", b"\xff")]
+    await log.append(JOURNAL, GARBAGE, partition=0, headers=headers)
+    async with runner(log) as holder:
+        await until(lambda: holder.pool.counts["journal_unreadable"] == 1)
+        await until(lambda: not len(holder._journal_letters))
+    async with log.reader(DEAD_LETTERS, 0) as reader:
+        [record] = await reader.poll(1.0)
+    assert list(record.headers) == headers
+
+
+def test_headers_of_letters_that_wait_are_bounded_too() -> None:
+    waiting = Letters(MemoryLog())
+    letter = DeadLetter(topic=JOURNAL, partition=0, offset=0, reason="noise", service="s")
+    for offset in range(100):
+        waiting.add(msgspec.structs.replace(letter, offset=offset), [("h", b"x" * 999_999)])
+    assert len(waiting) == 67
+    waiting.forget_before(67)
+    assert not len(waiting)
+    waiting.add(letter, [("h", b"x" * 60_000_000)])
+    assert len(waiting) == 1, "what was forgotten counts no more"
 
 
 def test_letters_that_wait_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
