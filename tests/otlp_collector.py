@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -20,14 +20,20 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from greenroom.fabric import telemetry
+from greenroom.fabric.telemetry import TelemetryConfig
+
 _END_S = 10.0
+_LONGEST_S = 240.0
 
 
 class Collector:
-    """What was sent to it, at ``endpoint``."""
+    """What was sent to it, at ``endpoint``. While ``answers`` is not set, whoever sends waits."""
 
     def __init__(self) -> None:
         self.endpoint = ""
+        self.answers = threading.Event()
+        self.answers.set()
         self.requests: list[ExportTraceServiceRequest] = []
 
     @property
@@ -55,6 +61,16 @@ def text_attributes(span: Span) -> dict[str, str]:
     return {attribute.key: attribute.value.string_value for attribute in span.attributes}
 
 
+@asynccontextmanager
+async def traced(collector: Collector) -> AsyncIterator[None]:
+    """This process sends its spans there; on the way out all have been sent."""
+    telemetry.start(TelemetryConfig(endpoint=collector.endpoint))
+    try:
+        yield
+    finally:
+        await telemetry.stop(_END_S)
+
+
 @contextmanager
 def collecting_over_grpc() -> Iterator[Collector]:
     collector = Collector()
@@ -62,6 +78,7 @@ def collecting_over_grpc() -> Iterator[Collector]:
     class Servicer(TraceServiceServicer):
         def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:
             collector.requests.append(request)
+            collector.answers.wait(_LONGEST_S)
             return ExportTraceServiceResponse()
 
     server = grpc.server(futures.ThreadPoolExecutor(2))
@@ -83,6 +100,7 @@ def collecting_over_http() -> Iterator[Collector]:
             assert self.path == "/v1/traces"
             body = self.rfile.read(int(self.headers["Content-Length"]))
             collector.requests.append(ExportTraceServiceRequest.FromString(body))
+            collector.answers.wait(_LONGEST_S)
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()

@@ -16,9 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from greenroom.core.generation import GenerationRequest
 from greenroom.embedded import EmbeddedConfig, embedded_parts
-from greenroom.fabric import telemetry
 from greenroom.fabric.log import Headers, MemoryLog, Position
-from greenroom.fabric.telemetry import TelemetryConfig
 from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
 from greenroom.text import TextProcessor
@@ -30,7 +28,7 @@ pytest.importorskip("opentelemetry.sdk", reason="greenroom[otlp] is not installe
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.otlp_collector import Collector, collecting_over_grpc, text_attributes
+from tests.otlp_collector import Collector, collecting_over_grpc, text_attributes, traced
 
 LIMIT_S = 10.0
 CLIENT_SPAN = "b7ad6b7169203331"
@@ -134,16 +132,6 @@ async def pipeline(text: TextProcessor, engine: Prompt | None = None) -> AsyncIt
             stack.push_async_callback(part.stop)
         await until(lambda: gateway.unready is None)
         yield gateway
-
-
-@asynccontextmanager
-async def traced(collector: Collector) -> AsyncIterator[None]:
-    """All spans are sent on the way out."""
-    telemetry.start(TelemetryConfig(endpoint=collector.endpoint))
-    try:
-        yield
-    finally:
-        await telemetry.stop(LIMIT_S)
 
 
 def of_trace(collector: Collector, trace_id: str) -> dict[str, Span]:

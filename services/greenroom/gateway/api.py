@@ -125,7 +125,7 @@ class Api:
             raise
         except Exception as error:
             shaped = as_api_error(error) or defect()
-            note_of(request).code = shaped.code
+            note_of(request).failed(shaped)
             await stream.send(error_frame(shaped))
         await stream.close()
         return stream.response

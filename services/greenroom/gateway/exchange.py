@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from greenroom.fabric import current, telemetry
 from greenroom.gateway.config import GatewayConfig
@@ -29,8 +30,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class Note:
-    """What the log line of one exchange will say beside the usual; filled in while it is answered. ``given_id``: the
-    header ``X-Request-Id``. ``base``: the id that the ids of its sequences begin with."""
+    """What the log line and the span of one exchange will say beside the usual; filled in while it is answered.
+    ``given_id``: the header ``X-Request-Id``. ``base``: the id that the ids of its sequences begin with."""
 
     given_id: str | None
     request_id: str = field(default_factory=lambda: f"req-{uuid.uuid4().hex}")
@@ -38,6 +39,12 @@ class Note:
     caller: str | None = None
     user: str | None = None
     code: str | None = None
+    at_fault: bool = False
+    """Whether it is the server's doing that it went wrong."""
+
+    def failed(self, error: ApiError) -> None:
+        """This is what the client is told, whatever status the reply began with."""
+        self.code, self.at_fault = error.code, error.status >= 500
 
 
 _NOTE = web.RequestKey("note", Note)
@@ -55,36 +62,39 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         note = request[_NOTE] = Note(request.headers.get("X-Request-Id"))
+        current.request_id.set(note.request_id)
         status = CLIENT_CLOSED
-        try:
-            response = await _answer(request, handler, note)
-            await _send(request, response, config.slow_client_timeout_s)
-            status = response.status
-            return response
-        except ClientGone:
-            note.code = "client_gone"
-            return web.Response(status=CLIENT_CLOSED)
-        except asyncio.CancelledError:
-            note.code = "client_gone"
-            raise
-        finally:
-            path = _route(request)
-            metrics.answered(path, status)
-            if note.code is not None:
-                metrics.error(note.code)
-            ACCESS_LOG.log(
-                levels.of(path, status, note.code),
-                "%s %s %s %d %.1f ms%s%s%s%s",
-                note.request_id,
-                request.method,
-                request.rel_url.raw_path,
-                status,
-                (time.monotonic() - began) * 1000,
-                f" key={note.caller}" if note.caller else "",
-                f" id={note.base}" if note.base else "",
-                f" error={note.code}" if note.code else "",
-                f" user={note.user!r:.80}" if note.user else "",
-            )
+        with _traced(request, note) as span:
+            try:
+                response = await _answer(request, handler, note)
+                await _send(request, response, config.slow_client_timeout_s)
+                status = response.status
+                span.set("http.response.status_code", status)
+                return response
+            except ClientGone:
+                note.code = "client_gone"
+                return web.Response(status=CLIENT_CLOSED)
+            except asyncio.CancelledError:
+                note.code = "client_gone"
+                raise
+            finally:
+                path = _route(request)
+                metrics.answered(path, status)
+                if note.code is not None:
+                    metrics.error(note.code)
+                ACCESS_LOG.log(
+                    levels.of(path, status, note.code),
+                    "%s %s %s %d %.1f ms%s%s%s%s",
+                    note.request_id,
+                    request.method,
+                    request.rel_url.raw_path,
+                    status,
+                    (time.monotonic() - began) * 1000,
+                    f" key={note.caller}" if note.caller else "",
+                    f" id={note.base}" if note.base else "",
+                    f" error={note.code}" if note.code else "",
+                    f" user={note.user!r:.80}" if note.user else "",
+                )
 
     return middleware
 
@@ -138,15 +148,36 @@ async def read_json(request: web.Request, config: GatewayConfig) -> bytes:
         raise ApiError(400, f"the body can not be read: {error}", code="invalid_body") from error
 
 
+@contextmanager
+def _traced(request: web.Request, note: Note) -> Iterator[telemetry.Span]:
+    """The exchange's span, which is marked as failed only where the server is at fault. Probes have none."""
+    route = _route(request)
+    if route in _PROBES or not telemetry.enabled():
+        yield telemetry.Span()
+        return
+    method = request.method if request.method in hdrs.METH_ALL else "_OTHER"
+    sent = ((name.lower(), value) for name, value in request.headers.items())
+    span = telemetry.begin(f"{method} {route}", parent=telemetry.extract(sent), kind="server")
+    span.set("http.request.method", method)
+    if request.match_info.route.resource is not None:
+        span.set("http.route", route)
+    try:
+        with span.active():
+            yield span
+    finally:
+        if note.code is not None:
+            span.set("code", note.code)
+        if note.at_fault:
+            span.set("error.type", note.code or "")
+            span.fail(note.code or "")
+        span.end()
+
+
 async def _answer(request: web.Request, handler: Handler, note: Note) -> web.StreamResponse:
     try:
         _check_id(note)
         current.request_id.set(note.request_id)
-        if not telemetry.enabled():
-            return await handler(request)
-        sent = ((name.lower(), value) for name, value in request.headers.items())
-        with telemetry.span(f"{request.method} {_route(request)}", parent=telemetry.extract(sent), kind="server"):
-            return await handler(request)
+        return await handler(request)
     except ClientGone:
         raise
     except Exception as error:
@@ -154,7 +185,7 @@ async def _answer(request: web.Request, handler: Handler, note: Note) -> web.Str
         if shaped is None:
             _LOG.exception("%s failed", note.request_id)
             shaped = defect()
-        note.code = shaped.code
+        note.failed(shaped)
         return shaped.response()
 
 

@@ -16,6 +16,8 @@ from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import FinishReason, ServedModel, Token
 from greenroom.fabric import current, telemetry
 from greenroom.fabric.rpc import Context, Status
+from greenroom.fabric.rpc.errors import DEFECT
+from greenroom.fabric.rpc.spans import told
 from greenroom.fabric.wire import to_end_reason, to_token_run
 from greenroom.gateway.calls import Calls
 from greenroom.gateway.choices import Delta, GenerationFailed
@@ -143,30 +145,33 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
         note = _Note()
         if not current.request_id.get():
             current.request_id.set(f"req-{uuid.uuid4().hex}")
-        status, code = "OK", None
-        try:
-            with _traced(method):
+        status, code = grpc.StatusCode.OK, None
+        span = _begin_span(method)
+        with span.active():
+            try:
                 yield note
-        except (asyncio.CancelledError, GeneratorExit):
-            status, code = "CANCELLED", "client_gone"
-            raise
-        except Exception as error:
-            told = as_status(error)
-            status, code = ("INTERNAL", "internal_error") if told is None else (told.code.name, told.word)
-            raise
-        finally:
-            self._metrics.called(method, status, code)
-            ACCESS_LOG.log(
-                logging.DEBUG if method == "GetModel" and code is None else logging.INFO,
-                "%s grpc %s %s %.1f ms%s%s%s",
-                current.request_id.get(),
-                method,
-                status,
-                (time.monotonic() - began) * 1000,
-                f" key={note.caller}" if note.caller else "",
-                f" id={note.request_id}" if note.request_id else "",
-                f" error={code}" if code else "",
-            )
+            except (asyncio.CancelledError, GeneratorExit):
+                status, code = grpc.StatusCode.CANCELLED, "client_gone"
+                raise
+            except Exception as error:
+                shaped = as_status(error) or DEFECT
+                status, code = shaped.code, shaped.word
+                raise
+            finally:
+                told(span, status, code or "")
+                span.end()
+                self._metrics.called(method, status.name, code)
+                ACCESS_LOG.log(
+                    logging.DEBUG if method == "GetModel" and code is None else logging.INFO,
+                    "%s grpc %s %s %.1f ms%s%s%s",
+                    current.request_id.get(),
+                    method,
+                    status.name,
+                    (time.monotonic() - began) * 1000,
+                    f" key={note.caller}" if note.caller else "",
+                    f" id={note.request_id}" if note.request_id else "",
+                    f" error={code}" if code else "",
+                )
 
 
 class _Note:
@@ -205,9 +210,9 @@ class _Impatience:
         self._timer.cancel()
 
 
-def _traced(method: str) -> telemetry.Span:
-    """To be entered: where the caller's span did not come along, so that the guard has begun none, a trace begins."""
-    return telemetry.Span() if telemetry.trace_id() else telemetry.span(f"{_SERVICE}/{method}", kind="server")
+def _begin_span(method: str) -> telemetry.Span:
+    """Where the caller's span did not come along, so that the guard has begun none, a trace begins."""
+    return telemetry.Span() if telemetry.trace_id() else telemetry.begin(f"{_SERVICE}/{method}", kind="server")
 
 
 def as_status(error: Exception) -> Status | None:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
@@ -14,6 +14,7 @@ from greenroom.fabric import telemetry
 from greenroom.fabric.current import request_id
 from greenroom.fabric.rpc.errors import DEFECT, MAX_MESSAGE_CHARS, Shape, Status, as_status
 from greenroom.fabric.rpc.metadata import REQUEST_ID, VALID_ID, Context, received, value_of
+from greenroom.fabric.rpc.spans import code_of, told
 
 _LOG = logging.getLogger(__name__)
 _CANCEL_S = 5.0
@@ -107,31 +108,41 @@ class Guard:
         self._idle.clear()
         metadata = received(context)
         _note_request(value_of(metadata, REQUEST_ID))
+        parent = telemetry.extract(metadata)
+        # What is not part of anything that is traced begins no trace.
+        span = telemetry.Span() if parent is None else telemetry.begin(method, parent=parent, kind="server")
         try:
-            parent = telemetry.extract(metadata)
-            if parent is None:  # not part of anything that is traced
-                return await behaviour(request, context)
-            with telemetry.span(method, parent=parent, kind="server"):
-                return await behaviour(request, context)
+            with span.active():
+                return await self._answer(method, behaviour, request, context, span)
+        finally:
+            span.end()
+            self._calls.discard(task)
+            self._stopped.discard(task)
+            if not self._calls:
+                self._idle.set()
+
+    async def _answer(self, method: str, behaviour: Any, request: Any, context: Context, span: telemetry.Span) -> Any:
+        try:
+            reply = await behaviour(request, context)
         except grpc.aio.AbortError:
+            told(span, code_of(context))
             raise
         except asyncio.CancelledError:
-            if task in self._stopped and not context.done():
-                await _end(context, _STOPPING)
+            if asyncio.current_task() in self._stopped and not context.done():
+                await _end(context, _STOPPING, span)
+            told(span, grpc.StatusCode.CANCELLED)
             raise
         except Exception as error:
             if context.done():
+                told(span, code_of(context))
                 raise  # it ended its call itself and then failed on its way out
             status = self._shape(error)
             if status is None:
                 _LOG.exception("%s failed%s", method, f" on {request_id.get()}" if request_id.get() else "")
                 status = DEFECT
-            await _end(context, status)
-        finally:
-            self._calls.discard(task)
-            self._stopped.discard(task)
-            if not self._calls:
-                self._idle.set()
+            await _end(context, status, span)
+        told(span, code_of(context))
+        return reply
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
@@ -174,8 +185,10 @@ def _writing(behaviour: Any) -> Callable[[Any, Context], Any]:
     return write_all
 
 
-async def _end(context: Context, status: Status) -> None:
+async def _end(context: Context, status: Status, span: telemetry.Span | None = None) -> NoReturn:
     """Raises AbortError, which ends the handler."""
+    if span is not None:
+        told(span, status.code, status.word)
     await context.abort(status.code, status.message[:MAX_MESSAGE_CHARS], status.trailing)
 
 

@@ -39,6 +39,7 @@ class LocalContext(grpc.aio.ServicerContext[Any, Any]):
         if code is grpc.StatusCode.OK:
             code, details = grpc.StatusCode.UNKNOWN, "an abort can not be OK"
         self._aborted = grpc.aio.AbortError("Locally aborted.")
+        self.status_code = code
         self._exchange.end(code, details or self.status_details, tuple(trailing_metadata) or self.trailing)
         raise self._aborted
 
