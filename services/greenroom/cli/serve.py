@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.cli.model_options import model_options, worker_config
-from greenroom.cli.service_options import drain_option
+from greenroom.cli.service_options import drain_option, instance_from, telemetry_options, traces_from
 from greenroom.policies.registry import PLACEMENT_POLICIES
 
 if TYPE_CHECKING:
     from greenroom.embedded import EmbeddedConfig
+    from greenroom.fabric.telemetry import TelemetryConfig
     from greenroom.gateway import GatewayConfig
     from greenroom.worker.worker import Worker
+
+_LOG = logging.getLogger(__name__)
 
 
 @click.command()
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     help="Prompts between two forecasts of the experts to come; 0: nothing is traced or forecast.",
 )
 @gateway_options(grpc_port="none", linger_s=2.0)
+@telemetry_options
 @drain_option
 def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_timeout: float, **options: Any) -> None:
     """Serve a model at http://HOST:PORT with an OpenAI-compatible API, and over gRPC where --grpc-port says so.
@@ -56,7 +61,11 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
       greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """
     from greenroom.embedded import EmbeddedConfig
+    from greenroom.fabric.lifecycle import configure_logs, name_process
 
+    instance = instance_from(options, "serve")
+    configure_logs(click.get_current_context().find_root().params.get("log_level", "info"), options["log_format"])
+    name_process("serve", instance)
     front = gateway_config(options, drain_timeout_s=drain_timeout)
     config = EmbeddedConfig(
         scheduling=scheduling,
@@ -66,17 +75,31 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
         forecast_every=forecast_every,
     )
     model = worker_config(options)
+    traces = traces_from(options, "serve", instance)
+
+    def say(text: str) -> None:
+        if options["log_format"] == "json":
+            _LOG.info(text)
+        else:
+            click.echo(text, err=True)
 
     from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
 
     with Worker(model) as worker:
-        click.echo(worker.describe(), err=True)
-        code = asyncio.run(_serve(worker, config, front))
+        say(worker.describe())
+        code = asyncio.run(_serve(worker, config, front, traces, say))
     sys.exit(code)
 
 
-async def _serve(worker: Worker, config: EmbeddedConfig, front: GatewayConfig) -> int:
+async def _serve(
+    worker: Worker,
+    config: EmbeddedConfig,
+    front: GatewayConfig,
+    traces: TelemetryConfig | None,
+    say: Callable[[str], None],
+) -> int:
     from greenroom.embedded import embedded_parts
+    from greenroom.fabric import telemetry
     from greenroom.fabric.lifecycle import LifeConfig, Part, run_service
     from greenroom.fabric.telemetry.registry import new_registry
     from greenroom.worker.card import card_of
@@ -98,13 +121,18 @@ async def _serve(worker: Worker, config: EmbeddedConfig, front: GatewayConfig) -
             while gateway.unready is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             host = f"[{front.host}]" if ":" in front.host else front.host
-            click.echo(f"ready: http://{host}:{gateway.port}  (model {worker.served.name})", err=True)
+            say(f"ready: http://{host}:{gateway.port}  (model {worker.served.name})")
 
         async def drain(self, timeout_s: float) -> None:
-            click.echo("stopping: no new requests; running ones are finished", err=True)
+            say("stopping: no new requests; running ones are finished")
 
     logging.getLogger("greenroom.fabric").setLevel(logging.WARNING)
     logging.getLogger("greenroom.scheduler").setLevel(logging.WARNING)
-    return await run_service(
-        [*parts, Told("ready")], LifeConfig(drain_timeout_s=front.drain_timeout_s), registry=registry
-    )
+    if traces is not None:
+        telemetry.start(traces)
+    try:
+        return await run_service(
+            [*parts, Told("ready")], LifeConfig(drain_timeout_s=front.drain_timeout_s), registry=registry
+        )
+    finally:
+        await telemetry.stop()

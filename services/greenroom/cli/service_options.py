@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import uuid
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from greenroom.fabric.log.config import LogConfig
     from greenroom.fabric.log.kafka import KafkaLog
     from greenroom.fabric.rpc import GrpcDialer, NetworkEndpoint, ServerConfig
+    from greenroom.fabric.telemetry import TelemetryConfig
 
 
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -200,3 +202,15 @@ def instance_from(options: dict[str, Any], kind: str) -> str:
     """A name that no other process has or had."""
     name = options["instance"] or f"{socket.gethostname()}-{kind}"
     return f"{name}.{os.getpid():x}{uuid.uuid4().hex[:8]}"
+
+
+def traces_from(options: dict[str, Any], kind: str, instance: str) -> TelemetryConfig | None:
+    """Reads ``--otlp-endpoint``: where spans go, if anywhere. Raises InvalidConfig, also where opentelemetry is not
+    installed."""
+    if not options["otlp_endpoint"]:
+        return None
+    from greenroom.fabric.telemetry import TelemetryConfig
+
+    config = TelemetryConfig(endpoint=options["otlp_endpoint"], service=f"greenroom-{kind}", instance=instance)
+    importlib.import_module("greenroom.fabric.telemetry.tracing")
+    return config

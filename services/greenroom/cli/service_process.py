@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.service_options import instance_from, log_from
+from greenroom.cli.service_options import instance_from, log_from, traces_from
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -40,6 +40,7 @@ async def live(kind: str, options: dict[str, Any], make: Make) -> int:
     instance = instance_from(options, kind)
     configure_logs(click.get_current_context().find_root().params.get("log_level", "info"), options["log_format"])
     name_process(kind, instance)
+    traces = traces_from(options, kind, instance)
     topics = all_topics(Topics(pools=options["pools"]))
     log = log_from(options)
     registry = new_registry()
@@ -52,10 +53,8 @@ async def live(kind: str, options: dict[str, Any], make: Make) -> int:
     probes = None  # where a service has /health of its own
     if "probe_port" in options:
         probes = ProbesConfig(host=options["probe_host"], port=options["probe_port"])
-    if options["otlp_endpoint"]:
-        telemetry.start(
-            telemetry.TelemetryConfig(endpoint=options["otlp_endpoint"], service=f"greenroom-{kind}", instance=instance)
-        )
+    if traces is not None:
+        telemetry.start(traces)
     try:
         return await run_service(
             [Entered("log", log), Ensured("topics"), *services],
