@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,4 +85,4 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
         registry.register(MembersCollector(directory))
         return [Entered("directory", directory), tokens, pipeline, service]
 
-    sys.exit(asyncio.run(live("gateway", options, make)))
+    sys.exit(live("gateway", options, make))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,4 +95,4 @@ def predictor(
         service = PredictorService(config, log, make_store(state_dir, keep), PredictorMetrics(registry))
         return predictor_parts(service, config, log, endpoint, instance)
 
-    sys.exit(asyncio.run(live("predictor", options, make)))
+    sys.exit(live("predictor", options, make))

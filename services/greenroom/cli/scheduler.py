@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -77,4 +76,4 @@ def scheduler(scheduling: str, max_waiting: int, max_queue_wait: float, lease: f
         registry.register(MembersCollector(directory))
         return [Entered("dialer", dialer), Entered("directory", directory), service]
 
-    sys.exit(asyncio.run(live("scheduler", options, make)))
+    sys.exit(live("scheduler", options, make))

@@ -61,7 +61,7 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
       greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """
     from greenroom.embedded import EmbeddedConfig
-    from greenroom.fabric.lifecycle import configure_logs, name_process
+    from greenroom.fabric.lifecycle import configure_logs, name_process, run_loop
 
     instance = instance_from(options, "serve")
     configure_logs(click.get_current_context().find_root().params.get("log_level", "info"), options["log_format"])
@@ -87,7 +87,7 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
 
     with Worker(model) as worker:
         say(worker.describe())
-        code = asyncio.run(_serve(worker, config, front, traces, say))
+        code = run_loop(_serve(worker, config, front, traces, say))
     sys.exit(code)
 
 
@@ -100,7 +100,7 @@ async def _serve(
 ) -> int:
     from greenroom.embedded import embedded_parts
     from greenroom.fabric import telemetry
-    from greenroom.fabric.lifecycle import LifeConfig, Part, run_service
+    from greenroom.fabric.lifecycle import LifeConfig, Part, StartIsKept, run_service
     from greenroom.fabric.telemetry.registry import new_registry
     from greenroom.worker.card import card_of
     from greenroom.worker.metrics import WorkerCollector
@@ -132,7 +132,7 @@ async def _serve(
         telemetry.start(traces)
     try:
         return await run_service(
-            [*parts, Told("ready")], LifeConfig(drain_timeout_s=front.drain_timeout_s), registry=registry
+            [*parts, Told("ready"), StartIsKept()], LifeConfig(drain_timeout_s=front.drain_timeout_s), registry=registry
         )
     finally:
         await telemetry.stop()

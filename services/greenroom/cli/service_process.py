@@ -19,17 +19,26 @@ Make = Callable[["Log", "CollectorRegistry", str], "Sequence[Service]"]
 """From the log, the registry of its metrics and its instance's name: what the process runs, in order."""
 
 
-async def live(kind: str, options: dict[str, Any], make: Make) -> int:
+def live(kind: str, options: dict[str, Any], make: Make) -> int:
     """Until a signal or a failure; the exit code. Takes the options of ``log_options`` and ``process_options``.
+
+    ``make`` is called on the event loop.
 
     Raises InvalidConfig.
     """
+    from greenroom.fabric.lifecycle import run_loop
+
+    return run_loop(_live(kind, options, make))
+
+
+async def _live(kind: str, options: dict[str, Any], make: Make) -> int:
     from greenroom.fabric import telemetry
     from greenroom.fabric.lifecycle import (
         Entered,
         LifeConfig,
         Part,
         ProbesConfig,
+        StartIsKept,
         configure_logs,
         name_process,
         run_service,
@@ -57,7 +66,7 @@ async def live(kind: str, options: dict[str, Any], make: Make) -> int:
         telemetry.start(traces)
     try:
         return await run_service(
-            [Entered("log", log), Ensured("topics"), *services],
+            [Entered("log", log), Ensured("topics"), *services, StartIsKept()],
             LifeConfig(drain_timeout_s=options["drain_timeout"]),
             probes=probes,
             registry=registry,

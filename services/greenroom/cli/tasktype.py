@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -64,7 +63,7 @@ def tasktype(keywords: Path | None, max_in_flight: int, evaluate: Path | None, *
         metrics = TaskTypeMetrics(registry, extractor.names)
         return [TaskTypeService(config, log, extractor, metrics, after_append=fault)]
 
-    sys.exit(asyncio.run(live("tasktype", options, make)))
+    sys.exit(live("tasktype", options, make))
 
 
 def _evaluate(keywords: Path | None, prompts: Path) -> None:

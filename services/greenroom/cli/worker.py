@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -91,11 +90,11 @@ def worker(**options: Any) -> None:
 
     with Worker(config) as model:
         click.echo(model.describe(), err=True)
-        code = asyncio.run(_live(model, options))
+        code = _live(model, options)
     sys.exit(code)
 
 
-async def _live(model: Worker, options: dict[str, Any]) -> int:
+def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.cli.service_process import live
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
@@ -122,7 +121,7 @@ async def _live(model: Worker, options: dict[str, Any]) -> int:
         around = [Entered("dialer", dialer), Entered("directory", directory)]
         return [*around, *worker_parts(service, log, endpoint_from(options))]
 
-    return await live("worker", options, make)
+    return live("worker", options, make)
 
 
 def _service_config(instance: str, max_running: int, options: dict[str, Any], *, all_fit: bool) -> ServiceConfig:

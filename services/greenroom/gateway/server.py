@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import importlib.metadata
 import logging
@@ -264,6 +265,7 @@ def _describe(model: ServedModel) -> dict[str, object]:
     }
 
 
+@functools.cache  # of the few names that are served; what it reads is a file
 def _fingerprint(model_name: str) -> str:
     what = f"greenroom {importlib.metadata.version('greenroom')} {model_name}"
     return f"fp_{hashlib.blake2b(what.encode(), digest_size=5).hexdigest()}"

@@ -1,5 +1,7 @@
 """How a process lives: parts started in order, readiness, signals, a bounded end; its tasks, its logs, its probes."""
 
+from greenroom.fabric.lifecycle.event_loop import run_loop
+from greenroom.fabric.lifecycle.garbage import StartIsKept
 from greenroom.fabric.lifecycle.logs import configure_logs, name_process
 from greenroom.fabric.lifecycle.probes import Probes, ProbesConfig
 from greenroom.fabric.lifecycle.run import Life, LifeConfig, run_service
@@ -16,9 +18,11 @@ __all__ = [
     "ProbesConfig",
     "Runner",
     "Service",
+    "StartIsKept",
     "Tasks",
     "configure_logs",
     "name_process",
     "reached",
+    "run_loop",
     "run_service",
 ]

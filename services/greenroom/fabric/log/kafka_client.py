@@ -76,7 +76,7 @@ def consumer(config: LogConfig, group: str | None = None) -> AIOKafkaConsumer:
         max_poll_interval_ms=_FOREVER_MS,
         max_partition_fetch_bytes=4 * 1024 * 1024,
         fetch_max_bytes=32 * 1024 * 1024,
-        fetch_max_wait_ms=250,
+        fetch_max_wait_ms=500,
         isolation_level="read_uncommitted",
     )
 

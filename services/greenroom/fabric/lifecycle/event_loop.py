@@ -1,0 +1,19 @@
+"""The event loop that a process of the pipeline runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run`` on uvloop, which costs a service a tenth less processor time; where there is none (Windows), on
+    asyncio's own loop, which does the same."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
