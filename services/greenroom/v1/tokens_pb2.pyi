@@ -102,16 +102,22 @@ class FromGateway(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLIES_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    taken: _builtins.int
+    """How many of the call's messages have been taken in so far. A worker sends only a few ahead of it; what comes
+    meanwhile goes together into the next one. 0: this gateway does not say, and then it is sent as it comes.
+    """
     @_builtins.property
     def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamReply]: ...
     def __init__(
         self,
         *,
         replies: _abc.Iterable[Global___StreamReply] | None = ...,
+        taken: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

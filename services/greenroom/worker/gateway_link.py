@@ -62,7 +62,8 @@ class GatewayLink:
         self._numbers = itertools.count(1)
         self._wake = asyncio.Event()
         self._stopping = False
-        self._writing_since: float | None = None
+        self._sent = self._taken = 0
+        self._untaken_since: float | None = None
         self._idle_since: float | None = None
         self._known_at = owner.clock()
         self._unreached = 0
@@ -97,7 +98,7 @@ class GatewayLink:
 
     def tick(self) -> None:
         config, now = self._owner.config, self._owner.clock()
-        if self._writing_since is not None and now - self._writing_since > config.slow_gateway_ms:
+        if self._untaken_since is not None and now - self._untaken_since > config.slow_gateway_ms:
             self._drop(f"it took nothing for {config.slow_gateway_ms / 1000:g} s")
         elif self.dirty and sum(len(stream.pending) for stream in self.dirty.values()) > config.most_pending:
             self._drop(f"more than {config.most_pending} tokens wait for it")
@@ -114,7 +115,7 @@ class GatewayLink:
         if self._call is not None:
             log.warning("gateway %s is too slow, its call is dropped: %s", self.instance, why)
             self._owner.counters.gateways_dropped += 1
-            self._writing_since = None
+            self._untaken_since = None
             self._call.cancel()
             self._call = None
 
@@ -175,6 +176,7 @@ class GatewayLink:
 
     async def _deliver(self, address: str) -> _End:
         self._calls += 1
+        self._sent = self._taken = 0
         self._owner.counters.gateway_calls += 1
         stub = self._owner.dialer.stub(tokens_pb2_grpc.TokensStub, address)
         call = self._call = stub.Deliver(self._messages(self._calls), metadata=((INSTANCE, self.instance),))
@@ -200,18 +202,19 @@ class GatewayLink:
             return _End.BROKEN
         finally:
             self._calls += 1
-            self._call = self._writing_since = None
+            self._call = self._untaken_since = None
             self._wake.set()
             call.cancel()
 
     async def _messages(self, call: int) -> AsyncIterator[tokens_pb2.FromWorker]:
-        """One message a step, with all that has come meanwhile where the gateway was slower than that.
+        """One message a step, with all that has come meanwhile where the gateway takes them in more slowly than that.
 
         Ends with its call: whoever reads it may not be told at once that the call is over.
         """
         while call == self._calls:
-            if not (self._to_open or self.dirty):
-                if self._stopping:
+            waiting = self._to_open or self.dirty
+            if not waiting or self._ahead():
+                if not waiting and self._stopping:
                     return
                 self._wake.clear()
                 await self._wake.wait()
@@ -220,10 +223,16 @@ class GatewayLink:
                 self._mute()
                 continue
             message = self._message()
-            self._writing_since = self._owner.clock()
+            self._sent += 1
+            if self._untaken_since is None:
+                self._untaken_since = self._owner.clock()
             yield message
-            if call == self._calls:
-                self._writing_since = None
+            if call == self._calls and self._taken == 0:  # it does not say, or not yet
+                self._untaken_since = None
+
+    def _ahead(self) -> bool:
+        """Whether as much is on its way to the gateway as may be."""
+        return self._taken > 0 and self._sent - self._taken >= self._owner.config.most_ahead
 
     def _mute(self) -> None:
         """The lease ran out before these were sent: when it is renewed the gateway is asked what it has."""
@@ -254,6 +263,10 @@ class GatewayLink:
 
     def _answers(self, message: tokens_pb2.FromGateway) -> None:
         listener = self._owner.listener
+        if message.taken > self._taken:
+            self._taken = message.taken
+            self._untaken_since = None if self._taken >= self._sent else self._owner.clock()
+            self._wake.set()
         for reply in message.replies:
             stream = self._streams.get(reply.stream)
             if stream is None:

@@ -440,13 +440,16 @@ async def test_tokens_that_do_not_join_on_are_sent_again_from_where_the_gateway_
 
 
 # What a connection takes before it stalls is some ten kilobytes over gRPC: that many tokens would take long here.
-stalls_early = pytest.mark.parametrize("net", ["local"], indirect=True)
+silent_stalls_early = pytest.mark.parametrize(
+    ("net", "says_taken"), [("local", True), ("grpc", True), ("local", False)], indirect=["net"]
+)
 
 
-@stalls_early
-async def test_a_slow_gateway_loses_its_call_and_nobody_waits_for_it() -> None:
+@silent_stalls_early
+async def test_a_slow_gateway_loses_its_call_and_nobody_waits_for_it(says_taken: bool) -> None:
     async with staged(streams=StreamConfig(slow_gateway_ms=2_000)) as stage:
         slow, quick = await stage.gateway("slow"), await stage.gateway("quick")
+        slow.says_taken = says_taken
         await stage.lease()
         slow.expect("s")
         quick.expect("q")
@@ -469,10 +472,11 @@ async def test_a_slow_gateway_loses_its_call_and_nobody_waits_for_it() -> None:
         assert tuple(slow.got["s"]) == answer(PROMPT, 200)
 
 
-@stalls_early
-async def test_what_waits_for_a_gateway_is_bounded() -> None:
+@silent_stalls_early
+async def test_what_waits_for_a_gateway_is_bounded(says_taken: bool) -> None:
     async with staged(streams=StreamConfig(most_pending=20)) as stage:
         slow = await stage.gateway("slow")
+        slow.says_taken = says_taken
         await stage.lease()
         slow.expect("s")
         call = stage.run(stage.task("s", reply_to="slow", length=200))
@@ -484,6 +488,42 @@ async def test_what_waits_for_a_gateway_is_bounded() -> None:
         slow.reading.set()
         await stage.step(100)
         assert ids(await call) == answer(PROMPT, 200)
+
+
+async def test_what_comes_while_a_gateway_is_busy_goes_to_it_in_one_message() -> None:
+    async with staged(streams=StreamConfig(most_ahead=2)) as stage:
+        gateway = await stage.gateway()
+        await stage.lease()
+        gateway.expect("a")
+        call = stage.run(stage.task("a", length=50))
+        await begun(stage)
+        await stage.step()
+        await until(lambda: len(gateway.got["a"]) == 1)
+        gateway.reading.clear()
+        await stage.step()
+        await until(lambda: len(gateway.got["a"]) == 2)  # it was waiting for this one
+        await stage.step(48)
+        gateway.reading.set()
+        assert ids(await call) == answer(PROMPT, 50)
+        await until(lambda: len(gateway.got["a"]) == 50)
+        assert tuple(gateway.got["a"]) == answer(PROMPT, 50)
+        # One by one: those that it was idle for, and those that were on their way; then all the rest.
+        assert gateway.messages <= 2 + 2 + 1
+
+
+async def test_a_gateway_that_does_not_say_what_it_has_taken_gets_every_step() -> None:
+    async with staged(streams=StreamConfig(most_ahead=2)) as stage:
+        gateway = await stage.gateway()
+        gateway.says_taken = False
+        await stage.lease()
+        gateway.expect("a")
+        call = stage.run(stage.task("a", length=20))
+        await begun(stage)
+        for place in range(20):
+            stage.engine.step()
+            await until(lambda: len(gateway.got["a"]) == place + 1)  # noqa: B023
+        assert ids(await call) == answer(PROMPT, 20)
+        assert gateway.messages == 20
 
 
 async def test_a_defect_in_a_link_costs_a_second_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

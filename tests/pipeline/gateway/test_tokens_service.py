@@ -1,0 +1,59 @@
+"""The gateway's end of the workers' calls, over gRPC and its twin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.generation import Token
+from greenroom.fabric.wire import to_attempt, to_token_run
+from greenroom.gateway.flights import Flights
+from greenroom.gateway.streams import StreamBook
+from greenroom.gateway.tokens_service import INSTANCE_KEY, TokensService
+from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
+from tests.pipeline.worker.scripted import NETS
+
+LIMIT_S = 10.0
+
+
+@pytest.mark.parametrize("kind", sorted(NETS))
+async def test_it_says_how_many_messages_it_has_taken(kind: str) -> None:
+    flights = Flights(StreamBook(), keep_bytes=1000)
+    flight = flights.begin("a", b"", keyed=False)
+    net = NETS[kind]()
+    sending: asyncio.Queue[tokens_pb2.FromWorker | None] = asyncio.Queue()
+
+    async def messages() -> AsyncIterator[tokens_pb2.FromWorker]:
+        while (message := await sending.get()) is not None:
+            yield message
+
+    try:
+        address = await net.serve("gateway", TokensService("gateway-1", flights))
+        stub: tokens_pb2_grpc.TokensStub = net.dialer.stub(tokens_pb2_grpc.TokensStub, address)
+        call = stub.Deliver(messages(), metadata=((INSTANCE_KEY, "gateway-1"),))
+        replies = aiter(call)
+
+        async def told() -> tokens_pb2.FromGateway:
+            return await asyncio.wait_for(anext(replies), LIMIT_S)
+
+        opening = tokens_pb2.OpenStream(stream=1, request_id="a", attempt=to_attempt(Attempt(0, 0)))
+        sending.put_nowait(tokens_pb2.FromWorker(open=[opening]))
+        first = await told()
+        assert first.taken == 1
+        assert [reply.WhichOneof("reply") for reply in first.replies] == ["delivered"]
+        for place in range(5):
+            step = tokens_pb2.StreamTokens(stream=1, tokens=to_token_run([Token(place, 7)]))
+            sending.put_nowait(tokens_pb2.FromWorker(tokens=[step]))
+        last = first
+        while last.taken < 6:
+            last = await told()
+            assert not last.replies
+        assert [token.index for token in flight.tokens] == list(range(5)), "taken is said of what was taken in"
+        sending.put_nowait(None)
+        with pytest.raises(StopAsyncIteration):
+            await told()
+    finally:
+        await net.close()
