@@ -1,9 +1,13 @@
 """``python -m benchmarks.pipeline``: what Kafka, gRPC and the services cost.
 
 Two arms take turns on the same model and the same requests: the engine called in its own process, and the pipeline over
-a real broker through its HTTP API. In both the engine's thread has core 0 to itself and everything else, the client
-included, shares core 1. Then both at saturation, then the gateway's ceiling with a worker that has no model, then three
-times the saturating rate. Ends with one JSON object.
+a real broker through its HTTP API. In both the process that the engine is in, a worker's in the pipeline, has core 0 to
+itself and everything else, the client included, shares core 1. Then both at saturation, then the gateway's ceiling with
+a worker that has no model, then three times the saturating rate. Ends with one JSON object.
+
+``--pin thread`` leaves core 0 to the engine's thread alone. Then the worker's event loop shares core 1 with the other
+processes, and whenever one of them takes its place while it holds the interpreter's lock, the engine waits on an idle
+core: that measures two cores, not the pipeline.
 """
 
 from __future__ import annotations
@@ -72,15 +76,19 @@ class EngineArm:
         self._process.wait(30)
 
 
-def pin_all(arm: EngineArm, cluster: Cluster, broker: JarBroker, warm_up: Sequence[Planned]) -> None:
-    """Both arms work once, so that it shows which of their threads is the engine's."""
+def pin_all(
+    arm: EngineArm, cluster: Cluster, broker: JarBroker, warm_up: Sequence[Planned], *, thread_only: bool
+) -> None:
+    """Both arms work once, so that it shows which of their threads is the engine's. ``thread_only``: core 0 is for
+    that thread, not for its process."""
+    others = OTHERS if thread_only else (ENGINE_CORE,)
     before = thread_seconds(arm.pid)
     arm.run(warm_up, at_once=8)
-    pin(arm.pid, OTHERS, busiest_on=ENGINE_CORE, since=before)
+    pin(arm.pid, others, busiest_on=ENGINE_CORE, since=before)
     worker = cluster["worker0"].pid
     before = thread_seconds(worker)
     asyncio.run(http_arm.run(cluster.urls[0], MODEL, warm_up, at_once=8))
-    pin(worker, OTHERS, busiest_on=ENGINE_CORE, since=before)
+    pin(worker, others, busiest_on=ENGINE_CORE, since=before)
     for process in cluster.processes.values():
         if process.pid != worker:
             pin(process.pid, OTHERS)
@@ -94,10 +102,25 @@ def pin_all(arm: EngineArm, cluster: Cluster, broker: JarBroker, warm_up: Sequen
 @click.option("--tokens", default=32, show_default=True, help="Generated for each request.")
 @click.option("--max-running", default=16, show_default=True, help="Requests that generate at once, in both arms.")
 @click.option("--overload-seconds", default=60.0, show_default=True, help="At three times the saturating rate.")
+@click.option(
+    "--pin",
+    "pinned",
+    type=click.Choice(["process", "thread"]),
+    default="process",
+    show_default=True,
+    help="What has core 0 to itself: the process that the engine is in, or the engine's thread.",
+)
 @click.option("--quick", is_flag=True, help="All of it in about two minutes; its figures say little.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("artifacts/bench-pipeline"), show_default=True)
 def main(
-    rounds: int, seconds: float, tokens: int, max_running: int, overload_seconds: float, quick: bool, out: Path
+    rounds: int,
+    seconds: float,
+    tokens: int,
+    max_running: int,
+    overload_seconds: float,
+    pinned: str,
+    quick: bool,
+    out: Path,
 ) -> None:
     """Measure and print."""
     if quick:
@@ -108,7 +131,9 @@ def main(
         broker = JarBroker(folder / "broker")
         try:
             broker.start()
-            document = _measure(broker, folder, rounds, seconds, tokens, max_running, overload_seconds)
+            document = _measure(
+                broker, folder, rounds, seconds, tokens, max_running, overload_seconds, thread_only=pinned == "thread"
+            )
         finally:
             broker.remove()
     document |= {"machine": describe_machine(cache_folder()), "quick": quick}
@@ -118,7 +143,15 @@ def main(
 
 
 def _measure(
-    broker: JarBroker, folder: Path, rounds: int, seconds: float, tokens: int, max_running: int, overload_s: float
+    broker: JarBroker,
+    folder: Path,
+    rounds: int,
+    seconds: float,
+    tokens: int,
+    max_running: int,
+    overload_s: float,
+    *,
+    thread_only: bool,
 ) -> dict[str, Any]:
     texts = prompts(200)
     options = {
@@ -130,7 +163,7 @@ def _measure(
     arm = EngineArm(max_running)
     try:
         with running(cluster):
-            pin_all(arm, cluster, broker, closed(texts, 60, tokens))
+            pin_all(arm, cluster, broker, closed(texts, 60, tokens), thread_only=thread_only)
             saturated = _saturation(arm, cluster, texts, rounds, seconds, tokens, max_running, rows)
             rate = saturated["requests_per_s"] / 2
             latency, cpu = _latency(arm, cluster, broker, texts, rounds, seconds, tokens, rate, rows)
@@ -153,7 +186,13 @@ def _measure(
         "cpu_s_per_1000_tokens": cpu,
         "ceiling": ceiling,
         "overload": overload,
-        "settings": {"rounds": rounds, "seconds": seconds, "tokens": tokens, "max_running": max_running},
+        "settings": {
+            "rounds": rounds,
+            "seconds": seconds,
+            "tokens": tokens,
+            "max_running": max_running,
+            "pin": "thread" if thread_only else "process",
+        },
         "rows": rows,
     }
 

@@ -6,6 +6,7 @@ One JSON object a line, in and out: ``{"plan": [[at, prompt, tokens], ...], "at_
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from benchmarks.pipeline.schedule import Measured, Planned
 from greenroom.core.generation import Finished, GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
+from greenroom.fabric.lifecycle import run_loop
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.generator import LoopGenerator
 from greenroom.worker.worker import Worker
@@ -66,8 +68,10 @@ def main() -> None:
         progress=False,
     )
     with Worker(config) as worker:
+        gc.collect()
+        gc.freeze()  # as a worker's process does
         print(json.dumps("ready"), flush=True)
-        asyncio.run(serve(worker))
+        run_loop(serve(worker))
 
 
 if __name__ == "__main__":
