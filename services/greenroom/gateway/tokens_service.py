@@ -41,8 +41,8 @@ class _Call:
     def __init__(self) -> None:
         self.streams: dict[int, _Stream] = {}
         self.replies: list[tokens_pb2.StreamReply] = []
-        self.taken = 0
-        """Messages."""
+        self.taken = False
+        """Whether it is to be said that what was asked for is taken in."""
         self.came = asyncio.Event()
         self.done = False
 
@@ -72,15 +72,14 @@ class TokensService(tokens_pb2_grpc.TokensServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"this is {self._instance}, not {meant}")
         call = _Call()
         reading = asyncio.create_task(self._read(request_iterator, call), name="tokens of a worker")
-        told = 0
         try:
             while True:
                 await call.came.wait()
                 call.came.clear()
-                if call.replies or call.taken > told:
+                if call.replies or call.taken:
                     replies, call.replies = call.replies, []
-                    told = call.taken
-                    yield tokens_pb2.FromGateway(replies=replies, taken=told)
+                    taken, call.taken = call.taken, False
+                    yield tokens_pb2.FromGateway(replies=replies, taken=taken)
                 if call.done and not call.replies:
                     reading.result()
                     return
@@ -98,8 +97,9 @@ class TokensService(tokens_pb2_grpc.TokensServicer):
                     self._open(call, opening)
                 for tokens in message.tokens:
                     self._add(call, tokens)
-                call.taken += 1
-                call.came.set()
+                if message.ask:
+                    call.taken = True
+                    call.came.set()
         finally:
             call.done = True
             call.came.set()

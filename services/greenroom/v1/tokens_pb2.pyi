@@ -28,6 +28,11 @@ class FromWorker(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
+    ask: _builtins.bool
+    """The gateway is to say when it has taken this message in. Asked now and then, one at a time; while the answer is
+    overdue a worker sends nothing, and what comes meanwhile goes together into the next message.
+    """
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenStream]: ...
     @_builtins.property
@@ -37,10 +42,11 @@ class FromWorker(_message.Message):
         *,
         open: _abc.Iterable[Global___OpenStream] | None = ...,
         tokens: _abc.Iterable[Global___StreamTokens] | None = ...,
+        ask: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["open", b"open", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "open", b"open", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -103,17 +109,15 @@ class FromGateway(_message.Message):
 
     REPLIES_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
-    taken: _builtins.int
-    """How many of the call's messages have been taken in so far. A worker sends only a few ahead of it; what comes
-    meanwhile goes together into the next one. 0: this gateway does not say, and then it is sent as it comes.
-    """
+    taken: _builtins.bool
+    """What was sent with `ask` is taken in."""
     @_builtins.property
     def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamReply]: ...
     def __init__(
         self,
         *,
         replies: _abc.Iterable[Global___StreamReply] | None = ...,
-        taken: _builtins.int = ...,
+        taken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

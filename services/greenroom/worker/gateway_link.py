@@ -62,8 +62,11 @@ class GatewayLink:
         self._numbers = itertools.count(1)
         self._wake = asyncio.Event()
         self._stopping = False
-        self._sent = self._taken = 0
-        self._untaken_since: float | None = None
+        self._writing_since: float | None = None
+        self._asked_at: float | None = None
+        """When it was asked to say that it has taken a message in, None where it has said so."""
+        self._ask_at = 0.0
+        self._answers_asking = False
         self._idle_since: float | None = None
         self._known_at = owner.clock()
         self._unreached = 0
@@ -98,7 +101,8 @@ class GatewayLink:
 
     def tick(self) -> None:
         config, now = self._owner.config, self._owner.clock()
-        if self._untaken_since is not None and now - self._untaken_since > config.slow_gateway_ms:
+        since = self._writing_since if self._asked_at is None or not self._answers_asking else self._asked_at
+        if since is not None and now - since > config.slow_gateway_ms:
             self._drop(f"it took nothing for {config.slow_gateway_ms / 1000:g} s")
         elif self.dirty and sum(len(stream.pending) for stream in self.dirty.values()) > config.most_pending:
             self._drop(f"more than {config.most_pending} tokens wait for it")
@@ -115,7 +119,7 @@ class GatewayLink:
         if self._call is not None:
             log.warning("gateway %s is too slow, its call is dropped: %s", self.instance, why)
             self._owner.counters.gateways_dropped += 1
-            self._untaken_since = None
+            self._writing_since = self._asked_at = None
             self._call.cancel()
             self._call = None
 
@@ -176,7 +180,7 @@ class GatewayLink:
 
     async def _deliver(self, address: str) -> _End:
         self._calls += 1
-        self._sent = self._taken = 0
+        self._asked_at, self._ask_at, self._answers_asking = None, 0.0, False
         self._owner.counters.gateway_calls += 1
         stub = self._owner.dialer.stub(tokens_pb2_grpc.TokensStub, address)
         call = self._call = stub.Deliver(self._messages(self._calls), metadata=((INSTANCE, self.instance),))
@@ -202,7 +206,7 @@ class GatewayLink:
             return _End.BROKEN
         finally:
             self._calls += 1
-            self._call = self._untaken_since = None
+            self._call = self._writing_since = self._asked_at = None
             self._wake.set()
             call.cancel()
 
@@ -213,7 +217,7 @@ class GatewayLink:
         """
         while call == self._calls:
             waiting = self._to_open or self.dirty
-            if not waiting or self._ahead():
+            if not waiting or self._overdue():
                 if not waiting and self._stopping:
                     return
                 self._wake.clear()
@@ -223,16 +227,20 @@ class GatewayLink:
                 self._mute()
                 continue
             message = self._message()
-            self._sent += 1
-            if self._untaken_since is None:
-                self._untaken_since = self._owner.clock()
+            now = self._writing_since = self._owner.clock()
+            if self._asked_at is None and now >= self._ask_at:
+                message.ask = True
+                self._asked_at, self._ask_at = now, now + self._owner.config.ask_every_ms
             yield message
-            if call == self._calls and self._taken == 0:  # it does not say, or not yet
-                self._untaken_since = None
+            if call == self._calls:
+                self._writing_since = None
 
-    def _ahead(self) -> bool:
-        """Whether as much is on its way to the gateway as may be."""
-        return self._taken > 0 and self._sent - self._taken >= self._owner.config.most_ahead
+    def _overdue(self) -> bool:
+        """Whether the gateway has been asked for too long: it is busy. One that has never answered does not know that
+        it is asked."""
+        if self._asked_at is None or not self._answers_asking:
+            return False
+        return self._owner.clock() - self._asked_at > self._owner.config.overdue_ms
 
     def _mute(self) -> None:
         """The lease ran out before these were sent: when it is renewed the gateway is asked what it has."""
@@ -263,9 +271,8 @@ class GatewayLink:
 
     def _answers(self, message: tokens_pb2.FromGateway) -> None:
         listener = self._owner.listener
-        if message.taken > self._taken:
-            self._taken = message.taken
-            self._untaken_since = None if self._taken >= self._sent else self._owner.clock()
+        if message.taken:
+            self._asked_at, self._answers_asking = None, True
             self._wake.set()
         for reply in message.replies:
             stream = self._streams.get(reply.stream)

@@ -28,21 +28,23 @@ class StreamConfig:
     """Tokens to gateways. Times in milliseconds.
 
     ``slow_gateway_ms``: how long a gateway may take over one message, and ``most_pending``: tokens that may wait for
-    it, before its call is dropped. ``most_ahead``: messages that are sent before the gateway has taken in the first of
-    them; gRPC itself would keep hundreds on their way to a busy one, each older than the last. ``unknown_gateway_ms``:
-    after how long a gateway that nobody has announced counts as gone. ``idle_gateway_ms``: how long a call without
-    streams is kept. Raises InvalidConfig, naming the field.
+    it, before its call is dropped. ``ask_every_ms``: how often it is asked to say when it has taken a message in, and
+    ``overdue_ms``: how long that may take before nothing more is sent until it has; gRPC itself would have hundreds of
+    messages on their way to a busy one, each older than the last. ``unknown_gateway_ms``: after how long a gateway that
+    nobody has announced counts as gone. ``idle_gateway_ms``: how long a call without streams is kept. Raises
+    InvalidConfig, naming the field.
     """
 
     slow_gateway_ms: float = 5_000.0
     most_pending: int = 65_536
-    most_ahead: int = 2
+    ask_every_ms: float = 10.0
+    overdue_ms: float = 5.0
     unknown_gateway_ms: float = 10_000.0
     idle_gateway_ms: float = 60_000.0
 
     def __post_init__(self) -> None:
-        _milliseconds(self, "slow_gateway_ms", "unknown_gateway_ms", "idle_gateway_ms")
-        _at_least(self, 1, "most_pending", "most_ahead")
+        _milliseconds(self, "slow_gateway_ms", "ask_every_ms", "overdue_ms", "unknown_gateway_ms", "idle_gateway_ms")
+        _at_least(self, 1, "most_pending")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

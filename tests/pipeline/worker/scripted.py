@@ -149,7 +149,7 @@ class ScriptedEngine:
 
 class Gateway(tokens_pb2_grpc.TokensServicer):
     """Streams onto a StreamBook, as a gateway has it. ``reading`` cleared: it takes no message; ``answering``: no
-    stream is answered. ``says_taken``: it says how many messages it has taken, as gateways did not always."""
+    stream is answered. ``says_taken``: it answers when it is asked what it has taken in."""
 
     def __init__(self, instance: str, net: Net) -> None:
         self.instance = instance
@@ -158,6 +158,7 @@ class Gateway(tokens_pb2_grpc.TokensServicer):
         self.got: dict[str, list[int]] = {}
         self.says_taken = True
         self.messages = 0
+        self.asked = 0
         self.opened = 0
         self.calls = 0
         self.reading = asyncio.Event()
@@ -187,11 +188,10 @@ class Gateway(tokens_pb2_grpc.TokensServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"this is {self.instance}")
         self.calls += 1
         streams: dict[int, tuple[str, object]] = {}
-        taken = 0
         await self.reading.wait()
         async for message in request_iterator:
             self.messages += bool(message.tokens)
-            taken += self.says_taken
+            self.asked += message.ask
             replies = []
             for opening in message.open:
                 await self.answering.wait()
@@ -201,6 +201,7 @@ class Gateway(tokens_pb2_grpc.TokensServicer):
                 reply = self._add(tokens, streams)
                 if reply is not None:
                     replies.append(reply)
+            taken = message.ask and self.says_taken
             if replies or taken:
                 yield tokens_pb2.FromGateway(replies=replies, taken=taken)
             await self.reading.wait()
