@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-TESTS_AT_ONCE ?= 2
-# A file's tests share what they brought up, so they stay together; in the order of the files, the long ones early.
-PYTEST = $(BIN)/pytest --numprocesses $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
+TESTS_AT_ONCE ?= 1
+# Several at once: a file's tests share what they brought up, so they stay together, and the files keep their order, which
+# has the long ones early.
+PYTEST = $(BIN)/pytest $(if $(filter-out 1,$(TESTS_AT_ONCE)),--numprocesses $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder)
 PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
