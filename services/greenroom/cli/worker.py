@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from greenroom.cli.service_options import (
     log_config_from,
     log_options,
     process_options,
+    traces_from,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from greenroom.fabric.log import Log
     from greenroom.worker.service_config import ServiceConfig
     from greenroom.worker.worker import Worker
+
+_LOG = logging.getLogger(__name__)
 
 
 @click.command()
@@ -84,12 +88,12 @@ def worker(**options: Any) -> None:
     config = worker_config(options)
     endpoint_from(options)
     log_config_from(options)
+    traces_from(options, "worker", "")
     _service_config("worker", config.max_running, options, all_fit=False)
 
     from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
 
     with Worker(config) as model:
-        click.echo(model.describe(), err=True)
         code = _live(model, options)
     sys.exit(code)
 
@@ -108,6 +112,10 @@ def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.worker.service_counters import ServiceCollector
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
+        if options["log_format"] == "json":
+            _LOG.info(model.describe())
+        else:
+            click.echo(model.describe(), err=True)
         all_fit = model.experts.device.slots == model.experts.catalogue.size
         config = _service_config(instance, model.config.max_running, options, all_fit=all_fit)
         recorder = None

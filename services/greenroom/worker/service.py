@@ -79,8 +79,6 @@ class WorkerService(Part):
         super().__init__("worker")
         self.config = config
         self.card = card
-        self.address = ""
-        """host:port by which others reach it; to be set before it is announced."""
         self.counters = ServiceCounters()
         self.table = RunTable(grace_ms=config.grace_ms, max_runs=config.max_running + config.max_queued)
         self.leases = Leases(self)
@@ -185,11 +183,11 @@ class WorkerService(Part):
         return self._clock()
 
     def member(self) -> Member:
-        """What is announced."""
+        """What is announced, by whoever knows the address."""
         return Member(
             member=MemberKind.WORKER,
             instance=self.instance,
-            address=self.address,
+            address="",
             ttl_ms=self.config.ttl_ms,
             pool=self.config.pool,
             draining=self.table.draining,
