@@ -16,6 +16,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kafka.broker import free_port
+from tests.pausing import pause
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
@@ -119,7 +120,7 @@ class Process:
         return self._process.wait(STOP_TIMEOUT_S)
 
     def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        pause(self.pid)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

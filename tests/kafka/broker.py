@@ -21,6 +21,7 @@ from string import Template
 
 from tests.kafka.jars import DEPLOY, jars, kafka_version
 from tests.kafka.probe import answers
+from tests.pausing import pause
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
@@ -150,7 +151,7 @@ class JarBroker(Broker):
 
     def pause(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
+            pause(self._process.pid)
 
     def resume(self) -> None:
         if self._process is not None:
