@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-TESTS_AT_ONCE ?= 1
+TESTS_AT_ONCE ?= 2
 # Several at once: a file's tests share what they brought up, so they stay together, and the files keep their order, which
 # has the long ones early.
 PYTEST = $(BIN)/pytest $(if $(filter-out 1,$(TESTS_AT_ONCE)),--numprocesses $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder)
