@@ -18,3 +18,7 @@ class StartIsKept(Part):
     async def start(self) -> None:
         gc.collect()
         gc.freeze()
+
+    async def stop(self) -> None:
+        gc.unfreeze()  # what ends with the process is collected at its end, or libraries report leaks
+        await super().stop()
