@@ -128,7 +128,7 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="greenroom-bench-") as temporary:
         folder = Path(temporary)
-        broker = JarBroker(folder / "broker", quick_start=False)
+        broker = JarBroker(folder / "broker")
         try:
             broker.start()
             document = _measure(

@@ -113,18 +113,16 @@ class Broker:
 class JarBroker(Broker):
     """A Java process on the jars of deploy/kafka/pom.xml."""
 
-    def __init__(self, folder: Path, port: int | None = None, *, quick_start: bool = True) -> None:
+    def __init__(self, folder: Path, port: int | None = None) -> None:
         super().__init__(folder, port)
         self._jars = jars()
-        # Kafka's own start script leaves the JVM its second compiler: what runs for minutes is better off with it.
-        self._compiler = ("-XX:TieredStopAtLevel=1",) if quick_start else ()
         self._process: subprocess.Popen[bytes] | None = None
         _make_certificate(folder)
         _run(self._java("kafka.tools.StorageTool", *self._format()))
 
     def _java(self, *arguments: str) -> list[str]:
         return [
-            "java", "-Xmx512m", "-XX:+UseSerialGC", *self._compiler,
+            "java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
             f"-Dlog4j2.configurationFile={DEPLOY / 'log4j2.properties'}", "-cp", f"{self._jars}/*", *arguments,
         ]  # fmt: skip
 
