@@ -128,6 +128,7 @@ async def _serve(
 
     logging.getLogger("greenroom.fabric").setLevel(logging.WARNING)
     logging.getLogger("greenroom.scheduler").setLevel(logging.WARNING)
+    logging.getLogger("greenroom.worker.gateway_link").setLevel(logging.WARNING)  # one process: they stop together
     if traces is not None:
         telemetry.start(traces)
     try:
