@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import settings
+
+# Time on the wall says nothing of an example on a busy machine; what hangs meets the timeout of its test.
+settings.register_profile("greenroom", deadline=None)
+settings.load_profile("greenroom")
 
 
 @pytest.fixture(autouse=True, scope="session")
