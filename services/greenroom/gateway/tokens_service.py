@@ -108,38 +108,33 @@ class TokensService(tokens_pb2_grpc.TokensServicer):
         request_id = opening.request_id
         stream = _Stream(call, opening.stream, request_id)
         had = self._flights.book.open(request_id, Attempt(opening.attempt.epoch, opening.attempt.n), stream)
-        reply = tokens_pb2.StreamReply(stream=opening.stream)
         if isinstance(had, Unwanted):
-            reply.unwanted.why = _WHY[had]
-        else:
-            call.streams[opening.stream] = stream
-            before = self._bound.get(request_id)
-            if before is not None:
-                before.call.streams.pop(before.number, None)
-            self._bound[request_id] = stream
-            reply.delivered.CopyFrom(to_token_run(had))
-        call.reply(reply)
+            call.reply(_unwanted(opening.stream, _WHY[had]))
+            return
+        call.streams[opening.stream] = stream
+        before = self._bound.get(request_id)
+        if before is not None:
+            before.call.streams.pop(before.number, None)
+        self._bound[request_id] = stream
+        call.reply(tokens_pb2.StreamReply(stream=opening.stream, delivered=to_token_run(had)))
 
     def _add(self, call: _Call, message: tokens_pb2.StreamTokens) -> None:
+        """Done for every step of every request: no reply is made where none is sent."""
         stream = call.streams.get(message.stream)
-        reply = tokens_pb2.StreamReply(stream=message.stream)
         if stream is None:
-            reply.unwanted.why = tokens_pb2.Unwanted.WHY_STALE
-            call.reply(reply)
+            call.reply(_unwanted(message.stream, tokens_pb2.Unwanted.WHY_STALE))
             return
         try:
             new = self._flights.book.add(stream.request_id, stream, from_token_run(message.tokens))
         except (Gap, ValueError) as error:
             _LOG.warning("request %s: %s", stream.request_id, error)
-            reply.gap.SetInParent()
-            call.reply(reply)
+            call.reply(tokens_pb2.StreamReply(stream=message.stream, gap=tokens_pb2.Gap()))
             return
         if isinstance(new, Unwanted):
             del call.streams[message.stream]
             if self._bound.get(stream.request_id) is stream:
                 del self._bound[stream.request_id]
-            reply.unwanted.why = _WHY[new]
-            call.reply(reply)
+            call.reply(_unwanted(message.stream, _WHY[new]))
         elif new:
             self._flights.delivered(stream.request_id, new)
 
@@ -149,10 +144,8 @@ class TokensService(tokens_pb2_grpc.TokensServicer):
         if stream is None:
             return
         stream.call.streams.pop(stream.number, None)
-        reply = tokens_pb2.StreamReply(stream=stream.number)
-        reply.unwanted.why = tokens_pb2.Unwanted.WHY_CANCELLED
         try:
-            stream.call.reply(reply)
+            stream.call.reply(_unwanted(stream.number, tokens_pb2.Unwanted.WHY_CANCELLED))
         except OverflowError:
             _LOG.warning("a worker does not read the replies to its tokens")
 
@@ -161,3 +154,7 @@ class TokensService(tokens_pb2_grpc.TokensServicer):
         stream = self._bound.pop(request_id, None)
         if stream is not None:
             stream.call.streams.pop(stream.number, None)
+
+
+def _unwanted(stream: int, why: tokens_pb2.Unwanted.Why.ValueType) -> tokens_pb2.StreamReply:
+    return tokens_pb2.StreamReply(stream=stream, unwanted=tokens_pb2.Unwanted(why=why))
