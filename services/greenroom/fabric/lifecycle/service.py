@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
@@ -61,7 +62,7 @@ class Part:
         return await self.tasks.failed()
 
 
-class Runner(Part):
+class Runner(Part, ABC):
     """A Part that is one task, ``run``: it sets ``begun`` once others may rely on it, goes on until ``ending`` is set,
     and then has up to ``drain_s`` to bring what is under way to its end."""
 
@@ -72,8 +73,8 @@ class Runner(Part):
         self.drain_s = 0.0
         self._running: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def run(self) -> None: ...
 
     def end(self, drain_s: float) -> None:
         """``run`` is to return, after up to ``drain_s``."""
