@@ -1,0 +1,195 @@
+"""What ``greenroom profile`` measured of a model, by task type: one JSON file that services load.
+
+docs/architecture/profiles.md describes the file. eMoE, section 2.2 and 3.4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import MIB
+
+FORMAT = "greenroom-model-profile"
+MAX_FILE_BYTES = 64 * MIB
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Above = Annotated[float, Meta(gt=0)]
+NotBelow = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a task's prompts, or of its answers. ``cdf``: (tokens, share of prompts with at most so many), rising
+    (eMoE, Fig. 4)."""
+
+    mean: NotBelow
+    p50: NotBelow
+    p90: NotBelow
+    p99: NotBelow
+    most: NotBelow
+    cdf: tuple[tuple[NotBelow, Share], ...] = ()
+
+
+class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
+    """What random routing of the first MoE layers does to the answers (eMoE, section 2.2.3, Fig. 5).
+
+    ``similarity[n]``: mean similarity to the undisturbed answers with the first n MoE layers routed at random, n from 0
+    to all layers; ``least`` and ``most``: over seeds. ``exact[n]``: share of answers that are right, where the task has
+    an answer. ``insensitive_layers``: of the longest prefix in which every shorter one too stays at ``threshold``.
+    """
+
+    threshold: Share
+    insensitive_layers: Annotated[int, Meta(ge=0)]
+    similarity: tuple[float, ...] = ()
+    least: tuple[float, ...] = ()
+    most: tuple[float, ...] = ()
+    exact: tuple[Share, ...] | None = None
+
+
+class TaskProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One task type. ``popularity[l][e]``: share of layer l's picks that were of expert e, 1 in sum (zeros behind a
+    layer's last expert)."""
+
+    prompts: Count
+    input_tokens: Lengths
+    generated_tokens: Lengths
+    popularity: tuple[tuple[NotBelow, ...], ...]
+    sensitivity: Sensitivity | None = None
+
+
+class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds. ``token_ms_by_rows[b]``: eMoE's c: a decode step of b rows, for one of them. ``prefill_token_ms``:
+    a token of a prompt in chunks. ``load_ms_by_experts[n]``: eMoE's ΔE: n experts that are brought to the device."""
+
+    token_ms_by_rows: Annotated[dict[Count, Above], Meta(min_length=1)]
+    prefill_token_ms: Above
+    load_ms_by_experts: dict[Count, NotBelow] = {}
+
+    def token_ms(self, rows: int) -> float:
+        """c at a batch of ``rows``: between the sizes that were measured a straight line, beyond them the nearest."""
+        return _between(self.token_ms_by_rows, rows)
+
+    def load_ms(self, experts: float) -> float:
+        """ΔE of so many experts: between the numbers measured a straight line from (0, 0), beyond them in proportion."""
+        if experts <= 0 or not self.load_ms_by_experts:
+            return 0.0
+        most = max(self.load_ms_by_experts)
+        if experts > most:
+            return self.load_ms_by_experts[most] * experts / most
+        return _between({0: 0.0, **self.load_ms_by_experts}, experts)
+
+
+class Reuse(msgspec.Struct, frozen=True, kw_only=True):
+    """What it costs to go on with the same experts for p prompts (eMoE, section 3.3, Fig. 10).
+
+    ``perplexity[p]``; p = 0: the experts are chosen anew for every prompt. ``proposed_every``: the largest p that is
+    within the tolerance, for ``--forecast-every``. ``share``: of all experts that were kept.
+    """
+
+    share: Share
+    perplexity: dict[Annotated[int, Meta(ge=0)], Above]
+    proposed_every: Count
+
+
+class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """``layers`` MoE layers of at most ``experts`` experts, of which a row picks ``top_k``.
+
+    What is asked for a task type that was not profiled is answered from all that were.
+    """
+
+    format: Literal["greenroom-model-profile"]
+    version: Literal[1]
+    model: str
+    layers: Count
+    experts: Count
+    top_k: Count
+    tasks: Annotated[dict[str, TaskProfile], Meta(min_length=1)]
+    costs: MeasuredCosts | None = None
+    reuse: Reuse | None = None
+    notes: Mapping[str, str] = {}
+    """How it was made: dtype, seeds, when, on what; for people."""
+
+    def expected_tokens(self, task: str) -> float:
+        """Mean tokens that an answer of the task has (eMoE's G at its start, Wo of Eq. 2)."""
+        known = self.tasks.get(task)
+        if known is not None:
+            return known.generated_tokens.mean
+        return _mean((one.generated_tokens.mean, one.prompts) for one in self.tasks.values())
+
+    def insensitive_layers(self, task: str) -> int:
+        """How many of the first MoE layers the task is insensitive at; none for a task that was not profiled."""
+        known = self.tasks.get(task)
+        return 0 if known is None or known.sensitivity is None else known.sensitivity.insensitive_layers
+
+    def sensitive(self, task: str, layer: int) -> bool:
+        """Eq. 2's s."""
+        return layer >= self.insensitive_layers(task)
+
+    def popularity(self, task: str) -> tuple[tuple[float, ...], ...]:
+        """[layers][experts] of the task, else of all tasks alike."""
+        known = self.tasks.get(task)
+        if known is not None:
+            return known.popularity
+        count = len(self.tasks)
+        return tuple(
+            tuple(sum(cells) / count for cells in zip(*rows, strict=True))
+            for rows in zip(*(one.popularity for one in self.tasks.values()), strict=True)
+        )
+
+
+def load_model_profile(path: Path) -> ModelProfile:
+    """Raises InvalidConfig, naming the file and the place in it."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise InvalidConfig("profile", str(path), f"it has {size} bytes, and may have {MAX_FILE_BYTES}")
+        data = path.read_bytes()
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise InvalidConfig("profile", str(path), f"a file made by `greenroom profile` ({said})") from error
+    return parse_model_profile(data, str(path))
+
+
+def parse_model_profile(data: bytes, name: str) -> ModelProfile:
+    """``name`` is what messages call it. Raises InvalidConfig."""
+    try:
+        profile = msgspec.json.decode(data, type=ModelProfile)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidConfig("profile", name, f"a file made by `greenroom profile`: {error}") from error
+    for task, one in profile.tasks.items():
+        place = f"{name}, at $.tasks[{task!r}]"
+        if len(one.popularity) != profile.layers or any(len(row) != profile.experts for row in one.popularity):
+            raise InvalidConfig("profile", place, f"popularity has {profile.layers} rows of {profile.experts} shares")
+        if any(not math.isclose(sum(row), 1.0, abs_tol=1e-3) for row in one.popularity):
+            raise InvalidConfig("profile", place, "the shares of every layer in popularity are 1 in sum")
+        if one.sensitivity is not None and one.sensitivity.insensitive_layers > profile.layers:
+            raise InvalidConfig("profile", place, f"at most all {profile.layers} layers are insensitive")
+    return profile
+
+
+def dump_model_profile(profile: ModelProfile) -> bytes:
+    """As JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(profile), indent=1)
+
+
+def _between(points: Mapping[int, float], at: float) -> float:
+    ordered = sorted(points.items())
+    if at <= ordered[0][0]:
+        return ordered[0][1]
+    for (low, below), (high, above) in itertools.pairwise(ordered):
+        if at <= high:
+            return below + (above - below) * (at - low) / (high - low)
+    return ordered[-1][1]
+
+
+def _mean(weighted: Iterable[tuple[float, float]]) -> float:
+    pairs = list(weighted)
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
