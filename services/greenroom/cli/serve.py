@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.cli.model_options import model_options, worker_config
-from greenroom.cli.service_options import drain_option, instance_from, telemetry_options, traces_from
+from greenroom.cli.service_options import drain_option, telemetry_options
+from greenroom.cli.service_process import named, say
 from greenroom.policies.registry import PLACEMENT_POLICIES
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from greenroom.fabric.telemetry import TelemetryConfig
     from greenroom.gateway import GatewayConfig
     from greenroom.worker.worker import Worker
-
-_LOG = logging.getLogger(__name__)
 
 
 @click.command()
@@ -61,11 +59,9 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
       greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """
     from greenroom.embedded import EmbeddedConfig
-    from greenroom.fabric.lifecycle import configure_logs, name_process, run_loop
+    from greenroom.fabric.lifecycle import run_loop
 
-    instance = instance_from(options, "serve")
-    configure_logs(click.get_current_context().find_root().params.get("log_level", "info"), options["log_format"])
-    name_process("serve", instance)
+    _, traces = named("serve", options)
     front = gateway_config(options, drain_timeout_s=drain_timeout)
     config = EmbeddedConfig(
         scheduling=scheduling,
@@ -75,19 +71,12 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
         forecast_every=forecast_every,
     )
     model = worker_config(options)
-    traces = traces_from(options, "serve", instance)
-
-    def say(text: str) -> None:
-        if options["log_format"] == "json":
-            _LOG.info(text)
-        else:
-            click.echo(text, err=True)
 
     from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
 
     with Worker(model) as worker:
-        say(worker.describe())
-        code = run_loop(_serve(worker, config, front, traces, say))
+        say(worker.describe(), options["log_format"])
+        code = run_loop(_serve(worker, config, front, traces, options["log_format"]))
     sys.exit(code)
 
 
@@ -96,7 +85,7 @@ async def _serve(
     config: EmbeddedConfig,
     front: GatewayConfig,
     traces: TelemetryConfig | None,
-    say: Callable[[str], None],
+    log_format: str,
 ) -> int:
     from greenroom.embedded import embedded_parts
     from greenroom.fabric import telemetry
@@ -121,10 +110,10 @@ async def _serve(
             while gateway.unready is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             host = f"[{front.host}]" if ":" in front.host else front.host
-            say(f"ready: http://{host}:{gateway.port}  (model {worker.served.name})")
+            say(f"ready: http://{host}:{gateway.port}  (model {worker.served.name})", log_format)
 
         async def drain(self, timeout_s: float) -> None:
-            say("stopping: no new requests; running ones are finished")
+            say("stopping: no new requests; running ones are finished", log_format)
 
     logging.getLogger("greenroom.fabric").setLevel(logging.WARNING)
     logging.getLogger("greenroom.scheduler").setLevel(logging.WARNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +15,35 @@ if TYPE_CHECKING:
 
     from greenroom.fabric.lifecycle import Service
     from greenroom.fabric.log import Log
+    from greenroom.fabric.telemetry import TelemetryConfig
 
+_LOG = logging.getLogger(__name__)
 Make = Callable[["Log", "CollectorRegistry", str], "Sequence[Service]"]
 """From the log, the registry of its metrics and its instance's name: what the process runs, in order."""
 
 
+def named(kind: str, options: dict[str, Any]) -> tuple[str, TelemetryConfig | None]:
+    """Its instance's name, which log lines bear from now on, and where its traces go, if anywhere. Reads the options of
+    ``telemetry_options``. Raises InvalidConfig."""
+    from greenroom.fabric.lifecycle import configure_logs, name_process
+
+    instance = instance_from(options, kind)
+    configure_logs(click.get_current_context().find_root().params.get("log_level", "info"), options["log_format"])
+    name_process(kind, instance)
+    return instance, traces_from(options, kind, instance)
+
+
+def say(text: str, log_format: str) -> None:
+    """To whoever has started the process: a line of its own, or one of the log where that is for machines."""
+    if log_format == "json":
+        _LOG.info(text)
+    else:
+        click.echo(text, err=True)
+
+
 def live(kind: str, options: dict[str, Any], make: Make) -> int:
     """Until a signal or a failure; the exit code. Takes the options of ``log_options`` and ``process_options``.
-
-    ``make`` is called on the event loop.
-
-    Raises InvalidConfig.
-    """
+    ``make`` is called on the event loop. Raises InvalidConfig."""
     from greenroom.fabric.lifecycle import run_loop
 
     return run_loop(_live(kind, options, make))
@@ -33,23 +51,11 @@ def live(kind: str, options: dict[str, Any], make: Make) -> int:
 
 async def _live(kind: str, options: dict[str, Any], make: Make) -> int:
     from greenroom.fabric import telemetry
-    from greenroom.fabric.lifecycle import (
-        Entered,
-        LifeConfig,
-        Part,
-        ProbesConfig,
-        StartIsKept,
-        configure_logs,
-        name_process,
-        run_service,
-    )
+    from greenroom.fabric.lifecycle import Entered, LifeConfig, Part, ProbesConfig, StartIsKept, run_service
     from greenroom.fabric.telemetry.registry import new_registry
     from greenroom.fabric.topics import Topics, all_topics
 
-    instance = instance_from(options, kind)
-    configure_logs(click.get_current_context().find_root().params.get("log_level", "info"), options["log_format"])
-    name_process(kind, instance)
-    traces = traces_from(options, kind, instance)
+    instance, traces = named(kind, options)
     topics = all_topics(Topics(pools=options["pools"]))
     log = log_from(options)
     registry = new_registry()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from greenroom.fabric.log import Log
     from greenroom.worker.service_config import ServiceConfig
     from greenroom.worker.worker import Worker
-
-_LOG = logging.getLogger(__name__)
 
 
 @click.command()
@@ -99,7 +96,7 @@ def worker(**options: Any) -> None:
 
 
 def _live(model: Worker, options: dict[str, Any]) -> int:
-    from greenroom.cli.service_process import live
+    from greenroom.cli.service_process import live, say
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
     from greenroom.fabric.telemetry.members import MembersCollector
@@ -112,10 +109,7 @@ def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.worker.service_counters import ServiceCollector
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
-        if options["log_format"] == "json":
-            _LOG.info(model.describe())
-        else:
-            click.echo(model.describe(), err=True)
+        say(model.describe(), options["log_format"])
         all_fit = model.experts.device.slots == model.experts.catalogue.size
         config = _service_config(instance, model.config.max_running, options, all_fit=all_fit)
         recorder = None
