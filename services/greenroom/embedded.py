@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import ModelCard
 from greenroom.core.units import MIB
 from greenroom.fabric.lifecycle import Entered, Part, Service
@@ -43,13 +45,34 @@ _LOG_BYTES = 64 * MIB
 class EmbeddedConfig:
     """``scheduling``: the placement policy by name. ``max_waiting``: requests that wait at most, and
     ``max_queue_wait_s`` how long. ``max_running``: requests that generate at once. ``forecast_every``: prompts between
-    two forecasts; 0: nothing is traced or forecast."""
+    two forecasts; 0: nothing is traced or forecast. Raises InvalidConfig, naming the field."""
 
     scheduling: str = "fcfs"
     max_waiting: int = 256
     max_queue_wait_s: float = 120.0
     max_running: int = 32
     forecast_every: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_queue_wait_s < math.inf:  # the scheduler counts in milliseconds, and would name those
+            raise InvalidConfig("max_queue_wait_s", self.max_queue_wait_s, "it is a number of seconds above 0")
+        if self.forecast_every < 0:
+            raise InvalidConfig("forecast_every", self.forecast_every, "it is a number from 1, or 0 for none")
+        create_placement_policy(self.scheduling)
+        self.scheduler()
+        self.worker("embedded")
+
+    def scheduler(self) -> SchedulerConfig:
+        pool = PoolConfig(max_waiting=self.max_waiting, max_queue_wait_ms=self.max_queue_wait_s * 1000)
+        return SchedulerConfig(pool=pool, policy=self.scheduling)
+
+    def worker(self, instance: str) -> ServiceConfig:
+        return ServiceConfig(
+            instance=instance,
+            max_running=self.max_running,
+            traces=TraceConfig(enabled=self.forecast_every > 0),
+            forecasts=ForecastConfig(every=self.forecast_every),
+        )
 
 
 class _Ensured(Part):
@@ -74,27 +97,11 @@ def embedded_parts(
     name = uuid.uuid4().hex[:8]
     log, dialer = MemoryLog(MemoryBroker(max_bytes=_LOG_BYTES)), LocalDialer()
     directory = Directory(log)
-    traced = config.forecast_every > 0
-    worker = WorkerService(
-        ServiceConfig(
-            instance=f"worker.{name}",
-            max_running=config.max_running,
-            traces=TraceConfig(enabled=traced),
-            forecasts=ForecastConfig(every=config.forecast_every),
-        ),
-        engine,
-        card,
-        log,
-        dialer,
-        directory,
-    )
+    worker = WorkerService(config.worker(f"worker.{name}"), engine, card, log, dialer, directory)
     registry.register(ServiceCollector(worker.counters, worker.gauges))
     extractor = Extractor(load_profile(None))
     scheduler = SchedulerService(
-        SchedulerConfig(
-            pool=PoolConfig(max_waiting=config.max_waiting, max_queue_wait_ms=config.max_queue_wait_s * 1000),
-            policy=config.scheduling,
-        ),
+        config.scheduler(),
         instance=f"scheduler.{name}",
         log=log,
         dialer=dialer,
@@ -116,7 +123,7 @@ def embedded_parts(
         *worker_parts(worker, log, LocalEndpoint(dialer, "worker")),
         scheduler,
     ]
-    if traced:
+    if config.forecast_every:
         learning = PredictorConfig()
         predictor = PredictorService(learning, log, make_store(None, learning.keep), PredictorMetrics(registry))
         endpoint = LocalEndpoint(dialer, "predictor")

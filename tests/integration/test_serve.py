@@ -172,6 +172,7 @@ def test_sigterm_drains_and_the_next_start_is_warm(cache: Path) -> None:
         (("--policy", "lru", "--policy-options", '{"x": 1}'), "lru takes no options"),
         (("--dtype", "int4"), "auto, bfloat16, float16, float32"),
         (("--max-running", "0"), "max_running"),
+        (("--max-queue-wait", "-1"), "max_queue_wait_s: -1.0 is not allowed"),
         (("--port", "99999"), "port"),
     ],
 )
