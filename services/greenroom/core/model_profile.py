@@ -78,7 +78,7 @@ class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
         return _between(self.token_ms_by_rows, rows)
 
     def load_ms(self, experts: float) -> float:
-        """ΔE of so many experts: between the numbers measured a straight line from (0, 0), beyond them in proportion."""
+        """ΔE of so many experts: between the numbers measured a straight line from (0, 0), in proportion beyond."""
         if experts <= 0 or not self.load_ms_by_experts:
             return 0.0
         most = max(self.load_ms_by_experts)

@@ -27,20 +27,26 @@ class ForecastRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TASK_TYPE_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
+    PREDICTOR_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     task_type: _builtins.str
     previous: _builtins.bytes
     """Empty, or float32[layers, experts], little-endian: where the previous prompt's rows were routed."""
+    predictor: _builtins.str
+    """What forecasts: empty for statistics (affinity and popularity), or the kind of an artifact that was learnt, such as
+    "emoe-a". Where that kind is not served yet, statistics answer; `source` says so.
+    """
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         task_type: _builtins.str = ...,
         previous: _builtins.bytes = ...,
+        predictor: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "previous", b"previous", "task_type", b"task_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "predictor", b"predictor", "previous", b"previous", "task_type", b"task_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -90,15 +96,19 @@ class ListArtifactsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    kind: _builtins.str
+    """Empty: "statistics". Versions of each kind are counted by themselves."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -168,18 +178,22 @@ class GetArtifactRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
     """0: the one that is served."""
+    kind: _builtins.str
+    """Empty: "statistics"."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         version: _builtins.int = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "model", b"model", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -214,18 +228,22 @@ class RollBackRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
     """0: the newest, and from then on each that becomes the newest: what was rolled back to is given up."""
+    kind: _builtins.str
+    """Empty: "statistics"."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         version: _builtins.int = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "model", b"model", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -126,6 +126,26 @@ Global___LeaseFromWorker: _TypeAlias = LeaseFromWorker  # noqa: Y015
 class WorkerState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LoadMsByTaskEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
@@ -139,6 +159,7 @@ class WorkerState(_message.Message):
     EXPERT_LOAD_MS_FIELD_NUMBER: _builtins.int
     TOKEN_MS_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    LOAD_MS_BY_TASK_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     draining: _builtins.bool
     max_running: _builtins.int
@@ -158,6 +179,12 @@ class WorkerState(_message.Message):
     """Milliseconds of a step for one row, as measured."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunProgress]: ...
+    @_builtins.property
+    def load_ms_by_task(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """By task type: milliseconds to load the experts that one more request of it would bring with it (eMoE's ΔE), as the
+        expert policy expects. A type that is not named: unknown.
+        """
+
     def __init__(
         self,
         *,
@@ -174,10 +201,11 @@ class WorkerState(_message.Message):
         expert_load_ms: _builtins.float = ...,
         token_ms: _builtins.float = ...,
         runs: _abc.Iterable[Global___RunProgress] | None = ...,
+        load_ms_by_task: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "expert_load_ms", b"expert_load_ms", "experts", b"experts", "kv_tokens", b"kv_tokens", "kv_tokens_free", b"kv_tokens_free", "max_queued", b"max_queued", "max_running", b"max_running", "resident_experts", b"resident_experts", "running", b"running", "runs", b"runs", "token_ms", b"token_ms", "waiting", b"waiting", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "expert_load_ms", b"expert_load_ms", "experts", b"experts", "kv_tokens", b"kv_tokens", "kv_tokens_free", b"kv_tokens_free", "load_ms_by_task", b"load_ms_by_task", "max_queued", b"max_queued", "max_running", b"max_running", "resident_experts", b"resident_experts", "running", b"running", "runs", b"runs", "token_ms", b"token_ms", "waiting", b"waiting", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -345,6 +373,7 @@ class RunResult(_message.Message):
     LOGPROBS_TOP_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_TOP_FIELD_NUMBER: _builtins.int
     LOGPROBS_K_FIELD_NUMBER: _builtins.int
+    APPROXIMATED_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.EndReason.ValueType
     message: _builtins.str
     prompt_tokens: _builtins.int
@@ -353,6 +382,10 @@ class RunResult(_message.Message):
     logprobs_top_ids: _builtins.bytes
     logprobs_top: _builtins.bytes
     logprobs_k: _builtins.int
+    approximated: _builtins.float
+    """Share of its routed tokens (a token in an MoE layer) that were routed to other experts than the router's own picks
+    since those were not in memory. 0 where the worker is exact.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -366,10 +399,11 @@ class RunResult(_message.Message):
         logprobs_top_ids: _builtins.bytes = ...,
         logprobs_top: _builtins.bytes = ...,
         logprobs_k: _builtins.int = ...,
+        approximated: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs_chosen", b"logprobs_chosen", "logprobs_k", b"logprobs_k", "logprobs_top", b"logprobs_top", "logprobs_top_ids", b"logprobs_top_ids", "message", b"message", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approximated", b"approximated", "logprobs_chosen", b"logprobs_chosen", "logprobs_k", b"logprobs_k", "logprobs_top", b"logprobs_top", "logprobs_top_ids", b"logprobs_top_ids", "message", b"message", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
