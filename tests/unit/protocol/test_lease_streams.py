@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import pytest
-
 from greenroom.core.messages import Member, MemberKind
 from greenroom.fabric.rpc import Context
 from greenroom.scheduler.origins import Origins
 from greenroom.scheduler.workers import Workers
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
-from tests.contract.rpc.wires import WIRES, Wire, until
+from tests.contract.rpc.wires import Wire, until
 from tests.unit.protocol.test_pool import Bench
 
 
@@ -39,14 +37,6 @@ class Leasing(worker_pb2_grpc.WorkerServicer):
 
     async def CancelRun(self, request: worker_pb2.CancelRunRequest, context: Context) -> worker_pb2.CancelRunResponse:
         raise NotImplementedError
-
-
-@pytest.fixture(params=list(WIRES))
-async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
-    made = WIRES[request.param]()
-    yield made
-    await made.stop(0.0)
-    await made.dialer.close()
 
 
 async def test_a_stream_that_ends_is_made_anew_and_leaves_nothing_behind(wire: Wire) -> None:

@@ -29,7 +29,7 @@ from greenroom.policies.placement_policy import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.service import PoolRunner
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
-from tests.contract.rpc.wires import WIRES, Wire, until
+from tests.contract.rpc.wires import Wire, until
 
 _BEAT_S = 0.05
 HEADERS = (("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
@@ -118,14 +118,6 @@ class Scheduler:
         """Of the lines in which ``text`` occurs."""
         lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
         return [line.get("request_id") for line in lines if text in line["message"]]
-
-
-@pytest.fixture(params=list(WIRES))
-async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
-    made = WIRES[request.param]()
-    yield made
-    await made.stop(0.0)
-    await made.dialer.close()
 
 
 @pytest.fixture
