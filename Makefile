@@ -25,7 +25,7 @@ test: $(STAMP) ## The test suite (minutes)
 
 test-full: $(STAMP) ## The suite with its full matrices
 	$(PYTEST) -m "not compose"
-	$(PYTEST) -p tests.on_uvloop tests/contract/log tests/contract/rpc
+	$(PYTEST) -p tests.on_uvloop tests/contract/log tests/contract/rpc tests/pipeline/gateway
 
 test-compose: $(STAMP) ## compose.yaml for real: images, clients, failures (needs Docker; minutes)
 	$(BIN)/pytest -m compose tests/integration/test_compose.py

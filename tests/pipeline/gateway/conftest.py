@@ -16,6 +16,7 @@ from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.text import TextProcessor
 from tests import small_tokenizers
 from tests.scripted_generator import DEADLINE_S, ScriptedGenerator
+from tests.waiting import until
 
 
 @dataclass
@@ -42,6 +43,14 @@ class Server:
         if tasks := set(self.gateway._calls.tasks):
             _, running = await asyncio.wait(tasks, timeout=DEADLINE_S)
             assert not running
+
+    async def over(self, path: str, status: int = 200) -> None:
+        """Waits until a request to ``path`` was answered so and is counted and its span ended: whoever reads a stream
+        may have all of it before that."""
+        labels = {"path": path, "status": str(status)}
+        await until(
+            lambda: self.registry.get_sample_value("greenroom_http_requests_total", labels), f"{path} is answered"
+        )
 
     async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any, Any]:
         """Status, JSON and headers."""

@@ -77,6 +77,7 @@ async def test_what_went_well(server: Server, collector: Collector, stream: bool
     ):
         assert response.status == 200
         await response.read()
+        await server.over(PATH)
     [span] = collector.all
     assert status_of(span) == 200
     attributes = text_attributes(span)
@@ -127,6 +128,7 @@ async def test_a_reply_that_fails_after_it_began_is_a_fault(server: Server, coll
     ):
         assert response.status == 200
         assert b"generation_failed" in await response.read()
+        await server.over(PATH)
     assert status_of(collector.spans[NAME]) == 200
     check_fault(collector.spans[NAME], "generation_failed")
 

@@ -109,6 +109,7 @@ async def test_a_failure_in_the_middle_is_an_event_and_the_end(
     assert message in last["error"]["message"]
     assert last["error"]["code"] == code
     assert b"[DONE]" not in raw
+    await server.over("/v1/chat/completions")
     assert server.metric("http_errors_total", code=code) == 1
 
 
