@@ -50,6 +50,18 @@ runtime_options = stack(
     click.option("--kv-memory", default="auto", show_default=True, help="Memory for keys and values: auto or a size."),
     click.option("--policy", default="look-ahead", show_default=True, help="Who stays, leaves, is fetched ahead."),
     click.option("--policy-options", default="{}", show_default=True, help="Options of the policy, as JSON."),
+    click.option(
+        "--fidelity",
+        default="exact",
+        show_default=True,
+        help="An expert that is not in memory: exact (load it), sensitive (load it where the task is sensitive to the "
+        "layer, else go on with those in memory), paper (always go on with those in memory).",
+    ),
+    click.option(
+        "--profile",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="What `greenroom profile` measured of the model by task type.",
+    ),
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
     click.option(
         "--products",

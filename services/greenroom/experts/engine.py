@@ -41,6 +41,7 @@ from greenroom.policies.events import (
     Tier,
 )
 from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.fidelity import Confinement, Fidelity
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class EngineConfig:
     """``queue_ahead``: prefetches handed to the movers at a time, so that those behind can still be reordered.
 
     ``transfer_timeout_s``: how long a layer waits without anything landing. ``approximate``: whether the policy
-    may keep rows from experts (its ``row_mask``); without it outputs are those of the fully resident model.
+    may keep rows from experts (its ``row_mask``). ``fidelity``: whether rows go on with the experts that are on the
+    device where the policy does not say (None: exact). Without either outputs are those of the fully resident model.
     """
 
     device_slots: int
@@ -56,6 +58,7 @@ class EngineConfig:
     queue_ahead: int = 4
     transfer_timeout_s: float = 60.0
     approximate: bool = False
+    fidelity: Fidelity | None = None
 
 
 def catalogue_of(manifest: PackManifest, pool: str = "model") -> Catalogue:
@@ -138,6 +141,9 @@ class ExpertEngine:
         self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
         self._fits = self._device.slots == catalogue.size and self._tiers.in_ram
         self._weights: list[list[ExpertWeights]] = []  # by layer and expert, while every expert is on the device
+        self._masks = config.approximate and "row_mask" in policy.hooks
+        fidelity = config.fidelity or Fidelity()
+        self._confinement = None if fidelity.name == "exact" else Confinement(fidelity, catalogue)
         self._steps = 0
         self._step = Step(catalogue.pool, 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         policy.on_budget_changed(Tier.DEVICE, self.device.slots * slot_bytes)
@@ -155,6 +161,8 @@ class ExpertEngine:
         self.counters.steps += 1
         if "on_step_started" in self.policy.hooks:
             self.policy.on_step_started(self._step)
+        if self._confinement is not None:
+            self._confinement.step_started(self._step)
         failed = True
         try:
             yield
@@ -181,9 +189,11 @@ class ExpertEngine:
         self._ahead.pump()
 
     def allowed_experts(self, layer: int) -> Mask | None:
-        if not self._config.approximate or "row_mask" not in self.policy.hooks:
+        if self._masks and (mask := self.policy.row_mask(self._step, layer, self._device.resident)) is not None:
+            return mask
+        if self._confinement is None:
             return None
-        return self.policy.row_mask(self._step, layer, self.device.resident)
+        return self._confinement.confine(layer, self._device.resident[self.catalogue.spans[layer]])
 
     def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         if self.listener is not None:
@@ -227,12 +237,16 @@ class ExpertEngine:
     def sequence_queued(self, sequence: SequenceInfo) -> None:
         if self.listener is not None:
             self.listener.sequence_queued(sequence)
+        if self._confinement is not None:
+            self._confinement.sequence_queued(sequence)
         self.policy.on_sequence_queued(sequence)
 
     def sequence_started(self, sequence: SequenceInfo) -> None:
         self.policy.on_sequence_started(sequence)
 
     def sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
+        if self._confinement is not None:
+            self._confinement.sequence_ended(sequence)
         self.policy.on_sequence_ended(sequence, end)
 
     def audit_idle(self) -> None:

@@ -36,7 +36,9 @@ class ExpertSource(Protocol):
         ...
 
     def allowed_experts(self, layer: int) -> NDArray[np.bool_] | None:
-        """Row mask ``[T, experts]`` of the experts the router may pick from; None: all."""
+        """Row mask ``[T, experts]`` of the experts the router may pick from, ``[1, experts]`` where it is the same for
+        all rows; None: all.
+        """
         ...
 
     def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:

@@ -85,7 +85,7 @@ def _masked(
 ) -> tuple[Any, torch.Tensor]:
     """The router's outputs under the mask, and its logits before it."""
     if allowed.ndim != 2 or allowed.shape[1] != layer.experts:
-        raise MaskRefused(f"the mask for {layer.name} has the shape {allowed.shape}, not (rows, {layer.experts})")
+        raise MaskRefused(f"the mask for {layer.name} has the shape {allowed.shape}, not (rows or 1, {layer.experts})")
     if len(allowed) and (fewest := int(allowed.sum(axis=1).min())) < layer.top_k:
         raise MaskRefused(f"a row may pick from {fewest} experts of {layer.name}, fewer than its top-{layer.top_k}")
     mode = _MaskedLogits(torch.from_numpy(~allowed), layer)
@@ -120,7 +120,8 @@ class _MaskedLogits(TorchFunctionMode):
         if self.logits is not None:
             raise UnsupportedModel(f"the router of {self._layer.name} has more than one linear map: which to mask?")
         rows = result.numel() // self._layer.experts
-        if rows != len(self._forbidden):
+        if len(self._forbidden) not in (1, rows):
             raise MaskRefused(f"the mask for {self._layer.name} has {len(self._forbidden)} rows, not {rows}")
         self.logits = result
-        return result.masked_fill(self._forbidden.to(result.device).view(result.shape), -torch.inf)
+        forbidden = self._forbidden.to(result.device).expand(rows, -1).view(result.shape)
+        return result.masked_fill(forbidden, -torch.inf)

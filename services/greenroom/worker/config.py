@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,8 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.policies.batch_policy import BatchLimits
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.registry import create_policy
+from greenroom.policies.fidelity import check_fidelity
+from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.worker.machine import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -30,7 +32,10 @@ class WorkerConfig:
     ``products``: whose matrix products, the compiled ones (``native``), ``torch``'s, or ``auto``. ``max_model_len``:
     tokens of prompt and answer together (None: the model's own). ``tokens_per_step``: rows in one forward;
     ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to compute on (None: all that the process may
-    use). ``progress``: bars on stderr (None: on a terminal only).
+    use). ``progress``: bars on stderr (None: on a terminal only). ``fidelity``: what becomes of a row whose expert is
+    not in memory: ``exact``: it is loaded; ``sensitive``: it is loaded where the row's task is sensitive to the layer,
+    else the row goes to those that are there; ``paper``: every row does. ``profile``: a file that `greenroom profile`
+    made.
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
 
@@ -47,6 +52,8 @@ class WorkerConfig:
     kv_memory: str = "auto"
     policy: str = "look-ahead"
     policy_options: Mapping[str, Any] = field(default_factory=dict)
+    fidelity: str = "exact"
+    profile: Path | None = None
     max_model_len: int | None = None
     max_running: int = 32
     max_waiting: int = 256
@@ -62,6 +69,7 @@ class WorkerConfig:
         _one_of("device", self.device, DEVICES)
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("products", self.products, PRODUCTS)
+        check_fidelity(self.fidelity, profiled=self.profile is not None)
         _at_least_one("max_model_len", self.max_model_len)
         _at_least_one("max_waiting", self.max_waiting)
         _at_least_one("threads", self.threads)
@@ -83,6 +91,11 @@ class WorkerConfig:
             kv_total=kv_total,
             prefill_chunk=self.prefill_chunk,
         )
+
+
+def takes_profile(policy: str) -> bool:
+    """Whether an expert policy has an option ``profile``: it is then given what `greenroom profile` measured."""
+    return "profile" in inspect.signature(EXPERT_POLICIES[policy]).parameters
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

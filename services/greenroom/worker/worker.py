@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from tqdm import tqdm
@@ -16,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
+from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.core.units import format_bytes
 from greenroom.experts.calibration import load_or_measure
 from greenroom.experts.cuda import accelerator_of
@@ -30,9 +32,10 @@ from greenroom.moe.loading import LoadedMoE, attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.products import describe_products
 from greenroom.moe.ragged import RaggedModel
+from greenroom.policies.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
-from greenroom.worker.config import WorkerConfig
+from greenroom.worker.config import WorkerConfig, takes_profile
 from greenroom.worker.generator import LoopGenerator
 from greenroom.worker.machine import gpu_memory, memory, resident_bytes, usable_cores
 from greenroom.worker.memory_plan import MemoryPlan, plan_memory
@@ -57,10 +60,15 @@ class Worker:
         self.checkpoint: Checkpoint = resolve(config.model, revision=config.revision, offline=config.offline)
         if not family_of(self.checkpoint.config).decoder_only:
             raise UnsupportedModel(ENCODER_DECODER_REASON)
+        self._refuse_masking(family_of(self.checkpoint.config).masking(self.checkpoint.config))
+        self.profile: ModelProfile | None = None if config.profile is None else load_model_profile(Path(config.profile))
+        """What `greenroom profile` measured of the model, where it was given."""
         self.text = TextProcessor.from_folder(self.checkpoint.folder)
         path = ensure_pack(self.checkpoint, config.dtype, config.cache_dir, progress=config.progress)
         self.pack = PackFile.open(path)
         try:
+            if self.profile is not None:
+                check_profile(self.profile, catalogue_of(self.pack.manifest), self.checkpoint.name)
             self._assemble()
         except BaseException:
             self.pack.close()
@@ -70,6 +78,7 @@ class Worker:
         config = self.config
         with _transformers_bars(self._shows_progress):
             loaded = load(self.checkpoint, config.dtype, device=self._device, products=config.products)
+        self._refuse_masking(loaded.masking)
         self._products = describe_products(loaded.native, loaded.dtype)
         ragged = RaggedModel(
             loaded.model, attention=None if config.attention == "auto" else config.attention, native=loaded.native
@@ -106,10 +115,14 @@ class Worker:
 
     def _start_experts(self) -> ExpertEngine:
         catalogue = catalogue_of(self.pack.manifest)
-        policy = create_policy(self.config.policy, catalogue=catalogue, options=self.config.policy_options)
+        policy = create_policy(self.config.policy, catalogue=catalogue, options=self._policy_options())
         if self.config.policy == "belady" and "future" not in self.config.policy_options:
             log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
-        slots = EngineConfig(device_slots=self.plan.device_slots, host_slots=self.plan.host_slots)
+        slots = EngineConfig(
+            device_slots=self.plan.device_slots,
+            host_slots=self.plan.host_slots,
+            fidelity=Fidelity(self.config.fidelity, self.profile),
+        )
         self.link = load_or_measure(self.pack, on_measure=self._say)
         hardware = RealHardware(None if self.link is None else self.link.reads, self.accelerator)
         engine = ExpertEngine(self.pack, catalogue, policy, slots, hardware=hardware)
@@ -127,6 +140,21 @@ class Worker:
             engine.close()
             raise
         return engine
+
+    def _policy_options(self) -> dict[str, Any]:
+        """What was given for the policy, and the profile where the policy has a use for one."""
+        options = dict(self.config.policy_options)
+        if self.profile is not None and takes_profile(self.config.policy):
+            options.setdefault("profile", self.profile)
+        return options
+
+    def _refuse_masking(self, why: str | None) -> None:
+        """Raises UnsupportedModel where rows are to be confined to some experts and ``why`` says that they can not."""
+        if why is not None and self.config.fidelity != "exact":
+            raise UnsupportedModel(
+                f"fidelity {self.config.fidelity!r} is not for models of type {self.checkpoint.config.model_type!r}: "
+                f"their routers can not be confined to some experts: {why}; use fidelity 'exact'"
+            )
 
     def _start_loop(self, loaded: LoadedMoE, ragged: RaggedModel, max_model_len: int) -> BatchLoop:
         config = self.config
@@ -167,8 +195,8 @@ class Worker:
         return (
             f"model {self.served.name}: {kind}, "
             f"{len(self.pack.manifest.layers)} MoE layers, {self.served.max_model_len} tokens a request\n"
-            f"experts: policy {self.config.policy}, read {reads} from {self.pack.path} "
-            f"({format_bytes(self.pack.manifest.record_bytes)})\n"
+            f"experts: policy {self.config.policy}, fidelity {self.config.fidelity}, "
+            f"read {reads} from {self.pack.path} ({format_bytes(self.pack.manifest.record_bytes)})\n"
             f"reads: {link}\n"
             f"products: {self._products}\n"
             f"memory:\n{self.plan.describe()}"
