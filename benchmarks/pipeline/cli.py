@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from benchmarks.machine import cache_folder, describe_machine
 from benchmarks.pipeline import http_arm
-from benchmarks.pipeline.figures import added, percentile, spread, throughput
+from benchmarks.pipeline.figures import added, percentile, processor_time, spread, throughput
 from benchmarks.pipeline.pinning import cpu_seconds, pin, resident_bytes, thread_seconds
 from benchmarks.pipeline.schedule import Measured, Planned, closed, poisson, prompts
 from benchmarks.pipeline.stub_worker import MODEL
@@ -99,7 +99,7 @@ def pin_all(
 @click.command()
 @click.option("--rounds", default=5, show_default=True, help="Rounds of each comparison.")
 @click.option("--seconds", default=20.0, show_default=True, help="Of each arm in a round.")
-@click.option("--tokens", default=32, show_default=True, help="Generated for each request.")
+@click.option("--tokens", type=click.IntRange(min=2), default=32, show_default=True, help="Generated for each request.")
 @click.option("--max-running", default=16, show_default=True, help="Requests that generate at once, in both arms.")
 @click.option("--overload-seconds", default=60.0, show_default=True, help="At three times the saturating rate.")
 @click.option(
@@ -166,7 +166,7 @@ def _measure(
             pin_all(arm, cluster, broker, closed(texts, 60, tokens), thread_only=thread_only)
             saturated = _saturation(arm, cluster, texts, rounds, seconds, tokens, max_running, rows)
             rate = saturated["requests_per_s"] / 2
-            latency, cpu = _latency(arm, cluster, broker, texts, rounds, seconds, tokens, rate, rows)
+            latency, cpu, cpu_of = _latency(arm, cluster, broker, texts, rounds, seconds, tokens, rate, rows)
             overload = _overload(cluster, texts, tokens, saturated["requests_per_s"], overload_s, rows)
     finally:
         arm.close()
@@ -184,6 +184,7 @@ def _measure(
         "rate_per_s": round(rate, 2),
         "saturation": saturated,
         "cpu_s_per_1000_tokens": cpu,
+        "cpu_ms_per_request": cpu_of,
         "ceiling": ceiling,
         "overload": overload,
         "settings": {
@@ -241,13 +242,13 @@ def _latency(
     tokens: int,
     rate: float,
     rows: list[dict[str, Any]],
-) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """Both arms at half the saturating rate, Poisson, the same requests at the same times."""
+) -> tuple[list[dict[str, float]], dict[str, float], dict[str, float]]:
+    """Both arms at half the saturating rate, Poisson, the same requests at the same times: what was measured, and
+    the pipeline's processor time as ``processor_time`` has it."""
     measured: list[dict[str, float]] = []
-    worker = cluster["worker0"].pid
-    services = [process.pid for process in cluster.processes.values() if process.pid != worker]
-    spent = {"services": 0.0, "broker": 0.0, "worker": 0.0}
-    generated = 0
+    pids = {process.name.rstrip("0"): process.pid for process in cluster.processes.values()} | {"broker": broker.pid}
+    spent = dict.fromkeys(pids, 0.0)
+    generated = answered = 0
     for number in tqdm(range(rounds), desc="latency", disable=not sys.stderr.isatty()):
         plan = poisson(texts, rate, seconds, tokens, seed=number)
         results: dict[str, list[Measured]] = {}
@@ -255,22 +256,16 @@ def _latency(
             if name == "engine":
                 results[name] = arm.run(plan)
                 continue
-            before = {
-                "services": cpu_seconds(services),
-                "broker": cpu_seconds([broker.pid]),
-                "worker": cpu_seconds([worker]),
-            }
+            before = {process: cpu_seconds(pid) for process, pid in pids.items()}
             results[name] = asyncio.run(http_arm.run(cluster.urls[0], MODEL, plan))
-            spent["services"] += cpu_seconds(services) - before["services"]
-            spent["broker"] += cpu_seconds([broker.pid]) - before["broker"]
-            spent["worker"] += cpu_seconds([worker]) - before["worker"]
+            for process, pid in pids.items():
+                spent[process] += cpu_seconds(pid) - before[process]
             generated += sum(one.tokens for one in results[name])
+            answered += sum(not one.refused for one in results[name])
         row = added(results["engine"], results["pipeline"])
         measured.append(row)
         rows.append({"stage": "latency", "round": number, "rate": rate, **row})
-    cpu = {name: round(1000 * value / generated, 4) for name, value in spent.items()}
-    cpu["outside_worker"] = round(cpu["services"] + cpu["broker"], 4)
-    return measured, cpu
+    return measured, *processor_time(spent, generated, answered)
 
 
 def _overload(
@@ -378,6 +373,8 @@ def _print(document: dict[str, Any]) -> None:
         f"  CPU seconds for 1000 tokens: services {cpu['services']:.3f}, broker {cpu['broker']:.3f}, worker "
         f"{cpu['worker']:.3f}"
     )
+    each = ", ".join(f"{name} {spent:.1f}" for name, spent in document["cpu_ms_per_request"].items())
+    print(f"  CPU milliseconds for a request of {document['settings']['tokens']} tokens: {each}")
     ceiling = document["ceiling"]
     print(
         f"  without a model: {ceiling['requests_per_s']['median']:.0f} requests/s, "

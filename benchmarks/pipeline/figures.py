@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.pipeline.schedule import Measured
@@ -38,6 +38,19 @@ def added(engine: Sequence[Measured], pipeline: Sequence[Measured]) -> dict[str,
         "requests": len(pairs),
         "refused": len(engine) - len(pairs),
     }
+
+
+def processor_time(spent: Mapping[str, float], tokens: int, requests: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Of what each process spent in seconds, ``worker`` and ``broker`` among them: seconds for 1000 tokens, with all
+    other services together, and milliseconds for each request, process by process."""
+    by_tokens = {"services": 0.0, "broker": 0.0, "worker": 0.0}
+    for name, seconds in spent.items():
+        by_tokens[name if name in by_tokens else "services"] += 1e3 * seconds / tokens
+    by_tokens["outside_worker"] = by_tokens["services"] + by_tokens["broker"]
+    return (
+        {name: round(value, 4) for name, value in by_tokens.items()},
+        {name: round(1e3 * seconds / requests, 3) for name, seconds in spent.items()},
+    )
 
 
 def throughput(measured: Sequence[Measured], seconds: float) -> float:

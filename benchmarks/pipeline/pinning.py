@@ -36,13 +36,10 @@ def pin(
             continue
 
 
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """Processor time of the processes."""
-    total = 0.0
-    for pid in pids:
-        times = psutil.Process(pid).cpu_times()
-        total += times.user + times.system
-    return total
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
