@@ -6,6 +6,8 @@ for the executors of a graph of whole models (CoE). Times are milliseconds on on
 
 from __future__ import annotations
 
+import math
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,8 @@ class PendingRequest:
     ``kv_need``: what it reserves (same unit as the worker's). SLOs count from ``arrived_ms``; None is none given.
     ``expert``: in a graph of models the one that serves this stage. A finished stage comes back as a new pending
     request of the same ``request_id`` with a higher ``stage``.
+
+    ``packed``: its figures in ``COLUMNS``' order, so that the figures of a thousand are one array in microseconds.
     """
 
     request_id: str
@@ -35,6 +39,39 @@ class PendingRequest:
     priority: int = 0
     expert: int | None = None
     stage: int = 0
+    packed: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        packed = _PACKED.pack(
+            self.arrived_ms,
+            min(self.input_tokens, _MOST_TOKENS),
+            min(self.kv_need, _MOST_TOKENS),
+            min(self.expected_tokens, _MOST_TOKENS),
+            self.deadline_ms,
+            _limit(self.slo_ttft_ms),
+            _limit(self.slo_e2e_ms),
+            self.priority,
+        )
+        object.__setattr__(self, "packed", packed)
+
+
+COLUMNS = (
+    "arrived_ms",
+    "input_tokens",
+    "kv_need",
+    "expected_tokens",
+    "deadline_ms",
+    "slo_ttft_ms",
+    "slo_e2e_ms",
+    "priority",
+)
+"""Of ``PendingRequest.packed``, a float64 each. An SLO that is not given is infinite."""
+_PACKED = struct.Struct(f"={len(COLUMNS)}d")
+_MOST_TOKENS = 2**52
+
+
+def _limit(slo_ms: float | None) -> float:
+    return math.inf if slo_ms is None or math.isnan(slo_ms) else slo_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +88,26 @@ class PlacedRequest:
 class Costs:
     """What was profiled of a worker: milliseconds.
 
-    ``token_ms``: a token (eMoE's c; CoServe's K for a request). ``batch_ms``: a batch, whatever its size (CoServe's
-    B). ``load_ms``: loading the experts that a request of a task brings with it (eMoE's ΔE), or one model by key.
+    ``token_ms``: a token (eMoE's c; CoServe's K for a request); ``token_ms_by_rows[b - 1]``: where b requests generate,
+    ``prefill_token_ms``: of a prompt, where these are known. ``batch_ms``: a batch, whatever its size (CoServe's B).
+    ``load_ms``: loading the experts that a request of a task brings with it (eMoE's ΔE), or one model by key.
     """
 
     token_ms: float = 0.0
     batch_ms: float = 0.0
     load_ms_by_task: Mapping[str, float] = field(default_factory=dict)
     load_ms_by_expert: Mapping[int, float] = field(default_factory=dict)
+    token_ms_by_rows: tuple[float, ...] = ()
+    prefill_token_ms: float | None = None
+
+    def generated_ms(self, rows: int) -> float:
+        """A token where ``rows`` requests generate; beyond those that are known as with the most of them."""
+        known = self.token_ms_by_rows
+        return known[min(max(rows, 1), len(known)) - 1] if known else self.token_ms
+
+    def read_ms(self, rows: int) -> float:
+        """A token of a prompt that is read beside them."""
+        return self.generated_ms(rows) if self.prefill_token_ms is None else self.prefill_token_ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)

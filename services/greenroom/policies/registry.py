@@ -12,6 +12,7 @@ from greenroom.policies.batch_policy import BatchPolicy, FcfsBatching
 from greenroom.policies.belady import Belady
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.decayed import Decayed
+from greenroom.policies.emoe_scheduling import EmoeLiteralPlacement, EmoePlacement
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fifo import Fifo
 from greenroom.policies.lfu import Lfu, LfuReset
@@ -39,7 +40,12 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "traced-top-k": TracedTopK,
 }
 BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching}
-PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {"edf": EdfPlacement, "fcfs": FcfsPlacement}
+PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {
+    "edf": EdfPlacement,
+    "emoe": EmoePlacement,
+    "emoe-literal": EmoeLiteralPlacement,
+    "fcfs": FcfsPlacement,
+}
 
 P = TypeVar("P")
 

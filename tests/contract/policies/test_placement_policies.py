@@ -6,10 +6,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.policies.placement_policy import PendingRequest, PlacedRequest, PlacementState, WorkerView
+from greenroom.policies.placement_policy import Costs, PendingRequest, PlacedRequest, PlacementState, WorkerView
 from greenroom.policies.registry import PLACEMENT_POLICIES, create_placement_policy
 
+TASKS = ["unknown", "classify", "never heard of"]
+VARIANTS: list[tuple[str, dict[str, object]]] = [
+    *((name, {}) for name in sorted(PLACEMENT_POLICIES)),
+    ("emoe", {"estimator": "processor-sharing"}),
+    ("emoe", {"patience_s": 0.5}),
+    ("emoe", {"patience_s": None}),
+]
+every_variant = pytest.mark.parametrize(
+    ("name", "options"), VARIANTS, ids=[" ".join([name, *map(str, options.values())]) for name, options in VARIANTS]
+)
 slos = st.none() | st.floats(-1e6, 1e9, allow_nan=False)
+costs = st.builds(
+    Costs,
+    token_ms=st.floats(0, 1e3),
+    load_ms_by_task=st.dictionaries(st.sampled_from(TASKS), st.floats(0, 1e6)),
+    token_ms_by_rows=st.lists(st.floats(0, 1e3), max_size=3).map(tuple),
+    prefill_token_ms=st.none() | st.floats(0, 1e3),
+)
 
 
 @st.composite
@@ -21,7 +38,7 @@ def requests(draw: st.DrawFn, name: str) -> PendingRequest:
         kv_need=draw(st.integers(1, 120)),
         expected_tokens=draw(st.integers(0, 10**6)),
         deadline_ms=draw(st.floats(0, 2000)),
-        task=draw(st.sampled_from(["unknown", "classify", "never heard of"])),
+        task=draw(st.sampled_from(TASKS)),
         slo_ttft_ms=draw(slos),
         slo_e2e_ms=draw(slos),
         priority=draw(st.integers(-3, 3)),
@@ -47,20 +64,21 @@ def states(draw: st.DrawFn) -> PlacementState:
                 max_queued=draw(st.integers(0, 3)),
                 kv_total=100,
                 kv_free=draw(st.integers(0, 100)),
+                costs=draw(costs),
             )
         )
     return PlacementState(pending, tuple(workers))
 
 
-@pytest.mark.parametrize("name", sorted(PLACEMENT_POLICIES))
+@every_variant
 @settings(deadline=None)
 @given(state=states(), now_ms=st.floats(0, 2000))
 def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
-    name: str, state: PlacementState, now_ms: float
+    name: str, options: dict[str, object], state: PlacementState, now_ms: float
 ) -> None:
-    decision = create_placement_policy(name).decide(state, now_ms)
+    decision = create_placement_policy(name, options=options).decide(state, now_ms)
 
-    assert create_placement_policy(name).decide(state, now_ms) == decision
+    assert create_placement_policy(name, options=options).decide(state, now_ms) == decision
     pending = {request.request_id: request for request in state.pending}
     fates = [placement.request_id for placement in decision.place] + [shed.request_id for shed in decision.shed]
     assert len(set(fates)) == len(fates)
@@ -79,13 +97,14 @@ def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
     assert {placement.worker for placement in decision.place} <= known
 
 
-@pytest.mark.parametrize("name", sorted(PLACEMENT_POLICIES))
+@every_variant
 @settings(deadline=None)
 @given(state=states())
-def test_an_idle_worker_takes_something_that_fits(name: str, state: PlacementState) -> None:
+def test_an_idle_worker_takes_something_that_fits(name: str, options: dict[str, object], state: PlacementState) -> None:
     idle = WorkerView("idle", (), (), max_running=8, max_queued=0, kv_total=120, kv_free=120)
     everyone = PlacementState(state.pending, (*state.workers, idle))
 
-    decision = create_placement_policy(name).decide(everyone, -1.0)
+    decision = create_placement_policy(name, options=options).decide(everyone, -1.0)
 
-    assert bool(decision.place) == bool(state.pending)
+    assert bool(decision.place) == (len(decision.shed) < len(state.pending))
+    assert {shed.reason for shed in decision.shed} <= {"unservable"}

@@ -41,7 +41,7 @@ def test_an_unknown_policy_is_answered_with_all_known() -> None:
     assert ", ".join(sorted(EXPERT_POLICIES)) in str(caught.value)
     with pytest.raises(UnknownName, match="known: fcfs"):
         create_batch_policy("lifo")
-    with pytest.raises(UnknownName, match="known: edf, fcfs"):
+    with pytest.raises(UnknownName, match="known: edf, emoe, emoe-literal, fcfs"):
         create_placement_policy("lifo")
 
 
