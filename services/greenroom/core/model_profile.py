@@ -66,8 +66,10 @@ class TaskProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds. ``token_ms_by_rows[b]``: eMoE's c: a decode step of b rows, for one of them. ``prefill_token_ms``:
-    a token of a prompt in chunks. ``load_ms_by_experts[n]``: eMoE's ΔE: n experts that are brought to the device."""
+    """Milliseconds. ``token_ms_by_rows[b]``: eMoE's c: the time of a decode step of b rows, shared out over them: n
+    requests of G tokens each cost n · G · c. ``prefill_token_ms``: a token of a prompt in chunks.
+    ``load_ms_by_experts[n]``: eMoE's ΔE: n experts that are brought to the device together.
+    """
 
     token_ms_by_rows: Annotated[dict[Count, Above], Meta(min_length=1)]
     prefill_token_ms: Above
@@ -91,12 +93,14 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     """What it costs to go on with the same experts for p prompts (eMoE, section 3.3, Fig. 10).
 
     ``perplexity[p]``; p = 0: the experts are chosen anew for every prompt. ``proposed_every``: the largest p that is
-    within the tolerance, for ``--forecast-every``. ``share``: of all experts that were kept.
+    within the tolerance, for ``--forecast-every``. ``share``: of all experts that were kept. ``with_all``: the
+    perplexity where every expert can be had.
     """
 
     share: Share
     perplexity: dict[Annotated[int, Meta(ge=0)], Above]
     proposed_every: Count
+    with_all: Above | None = None
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -68,8 +69,8 @@ class RaggedModel:
         self.source = source
 
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """One forward over ``chunks``, in this order. Returns the logits ``[n, vocabulary]`` of the last row of each
-        of the n chunks that want logits, after all post-processing of the family's own.
+        """One forward over ``chunks``, in this order. Returns the logits ``[n, vocabulary]`` of the last rows of those
+        chunks that want logits, after all post-processing of the family's own.
 
         Writes keys and values behind each ``kv.length`` and leaves the length: the caller commits. Whatever a layer
         or the source raises comes through, and then nothing has changed.
@@ -77,8 +78,9 @@ class RaggedModel:
         lengths = [len(chunk.tokens) for chunk in chunks]
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
         positions = torch.tensor([chunk.kv.length + i for chunk in chunks for i in range(len(chunk.tokens))])
-        ends = np.cumsum(lengths) - 1
-        wanted = torch.as_tensor(ends[[chunk.wants_logits for chunk in chunks]], device=self.device)
+        ends = zip(itertools.accumulate(lengths), chunks, strict=True)
+        lasts = [row for end, chunk in ends if chunk.wants_logits for row in range(end - chunk.logit_rows, end)]
+        wanted = torch.tensor(lasts, dtype=torch.int64, device=self.device)
         step = RaggedStep(chunks, self.device, self.attention, self.native)
         with torch.inference_mode(), running(step), self._told(chunks, lengths):
             if self.lean is not None and len(tokens) <= self.lean.most_rows:

@@ -38,13 +38,17 @@ AttentionFunction = Callable[..., tuple[torch.Tensor, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows of one sequence: ``tokens``, to go behind the rows that ``kv`` holds already."""
+    """Consecutive rows of one sequence: ``tokens``, to go behind the rows that ``kv`` holds already.
+
+    ``logit_rows``: of how many of its last rows logits are wanted, where it ``wants_logits``.
+    """
 
     sequence: int
     tokens: Sequence[int]
     kv: SequenceKV
     prefill: bool
     wants_logits: bool
+    logit_rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)

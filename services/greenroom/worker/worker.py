@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,8 @@ from greenroom.moe.loading import LoadedMoE, attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.products import describe_products
 from greenroom.moe.ragged import RaggedModel
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
@@ -50,13 +52,16 @@ class Worker:
 
     Construction does everything that takes long, with progress bars: packing at first use, loading, filling the
     expert slots. Raises GreenroomError of the kind that says what is wrong; then nothing is left running.
+
+    ``policy`` makes the expert policy in the place of the configured one; its ``row_mask`` counts.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, *, policy: Callable[[Catalogue], ExpertPolicy] | None = None) -> None:
         torch.set_num_threads(config.threads or usable_cores())
         self.accelerator = accelerator_of(config.device)
         self._device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         self.config = config
+        self._make_policy = policy
         self.checkpoint: Checkpoint = resolve(config.model, revision=config.revision, offline=config.offline)
         if not family_of(self.checkpoint.config).decoder_only:
             raise UnsupportedModel(ENCODER_DECODER_REASON)
@@ -115,13 +120,18 @@ class Worker:
 
     def _start_experts(self) -> ExpertEngine:
         catalogue = catalogue_of(self.pack.manifest)
-        policy = create_policy(self.config.policy, catalogue=catalogue, options=self._policy_options())
+        own = self._make_policy
+        if own is None:
+            policy = create_policy(self.config.policy, catalogue=catalogue, options=self._policy_options())
+        else:
+            policy = own(catalogue)
         if self.config.policy == "belady" and "future" not in self.config.policy_options:
             log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
         slots = EngineConfig(
             device_slots=self.plan.device_slots,
             host_slots=self.plan.host_slots,
             fidelity=Fidelity(self.config.fidelity, self.profile),
+            approximate=own is not None,
         )
         self.link = load_or_measure(self.pack, on_measure=self._say)
         hardware = RealHardware(None if self.link is None else self.link.reads, self.accelerator)
