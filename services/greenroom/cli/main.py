@@ -13,8 +13,11 @@ from greenroom.cli.gateway import gateway
 from greenroom.cli.generate import generate
 from greenroom.cli.info import info
 from greenroom.cli.keys import keys
+from greenroom.cli.keywords import keywords
 from greenroom.cli.pack import pack
 from greenroom.cli.predictor import predictor
+from greenroom.cli.predictor_train import predictor_train
+from greenroom.cli.profile import profile
 from greenroom.cli.replay import replay
 from greenroom.cli.scheduler import scheduler
 from greenroom.cli.serve import serve
@@ -66,8 +69,11 @@ def main(log_level: str) -> None:
       greenroom serve --model DIR --expert-memory 8GiB     a checkpoint of yours
       greenroom generate "Hello! I am Leo."                without a server
       greenroom info MODEL                                 what a checkpoint needs and what fits
+      greenroom profile MODEL --tasks FILE                 what a model is like, by task type
       greenroom trace --prompts FILE --out T.npz           record which experts prompts are routed to
       greenroom replay T.npz --plot hits.png               which policy and budget suit that routing
+      greenroom predictor-train T.npz                      what can be foretold of that routing, and by what
+      greenroom keywords learn FILE --output mine.json     what tells your kinds of tasks apart
       greenroom keys add ann                               who may use a server that others can reach
 
     \b
@@ -83,6 +89,9 @@ for _command in (serve, gateway, tasktype, scheduler, predictor, worker, keys):
 main.add_command(generate)
 main.add_command(info)
 main.add_command(pack)
+main.add_command(profile)
 main.add_command(trace)
 main.add_command(replay)
+main.add_command(predictor_train)
+main.add_command(keywords)
 main.add_command(demo)

@@ -1,0 +1,105 @@
+"""Rows that may only go to some experts: what a profile does to a model to see what becomes of its answers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.policies.arrays import Ids, Mask
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import Step
+from greenroom.policies.next_use import NextUse
+
+
+class Confinement(Protocol):
+    """Which experts rows are confined to."""
+
+    def mask(self, sequences: Ids, positions: Ids, layer: int) -> Mask | None:
+        """``[rows, experts of the layer]`` for rows of these sequences at these positions; None: none is confined."""
+        ...
+
+
+class RandomRouting:
+    """The first ``layers`` MoE layers send each row to as many experts as ever, drawn at random.
+
+    What is drawn follows from the seed, the sequence's name, the row's position and the layer alone: not from what else
+    runs, nor from ``layers``, so a longer prefix has the shorter one's draws in it.
+    """
+
+    def __init__(self, catalogue: Catalogue, layers: int, *, seed: int, names: dict[int, int]) -> None:
+        """``names``: of each sequence, what its draws follow from (its prompt's place, say)."""
+        self._catalogue = catalogue
+        self._layers = layers
+        self._seed = np.uint64(seed)
+        self._names = names
+
+    def mask(self, sequences: Ids, positions: Ids, layer: int) -> Mask | None:
+        if layer >= self._layers:
+            return None
+        experts, k = int(self._catalogue.experts_per_layer[layer]), int(self._catalogue.top_k[layer])
+        names = np.array([self._names[sequence] for sequence in sequences.tolist()], dtype=np.uint64)
+        rows = _mixed(_mixed(_mixed(self._seed ^ names) ^ positions.astype(np.uint64)) ^ np.uint64(layer))
+        lots = _mixed(rows[:, None] ^ np.arange(1, experts + 1, dtype=np.uint64)[None, :])
+        mask = np.zeros(lots.shape, dtype=np.bool_)
+        np.put_along_axis(mask, np.argsort(lots, axis=1, kind="stable")[:, :k], True, axis=1)
+        return mask
+
+
+class KeptExperts:
+    """Each sequence has the experts that were kept for it: ``kept[sequence]``, a mask over all keys."""
+
+    def __init__(self, catalogue: Catalogue, kept: dict[int, Mask]) -> None:
+        self._catalogue = catalogue
+        self._kept = kept
+
+    def mask(self, sequences: Ids, positions: Ids, layer: int) -> Mask | None:
+        span = self._catalogue.spans[layer]
+        own, rows = np.unique(sequences, return_inverse=True)
+        return np.stack([self._kept[sequence][span] for sequence in own.tolist()])[rows]
+
+
+class ConfiningPolicy(NextUse):
+    """``next-use``, which confines rows while it is told to (``confine``)."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue)
+        self._confinement: Confinement | None = None
+        self._confined = 0
+        self._seen: dict[int, int] = {}
+        self._positions: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def confine(self, to: Confinement | None) -> int:
+        """From now on, while nothing runs: None frees all rows. Returns at how many layers of steps rows were confined
+        by what there was before.
+        """
+        confined, self._confined = self._confined, 0
+        self._confinement = to
+        self._seen.clear()
+        return confined
+
+    def on_step_started(self, step: Step) -> None:
+        super().on_step_started(step)
+        if self._confinement is not None:
+            self._positions = np.empty(step.rows, dtype=np.int64)
+            for row, sequence in enumerate(step.row_sequences.tolist()):
+                position = self._seen.get(sequence, 0)
+                self._positions[row] = position
+                self._seen[sequence] = position + 1
+
+    def row_mask(self, step: Step, layer: int, resident: Mask) -> Mask | None:
+        if self._confinement is None:
+            return None
+        mask = self._confinement.mask(step.row_sequences, self._positions, layer)
+        self._confined += mask is not None
+        return mask
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele et al., OOPSLA 2014): every bit of the result depends on every bit."""
+    with np.errstate(over="ignore"):
+        numbers = np.asarray(numbers + np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64)
+        numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(numbers ^ (numbers >> np.uint64(31)), dtype=np.uint64)
