@@ -128,9 +128,10 @@ def replay(
     """
     from tqdm import tqdm
 
+    from greenroom.core.pictures import check_plot
     from greenroom.core.units import parse_bytes
     from greenroom.replay import report
-    from greenroom.replay.plot import check_plot, plot
+    from greenroom.replay.plot import plot
     from greenroom.replay.sweep import Sweep, slots_of, specs_of
     from greenroom.replay.trace import RoutingTrace
 

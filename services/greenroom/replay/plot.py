@@ -6,34 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from greenroom.core.errors import GreenroomError
+from greenroom.core.pictures import COLOURS, check_plot, new_figure, save_figure
 from greenroom.replay.report import at_once
 from greenroom.replay.sweep import BELADY, Cell, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Told apart by colour-blind people too (Okabe and Ito's palette), and by the marker in print.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
+# In print, curves are told apart by their markers.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
-
-KINDS = (".png", ".svg", ".pdf")
-
-
-class PlotUnavailable(GreenroomError):
-    """There is nothing to draw with, or the file can not be written."""
-
-
-def check_plot(path: Path) -> None:
-    """Raises PlotUnavailable without matplotlib, or for a file of another kind: worth knowing before the long work."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise PlotUnavailable("matplotlib is not installed; plots are drawn with: pip install 'greenroom[plot]'") from (
-            error
-        )
-    if path.suffix.lower() not in KINDS:
-        raise PlotUnavailable(f"{path} can not be drawn: a plot's name ends in {', '.join(KINDS)}")
 
 
 def plot(sweep: Sweep, cells: Sequence[Cell], path: Path, *, title: str) -> None:
@@ -42,15 +23,11 @@ def plot(sweep: Sweep, cells: Sequence[Cell], path: Path, *, title: str) -> None
     Raises PlotUnavailable without matplotlib, for another kind of file, or where it can not be written.
     """
     check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     measures: list[tuple[str, Callable[[Cell], float]]] = [("hit rate, %", lambda cell: 100 * cell.cache.hit_rate)]
     if sweep.timed is not None:
         measures.append(("stall, ms a token", _stall))
     columns, rows = len(sweep.concurrency), len(measures)
-    figure = Figure(figsize=(1.6 + 4.2 * columns, 1.2 + 3.3 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(1.6 + 4.2 * columns, 1.2 + 3.3 * rows)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="row")
     policies = list(dict.fromkeys(cell.policy for cell in cells))
     experts = sweep.trace.catalogue().size
@@ -69,10 +46,7 @@ def plot(sweep: Sweep, cells: Sequence[Cell], path: Path, *, title: str) -> None
     figure.suptitle(title, fontsize=12, x=0.02, horizontalalignment="left")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise PlotUnavailable(f"{path} can not be drawn: {error}") from error
+    save_figure(figure, path)
 
 
 def _panel(
@@ -87,7 +61,7 @@ def _panel(
         else:
             place = others.index(policy)
             style = {
-                "color": _COLOURS[place % len(_COLOURS)],
+                "color": COLOURS[place % len(COLOURS)],
                 "marker": _MARKERS[place % len(_MARKERS)],
                 "markersize": 5,
                 "label": policy,

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from greenroom.core.errors import InvalidConfig, UnknownName
+from greenroom.core.pictures import PlotUnavailable
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace, TraceError, report
 from greenroom.replay.cache import optimum, replay
-from greenroom.replay.plot import PlotUnavailable, plot
+from greenroom.replay.plot import plot
 from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.sweep import BELADY, PolicySpec, Sweep, slots_of, specs_of
 from greenroom.replay.timed import ComputeProfile, TimedReplay
