@@ -34,7 +34,18 @@ def run(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("serve",), ("generate",), ("info",), ("pack",), ("trace",), ("replay",), ("demo", "widen")]
+    "command",
+    [
+        (),
+        ("serve",),
+        ("generate",),
+        ("info",),
+        ("pack",),
+        ("trace",),
+        ("replay",),
+        ("keywords", "learn"),
+        ("demo", "widen"),
+    ],
 )
 def test_help_has_examples(run: Run, command: tuple[str, ...]) -> None:
     assert "Example" in run(*command, "--help")[0]

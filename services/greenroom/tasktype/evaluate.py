@@ -16,10 +16,15 @@ from greenroom.tasktype.profile import UNKNOWN
 
 
 class LabelledPrompt(msgspec.Struct, frozen=True):
-    """One line of a file of labelled prompts; other fields are passed over."""
+    """One line of a file of labelled prompts; other fields are passed over.
+
+    ``wording``: who or what put it so. Prompts of one wording are alike, so learning never parts them: what is told
+    of prompts that were put aside then holds for wordings that were not seen.
+    """
 
     prompt: str
     task_type: str
+    wording: str = ""
 
 
 @dataclass(slots=True)
@@ -67,15 +72,19 @@ def evaluate(extractor: Extractor, prompts: Iterable[LabelledPrompt]) -> Evaluat
     return evaluation
 
 
-def read_labelled(path: Path) -> Iterable[LabelledPrompt]:
-    """The lines of a JSONL file with ``prompt`` and ``task_type``. Raises InvalidConfig, naming the line."""
-    decoder = msgspec.json.Decoder(LabelledPrompt)
+def read_labelled(path: Path, *, wording: str = "wording") -> Iterable[LabelledPrompt]:
+    """The lines of a JSONL file with ``prompt`` and ``task_type``, and the field named by ``wording``.
+
+    Raises InvalidConfig, naming the line.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                yield decoder.decode(line)
+                fields = msgspec.json.decode(line, type=dict[str, Any])
+                given = {"wording": str(fields[wording])} if fields.get(wording) is not None else {"wording": ""}
+                yield msgspec.convert({**fields, **given}, LabelledPrompt)
             except msgspec.MsgspecError as error:
                 message = f'it must be an object with "prompt" and "task_type": {error}'
                 raise InvalidConfig(f"{path}, line {number}", line[:80].decode(errors="replace"), message) from error

@@ -87,6 +87,11 @@ def parse_profile(data: bytes, name: str) -> Profile:
     return profile
 
 
+def dump_profile(profile: Profile) -> bytes:
+    """As JSON that people can read, and ``load_profile`` too."""
+    return msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
+
+
 def _check_keywords(name: str, place: str, task: TypeKeywords) -> None:
     seen: dict[tuple[str, ...], int] = {}
     for number, keyword in enumerate(task.keywords):
