@@ -112,8 +112,9 @@ class ExpertPolicy(ABC):
     no thread and no I/O.
     """
 
-    hooks: ClassVar[frozenset[str]] = frozenset()
-    """Names of the methods that this class overrides; the engine calls no other event."""
+    hooks: frozenset[str] = frozenset()
+    """Names of the methods that this class overrides; the engine calls no other event. One that overrides what it has
+    no use for as it is set up may take it out when it is made."""
 
     asks: ClassVar[frozenset[str]] = frozenset()
     """Kinds of predictions that this class may request; where there are none ``take_requests`` is never called."""
@@ -173,6 +174,14 @@ class ExpertPolicy(ABC):
         """What the policy has to say of a sequence that has just ended (its prefetch recall, say).
 
         Goes into the sequence's routing trace. Asked right after ``on_sequence_ended``, once.
+        """
+        return {}
+
+    def loads_by_task(self) -> Mapping[str, int]:
+        """By task type: how many experts one more request of it would bring to the device. A type that is not named:
+        unknown.
+
+        Unlike everything else this may be asked from another thread than the pool's.
         """
         return {}
 

@@ -12,6 +12,7 @@ from greenroom.policies.batch_policy import BatchPolicy, FcfsBatching
 from greenroom.policies.belady import Belady
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.decayed import Decayed
+from greenroom.policies.emoe import Emoe
 from greenroom.policies.emoe_scheduling import EmoeLiteralPlacement, EmoePlacement
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fifo import Fifo
@@ -23,10 +24,12 @@ from greenroom.policies.next_layer import NextLayer, TopK, TracedTopK
 from greenroom.policies.next_use import NextUse
 from greenroom.policies.placement_policy import EdfPlacement, FcfsPlacement, PlacementPolicy
 from greenroom.policies.popularity import Popularity
+from greenroom.policies.static import Static
 
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "belady": Belady,
     "decayed": Decayed,
+    "emoe": Emoe,
     "fifo": Fifo,
     "lfu": Lfu,
     "lfu-reset": LfuReset,
@@ -36,6 +39,7 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "next-layer": NextLayer,
     "next-use": NextUse,
     "popularity": Popularity,
+    "static": Static,
     "top-k": TopK,
     "traced-top-k": TracedTopK,
 }

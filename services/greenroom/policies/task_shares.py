@@ -1,0 +1,100 @@
+"""What is known of where the tokens of a task type are routed: forecasts, else a profile, else what was seen."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.model_profile import ModelProfile
+from greenroom.policies.allocation import Shares, shares_of
+from greenroom.policies.arrays import Ids, Mask
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import LayerRouting
+
+MOST_TASKS = 64
+
+
+def popularity_of(catalogue: Catalogue, profile: ModelProfile, task: str | None = None) -> Shares:
+    """The profile's popularity as shares of every key; of no ``task``: the mean over all that it has.
+
+    Raises InvalidConfig where the profile is of other experts than the catalogue.
+    """
+    if (profile.layers, profile.experts) != (catalogue.layers, int(catalogue.experts_per_layer.max())):
+        theirs = f"{profile.layers} layers of {profile.experts} experts"
+        ours = f"{catalogue.layers} layers of {int(catalogue.experts_per_layer.max())}"
+        raise InvalidConfig("profile", f"{profile.model} ({theirs})", f"one of this model, which has {ours}")
+    tables = np.array([profile.popularity(name) for name in ([task] if task is not None else profile.tasks)])
+    return shares_of(catalogue, tables.mean(axis=0)[catalogue.layer_of, catalogue.index_of])
+
+
+class TaskShares:
+    """By task type the shares f and the sensitivity s of Eq. 2, as one array: s·f.
+
+    The newest forecast of a task counts, else its profile, else where its rows were routed since the start, else where
+    all were. Of a layer that a task is insensitive to nothing is known, and nothing is wanted.
+    """
+
+    def __init__(self, catalogue: Catalogue, profile: ModelProfile | None) -> None:
+        """Raises InvalidConfig for a profile of other experts."""
+        self._catalogue = catalogue
+        self._profile = profile
+        self._known: dict[str, Shares] = {}
+        self._seen: dict[str, NDArray[np.float64]] = {}
+        self._all_seen: NDArray[np.float64] = np.zeros(catalogue.size)
+        self.popularity: Shares = np.zeros(catalogue.size) if profile is None else popularity_of(catalogue, profile)
+        """By the profile, of all its tasks alike."""
+
+    @property
+    def tasks(self) -> list[str]:
+        """Those that anything is known of, forecasts and profiles first."""
+        profiled = () if self._profile is None else tuple(self._profile.tasks)
+        return list(dict.fromkeys((*profiled, *self._known, *self._seen)))[:MOST_TASKS]
+
+    def foresee(self, task: str, weights: NDArray[np.floating]) -> None:
+        """A forecast of how a task's tokens spread over all keys."""
+        self._put(task, shares_of(self._catalogue, weights))
+
+    def saw(self, routing: LayerRouting, tasks: list[str], task_of_row: Ids) -> None:
+        """Rows were routed; row r is of ``tasks[task_of_row[r]]``."""
+        span = self._catalogue.spans[routing.layer]
+        experts = span.stop - span.start
+        self._all_seen[routing.experts] += routing.rows
+        if routing.picks is None or len(routing.picks) != len(task_of_row):
+            return  # whose the rows are was not recorded
+        cells = task_of_row[:, None] * experts + routing.picks
+        counts = np.bincount(cells[routing.picks < experts], minlength=len(tasks) * experts).reshape(-1, experts)
+        for task, own in zip(tasks, counts, strict=True):
+            seen = self._seen.get(task)
+            if seen is None:
+                if len(self._seen) >= MOST_TASKS:
+                    continue
+                seen = self._seen[task] = np.zeros(self._catalogue.size)
+            seen[span] += own
+
+    def of(self, task: str) -> Shares | None:
+        """s·f; None where nothing is known yet."""
+        known = self._known.get(task)
+        if known is not None:
+            return known
+        if self._profile is not None:
+            return self._put(task, popularity_of(self._catalogue, self._profile, task))
+        seen = self._seen.get(task, self._all_seen)
+        return shares_of(self._catalogue, seen) if seen.any() else None
+
+    def sensitive(self, task: str) -> Mask | None:
+        """``[N]``: whether the task is sensitive to the expert's layer; None: to all."""
+        insensitive = 0 if self._profile is None else self._profile.insensitive_layers(task)
+        return self._catalogue.layer_of >= insensitive if insensitive else None
+
+    def _put(self, task: str, shares: Shares) -> Shares:
+        """Keep them, and forget the task that has been here longest where there are too many."""
+        sensitive = self.sensitive(task)
+        if sensitive is not None:
+            shares = shares * sensitive
+        shares.setflags(write=False)
+        self._known.pop(task, None)
+        self._known[task] = shares
+        if len(self._known) > MOST_TASKS:
+            del self._known[next(iter(self._known))]
+        return shares

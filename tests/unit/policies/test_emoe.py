@@ -1,0 +1,414 @@
+"""Which experts eMoE wants: Eq. 2 over the requests that are here, by task."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from greenroom.core.errors import InvalidConfig, UnknownName
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.emoe import Emoe
+from greenroom.policies.events import (
+    LayerRouting,
+    Prediction,
+    PredictionRequest,
+    Reason,
+    SequenceEnd,
+    SequenceInfo,
+    Step,
+    Tier,
+    VictimRequest,
+)
+from greenroom.policies.popularity import POPULARITY
+from greenroom.policies.registry import create_policy
+from tests.unit.policies.bench import keys_of, mask_of, step_of, transfer_of
+from tests.unit.policies.model_profiles import model_profile, task_profile
+
+CATALOGUE = Catalogue.uniform("pool", layers=2, experts=4, top_k=1, expert_bytes=10)
+SORTS = [[0.7, 0.2, 0.1, 0.0], [0.1, 0.7, 0.2, 0.0]]
+CHATS = [[0.0, 0.1, 0.2, 0.7], [0.1, 0.1, 0.1, 0.7]]
+FILED = [[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
+PROFILE = model_profile({"sort": task_profile(SORTS), "chat": task_profile(CHATS), "file": task_profile(FILED)})
+
+
+def policy(slots: int = 4, **options: Any) -> Emoe:
+    made = Emoe(CATALOGUE, **options)
+    made.on_budget_changed(Tier.DEVICE, 10 * slots)
+    return made
+
+
+def forecast(of: Emoe, task: str | None, values: Any, *, kind: str = POPULARITY) -> None:
+    asked = PredictionRequest(kind, (0, 2), task=task)
+    of.on_prediction(Prediction(asked, "1", np.array(values, dtype=np.float32).ravel()))
+
+
+def step(of: Emoe, *sequences: int) -> None:
+    of.on_step_started(step_of(*sequences))
+
+
+def comes(of: Emoe, number: int, task: str, reads: int = 10, writes: int = 10) -> None:
+    of.on_sequence_queued(SequenceInfo(number, task, reads, writes))
+
+
+def ends(of: Emoe, number: int) -> None:
+    of.on_sequence_ended(number, SequenceEnd.FINISHED)
+
+
+def lands(of: Emoe, *experts: int) -> None:
+    for expert in experts:
+        of.on_transfer_done(transfer_of(expert))
+
+
+def wanted(of: Emoe) -> list[int]:
+    return [] if of.target is None else np.flatnonzero(of.target.wanted).tolist()
+
+
+def victims(of: Emoe, count: int, *, among: set[int] | None = None, reason: Reason = Reason.TARGET) -> list[int]:
+    evictable = mask_of(CATALOGUE, set(range(8)) if among is None else among)
+    return [int(key) for key in of.victims(VictimRequest(Tier.DEVICE, 10 * count, evictable, evictable, reason))]
+
+
+def routed(of: Emoe, layer: int, *rows: tuple[int, int]) -> None:
+    """Rows of sequences, each with the expert that it picks, in one step."""
+    where = step_of(*(sequence for sequence, _ in rows))
+    of.on_step_started(where)
+    picks = np.array([[expert] for _, expert in rows], dtype=np.int64)
+    of.on_layer_routed(LayerRouting.from_picks(CATALOGUE, where, layer, picks))
+
+
+# -- Eq. 2 -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.sampled_from(["sort", "chat", "file"]), st.integers(0, 500), st.integers(0, 500)), max_size=8
+    ),
+    insensitive=st.integers(0, 2),
+    slots=st.integers(2, 8),
+)
+def test_the_target_is_equation_2_written_out(
+    requests: list[tuple[str, int, int]], insensitive: int, slots: int
+) -> None:
+    tasks = {
+        "sort": task_profile(SORTS, writes=30.0, insensitive=insensitive),
+        "chat": task_profile(CHATS, writes=7.0),
+        "file": task_profile(FILED, writes=100.0),
+    }
+    made = policy(slots, profile=model_profile(tasks))
+    for number, (task, reads, writes) in enumerate(requests):
+        comes(made, number, task, reads, writes)
+    step(made)
+
+    expected = np.zeros((2, 4))
+    for task, profile in tasks.items():
+        own = [reads for name, reads, _ in requests if name == task]
+        tokens = sum(own) + len(own) * profile.generated_tokens.mean
+        for layer in range(2):
+            sensitive = not (task == "sort" and layer < insensitive)
+            expected[layer] += tokens * sensitive * np.array(profile.popularity[layer])
+    if not expected.any():
+        return
+    kept = {int(expected[layer].argmax()) + 4 * layer for layer in range(2) if expected[layer].any()}
+    others = [key for key in np.argsort(-expected.ravel(), kind="stable") if expected.ravel()[key] > 0]
+    for key in others:
+        if len(kept) < slots:
+            kept.add(int(key))
+    threshold = expected.ravel()[sorted(kept)].min()
+    assert set(wanted(made)) == kept or np.count_nonzero(np.isclose(expected.ravel(), threshold)) > 1
+
+
+def test_tokens_in_and_out_of_a_task_count_and_who_has_left_does_not() -> None:
+    made = policy(2, profile=PROFILE)
+    comes(made, 1, "sort", reads=10)
+    comes(made, 2, "chat", reads=100)
+    step(made)
+    assert wanted(made) == [3, 7]
+    ends(made, 2)
+    step(made)
+    assert wanted(made) == [3, 7], "the experts are chosen when requests come, not when they leave"
+    comes(made, 3, "sort", reads=1)
+    step(made)
+    assert wanted(made) == [0, 5]
+
+
+def test_without_a_profile_requests_say_what_they_generate() -> None:
+    made = policy(2)
+    forecast(made, "sort", SORTS)
+    forecast(made, "chat", CHATS)
+    comes(made, 1, "sort", reads=10, writes=500)
+    comes(made, 2, "chat", reads=100, writes=1)
+    step(made)
+    assert wanted(made) == [0, 5]
+
+
+def test_a_request_of_unknown_length_counts_as_one_token() -> None:
+    made = policy(2)
+    forecast(made, "sort", SORTS)
+    comes(made, 1, "sort", 0, 0)
+    step(made)
+    assert wanted(made) == [0, 5]
+
+
+def test_nothing_is_said_of_layers_that_a_task_is_insensitive_to() -> None:
+    profile = model_profile({"sort": task_profile(SORTS, insensitive=1)})
+    made = policy(4, profile=profile)
+    lands(made, 2, 3)
+    comes(made, 1, "sort")
+    step(made)
+    assert wanted(made) == [2, 4, 5, 6], "of layer 0 one that is here stays, the more popular one"
+
+
+def test_a_task_that_is_sensitive_nowhere_loads_nothing() -> None:
+    made = policy(4, profile=model_profile({"sort": task_profile(SORTS, insensitive=2)}))
+    lands(made, 3, 6)
+    comes(made, 1, "sort")
+    step(made)
+    assert wanted(made) == [3, 6]
+
+
+# -- what f is -------------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_forecast_it_is_the_profiles_popularity_and_then_the_newest_forecast() -> None:
+    made = policy(2, profile=PROFILE)
+    comes(made, 1, "sort")
+    step(made)
+    assert wanted(made) == [0, 5]
+    forecast(made, "sort", CHATS)
+    assert wanted(made) == [0, 5], "it counts from the next step on"
+    step(made)
+    assert wanted(made) == [3, 7]
+    forecast(made, "sort", FILED)
+    step(made)
+    assert wanted(made) == [2, 6]
+
+
+def test_before_any_request_the_profile_of_all_tasks_is_wanted() -> None:
+    made = policy(2, profile=PROFILE)
+    step(made)
+    assert wanted(made) == [2, 6]
+
+
+def test_a_task_that_was_not_profiled_is_as_all_that_were() -> None:
+    made = policy(2, profile=PROFILE)
+    comes(made, 1, "unheard-of")
+    step(made)
+    assert wanted(made) == [2, 6]
+
+
+def test_with_neither_it_is_what_was_seen_of_the_task_and_before_that_nothing() -> None:
+    made = policy(2)
+    comes(made, 1, "sort")
+    comes(made, 2, "chat")
+    step(made)
+    assert made.target is None
+    for _ in range(3):
+        routed(made, 0, (1, 0), (2, 3))
+        routed(made, 1, (1, 1), (2, 2))
+    ends(made, 1)
+    ends(made, 2)
+    comes(made, 3, "sort")
+    step(made)
+    assert wanted(made) == [0, 5]
+    ends(made, 3)
+    comes(made, 4, "chat")
+    step(made)
+    assert wanted(made) == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "kind"), [("sort", CHATS, "router"), (None, CHATS, POPULARITY), ("sort", CHATS[0], POPULARITY)]
+)
+def test_what_is_no_forecast_changes_nothing(task: str | None, values: Any, kind: str) -> None:
+    made = policy(2, profile=PROFILE)
+    comes(made, 1, "sort")
+    forecast(made, task, values, kind=kind)
+    step(made)
+    assert wanted(made) == [0, 5]
+
+
+def test_numbers_that_are_none_count_as_nothing() -> None:
+    made = policy(2)
+    forecast(made, "sort", [[np.nan, np.inf, 0.5, 0], [-1, 0, 0, 1]])
+    comes(made, 1, "sort")
+    step(made)
+    assert wanted(made) == [2, 7]
+
+
+def test_forecasts_are_copied_and_the_oldest_tasks_forgotten() -> None:
+    made = policy(2)
+    values = np.array(SORTS, dtype=np.float32).ravel()
+    made.on_prediction(Prediction(PredictionRequest(POPULARITY, (0, 2), task="sort"), "1", values))
+    values[:] = 0
+    comes(made, 1, "sort")
+    step(made)
+    assert wanted(made) == [0, 5]
+    for number in range(200):
+        forecast(made, f"task{number}", CHATS)
+    comes(made, 2, "sort")
+    step(made)
+    assert wanted(made) == [0, 5], "what is known of none of the requests leaves the target as it is"
+    copy.deepcopy(made)
+
+
+# -- who stays -------------------------------------------------------------------------------------------------
+
+
+def test_equals_do_not_change_places_and_the_same_set_is_the_same_target() -> None:
+    made = policy(4)
+    forecast(made, "sort", [[1, 1, 1, 1], [1, 1, 1, 1]])
+    lands(made, 1, 2, 5, 7)
+    comes(made, 1, "sort")
+    step(made)
+    assert wanted(made) == [1, 2, 5, 7]
+    before = made.target
+    comes(made, 2, "sort")
+    step(made)
+    assert made.target is before
+
+
+def test_who_had_to_go_for_a_miss_is_wanted_again_when_the_next_request_comes() -> None:
+    made = policy(2, profile=PROFILE)
+    comes(made, 1, "sort")
+    step(made)
+    assert made.target is not None
+    generation = made.target.generation
+    made.on_evicted(Tier.DEVICE, keys_of([0]))
+    assert wanted(made) == [5]
+    assert made.target.generation == generation + 1
+    step(made, 1)
+    assert wanted(made) == [5]
+    made.on_evicted(Tier.HOST, keys_of([5]))
+    assert wanted(made) == [5]
+    comes(made, 2, "sort")
+    step(made)
+    assert wanted(made) == [0, 5]
+
+
+def test_a_request_that_came_and_went_before_a_step_changes_nothing() -> None:
+    made = policy(2, profile=PROFILE)
+    comes(made, 1, "sort")
+    step(made)
+    comes(made, 2, "chat", reads=1000)
+    ends(made, 2)
+    step(made)
+    assert wanted(made) == [0, 5]
+
+
+def test_the_retention_says_who_leaves_for_a_miss_and_who_of_the_unwanted_for_the_target() -> None:
+    made = policy(4, profile=PROFILE, retention="lru")
+    comes(made, 1, "sort")
+    step(made)
+    assert wanted(made) == [0, 1, 5, 6]
+    for layer, expert in ((0, 2), (1, 3), (0, 0), (1, 0)):
+        routed(made, layer, (1, expert))
+    assert victims(made, 4) == [3, 2, 7, 4]
+    assert victims(made, 4, reason=Reason.ON_DEMAND) == [1, 3, 5, 6]
+
+
+def test_where_no_row_misses_the_one_that_expects_fewest_tokens_leaves() -> None:
+    made = policy(4, profile=PROFILE, fidelity="paper")
+    assert "on_layer_routed" not in made.hooks
+    assert {"on_step_started", "on_transfer_done", "on_evicted"} <= made.hooks
+    assert "on_layer_routed" in policy(fidelity="paper").hooks, "without a profile it has to look"
+    assert "on_layer_routed" in policy(profile=PROFILE).hooks
+    comes(made, 1, "sort")
+    step(made)
+    assert victims(made, 4) == [3, 7, 4, 2], "of equals the less popular one"
+    assert victims(made, 6, reason=Reason.ON_DEMAND) == [3, 7, 4, 2, 1, 6]
+
+
+# -- what one more request would load ------------------------------------------------------------------------------
+
+
+def test_what_one_more_request_of_a_task_would_load() -> None:
+    made = policy(4, profile=PROFILE)
+    assert made.loads_by_task() == {}
+    step(made)
+    comes(made, 1, "sort", reads=100)
+    step(made)
+    lands(made, 0, 1, 5, 6)
+    step(made, 1)
+    loads = made.loads_by_task()
+    assert loads["sort"] == 0
+    assert loads["chat"] == 0, "ten tokens do not turn the tide"
+    ends(made, 1)
+    loads = made.loads_by_task()
+    assert loads == {"sort": 0, "chat": 3, "file": 1}, "what is here and as good stays"
+    assert made.loads_by_task() is loads, "nothing has changed"
+
+
+def test_what_is_wanted_already_is_not_loaded_for_the_next_one() -> None:
+    made = policy(4, profile=PROFILE)
+    comes(made, 1, "chat", reads=100)
+    step(made)
+    assert made.loads_by_task()["chat"] == 0
+
+
+def test_loads_are_asked_for_from_another_thread_while_the_policy_works() -> None:
+    """Every answer is of one state: never of half a change."""
+    made = policy(4, profile=PROFILE)
+    step(made)
+    possible, seen, stop = {0, 1, 2, 3, 4}, [], threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            seen.append(made.loads_by_task())
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for number in range(300):
+            comes(made, number, ("sort", "chat", "file")[number % 3], reads=number)
+            step(made, number)
+            lands(made, *wanted(made))
+            made.on_evicted(Tier.DEVICE, keys_of([number % 8]))
+            ends(made, number)
+    finally:
+        stop.set()
+        asking.join(10)
+    assert not asking.is_alive()
+    assert all(set(loads.values()) <= possible for loads in seen)
+    assert any(loads for loads in seen)
+
+
+# -- settings --------------------------------------------------------------------------------------------------
+
+
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(UnknownName, match="retention"):
+        Emoe(CATALOGUE, retention="luck")
+    with pytest.raises(InvalidConfig, match="fidelity"):
+        Emoe(CATALOGUE, fidelity="none")
+    with pytest.raises(InvalidConfig, match=r"2 layers of 4 experts.*3 layers of 8"):
+        Emoe(Catalogue.uniform("pool", layers=3, experts=8, top_k=1), profile=PROFILE)
+
+
+def test_a_decision_takes_at_most_two_milliseconds_of_a_large_model() -> None:
+    """48 layers of 128 experts, 64 requests of 8 tasks; the best of many, since the machine has other work too."""
+    catalogue = Catalogue.uniform("pool", layers=48, experts=128, top_k=8)
+    made = create_policy("emoe", catalogue=catalogue)
+    made.on_budget_changed(Tier.DEVICE, catalogue.size * 6 // 10)
+    random = np.random.default_rng(1)
+    for task in range(8):
+        values = random.dirichlet(np.full(128, 0.3), 48).astype(np.float32).ravel()
+        made.on_prediction(Prediction(PredictionRequest(POPULARITY, (0, 48), task=f"{task}"), "1", values))
+    for number in range(64):
+        made.on_sequence_queued(SequenceInfo(number, f"{number % 8}", 100 + number, 50))
+    empty = Step("pool", 1, keys_of([]), np.empty(0, dtype=np.uint8))
+    taken = []
+    for number in range(64, 104):
+        made.on_sequence_queued(SequenceInfo(number, f"{number % 8}", 100, 50))
+        began = time.perf_counter()
+        made.on_step_started(empty)
+        taken.append(time.perf_counter() - began)
+        made.on_sequence_ended(number - 64, SequenceEnd.FINISHED)
+    assert min(taken) < 0.002
