@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from greenroom.cli.service_options import dialer_from, dialer_options, log_options, process_options
-from greenroom.policies.registry import PLACEMENT_POLICIES, create_placement_policy
+from greenroom.policies.registry import PLACEMENT_POLICIES
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from greenroom.fabric.lifecycle import Service
     from greenroom.fabric.log import Log
+
+
+scheduling_options_option = click.option(
+    "--scheduling-options", default="{}", show_default=True, help="Options of the scheduling, as JSON."
+)
+
+
+def parse_scheduling_options(text: str) -> dict[str, Any]:
+    """Raises click.BadParameter."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"this is no JSON ({error})", param_hint="--scheduling-options") from error
+    if not isinstance(options, dict):
+        raise click.BadParameter('write a JSON object such as {"patience_s": 10}', param_hint="--scheduling-options")
+    return options
 
 
 @click.command()
@@ -24,6 +42,12 @@ if TYPE_CHECKING:
     default="fcfs",
     show_default=True,
     help="Which request goes where, and when.",
+)
+@scheduling_options_option
+@click.option(
+    "--profile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="What `greenroom profile` measured of the model: lengths by task type, what tokens and expert loads cost.",
 )
 @click.option("--max-waiting", type=int, default=1024, show_default=True, help="Requests that wait at most.")
 @click.option(
@@ -39,7 +63,15 @@ if TYPE_CHECKING:
 @log_options
 @dialer_options
 @process_options
-def scheduler(scheduling: str, max_waiting: int, max_queue_wait: float, lease: float, **options: Any) -> None:
+def scheduler(
+    scheduling: str,
+    scheduling_options: str,
+    profile: Path | None,
+    max_waiting: int,
+    max_queue_wait: float,
+    lease: float,
+    **options: Any,
+) -> None:
     """Place the requests of the pools on their workers, with exactly one outcome for each.
 
     One scheduler is active for a pool; others stand by and take over when it dies. SIGTERM or Ctrl-C: it hands over.
@@ -49,8 +81,10 @@ def scheduler(scheduling: str, max_waiting: int, max_queue_wait: float, lease: f
     Examples:
       greenroom scheduler --brokers kafka:9092 --probe-port 9100
       greenroom scheduler --scheduling edf --max-waiting 256 --max-queue-wait 10
+      greenroom scheduler --scheduling emoe --profile profile.json --scheduling-options '{"patience_s": 10}'
     """
     from greenroom.cli.service_process import live
+    from greenroom.core.model_profile import load_model_profile
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
     from greenroom.fabric.telemetry.members import MembersCollector
@@ -59,7 +93,8 @@ def scheduler(scheduling: str, max_waiting: int, max_queue_wait: float, lease: f
     from greenroom.scheduler.service import SchedulerService
 
     pool = PoolConfig(max_waiting=max_waiting, max_queue_wait_ms=max_queue_wait * 1000, lease_ms=lease * 1000)
-    config = SchedulerConfig(pool=pool, policy=scheduling)
+    config = SchedulerConfig(pool=pool, policy=scheduling, policy_options=parse_scheduling_options(scheduling_options))
+    known = None if profile is None else load_model_profile(profile)
     dialer = dialer_from(options)
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> list[Service]:
@@ -70,7 +105,8 @@ def scheduler(scheduling: str, max_waiting: int, max_queue_wait: float, lease: f
             log=log,
             dialer=dialer,
             directory=directory,
-            policy=lambda: create_placement_policy(scheduling),
+            policy=config.make_policy,
+            profile=known,
         )
         registry.register(SchedulerCollector(service))
         registry.register(MembersCollector(directory))

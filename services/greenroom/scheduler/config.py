@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.policies.placement_policy import PlacementPolicy
+from greenroom.policies.registry import create_placement_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +38,18 @@ class PoolConfig:
     remember_ms: float = 3_600_000.0
 
     def __post_init__(self) -> None:
-        for field in ("max_waiting", "read_ahead", "read_ahead_span", "max_losses", "alone_after"):
-            if getattr(self, field) < 1:
-                raise InvalidConfig(field, getattr(self, field), "it is a number from 1")
-        for field in ("max_queue_wait_ms", "lease_ms", "retry_ms", "reclaim_ms", "remember_ms"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise InvalidConfig(field, getattr(self, field), "it is a number of milliseconds above 0")
+        for name in ("max_waiting", "read_ahead", "read_ahead_span", "max_losses", "alone_after"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(name, getattr(self, name), "it is a number from 1")
+        for name in ("max_queue_wait_ms", "lease_ms", "retry_ms", "reclaim_ms", "remember_ms"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidConfig(name, getattr(self, name), "it is a number of milliseconds above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """``policy``: the placement policy by name. ``ttl_ms``: of what it says of itself on ``members``.
+    """``policy``: the placement policy by name, ``policy_options`` what its class may be told. ``ttl_ms``: of what it
+    says of itself on ``members``.
 
     ``tick_ms``: how often what is due is looked for. ``commit_ms``: how often offsets are committed. ``skew_ms``: how
     far clocks may be apart, as rule 4 allows for.
@@ -52,12 +57,18 @@ class SchedulerConfig:
 
     pool: PoolConfig = PoolConfig()
     policy: str = "fcfs"
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
     tick_ms: float = 50.0
     commit_ms: float = 500.0
     skew_ms: float = 60_000.0
     ttl_ms: int = 6_000
 
     def __post_init__(self) -> None:
-        for field in ("tick_ms", "commit_ms", "skew_ms", "ttl_ms"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise InvalidConfig(field, getattr(self, field), "it is a number of milliseconds above 0")
+        for name in ("tick_ms", "commit_ms", "skew_ms", "ttl_ms"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidConfig(name, getattr(self, name), "it is a number of milliseconds above 0")
+        self.make_policy()
+
+    def make_policy(self) -> PlacementPolicy:
+        """A new one, for one pool. Raises UnknownName, InvalidConfig."""
+        return create_placement_policy(self.policy, options=self.policy_options)

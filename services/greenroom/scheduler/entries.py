@@ -28,13 +28,15 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a worker says at a run's end. ``reason``: stop, length, cancelled or failed."""
+    """What a worker says at a run's end. ``reason``: stop, length, cancelled or failed. ``approximated``: as the outcome
+    has it."""
 
     reason: FinishReason
     prompt_tokens: int = 0
     token_ids: tuple[int, ...] = ()
     logprobs: TokenLogprobArrays | None = None
     message: str = ""
+    approximated: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +45,8 @@ class Entry:
 
     ``offsets``: the records of ``tasks`` that wait for its end. ``again_at``: when to call Run again after a broken
     call, None where nothing is to be done. ``begun``: it has run before, so it is no longer shed for its waiting.
-    ``asked_ms``: when what its stage waits for was last asked for.
+    ``asked_ms``: when what its stage waits for was last asked for. ``estimates_ms``: by estimator, from its acceptance
+    to its end, as it looked when it was placed.
     """
 
     request_id: str
@@ -60,3 +63,4 @@ class Entry:
     outcome: Outcome | None = None
     asked_ms: float = 0.0
     begun: bool = False
+    estimates_ms: dict[str, float] = field(default_factory=dict)

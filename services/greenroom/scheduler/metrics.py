@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from greenroom.scheduler.accuracy import RATIOS, Errors
 from greenroom.scheduler.pool import Role
 from greenroom.scheduler.service import SchedulerService
 
@@ -29,6 +31,16 @@ class SchedulerCollector(Collector):
             "greenroom_scheduler_uncommitted", "Records of tasks read and not finished", labels=["pool"]
         )
         events = CounterMetricFamily("greenroom_scheduler_events", "What happened, by kind", labels=["pool", "event"])
+        ratios = HistogramMetricFamily(
+            "greenroom_scheduler_latency_ratio",
+            "Real latency over the one that was estimated when the request was placed",
+            labels=["pool", "estimator"],
+        )
+        wrong = CounterMetricFamily(
+            "greenroom_scheduler_latency_error_seconds",
+            "Sum of how far estimated latencies were from the real ones",
+            labels=["pool", "estimator"],
+        )
         for number, runner in self._service.runners.items():
             pool, label = runner.pool, [str(number)]
             depth = pool.depth
@@ -40,4 +52,12 @@ class SchedulerCollector(Collector):
             unfinished.add_metric(label, pool.tracker.open)
             for event, count in sorted(pool.counts.items()):
                 events.add_metric([*label, event], count)
-        yield from (active, waiting, placed, oldest, workers, unfinished, events)
+            for estimator, errors in sorted(pool.accuracy.by_estimator.items()):
+                ratios.add_metric([*label, estimator], _buckets(errors), sum_value=errors.ratio)
+                wrong.add_metric([*label, estimator], errors.absolute_ms / 1000)
+        yield from (active, waiting, placed, oldest, workers, unfinished, events, ratios, wrong)
+
+
+def _buckets(errors: Errors) -> list[tuple[str, float]]:
+    ends = [*(str(ratio) for ratio in RATIOS), "+Inf"]
+    return list(zip(ends, map(float, itertools.accumulate(errors.classes)), strict=True))

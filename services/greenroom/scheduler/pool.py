@@ -8,7 +8,7 @@ is read back, a worker's answer) is a further input, and may never come: whateve
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -29,7 +29,15 @@ from greenroom.core.messages import (
     TaskRecord,
 )
 from greenroom.fabric.commits import PrefixTracker
-from greenroom.policies.placement_policy import PendingRequest, PlacementPolicy, PlacementState
+from greenroom.policies.latency_estimate import ESTIMATORS, latency_ms
+from greenroom.policies.placement_policy import (
+    PendingRequest,
+    Placement,
+    PlacementPolicy,
+    PlacementState,
+    WorkerView,
+)
+from greenroom.scheduler.accuracy import Accuracy
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.effects import (
     Append,
@@ -43,6 +51,7 @@ from greenroom.scheduler.effects import (
     Run,
 )
 from greenroom.scheduler.entries import Entry, RunResult, Stage
+from greenroom.scheduler.foresight import Foresight
 from greenroom.scheduler.seats import Capacity, Seat, WorkerState
 
 
@@ -70,8 +79,8 @@ class Listed:
 class Pool:
     """The scheduler's side of the protocol.
 
-    Times are Unix milliseconds on a clock that never jumps. ``expected_tokens`` says how many tokens a task will
-    probably generate.
+    Times are Unix milliseconds on a clock that never jumps. ``foresight`` says how many tokens a request will probably
+    generate and what a worker's time costs; it learns from the outcomes in the journal.
 
     Invariants, checked by ``audit``: a request waits, or is placed on one worker, or is being written down, never two
     of these; the tracker holds exactly the offsets of the requests that have not ended; nothing is started under an
@@ -84,14 +93,16 @@ class Pool:
         config: PoolConfig,
         policy: PlacementPolicy,
         *,
-        expected_tokens: Callable[[Task], int] | None = None,
+        foresight: Foresight | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.config = config
         self.policy = policy
         self.counts: dict[str, int] = {}
         """How often what happened, for metrics."""
-        self._expected = expected_tokens or _limit_of
+        self.accuracy = Accuracy()
+        """What both estimators said of requests' latencies, and what these were."""
+        self._foresight = foresight or Foresight()
         self._stand_by()
 
     def _stand_by(self) -> None:
@@ -242,6 +253,8 @@ class Pool:
             return []
         self._finished[request_id] = now + self.config.remember_ms
         self._losses.pop(request_id, None)
+        if outcome.reason in _COMPLETED:
+            self._foresight.finished(outcome.task_type, len(outcome.token_ids))
         entry = self.entries.get(request_id)
         if entry is None:
             return []
@@ -324,7 +337,7 @@ class Pool:
             arrived_ms=request.accepted_ms,
             input_tokens=len(request.prompt_ids),
             kv_need=len(request.prompt_ids) + limit - 1,
-            expected_tokens=max(1, min(limit, self._expected(task))),
+            expected_tokens=self._foresight.tokens(task.task_type, limit),
             deadline_ms=request.deadline_ms,
             task=task.task_type,
             slo_ttft_ms=request.slo.ttft_ms,
@@ -357,7 +370,8 @@ class Pool:
             return []
         seat.lease_until = now + self.config.lease_ms
         changed = seat.state.draining != state.draining
-        seat.state = state
+        seat.state, seat.heard_ms = state, now
+        seat.costs = self._foresight.costs(state.costs, missing=state.missing, rows=seat.capacity.max_running)
         return self.schedule(now) if changed else []
 
     def listed(self, worker: str, runs: Iterable[Listed], now: float) -> list[Effect]:
@@ -448,8 +462,11 @@ class Pool:
                 continue  # only those that can take something now are too small
             reason = FinishReason.EXPIRED if shed.reason == "expired" else FinishReason.SHED
             effects += self._end(entry, reason, now, message=_SHED.get(shed.reason, shed.reason))
+        estimates = _estimates_ms(waiting, views, decision.place, now)
         for placement in decision.place:
-            effects += self._place(self._waiting[placement.request_id], self.seats[placement.worker], now)
+            entry = self._waiting[placement.request_id]
+            effects += self._place(entry, self.seats[placement.worker], now)
+            entry.estimates_ms = estimates[placement.request_id]
         return effects
 
     def _place_suspects(self, now: float) -> list[Effect]:
@@ -500,6 +517,7 @@ class Pool:
             if seat.alone == entry.request_id:
                 seat.alone = None
         entry.worker = entry.attempt = entry.again_at = None
+        entry.estimates_ms = {}
 
     def _placed(self, worker: str, request_id: str, attempt: Attempt) -> Entry | None:
         """The request if that is its attempt; what is said of any other is of the past (rule 1)."""
@@ -512,7 +530,11 @@ class Pool:
         """The run came to its end."""
         self._now = now
         entry = self._placed(worker, request_id, attempt)
-        return [] if entry is None else self._end(entry, result.reason, now, message=result.message, result=result)
+        if entry is None:
+            return []
+        if entry.task is not None and result.reason in _COMPLETED and not entry.begun:
+            self.accuracy.add(entry.estimates_ms, now - entry.task.request.accepted_ms)
+        return self._end(entry, result.reason, now, message=result.message, result=result)
 
     def refused(
         self, worker: str, request_id: str, attempt: Attempt, now: float, *, back_off_ms: float
@@ -570,7 +592,7 @@ class Pool:
             effects.append(CancelRun(entry.worker, entry.request_id, entry.attempt))
         self._waiting.pop(entry.request_id, None)
         request = None if entry.task is None else entry.task.request
-        completed = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        completed = reason in _COMPLETED
         entry.stage = Stage.ENDING
         entry.outcome = Outcome(
             epoch=self.epoch,
@@ -586,6 +608,7 @@ class Pool:
             task_type="" if entry.task is None else entry.task.task_type,
             worker=(entry.worker or "") if result is not None else "",
             queue_ms=max(0.0, entry.placed_ms - request.accepted_ms) if request and entry.placed_ms else 0.0,
+            approximated=result.approximated if result is not None and completed else 0.0,
         )
         return effects + self._append_outcome(entry, now)
 
@@ -681,6 +704,7 @@ class Pool:
         assert len(offsets) == len(set(offsets)) == self.tracker.open, "every open offset belongs to one request"
 
 
+_COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 _SHED: Mapping[str, str] = {
     "expired": "its deadline passed while it waited",
     "unservable": "it needs more KV memory than any worker has",
@@ -692,5 +716,20 @@ def _given_up(entry: Entry) -> str:
     return f"given up after {len(entry.losses)} workers were lost while they ran it"
 
 
-def _limit_of(task: Task) -> int:
-    return task.request.sampling.max_tokens or 1
+def _estimates_ms(
+    waiting: Iterable[PendingRequest], views: Iterable[WorkerView], place: Collection[Placement], now: float
+) -> dict[str, dict[str, float]]:
+    """By request and estimator, in the order in which they are placed. Nothing where a worker's costs are unknown."""
+    requests = {request.request_id: request for request in waiting} if place else {}
+    workers = {view.worker: view for view in views}
+    joined: dict[str, list[PendingRequest]] = {}
+    found: dict[str, dict[str, float]] = {}
+    for placement in place:
+        view, request = workers[placement.worker], requests[placement.request_id]
+        before = joined.setdefault(placement.worker, [])
+        known = ESTIMATORS if view.costs.generated_ms(1) > 0 else {}
+        found[request.request_id] = {
+            name: latency_ms(estimator, view, before, request, now) for name, estimator in known.items()
+        }
+        before.append(request)
+    return found

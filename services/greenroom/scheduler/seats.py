@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from greenroom.core.attempts import Attempt
-from greenroom.policies.placement_policy import Costs, PlacedRequest, WorkerView
+from greenroom.policies.latency_estimate import expected_left
+from greenroom.policies.placement_policy import Costs, PendingRequest, PlacedRequest, WorkerView
 from greenroom.scheduler.entries import Entry
 
 
@@ -20,11 +21,13 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """What a worker says of itself with every beat. ``generated``: tokens so far, by request."""
+    """What a worker says of itself with every beat. ``generated``: tokens so far, by request. ``missing``: share of
+    the experts that are not on its device."""
 
     draining: bool = False
     costs: Costs = field(default_factory=Costs)
     generated: dict[str, int] = field(default_factory=dict)
+    missing: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +35,8 @@ class Seat:
     """One worker that is there. ``lease_until``: it may emit until then at the latest, by the scheduler's clock.
 
     ``listed``: it has said what it runs since it was last reached. ``blocked_until``: it refused a run.
-    ``alone``: the request that it runs alone. ``reserved``: it empties for one that must.
+    ``alone``: the request that it runs alone. ``reserved``: it empties for one that must. ``heard_ms``: when it said
+    ``state``. ``costs``: what is reckoned with.
     """
 
     worker: str
@@ -40,6 +44,8 @@ class Seat:
     lease_until: float
     listed: bool = False
     state: WorkerState = WorkerState()
+    heard_ms: float = 0.0
+    costs: Costs = field(default_factory=Costs)
     placed: dict[str, Entry] = field(default_factory=dict)
     blocked_until: float = 0.0
     alone: str | None = None
@@ -54,13 +60,17 @@ class Seat:
     def view(self, now: float) -> WorkerView:
         running: list[PlacedRequest] = []
         kv_used = 0
+        rows = min(len(self.placed), self.capacity.max_running)
+        step_ms, read_ms = rows * self.costs.generated_ms(rows), self.costs.read_ms(rows)
         for entry in self.placed.values():
-            if entry.pending is None:
+            request = entry.pending
+            if request is None:
                 continue
-            kv_used += entry.pending.kv_need
-            generated = self.state.generated.get(entry.request_id, 0)
-            left = max(1, entry.pending.expected_tokens - generated)
-            running.append(PlacedRequest(entry.pending, entry.placed_ms, generated, left))
+            kv_used += request.kv_need
+            most = request.kv_need - request.input_tokens + 1
+            generated = min(self._generated(request, entry.placed_ms, now, step_ms, read_ms), most - 1)
+            left = expected_left(request.expected_tokens, generated, most - generated)
+            running.append(PlacedRequest(request, entry.placed_ms, generated, left))
         free = max(0, self.capacity.kv_tokens - kv_used)
         return WorkerView(
             worker=self.worker,
@@ -70,5 +80,13 @@ class Seat:
             max_queued=self.capacity.max_queued,
             kv_total=self.capacity.kv_tokens,
             kv_free=free,
-            costs=self.state.costs,
+            costs=self.costs,
         )
+
+    def _generated(self, request: PendingRequest, placed_ms: float, now: float, step_ms: float, read_ms: float) -> int:
+        """What it last said, and a token for each step that it has had time for since."""
+        said = self.state.generated.get(request.request_id, 0)
+        if step_ms <= 0:
+            return said
+        since = max(self.heard_ms, placed_ms) + (0.0 if said else request.input_tokens * read_ms)
+        return said + int(max(0.0, now - since) / step_ms)

@@ -24,6 +24,7 @@ from greenroom.core.messages import (
     decode,
     encode,
 )
+from greenroom.core.model_profile import ModelProfile
 from greenroom.fabric import telemetry
 from greenroom.fabric.current import fresh_context
 from greenroom.fabric.lifecycle import Part
@@ -44,6 +45,7 @@ from greenroom.scheduler.effects import (
     Release,
     Run,
 )
+from greenroom.scheduler.foresight import Foresight
 from greenroom.scheduler.letters import SERVICE, Letters, letter_of, write_letter
 from greenroom.scheduler.origins import Origins
 from greenroom.scheduler.pool import Pool, Role
@@ -73,9 +75,10 @@ class PoolRunner:
         dialer: Dialer,
         directory: Directory,
         clock: Callable[[], float],
+        profile: ModelProfile | None = None,
     ) -> None:
         self.number = number
-        self.pool = Pool(f"{instance}/{number}", config.pool, policy)
+        self.pool = Pool(f"{instance}/{number}", config.pool, policy, foresight=Foresight(profile))
         self.deposed = False
         self._position = position
         self._config = config
@@ -306,7 +309,9 @@ class SchedulerService(Part):
         dialer: Dialer,
         directory: Directory,
         policy: Callable[[], PlacementPolicy],
+        profile: ModelProfile | None = None,
     ) -> None:
+        """``profile``: of the model that the pools serve."""
         super().__init__("scheduler")
         self._config = config
         self._instance = instance
@@ -314,6 +319,7 @@ class SchedulerService(Part):
         self._dialer = dialer
         self._directory = directory
         self._policy = policy
+        self._profile = profile
         self._clock = SteadyClock()
         self.runners: dict[int, PoolRunner] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -349,6 +355,7 @@ class SchedulerService(Part):
             dialer=self._dialer,
             directory=self._directory,
             clock=self._clock,
+            profile=self._profile,
         )
         self._running[number] = asyncio.create_task(runner.run(), name=f"pool {number}")
 

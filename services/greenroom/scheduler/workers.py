@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,10 +16,11 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.messages import Member, Task, encode
 from greenroom.fabric.current import fresh_context
 from greenroom.fabric.rpc import Dialer, outgoing
-from greenroom.fabric.wire import from_attempt, from_end_reason, logprobs_of, to_attempt
+from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, to_attempt
 from greenroom.policies.placement_policy import Costs
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
 from greenroom.scheduler.entries import RunResult
+from greenroom.scheduler.foresight import MOST_TASKS
 from greenroom.scheduler.origins import Origins
 from greenroom.scheduler.pool import Listed, Pool
 from greenroom.scheduler.seats import Capacity, WorkerState
@@ -150,6 +153,7 @@ class Workers:
                         tuple(result.token_ids),
                         logprobs_of(result),
                         result.message,
+                        from_share(result.approximated),
                     ),
                     now,
                 )
@@ -276,11 +280,21 @@ class _Link:
             return False
         heard = WorkerState(
             draining=state.draining,
-            costs=Costs(token_ms=state.token_ms),
+            costs=_costs(state),
             generated={run.request_id: run.generated for run in state.runs},
+            missing=max(0.0, 1.0 - state.resident_experts / state.experts) if state.experts else 0.0,
         )
         self._act(self._pool.beat(worker, heard, now))
         return worker in self._pool.seats
+
+
+def _costs(state: worker_pb2.WorkerState) -> Costs:
+    """What is no time is passed over, and so is what comes after the first thousand task types."""
+    named = itertools.islice(sorted(state.load_ms_by_task.items()), MOST_TASKS)
+    return Costs(
+        token_ms=state.token_ms if 0 <= state.token_ms < math.inf else 0.0,
+        load_ms_by_task={task: ms for task, ms in named if 0 <= ms < math.inf},
+    )
 
 
 async def _write(

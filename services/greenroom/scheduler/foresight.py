@@ -1,0 +1,89 @@
+"""What a pool's scheduler expects of requests and workers: eMoE's profile, or what has been seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from greenroom.core.model_profile import ModelProfile
+from greenroom.policies.placement_policy import Costs
+
+ENOUGH = 8
+"""Answers of a task type from which on their mean is trusted."""
+MEMORY = 512
+"""Answers that a mean goes back over, about."""
+MOST_TASKS = 1024
+"""Task types that are told apart; what comes of further ones counts among all."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    value: float = 0.0
+    seen: int = 0
+
+    def add(self, tokens: int) -> None:
+        self.seen = min(self.seen + 1, MEMORY)
+        self.value += (tokens - self.value) / self.seen
+
+    @property
+    def known(self) -> float | None:
+        return self.value if self.seen >= ENOUGH else None
+
+
+class Foresight:
+    """Equal histories lead to equal answers: a mean that follows the last ``MEMORY`` answers, no clock, no chance.
+
+    ``profile``: its means, its c and its ΔE come before what is seen and heard. A task type that it does not name has
+    the mean of what was seen of it, as every type has without a profile.
+    """
+
+    def __init__(self, profile: ModelProfile | None = None) -> None:
+        self.profile = profile
+        self._by_task: dict[str, _Mean] = {}
+        self._all = _Mean()
+        self._token_ms: tuple[float, ...] = ()
+        self._wanted = {} if profile is None else {task: experts_wanted(profile, task) for task in profile.tasks}
+
+    def tokens(self, task: str, limit: int) -> int:
+        """Tokens that an answer will probably have (eMoE's G when it is scheduled), from 1 to ``limit``: by profile, by
+        what was seen of the task, by what was seen of all; ``limit`` where nothing is known."""
+        mean = self._mean(task)
+        return limit if mean is None else max(1, min(limit, round(mean)))
+
+    def _mean(self, task: str) -> float | None:
+        if self.profile is not None and task in self.profile.tasks:
+            return self.profile.expected_tokens(task)
+        seen = self._by_task.get(task)
+        if seen is not None and seen.known is not None:
+            return seen.known
+        return self._all.known if self.profile is None else self.profile.expected_tokens(task)
+
+    def finished(self, task: str, tokens: int) -> None:
+        """An answer came to its own end."""
+        self._all.add(tokens)
+        if task in self._by_task or len(self._by_task) < MOST_TASKS:
+            self._by_task.setdefault(task, _Mean()).add(tokens)
+
+    def costs(self, heard: Costs, *, missing: float, rows: int) -> Costs:
+        """Of a worker. ``heard``: what it says itself. ``missing``: share of the experts that it does not hold.
+        ``rows``: requests that run there at most."""
+        measured = None if self.profile is None else self.profile.costs
+        if measured is None:
+            return heard
+        if len(self._token_ms) < rows:
+            self._token_ms = tuple(measured.token_ms(batch) for batch in range(1, rows + 1))
+        loads = {task: measured.load_ms(wanted * missing) for task, wanted in self._wanted.items()}
+        return replace(
+            heard,
+            token_ms_by_rows=self._token_ms,
+            prefill_token_ms=measured.prefill_token_ms,
+            load_ms_by_task={**loads, **heard.load_ms_by_task},
+        )
+
+
+def experts_wanted(profile: ModelProfile, task: str) -> float:
+    """Experts that a prompt of the task is routed to, all layers together: of each the probability that at least one
+    of the tokens picks it."""
+    picked = np.minimum(1.0, np.array(profile.tasks[task].popularity) * profile.top_k)
+    return float((1.0 - (1.0 - picked) ** max(1.0, profile.tasks[task].input_tokens.mean)).sum())
