@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,8 @@ Events = list[tuple[int, Event]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """What a scheduler is told. KV in tokens. ``expert_load_ms``: loading one expert from the tier below.
-    ``token_ms``: a step, for one row of it."""
+    ``token_ms``: a step, for one row of it. ``load_ms_by_task``: loading what one more request of the type would bring
+    with it; a type that is not named: unknown."""
 
     kv_tokens: int = 0
     kv_tokens_free: int = 0
@@ -29,6 +30,7 @@ class EngineState:
     experts: int = 0
     expert_load_ms: float = 0.0
     token_ms: float = 0.0
+    load_ms_by_task: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

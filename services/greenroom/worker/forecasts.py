@@ -15,7 +15,7 @@ from greenroom.fabric.rpc import Dialer
 from greenroom.policies.events import Prediction, PredictionRequest
 from greenroom.policies.popularity import POPULARITY
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
-from greenroom.worker.service_config import ForecastConfig
+from greenroom.worker.service_config import STATISTICS, ForecastConfig
 from greenroom.worker.service_counters import ServiceCounters
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,9 @@ class Predictors(Protocol):
 class Forecaster:
     """Asks once in ``every`` prompts, the first of all included, for the task types that run then.
 
-    One call at a time, each with a deadline. A predictor that is down, slow, new or of another model is counted and
-    costs nothing else: the expert policy goes on with what it knows.
+    Those that are sensitive to no layer are left out. Where no other runs nobody is asked, and the next prompt is as
+    good as this one would have been. One call at a time, each with a deadline. A predictor that is down, slow, new or
+    of another model is counted and costs nothing else: the expert policy goes on with what it knows.
     """
 
     def __init__(
@@ -48,8 +49,13 @@ class Forecaster:
         experts: int,
         running: Callable[[], Mapping[str, int]],
         foresee: Callable[[Prediction], None],
+        sensitive: Callable[[str], bool] = lambda task: True,
+        previous: Callable[[str], bytes] = lambda task: b"",
     ) -> None:
-        """``experts``: of all layers. ``running``: how many requests of each task type are here."""
+        """``experts``: of all layers. ``running``: how many requests of each task type are here. ``sensitive``: whether
+        a task type's answers depend on which experts are here, in some layer. ``previous``: where the last prompt of a
+        task type was routed, as ForecastRequest has it; for predictors that go by it.
+        """
         self._dialer = dialer
         self._members = members
         self._config = config
@@ -58,13 +64,16 @@ class Forecaster:
         self._experts = experts
         self._running = running
         self._foresee = foresee
+        self._sensitive = sensitive
+        self._previous = previous
         self._prompts = 0
+        self._spared = False
         self._due = asyncio.Event()
         self._failing = False
 
     def prompt_begun(self) -> None:
         """One more prompt was begun."""
-        if self._config.every and self._prompts % self._config.every == 0:
+        if self._config.every and (self._spared or self._prompts % self._config.every == 0):
             self._due.set()
         self._prompts += 1
 
@@ -73,19 +82,28 @@ class Forecaster:
         while True:
             await self._due.wait()
             self._due.clear()
-            mix = self._running()
+            mix = {task: count for task, count in self._running().items() if self._sensitive(task)}
+            self._spared = not mix
+            self._counters.forecasts_spared += not mix
             for task in sorted(mix, key=lambda task: (-mix[task], task))[:MOST_TASKS]:
-                try:
-                    self._foresee(await self._ask(task))
-                    self._counters.forecasts += 1
-                    self._failing = False
-                except (grpc.RpcError, TimeoutError, LookupError, ValueError) as error:
-                    self._counters.forecasts_failed += 1
-                    level = logging.INFO if isinstance(error, LookupError) else logging.WARNING
-                    level = logging.DEBUG if self._failing else level
-                    log.log(level, "no forecast, local heuristics go on: %s", _said(error))
-                    self._failing = True
+                if not await self._take(task):
                     break
+
+    async def _take(self, task: str) -> bool:
+        """False: the others need not be asked for."""
+        try:
+            prediction, source = await self._ask(task)
+            self._foresee(prediction)
+            self._counters.forecast(source)
+            self._failing = False
+            return True
+        except (grpc.RpcError, TimeoutError, LookupError, ValueError) as error:
+            self._counters.forecasts_failed += 1
+            level = logging.INFO if isinstance(error, LookupError) else logging.WARNING
+            level = logging.DEBUG if self._failing else level
+            log.log(level, "no forecast, the expert policy goes on with what it knows: %s", _said(error))
+            self._failing = True
+            return False
 
     def _address(self) -> str:
         if self._config.address is not None:
@@ -95,14 +113,20 @@ class Forecaster:
             raise LookupError("no predictor has announced itself")
         return min(here, key=lambda member: member.instance).address
 
-    async def _ask(self, task: str) -> Prediction:
-        """Raises what the call raises, LookupError without a predictor, ValueError for an answer of other experts."""
+    async def _ask(self, task: str) -> tuple[Prediction, str]:
+        """The forecast, and what it was made from. Raises what the call raises, LookupError without a predictor,
+        ValueError for an answer of other experts."""
         stub = self._dialer.stub(predictor_pb2_grpc.PredictorStub, self._address())
         timeout_s = self._config.timeout_ms / 1000.0
+        config = self._config
+        request = predictor_pb2.ForecastRequest(
+            model=self._model,
+            task_type=task,
+            previous=self._previous(task) if config.by_previous else b"",
+            predictor="" if config.predictor == STATISTICS else config.predictor,
+        )
         async with asyncio.timeout(timeout_s):
-            answer = await stub.Forecast(
-                predictor_pb2.ForecastRequest(model=self._model, task_type=task), timeout=timeout_s
-            )
+            answer = await stub.Forecast(request, timeout=timeout_s)
         if answer.layers == 0:
             raise LookupError(f"the predictor knows nothing of {self._model} yet")
         if answer.layers * answer.experts != self._experts or len(answer.distribution) != 4 * self._experts:
@@ -114,7 +138,7 @@ class Forecaster:
             raise ValueError("it has weights that are no probabilities")
         values.setflags(write=False)
         asked = PredictionRequest(POPULARITY, (0, answer.layers), task=task)
-        return Prediction(asked, str(answer.version), values)
+        return Prediction(asked, str(answer.version), values), answer.source
 
 
 def _said(error: BaseException) -> str:

@@ -89,6 +89,7 @@ class ModelEngine:
         worker = self._worker
         stats = worker.loop.stats()
         per_token = worker.loop.engine.kv.layout.bytes_per_token
+        expert_load_ms = self._expert_load_ms()
         return EngineState(
             kv_tokens=stats.kv_budget_bytes // per_token,
             kv_tokens_free=max(0, stats.kv_budget_bytes - stats.kv_reserved_bytes) // per_token,
@@ -96,9 +97,20 @@ class ModelEngine:
             waiting=stats.waiting,
             resident_experts=len(worker.experts.resident_keys()),
             experts=worker.experts.catalogue.size,
-            expert_load_ms=self._expert_load_ms(),
+            expert_load_ms=expert_load_ms,
             token_ms=self._measured.of(stats.step_seconds, stats.rows),
+            load_ms_by_task=self._load_ms_by_task(expert_load_ms),
         )
+
+    def _load_ms_by_task(self, expert_load_ms: float) -> dict[str, float]:
+        """As the profile measured it where it has, else so many times one expert."""
+        profile = self._worker.profile
+        costs = None if profile is None or profile.costs is None else profile.costs
+        measured = costs if costs is not None and costs.load_ms_by_experts else None
+        return {
+            task: count * expert_load_ms if measured is None else measured.load_ms(count)
+            for task, count in self._worker.experts.policy.loads_by_task().items()
+        }
 
     def _expert_load_ms(self) -> float:
         link = self._worker.link

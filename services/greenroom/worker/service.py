@@ -15,6 +15,7 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.errors import GreenroomError, InvalidRequest
 from greenroom.core.generation import Finished, FinishReason, Token
 from greenroom.core.messages import Member, MemberKind, ModelCard, Task
+from greenroom.core.model_profile import ModelProfile
 from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import Log
 from greenroom.fabric.rpc import Dialer
@@ -22,10 +23,11 @@ from greenroom.fabric.topics import TRACES
 from greenroom.v1 import worker_pb2
 from greenroom.worker import runs
 from greenroom.worker.clock import monotonic_ms
-from greenroom.worker.engine import Engine, Events
+from greenroom.worker.engine import Engine, Events, Routed
 from greenroom.worker.faults import fault_of
 from greenroom.worker.forecasts import Forecaster
 from greenroom.worker.leases import Leases
+from greenroom.worker.previous import LastPrompts
 from greenroom.worker.results import closed, refused, reported, request_of
 from greenroom.worker.runs import RunRefused, RunTable
 from greenroom.worker.service_config import ServiceConfig
@@ -59,7 +61,8 @@ class Directory(Protocol):
 class WorkerService(Part):
     """One worker of a pool, on one event loop. ``servicer.WorkerServicer`` is its gRPC face.
 
-    ``card``: the model that ``engine`` generates with. ``changed`` is called when what ``member`` says has changed.
+    ``card``: the model that ``engine`` generates with; ``profile``: what was measured of it. ``changed`` is called when
+    what ``member`` says has changed.
 
     Nothing here waits for a gateway, the log or the predictor. The engine hears of a request only when the gateway has
     said what its client has had, or certainly is not there.
@@ -74,6 +77,7 @@ class WorkerService(Part):
         dialer: Dialer,
         members: Directory,
         *,
+        profile: ModelProfile | None = None,
         clock: Callable[[], float] = monotonic_ms,
     ) -> None:
         super().__init__("worker")
@@ -102,6 +106,7 @@ class WorkerService(Part):
             if config.traces.enabled
             else None
         )
+        self._last_prompts = LastPrompts(profile) if config.forecasts.by_previous else None
         self._forecaster = Forecaster(
             dialer,
             members,
@@ -111,6 +116,8 @@ class WorkerService(Part):
             experts=engine.state().experts,
             running=self._mix,
             foresee=engine.foresee,
+            sensitive=lambda task: profile is None or profile.insensitive_layers(task) < profile.layers,
+            previous=lambda task: b"" if self._last_prompts is None else self._last_prompts.of(task),
         )
 
     # -- its life ------------------------------------------------------------------------------------------------
@@ -210,6 +217,7 @@ class WorkerService(Part):
             experts=engine.experts,
             expert_load_ms=engine.expert_load_ms,
             token_ms=engine.token_ms,
+            load_ms_by_task=engine.load_ms_by_task,
             runs=[
                 worker_pb2.RunProgress(request_id=run.request_id, generated=len(run.tokens))
                 for run in self.table.runs.values()
@@ -336,11 +344,17 @@ class WorkerService(Part):
         task = self._tasks_of.pop(number, None)
         if task is None:
             return  # it was stopped
-        if self._traces is not None and finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if self.config.records_routing and finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
             routed = self._engine.take_routing(number)
             if routed is not None:
-                self._traces.offer(task, routed)
+                self._routed(task, routed)
         self._do(self.table.ended(number, finished, now))
+
+    def _routed(self, task: Task, routed: Routed) -> None:
+        if self._traces is not None:
+            self._traces.offer(task, routed)
+        if self._last_prompts is not None:
+            self._last_prompts.finished(task.task_type, routed)
 
     # -- effects -------------------------------------------------------------------------------------------------
 

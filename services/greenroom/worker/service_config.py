@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from greenroom.core.errors import InvalidConfig
 
 LONGEST_MS = 3_600_000.0
+STATISTICS = "statistics"
+PREDICTORS = (STATISTICS, "emoe-a", "emoe-l")
+
+
+def predictor_for(policy: str) -> str:
+    """What an expert policy's forecasts are made with where nobody says."""
+    return "emoe-a" if policy == "emoe" else STATISTICS
 
 
 def _milliseconds(config: object, *names: str) -> None:
@@ -65,15 +72,25 @@ class TraceConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastConfig:
     """Forecasts from the predictor. ``every``: once in so many prompts, 0 for never. ``address``: host:port of the
-    predictor; None: whichever the members name. Raises InvalidConfig, naming the field."""
+    predictor; None: whichever the members name. ``predictor``: what it is to forecast with, one of PREDICTORS; those
+    that are learnt go by the last prompt of a task type, and until there is one statistics answer. Raises
+    InvalidConfig, naming the field."""
 
     every: int = 40
     timeout_ms: float = 1_000.0
     address: str | None = None
+    predictor: str = STATISTICS
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "every")
         _milliseconds(self, "timeout_ms")
+        if self.predictor not in PREDICTORS:
+            raise InvalidConfig("predictor", self.predictor, f"allowed: {', '.join(PREDICTORS)}")
+
+    @property
+    def by_previous(self) -> bool:
+        """Whether the last prompts' routing is asked for."""
+        return self.every > 0 and self.predictor != STATISTICS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +121,8 @@ class ServiceConfig:
         _at_least(self, 0, "pool", "max_queued")
         _at_least(self, 1, "max_running")
         _milliseconds(self, "grace_ms", "ttl_ms")
+
+    @property
+    def records_routing(self) -> bool:
+        """Whether anything is made of where finished sequences were routed."""
+        return self.traces.enabled or self.forecasts.by_previous

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 PREFIX = "greenroom_worker_"
+_MOST_SOURCES = 16
 
 
 @dataclass(slots=True)
@@ -34,7 +35,17 @@ class ServiceCounters:
     traces_failed: int = 0
     forecasts: int = 0
     forecasts_failed: int = 0
+    forecasts_spared: int = 0
     prefix_tokens: int = 0
+    forecasts_by_source: dict[str, int] = field(default_factory=dict)
+
+    def forecast(self, source: str) -> None:
+        """One has been taken. ``source``: what it was made from, as the predictor says."""
+        self.forecasts += 1
+        counts = self.forecasts_by_source
+        if source not in counts and len(counts) >= _MOST_SOURCES:
+            source = "other"
+        counts[source] = counts.get(source, 0) + 1
 
 
 HELP = {
@@ -57,6 +68,8 @@ HELP = {
     "traces_failed": "Routing traces that the log did not take.",
     "forecasts": "Forecasts taken from the predictor.",
     "forecasts_failed": "Forecasts that did not come, or not in time.",
+    "forecasts_spared": "Times that a forecast was due and no task that ran was sensitive to which experts are here.",
+    "forecasts_by_source": "Forecasts taken, by what they were made from.",
     "prefix_tokens": "Tokens taken over from an earlier attempt.",
 }
 
@@ -73,6 +86,12 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         for each in fields(self._counters):
             value = getattr(self._counters, each.name)
-            yield CounterMetricFamily(PREFIX + each.name, HELP[each.name], value=value)
+            if isinstance(value, dict):
+                by_source = CounterMetricFamily(PREFIX + each.name, HELP[each.name], labels=["source"])
+                for source, count in value.items():
+                    by_source.add_metric([source], count)
+                yield by_source
+            else:
+                yield CounterMetricFamily(PREFIX + each.name, HELP[each.name], value=value)
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(PREFIX + name, text, value=value)

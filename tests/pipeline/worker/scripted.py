@@ -15,6 +15,7 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.core.messages import Member, MemberKind, ModelCard, Request, Task, encode
+from greenroom.core.model_profile import ModelProfile
 from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
@@ -137,7 +138,12 @@ class ScriptedEngine:
 
     def state(self) -> EngineState:
         return EngineState(
-            kv_tokens=4096, kv_tokens_free=4000, running=len(self.running), experts=6, expert_load_ms=2.0
+            kv_tokens=4096,
+            kv_tokens_free=4000,
+            running=len(self.running),
+            experts=6,
+            expert_load_ms=2.0,
+            load_ms_by_task={"converse": 6.0, "classify": 0.0},
         )
 
     def take_routing(self, number: int) -> Routed | None:
@@ -416,14 +422,23 @@ class Lease:
 
 
 @asynccontextmanager
-async def staged(engine: Engine | None = None, card: ModelCard = CARD, **config: Any) -> AsyncIterator[Stage]:
+async def staged(
+    engine: Engine | None = None, card: ModelCard = CARD, *, profile: ModelProfile | None = None, **config: Any
+) -> AsyncIterator[Stage]:
     """A service that runs, audited at its end; on a script where no engine is given."""
     clock, members, engine = Clock(), Members(), engine or ScriptedEngine()
     net: Net = NETS[chosen["net"]]()
     async with MemoryLog(MemoryBroker()) as log:
         await log.ensure([Topic("traces")])
         service = WorkerService(
-            ServiceConfig(**{"instance": "worker-1", **config}), engine, card, log, net.dialer, members, clock=clock
+            ServiceConfig(**{"instance": "worker-1", **config}),
+            engine,
+            card,
+            log,
+            net.dialer,
+            members,
+            profile=profile,
+            clock=clock,
         )
         address = await net.serve("worker", WorkerServicer(service))
         await service.start()

@@ -14,6 +14,7 @@ from greenroom.policies.popularity import POPULARITY
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from greenroom.worker.service_config import ForecastConfig, TraceConfig
 from tests.pipeline.worker.scripted import Stage, answer, staged, until
+from tests.unit.policies.model_profiles import model_profile, task_profile
 
 PROMPT = (1, 2, 3)
 
@@ -88,16 +89,23 @@ class Predictor(predictor_pb2_grpc.PredictorServicer):
 
     def __init__(self, layers: int = 2, experts: int = 3) -> None:
         self.asked: list[str] = []
+        self.requests: list[predictor_pb2.ForecastRequest] = []
+        self.source = "task type"
         self.silent = False
         self.layers, self.experts = layers, experts
         self.distribution = np.full(layers * experts, 1 / experts, dtype="<f4")
 
     async def Forecast(self, request: predictor_pb2.ForecastRequest, context: Any) -> predictor_pb2.ForecastResponse:
         self.asked.append(request.task_type)
+        self.requests.append(request)
         if self.silent:
             await asyncio.Event().wait()
         return predictor_pb2.ForecastResponse(
-            version=7, layers=self.layers, experts=self.experts, distribution=self.distribution.tobytes()
+            version=7,
+            layers=self.layers,
+            experts=self.experts,
+            distribution=self.distribution.tobytes(),
+            source=self.source,
         )
 
     async def ListArtifacts(self, request: Any, context: Any) -> Any:
@@ -166,3 +174,93 @@ async def test_the_address_of_a_predictor_may_be_given() -> None:
         held = stage.run(stage.task("held", reply_to=None, length=100), 0)
         await until(lambda: stage.service.counters.forecasts == 1)
         held.cancel()
+
+
+# -- eMoE: which tasks, by what ------------------------------------------------------------------------------------
+
+EVEN = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+PROFILE = model_profile(
+    {
+        "classify": task_profile(EVEN, insensitive=2),
+        "compare": task_profile(EVEN, insensitive=2),
+        "question": task_profile([[0.5, 0.25, 0.25], [0.0, 0.0, 1.0]], insensitive=1),
+        "converse": task_profile(EVEN),
+    }
+)
+
+
+def held(stage: Stage, name: str, n: int, task_type: str) -> Any:
+    return stage.run(stage.task(name, reply_to=None, length=100, task_type=task_type), n)
+
+
+async def forecast(stage: Stage, count: int) -> None:
+    await until(lambda: stage.service.counters.forecasts == count)
+
+
+async def test_nobody_is_asked_while_no_task_is_sensitive_and_then_at_the_next_prompt() -> None:
+    async with staged(forecasts=ForecastConfig(every=40), profile=PROFILE) as stage:
+        predictor = await with_predictor(stage)
+        counters = stage.service.counters
+        calls = [held(stage, "a", 0, "classify")]
+        await until(lambda: counters.forecasts_spared == 1)
+        calls.append(held(stage, "b", 1, "compare"))
+        await until(lambda: counters.forecasts_spared == 2)
+        assert predictor.asked == []
+        calls.append(held(stage, "c", 2, "question"))
+        await until(lambda: counters.forecasts == 1)
+        assert predictor.asked == ["question"], "those that are sensitive nowhere are left out"
+        calls.append(held(stage, "d", 3, "converse"))
+        await until(lambda: len(stage.engine.begun) == 4)
+        assert predictor.asked == ["question"], "it was asked: the next time is in forty prompts"
+        for call in calls:
+            call.cancel()
+
+
+async def test_a_task_that_was_not_profiled_is_sensitive() -> None:
+    async with staged(forecasts=ForecastConfig(every=1), profile=PROFILE) as stage:
+        predictor = await with_predictor(stage)
+        call = held(stage, "a", 0, "unheard-of")
+        await until(lambda: stage.service.counters.forecasts == 1)
+        assert predictor.asked == ["unheard-of"]
+        call.cancel()
+
+
+@pytest.mark.parametrize("traced", [True, False])
+async def test_a_learnt_predictor_is_told_of_the_last_prompt_that_finished(traced: bool) -> None:
+    """Of its own type: before there is one the profile's popularity, of a type without one nothing."""
+    config = ForecastConfig(every=1, predictor="emoe-a")
+    async with staged(forecasts=config, traces=TraceConfig(enabled=traced), profile=PROFILE) as stage:
+        predictor = await with_predictor(stage)
+        predictor.source = "learned emoe-a"
+        counters = stage.service.counters
+        for number, task_type in enumerate(("question", "question", "unheard-of")):
+            await finish(stage, f"r{number}", number, task_type=task_type)
+            await forecast(stage, number + 1)
+        assert [(one.predictor, one.task_type) for one in predictor.requests] == [
+            ("emoe-a", "question"),
+            ("emoe-a", "question"),
+            ("emoe-a", "unheard-of"),
+        ]
+        first, second, third = (np.frombuffer(one.previous, dtype="<f4").tolist() for one in predictor.requests)
+        assert first == pytest.approx([0.5, 0.25, 0.25, 0, 0, 1])
+        picks = np.arange(12).reshape(3, 2, 2) % 3  # as the script's routing has it
+        shares = [np.bincount(picks[:, layer].ravel(), minlength=3) / 6 for layer in range(2)]
+        assert second == pytest.approx(np.concatenate(shares).tolist())
+        assert third == []
+        assert counters.forecasts_by_source == {"learned emoe-a": 3}
+        await until(lambda: counters.traces == (3 if traced else 0))
+
+
+async def test_statistics_are_asked_for_without_a_previous_prompt() -> None:
+    async with staged(forecasts=ForecastConfig(every=1), profile=PROFILE) as stage:
+        predictor = await with_predictor(stage)
+        for number in range(2):
+            await finish(stage, f"r{number}", number)
+            await forecast(stage, number + 1)
+        assert {(one.predictor, one.previous) for one in predictor.requests} == {("", b"")}
+
+
+async def test_the_scheduler_is_told_what_a_request_of_each_task_would_load() -> None:
+    async with staged() as stage:
+        lease = await stage.lease()
+        assert dict(lease.states[0].load_ms_by_task) == {"converse": 6.0, "classify": 0.0}

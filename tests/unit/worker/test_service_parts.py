@@ -78,14 +78,16 @@ def test_every_refusal_and_every_closing_has_its_word() -> None:
 
 def test_a_result_carries_all_that_was_generated() -> None:
     tokens = [Token(i, 10 + i, TokenLogprobs(-0.5 * i, ((10 + i, -0.5 * i), (3, -2.0)))) for i in range(3)]
-    response = reported(Finished(FinishReason.STOP, 7, 3), tokens)
+    response = reported(Finished(FinishReason.STOP, 7, 3, approximated=0.25), tokens)
     result = response.result
     assert (result.reason, result.prompt_tokens, result.message) == (common_pb2.END_REASON_STOP, 7, "")
+    assert result.approximated == 0.25
     assert unpack_tokens(list(result.token_ids), logprobs_of(result)) == tokens
     plain = reported(Finished(FinishReason.FAILED, 7, 0, "why " * 1000), []).result
     assert plain.reason == common_pb2.END_REASON_FAILED
     assert len(plain.message) == 2000
     assert logprobs_of(plain) is None
+    assert plain.approximated == 0.0
 
 
 def test_every_count_is_shown_with_its_help() -> None:
@@ -97,3 +99,15 @@ def test_every_count_is_shown_with_its_help() -> None:
     assert "greenroom_worker_traces_dropped_total 3.0" in shown
     assert "greenroom_worker_runs_here 2.0" in shown
     assert shown.count("# HELP") == len(ServiceCounters.__slots__) + 1
+
+
+def test_forecasts_are_counted_by_what_they_were_made_from_and_never_by_too_many_names() -> None:
+    registry = CollectorRegistry()
+    counters = ServiceCounters()
+    registry.register(ServiceCollector(counters))
+    for source in ("task type", "learned emoe-a", "task type", *(f"strange {number}" for number in range(100))):
+        counters.forecast(source)
+    assert counters.forecasts == 103
+    assert registry.get_sample_value("greenroom_worker_forecasts_by_source_total", {"source": "task type"}) == 2
+    assert registry.get_sample_value("greenroom_worker_forecasts_by_source_total", {"source": "other"}) == 86
+    assert len(counters.forecasts_by_source) == 17

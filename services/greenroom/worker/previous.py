@@ -1,0 +1,46 @@
+"""The last finished prompt of each task type: what eMoE's predictor goes by (section 3.2.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.model_profile import ModelProfile
+from greenroom.worker.engine import Routed
+
+_MOST_TASKS = 16
+"""Each may have kept megabytes of picks; the one that has not finished for longest is forgotten first."""
+
+
+class LastPrompts:
+    """Where the rows of the last finished prompt of a task type were routed; of a type that has had none here the
+    popularity in the ``profile``, where there is one."""
+
+    def __init__(self, profile: ModelProfile | None = None) -> None:
+        self._profile = profile
+        self._last: dict[str, Routed] = {}
+
+    def finished(self, task: str, routed: Routed) -> None:
+        if len(routed.experts):
+            self._last.pop(task, None)
+            self._last[task] = routed
+            if len(self._last) > _MOST_TASKS:
+                del self._last[next(iter(self._last))]
+
+    def of(self, task: str) -> bytes:
+        """float32[layers, experts], little-endian, each row 1 in sum; empty where nothing is known."""
+        routed = self._last.get(task)
+        if routed is not None:
+            return distribution_of(routed).astype("<f4", copy=False).tobytes()
+        if self._profile is not None and task in self._profile.tasks:
+            return np.array(self._profile.popularity(task), dtype="<f4").tobytes()
+        return b""
+
+
+def distribution_of(routed: Routed) -> NDArray[np.float32]:
+    """``[layers, experts]``: each expert's share of its layer's picks, all alike in a layer without any."""
+    layers, experts = routed.experts.shape[1], routed.num_experts
+    cells = routed.experts + np.arange(layers)[:, None] * experts
+    counts = np.bincount(cells[routed.experts < experts], minlength=layers * experts).reshape(layers, experts)
+    sums = counts.sum(axis=1, keepdims=True)
+    return np.where(sums > 0, counts / np.maximum(sums, 1), 1.0 / experts).astype(np.float32)
