@@ -1,0 +1,125 @@
+"""The figures as pictures, beside the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def draw_sweep(steps: Sequence[Mapping[str, Any]], saturation: float, title: str, path: Path) -> None:
+    """Mean latency (the paper's Fig. 12), goodput, and the share in time, against the arrival rate."""
+    figure, panels = _figure(3)
+    for panel, (key, label) in zip(
+        panels, (("mean_latency_ms", "mean latency, s"), ("goodput", "goodput, requests/s in time"),
+                 ("attainment", "share of requests in time")), strict=True,
+    ):  # fmt: skip
+        scale = 1e-3 if key == "mean_latency_ms" else 1.0
+        for place, arm in enumerate(steps[0]["arms"]):
+            points = [(step["load"], step["arms"][arm][key]) for step in steps if arm in step["arms"]]
+            points = [(load, value) for load, value in points if value is not None]
+            panel.errorbar(
+                [load * saturation for load, _ in points], [scale * value["mean"] for _, value in points],
+                yerr=[scale * value["within"] for _, value in points], label=arm, capsize=2, linewidth=1.5,
+                markersize=4, color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)],
+            )  # fmt: skip
+        panel.axvline(saturation, color="0.5", linewidth=1, linestyle=":")
+        panel.set_xlabel("arrivals/s (dotted: what saturates FCFS)")
+        panel.set_ylabel(label)
+        if key == "mean_latency_ms":
+            panel.set_yscale("log")
+        else:
+            panel.set_ylim(bottom=0)
+        _tidy(panel)
+    _finish(figure, panels[0], title, path)
+
+
+def draw_tasks(step: Mapping[str, Any], path: Path) -> None:
+    """Share in time and goodput by task type at one load."""
+    figure, panels = _figure(2)
+    arms = list(step["arms"])
+    tasks = list(step["arms"][arms[0]]["by_task"])
+    width = 0.8 / len(arms)
+    shown = (("attainment", "share in time"), ("goodput", "in time, requests/s"))
+    for panel, (key, label) in zip(panels, shown, strict=True):
+        for place, arm in enumerate(arms):
+            values = [step["arms"][arm]["by_task"][task][key] for task in tasks]
+            panel.bar(
+                [number + (place - (len(arms) - 1) / 2) * width for number in range(len(tasks))],
+                [value["mean"] for value in values], width, yerr=[value["within"] for value in values], label=arm,
+                color=_COLOURS[place % len(_COLOURS)], error_kw={"linewidth": 0.8},
+            )  # fmt: skip
+        panel.set_xticks(range(len(tasks)), tasks)
+        panel.set_ylabel(label)
+        _tidy(panel)
+    _finish(figure, panels[0], f"by task type at {step['load']:g} × saturation", path)
+
+
+def draw_labels(labels: Mapping[str, Any], load: float, path: Path) -> None:
+    """The paper's Fig. 19."""
+    figure, panels = _figure(2)
+    steps = labels["by_accuracy"]
+    for panel, (key, label) in zip(
+        panels, (("latency_change_percent", "mean latency, % over right labels"), ("goodput", "in time, requests/s")),
+        strict=True,
+    ):  # fmt: skip
+        panel.errorbar(
+            [100 * step["accuracy"] for step in steps], [step[key]["mean"] for step in steps],
+            yerr=[step[key]["within"] for step in steps], marker="o", capsize=2, color=_COLOURS[0], label="emoe",
+        )  # fmt: skip
+        if labels["without_labels"]:
+            panel.axhline(labels["without_labels"][key]["mean"], color="0.5", linestyle=":", label="no labels at all")
+        panel.set_xlabel("labels that are right, %")
+        panel.set_ylabel(label)
+        _tidy(panel)
+    _finish(figure, panels[0], f"task classification, at {load:g} × saturation", path)
+
+
+def draw_check(points: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Simulated beside real."""
+    figure, panels = _figure(2)
+    shown = (("mean_latency_ms", "mean latency, ms"), ("goodput", "in time, requests/s"))
+    for panel, (key, label) in zip(panels, shown, strict=True):
+        top = 0.0
+        for place, arm in enumerate(dict.fromkeys(point["arm"] for point in points)):
+            own = [point for point in points if point["arm"] == arm]
+            real, simulated = ([point[of][key] for point in own] for of in ("real", "simulated"))
+            marker, colour = _MARKERS[place % len(_MARKERS)], _COLOURS[place % len(_COLOURS)]
+            panel.plot(real, simulated, marker, label=arm, color=colour)
+            top = max([top, *real, *simulated])
+        panel.plot([0, top], [0, top], color="0.5", linewidth=1, linestyle=":")
+        panel.set_xlabel(f"real: {label}")
+        panel.set_ylabel(f"simulated: {label}")
+        _tidy(panel)
+    _finish(figure, panels[0], "the simulator beside real runs", path)
+
+
+def _figure(panels: int) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(1, panels, figsize=(5.4 * panels, 4.6), squeeze=True)
+
+
+def _tidy(panel: Any) -> None:
+    panel.grid(True, color="0.9", linewidth=0.8)
+    panel.set_axisbelow(True)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+
+
+def _finish(figure: Any, panel: Any, title: str, path: Path) -> None:
+    from matplotlib import pyplot
+
+    handles, labels = panel.get_legend_handles_labels()
+    figure.suptitle(title, fontsize=11)
+    figure.legend(handles, labels, loc="lower center", ncols=min(4, len(labels)), frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.06 + 0.04 * ((len(labels) - 1) // 4), 1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.emoe.jobs import Job
+from benchmarks.emoe.measures import estimate_errors, interval, over_seeds, percentile, ratio, summary
+from benchmarks.emoe.simulate import Served
+
+JOB = Job("r", "short", 1000.0, 3, 2, 8, slo_e2e_ms=100.0)
+
+
+def served(end_ms: float | None, *, task: str = "short", at_ms: float = 1000.0) -> Served:
+    job = replace(JOB, task=task, at_ms=at_ms)
+    if end_ms is None:
+        return Served(job, None, None, None, "waited too long")
+    return Served(job, at_ms + 10, end_ms, end_ms, estimates={"eq3": 60.0})
+
+
+def test_an_interval_is_students() -> None:
+    assert interval([4.0]) == {"mean": 4.0, "within": 0.0}
+    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found["mean"] == 3.0
+    assert found["within"] == pytest.approx(2.78 * 1.5811 / 5**0.5, rel=1e-3)
+
+
+def test_goodput_counts_what_ended_in_time_over_the_time_in_which_requests_came() -> None:
+    found = summary([served(1050.0), served(1101.0), served(2050.0, task="long", at_ms=2000.0), served(None)])
+    assert found["requests"] == 4
+    assert found["attainment"] == 0.5
+    assert found["goodput"] == 1.0  # two in two seconds
+    assert found["given_up"] == 1
+    assert found["mean_latency_ms"] == pytest.approx((50 + 101 + 50) / 3)
+    assert found["by_task"]["long"]["attainment"] == 1.0
+    assert found["by_task"]["short"]["attainment"] == pytest.approx(1 / 3)
+
+
+def test_an_estimates_error_is_of_the_time_after_the_queue() -> None:
+    errors = estimate_errors([served(1110.0), served(None)])["eq3"]
+    assert errors == {"median": -0.5, "mean_size": 0.5, "of": 1}  # 50 of 100 ms
+
+
+def test_a_ratio_is_of_sums_and_its_interval_shrinks_where_seeds_agree() -> None:
+    agreed = ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert agreed == {"mean": 2.0, "within": pytest.approx(0.0, abs=1e-9)}
+    apart = ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
+    assert apart["mean"] == 2.5
+    assert apart["within"] > 0.3
+    assert ratio([1.0], [0.0])["mean"] == 1000.0  # a peer without success
+
+
+def test_figures_over_seeds_go_as_deep_as_the_summaries() -> None:
+    runs = [{"a": 1.0, "b": {"c": {"d": 2.0}}, "e": None}, {"a": 3.0, "b": {"c": {"d": 2.0}}, "e": None}]
+    found = over_seeds(runs)
+    assert found["a"]["mean"] == 2.0
+    assert found["b"]["c"]["d"] == {"mean": 2.0, "within": 0.0}
+    assert found["e"] is None
+
+
+def test_a_percentile_is_the_nearest_rank() -> None:
+    assert percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
+    assert percentile([3.0, 1.0, 2.0, 4.0], 0.99) == 4.0
