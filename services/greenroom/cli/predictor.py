@@ -56,6 +56,30 @@ if TYPE_CHECKING:
 @click.option(
     "--max-memory", default="256MiB", show_default=True, help="For what is known of all models and task types."
 )
+@click.option(
+    "--learn",
+    default="asked",
+    show_default=True,
+    help="Predictors to learn beside the statistics: emoe-a, emoe-l, or both separated by commas; `asked`: those that "
+    "workers ask for; none.  Needs greenroom[torch].",
+)
+@click.option(
+    "--learn-model",
+    type=click.Choice(["xlnet", "gpt2", "bert"]),
+    default="xlnet",
+    show_default=True,
+    help="What learns.",
+)
+@click.option(
+    "--learn-after", type=int, default=200, show_default=True, help="Learn when so many sequences of a model have come."
+)
+@click.option("--learn-again", type=int, default=1000, show_default=True, help="And anew when so many more have come.")
+@click.option(
+    "--learn-memory", default="64MiB", show_default=True, help="For the last sequences of all models, to learn from."
+)
+@click.option(
+    "--learn-timeout", type=float, default=900.0, show_default=True, help="Seconds that one training may take."
+)
 def predictor(
     state_dir: Path | None,
     half_life: float,
@@ -63,6 +87,12 @@ def predictor(
     publish_after: float,
     keep: int,
     max_memory: str,
+    learn: str,
+    learn_model: str,
+    learn_after: int,
+    learn_again: int,
+    learn_memory: str,
+    learn_timeout: float,
     **options: Any,
 ) -> None:
     """Learn from the topic `traces` which experts are used, and answer forecasts over gRPC.
@@ -70,16 +100,30 @@ def predictor(
     One of these is meant to run. Without one, workers go on with what they know themselves. SIGTERM or Ctrl-C: what
     was learnt is kept, then it ends.
 
+    Predictors are trained in a process of their own, at the lowest priority; until one is there, statistics answer.
+    `greenroom predictor-train` trains one from a recorded trace.
+
     \b
     Examples:
       greenroom predictor --brokers kafka:9092 --listen 0.0.0.0:7002 --state-dir /var/lib/greenroom/predictor
       greenroom predictor --state-dir ./predictor --half-life 100 --publish-every 32
+      greenroom predictor --state-dir ./predictor --learn emoe-a,emoe-l --learn-after 500
     """
     from greenroom.cli.service_process import live
     from greenroom.core.units import parse_bytes
     from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
+    from greenroom.predictor.learned.config import learning_of
     from greenroom.predictor.process import predictor_parts
 
+    learning = learning_of(
+        learn,
+        backbone=learn_model,
+        after=learn_after,
+        again=learn_again,
+        max_bytes=parse_bytes(learn_memory, field="learn_memory"),
+        max_sequences=max(2000, 2 * learn_after),
+        timeout_s=learn_timeout,
+    )
     config = PredictorConfig(
         state_dir=state_dir,
         half_life_sequences=half_life,
@@ -87,6 +131,7 @@ def predictor(
         publish_after_s=publish_after,
         keep=keep,
         max_bytes=parse_bytes(max_memory, field="max_memory"),
+        learning=learning,
     )
 
     endpoint = endpoint_from(options)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import KIB, MIB
+from greenroom.predictor.learned.config import LearningConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class PredictorConfig:
     ``max_unsaved``: sequences that are in no version yet, from which on no more are read. ``part_bytes``: of an
     artifact's parts on the wire. ``retry_s``, ``max_retry_s``: the first and the longest wait before something that
     failed is tried again. ``revoke_s``: how long a partition that goes to another instance is held for a last version.
-    ``append_timeout_s``, ``lag_every_s``: as their names say.
+    ``append_timeout_s``, ``lag_every_s``: as their names say. ``learning``: what is learnt beside statistics.
     """
 
     state_dir: Path | None = None
@@ -40,19 +41,20 @@ class PredictorConfig:
     retry_s: float = 0.1
     max_retry_s: float = 5.0
     lag_every_s: float = 5.0
+    learning: LearningConfig = field(default_factory=LearningConfig)
 
     def __post_init__(self) -> None:
         if not self.group:
             raise InvalidConfig("group", self.group, "it is a name of at least one character")
-        for field in ("publish_every", "keep", "max_bytes", "seen_window", "max_unsaved", "part_bytes"):
-            if getattr(self, field) < 1:
-                raise InvalidConfig(field, getattr(self, field), "it is a number from 1")
-        for field in (
+        for name in ("publish_every", "keep", "max_bytes", "seen_window", "max_unsaved", "part_bytes"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(name, getattr(self, name), "it is a number from 1")
+        for name in (
             "half_life_sequences", "publish_after_s", "append_timeout_s", "revoke_s", "retry_s", "max_retry_s",
             "lag_every_s",
         ):  # fmt: skip
-            if not 0 < getattr(self, field) < math.inf:
-                raise InvalidConfig(field, getattr(self, field), "it is a number above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidConfig(name, getattr(self, name), "it is a number above 0")
         if self.part_bytes > 3 * MIB:
             raise InvalidConfig("part_bytes", self.part_bytes, "it is at most 3 MiB, below gRPC's own limit of 4 MiB")
         if self.max_unsaved < self.publish_every:

@@ -77,12 +77,16 @@ def picks_of(trace: Trace) -> npt.NDArray[np.uint8 | np.uint16]:
 
 def count(trace: Trace) -> SequenceCounts:
     """Raises BadTrace. The work is bounded in memory however many rows there are."""
-    picks = picks_of(trace)
-    shape = shape_of(trace)
+    return count_picks(picks_of(trace), shape_of(trace))
+
+
+def count_picks(picks: npt.NDArray[np.integer], shape: Shape) -> SequenceCounts:
+    """Of picks [rows, layers, k]; those from ``shape.experts`` on are none."""
+    rows, _, slots = picks.shape
     popularity = np.zeros((shape.layers, shape.experts), np.int64)
     affinity = np.zeros((shape.layers - 1, shape.experts, shape.experts), np.int64)
-    step = max(1, _PAIRS_AT_ONCE // (shape.layers * trace.k * trace.k))
-    for start in range(0, trace.rows, step):
+    step = max(1, _PAIRS_AT_ONCE // (shape.layers * slots * slots))
+    for start in range(0, rows, step):
         part = picks[start : start + step].astype(np.int64)
         _add_picks(popularity, part, shape)
         _add_pairs(affinity, part, shape)

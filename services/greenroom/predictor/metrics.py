@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from greenroom.predictor.learned.config import LEARNED_KINDS
 from greenroom.predictor.serving import Source
 
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_TRAINING_SECONDS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 
 
 class PredictorMetrics:
@@ -49,6 +51,30 @@ class PredictorMetrics:
         self._lag = Gauge(
             "greenroom_predictor_lag", "Records of `traces` that are in no version", ["partition"], registry=registry
         )
+        self.unlearnable = counter("unlearnable", "Sequences of another number of picks than their model's others")
+        self._learning_sequences = gauge("learning_sequences", "Sequences kept for learned predictors to be trained on")
+        self._learning_bytes = gauge("learning_bytes", "What they take in memory")
+        self.training = Histogram(
+            "greenroom_predictor_training_seconds",
+            "To train a learned predictor",
+            buckets=_TRAINING_SECONDS,
+            registry=registry,
+        )
+        self._trainings = Counter(
+            "greenroom_predictor_trainings",
+            "Trainings of learned predictors, by how they ended",
+            ["kind", "result"],
+            registry=registry,
+        )
+        self._serving_learned = Gauge(
+            "greenroom_predictor_serving_learned_version",
+            "The version of a learned predictor that is served",
+            ["model_name", "kind"],
+            registry=registry,
+        )
+        for kind in LEARNED_KINDS:
+            for result in ("published", "failed", "timed_out"):
+                self._trainings.labels(kind, result)
         for what in ("task_type", "model"):
             self._evicted.labels(what)
         for source in Source:
@@ -65,6 +91,19 @@ class PredictorMetrics:
 
     def not_serving(self, model: str) -> None:
         self._serving.remove(model)
+
+    def trained(self, kind: str, result: str) -> None:
+        self._trainings.labels(kind, result).inc()
+
+    def learning_from(self, sequences: int, nbytes: int) -> None:
+        self._learning_sequences.set(sequences)
+        self._learning_bytes.set(nbytes)
+
+    def serving_learned(self, model: str, kind: str, version: int) -> None:
+        self._serving_learned.labels(model, kind).set(version)
+
+    def not_serving_learned(self, model: str, kind: str) -> None:
+        self._serving_learned.remove(model, kind)
 
     def lag(self, partition: int, records: int) -> None:
         self._lag.labels(str(partition)).set(records)

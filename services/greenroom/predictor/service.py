@@ -7,7 +7,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from greenroom.core.errors import InvalidRequest
 from greenroom.core.messages import DeadLetter, Trace, Undecodable, decode, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.fabric.held import HeldPartitions
@@ -15,11 +17,17 @@ from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
 from greenroom.predictor.config import PredictorConfig
-from greenroom.predictor.counts import BadTrace, SequenceCounts, count
+from greenroom.predictor.counts import BadTrace, SequenceCounts, count, picks_of
+from greenroom.predictor.learned.config import LEARNED_KINDS
+from greenroom.predictor.learned.jobs import TRAINER
+from greenroom.predictor.learned.learner import Learner
+from greenroom.predictor.learned.samples import Sample, count_slots
 from greenroom.predictor.library import Library
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.publisher import Publisher
-from greenroom.predictor.serving import Forecast
+from greenroom.predictor.serving import LEARNED_SOURCES, Forecast
+from greenroom.predictor.shelf import Shelf
+from greenroom.predictor.snapshot import KIND as STATISTICS
 from greenroom.predictor.store import ArtifactStore
 
 SERVICE = "predictor"
@@ -47,7 +55,9 @@ class PredictorService(Runner):
         metrics: PredictorMetrics,
         *,
         after_publish: Callable[[], None] | None = None,
+        trainer: Sequence[str] = TRAINER,
     ) -> None:
+        """``trainer``: the command that trains learned predictors. Raises InvalidConfig."""
         super().__init__("predictor")
         self._config = config
         self._log = log
@@ -55,6 +65,9 @@ class PredictorService(Runner):
         self._after_publish = after_publish
         self.library = Library(config)
         self.publisher = Publisher(self.library, store, metrics)
+        self.learner = Learner(
+            config.learning, metrics, state_dir=config.state_dir, keep=config.keep, command=trainer
+        )  # fmt: skip
         self._consumer: GroupConsumer | None = None
         self._held = HeldPartitions(TRACES)
         self._unsaved: dict[str, list[tuple[PrefixTracker, int]]] = {}
@@ -82,20 +95,24 @@ class PredictorService(Runner):
         log was never there, LogFailed where it can not be used any more, and whatever else should not happen."""
         await self.publisher.open()
         try:
+            await self.learner.open()
             self._consumer = self._log.group(TRACES, self._config.group, self)
             async with self._consumer as consumer:
                 self.begun.set()
                 async with asyncio.TaskGroup() as tasks:
                     reading = tasks.create_task(self._read_always(consumer))
                     others = [tasks.create_task(self._publish_always()), tasks.create_task(self._watch_lag())]
+                    learning = tasks.create_task(self.learner.run())
                     await self.ending.wait()
                     reading.cancel()
+                    learning.cancel()
                     await self._settle(self.drain_s)
                     for other in others:
                         other.cancel()
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
         finally:
+            await self.learner.close()
             await self.publisher.close()
 
     @property
@@ -108,10 +125,27 @@ class PredictorService(Runner):
 
     # -- asked by others -----------------------------------------------------------------------------------------
 
-    def forecast(self, model: str, task_type: str, previous: bytes) -> Forecast:
-        """See Served.forecast. Raises InvalidRequest."""
+    def shelf(self, kind: str) -> Shelf[Any, Any]:
+        """The artifacts of one kind; empty: of statistics. Raises InvalidRequest."""
+        if kind in ("", STATISTICS):
+            return self.publisher
+        return self.learner.shelves[_learned(kind, "kind")]
+
+    async def forecast(self, model: str, task_type: str, previous: bytes, predictor: str = "") -> Forecast:
+        """By what was learnt of the kind ``predictor``, if that is served of the model; else by statistics: see
+        Served.forecast. Raises InvalidRequest."""
         began = time.perf_counter()
-        forecast = self.publisher.showcase.forecast(model, task_type, previous)
+        forecast = None
+        if predictor not in ("", STATISTICS):
+            kind = _learned(predictor, "predictor")
+            known = self.publisher.showcase.models.get(model)
+            shape = None if known is None else known.snapshot.shape
+            answer = await self.learner.forecast(model, task_type, previous, kind, shape)
+            if answer is not None:
+                artifact, distribution = answer
+                forecast = Forecast(LEARNED_SOURCES[kind], distribution, artifact.version, artifact.sequences)
+        if forecast is None:
+            forecast = self.publisher.showcase.forecast(model, task_type, previous)
         self.library.touch(model, task_type)
         self._metrics.forecasting.observe(time.perf_counter() - began)
         self._metrics.forecast(forecast.source)
@@ -148,15 +182,17 @@ class PredictorService(Runner):
         try:
             trace = _decode(record)
             self.library.check(trace)
-            counts = await asyncio.to_thread(count, trace)
+            counts, sample = await asyncio.to_thread(_counted, trace, self.learner.wants_samples)
         except (Undecodable, BadTrace) as error:
             await self._bury(record, error)
             tracker.finish(record.offset)
             return
         async with self.publisher.learning:
-            self._learn(record, tracker, trace, counts)
+            self._learn(record, tracker, trace, counts, sample)
 
-    def _learn(self, record: Record, tracker: PrefixTracker, trace: Trace, counts: SequenceCounts) -> None:
+    def _learn(
+        self, record: Record, tracker: PrefixTracker, trace: Trace, counts: SequenceCounts, sample: Sample | None
+    ) -> None:
         if self._held.trackers.get(record.partition) is not tracker:
             return
         if self.library.has_seen(trace.model, trace.request_id):
@@ -171,6 +207,8 @@ class PredictorService(Runner):
         else:
             for gone in self.library.learn(trace, counts):
                 self._evicted(gone.model, gone.task_type)
+            if sample is not None:
+                self.learner.take(trace.model, sample)
             self._metrics.sequences.inc()
             self._metrics.statistics_bytes.set(self.library.nbytes)
         self._wait_for_version(trace.model, tracker, record.offset)
@@ -283,6 +321,7 @@ class PredictorService(Runner):
     async def _publish_model(self, model: str) -> None:
         if model in self._forgotten:
             await self.publisher.forget(model)
+            await self.learner.forget(model)
             self._forgotten.discard(model)
         await self.publisher.publish(model)
 
@@ -303,6 +342,22 @@ class PredictorService(Runner):
                 self._metrics.lag(partition, behind)
             await self._commit()  # what needed no version: duplicates, dead letters
             await asyncio.sleep(self._config.lag_every_s)
+
+
+def _counted(trace: Trace, for_learning: bool) -> tuple[SequenceCounts, Sample | None]:
+    """Raises BadTrace."""
+    counts = count(trace)
+    if not for_learning or not trace.rows:
+        return counts, None
+    return counts, Sample(trace.task_type, count_slots(picks_of(trace), trace.num_experts))
+
+
+def _learned(name: str, param: str) -> str:
+    """Raises InvalidRequest, listing the names."""
+    if name not in LEARNED_KINDS:
+        known = ", ".join((STATISTICS, *LEARNED_KINDS))
+        raise InvalidRequest(f"there is no {param} {name!r:.100}; known: {known}", param=param)
+    return name
 
 
 def _decode(record: Record) -> Trace:

@@ -15,7 +15,8 @@ from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 
 
 class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
-    """Forecasts are made on the event loop, in well under a millisecond or two; files are read in threads."""
+    """Forecasts from statistics are made on the event loop, in well under a millisecond or two, learned ones in a
+    thread; files are read in threads."""
 
     def __init__(self, service: PredictorService, part_bytes: int) -> None:
         self._service = service
@@ -26,7 +27,9 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
         request: predictor_pb2.ForecastRequest,
         context: Context,
     ) -> predictor_pb2.ForecastResponse:
-        forecast = self._service.forecast(request.model, request.task_type, request.previous)
+        forecast = await self._service.forecast(
+            request.model, request.task_type, request.previous, request.predictor
+        )  # fmt: skip
         layers, experts = forecast.distribution.shape
         return predictor_pb2.ForecastResponse(
             version=forecast.version,
@@ -42,7 +45,7 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
         request: predictor_pb2.ListArtifactsRequest,
         context: Context,
     ) -> predictor_pb2.ListArtifactsResponse:
-        infos, serving = self._service.publisher.artifacts(request.model)
+        infos, serving = self._service.shelf(request.kind).artifacts(request.model)
         return predictor_pb2.ListArtifactsResponse(artifacts=map(_artifact, infos), serving=serving)
 
     async def GetArtifact(
@@ -52,7 +55,7 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
     ) -> AsyncIterator[predictor_pb2.ArtifactPart]:
         """The first part carries what it is as well."""
         try:
-            info, data = await self._service.publisher.read(request.model, request.version)
+            info, data = await self._service.shelf(request.kind).read(request.model, request.version)
         except NotKept as error:
             raise _not_found(error) from error
         for start in range(0, len(data), self._part_bytes):
@@ -65,7 +68,7 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
         context: Context,
     ) -> predictor_pb2.RollBackResponse:
         try:
-            info = await self._service.publisher.roll_back(request.model, request.version)
+            info = await self._service.shelf(request.kind).roll_back(request.model, request.version)
         except NotKept as error:
             raise _not_found(error) from error
         return predictor_pb2.RollBackResponse(serving=_artifact(info))

@@ -20,6 +20,11 @@ class Source(StrEnum):
     PREVIOUS = "previous prompt"
     ALL_TASKS = "all tasks"
     UNIFORM = "uniform"
+    EMOE_A = "learned emoe-a"
+    EMOE_L = "learned emoe-l"
+
+
+LEARNED_SOURCES = {"emoe-a": Source.EMOE_A, "emoe-l": Source.EMOE_L}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

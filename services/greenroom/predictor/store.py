@@ -12,9 +12,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Generic, Protocol, TypeVar
 
 import xxhash
 
@@ -31,10 +32,39 @@ class NotKept(GreenroomError):
     """A version that is not kept, or can not be read any more."""
 
 
-class ArtifactStore(Protocol):
-    """Versions by model, the last ``keep`` of each and the pinned one."""
+class Artifact(Protocol):
+    """What is kept in versions; it says itself whose and which one it is."""
 
-    def open(self) -> list[Snapshot]:
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def info(self) -> ArtifactInfo: ...
+
+
+A = TypeVar("A", bound=Artifact)
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[A]):
+    """How artifacts of one kind are written. ``load`` raises Damaged."""
+
+    dump: Callable[[A], bytes]
+    load: Callable[[bytes], A]
+
+
+STATISTICS = Codec(dump_snapshot, load_snapshot)
+
+
+class Versions(Protocol[A]):
+    """Versions of one kind by model, the last ``keep`` of each and the pinned one."""
+
+    codec: Codec[A]
+
+    def open(self) -> list[A]:
         """The newest version of each model that can be read. To be called once, first. Raises InvalidConfig."""
         ...
 
@@ -52,8 +82,8 @@ class ArtifactStore(Protocol):
         """The version that was pinned and is kept. Does not block."""
         ...
 
-    def write(self, snapshot: Snapshot) -> ArtifactInfo:
-        """Keep ``snapshot``, for good when this returns. Raises OSError; then nothing has changed."""
+    def write(self, artifact: A, /) -> ArtifactInfo:
+        """Keep ``artifact``, for good when this returns. Raises OSError; then nothing has changed."""
         ...
 
     def read(self, model: str, version: int) -> bytes:
@@ -69,16 +99,20 @@ class ArtifactStore(Protocol):
         ...
 
 
-class MemoryArtifacts:
+ArtifactStore = Versions[Snapshot]
+
+
+class MemoryVersions(Generic[A]):
     """The twin: kept until this process ends."""
 
-    def __init__(self, keep: int) -> None:
+    def __init__(self, keep: int, codec: Codec[A]) -> None:
+        self.codec = codec
         self._keep = keep
         self._files: dict[str, dict[int, tuple[ArtifactInfo, bytes]]] = {}
         self._pins: dict[str, int] = {}
 
-    def open(self) -> list[Snapshot]:
-        return [load_snapshot(files[max(files)][1]) for files in self._files.values() if files]
+    def open(self) -> list[A]:
+        return [self.codec.load(files[max(files)][1]) for files in self._files.values() if files]
 
     def close(self) -> None:
         pass
@@ -92,12 +126,12 @@ class MemoryArtifacts:
     def pinned(self, model: str) -> int | None:
         return self._pins.get(model)
 
-    def write(self, snapshot: Snapshot) -> ArtifactInfo:
-        data = dump_snapshot(snapshot)
-        info = _info(snapshot, len(data))
-        files = self._files.setdefault(snapshot.model, {})
-        files[snapshot.version] = (info, data)
-        for version in _superfluous(files, self._keep, self.pinned(snapshot.model)):
+    def write(self, artifact: A, /) -> ArtifactInfo:
+        data = self.codec.dump(artifact)
+        info = replace(artifact.info, bytes=len(data))
+        files = self._files.setdefault(artifact.model, {})
+        files[artifact.version] = (info, data)
+        for version in _superfluous(files, self._keep, self.pinned(artifact.model)):
             del files[version]
         return info
 
@@ -119,16 +153,26 @@ class MemoryArtifacts:
         self._pins.pop(model, None)
 
 
-class FileArtifacts:
+class MemoryArtifacts(MemoryVersions[Snapshot]):
+    """Of statistics."""
+
+    def __init__(self, keep: int) -> None:
+        super().__init__(keep, STATISTICS)
+
+
+class FileVersions(Generic[A]):
     """A folder a model, a file a version: ``000000000012-<xxh3 of the file>.safetensors``.
 
     A file is written beside its place, flushed to the disk and then renamed, so it is whole or not there; its name
     holds its checksum, so one that was damaged later is found out. ``serving.json`` names the version that is pinned.
-    One process at a time: the folder is locked.
+    One process at a time: the folder is locked, for each kind by itself. ``within``: the folder in each model's own
+    where the files are; none: they lie in that itself.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, codec: Codec[A], *, within: str = "") -> None:
+        self.codec = codec
         self._folder = folder
+        self._within = within
         self._keep = keep
         self._lock: IO[bytes] | None = None
         self._files: dict[str, dict[int, ArtifactInfo]] = {}
@@ -136,12 +180,13 @@ class FileArtifacts:
         self._highest: dict[str, int] = {}
         self._pins: dict[str, int] = {}
 
-    def open(self) -> list[Snapshot]:
+    def open(self) -> list[A]:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self._folder / "lock").open("ab")
+            self._lock = (self._folder / ("lock" if not self._within else f"lock-{self._within}")).open("ab")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            newest = [self._open_model(path) for path in sorted(self._folder.iterdir()) if path.is_dir()]
+            folders = [path / self._within for path in sorted(self._folder.iterdir())]
+            newest = [self._open_model(path) for path in folders if path.is_dir()]
         except BlockingIOError:
             self.close()
             allowed = "another predictor uses it; give each its own"
@@ -150,10 +195,10 @@ class FileArtifacts:
             self.close()
             allowed = f"it must be a folder that can be written: {error.strerror}"
             raise InvalidConfig("state_dir", str(self._folder), allowed) from error
-        return [snapshot for snapshot in newest if snapshot is not None]
+        return [artifact for artifact in newest if artifact is not None]
 
-    def _open_model(self, folder: Path) -> Snapshot | None:
-        newest: Snapshot | None = None
+    def _open_model(self, folder: Path) -> A | None:
+        newest: A | None = None
         highest = 0
         for path in sorted(folder.iterdir()):
             matched = _FILE.fullmatch(path.name)
@@ -163,14 +208,14 @@ class FileArtifacts:
                 continue
             highest = max(highest, int(matched[1]))
             try:
-                snapshot = load_snapshot(_read_whole(path))
-                if snapshot.version != int(matched[1]) or self._folder_of(snapshot.model) != folder:
+                artifact = self.codec.load(_read_whole(path))
+                if artifact.version != int(matched[1]) or self._folder_of(artifact.model) != folder:
                     raise Damaged("it stands under another name")
             except (Damaged, OSError) as error:
                 _LOG.warning("the artifact %s is passed over, it can not be used: %s", path, error)
                 continue
-            self._add(_info(snapshot, path.stat().st_size), path)
-            newest = snapshot
+            self._add(replace(artifact.info, bytes=path.stat().st_size), path)
+            newest = artifact
         if newest is not None:
             self._highest[newest.model] = highest
             self._read_pin(newest.model, folder / _PIN)
@@ -203,19 +248,20 @@ class FileArtifacts:
     def pinned(self, model: str) -> int | None:
         return self._pins.get(model)
 
-    def write(self, snapshot: Snapshot) -> ArtifactInfo:
-        data = dump_snapshot(snapshot)
-        folder = self._folder_of(snapshot.model)
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{snapshot.version:012d}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
+    def write(self, artifact: A, /) -> ArtifactInfo:
+        data = self.codec.dump(artifact)
+        model, version = artifact.model, artifact.version
+        folder = self._folder_of(model)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{version:012d}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
         _write_whole(path, data)
-        info = _info(snapshot, len(data))
+        info = replace(artifact.info, bytes=len(data))
         self._add(info, path)
-        self._highest[snapshot.model] = max(snapshot.version, self._highest.get(snapshot.model, 0))
-        files = self._files[snapshot.model]
-        for version in _superfluous(files, self._keep, self.pinned(snapshot.model)):
-            del files[version]
-            self._paths.pop((snapshot.model, version)).unlink(missing_ok=True)
+        self._highest[model] = max(version, self._highest.get(model, 0))
+        files = self._files[model]
+        for old in _superfluous(files, self._keep, self.pinned(model)):
+            del files[old]
+            self._paths.pop((model, old)).unlink(missing_ok=True)
         self._remove_damaged(folder, min(files))
         return info
 
@@ -265,15 +311,18 @@ class FileArtifacts:
         """A name that any file system takes, and no two models share."""
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:48]
         digest = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return self._folder / f"{readable}-{digest}"
+        return self._folder / f"{readable}-{digest}" / self._within
+
+
+class FileArtifacts(FileVersions[Snapshot]):
+    """Of statistics."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        super().__init__(folder, keep, STATISTICS)
 
 
 def make_store(folder: Path | None, keep: int) -> ArtifactStore:
     return MemoryArtifacts(keep) if folder is None else FileArtifacts(folder, keep)
-
-
-def _info(snapshot: Snapshot, size: int) -> ArtifactInfo:
-    return ArtifactInfo(snapshot.version, snapshot.model, snapshot.created_ms, snapshot.everything.sequences, size)
 
 
 def _superfluous(files: Mapping[int, object], keep: int, pinned: int | None) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import LocalDialer, LocalServer
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer, make_store
+from greenroom.predictor.learned.jobs import TRAINER
 from greenroom.predictor.store import ArtifactStore
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.pipeline.troubled_log import TroubledLog
@@ -99,6 +100,7 @@ class World:
         *,
         store: ArtifactStore | None = None,
         after_publish: Callable[[], None] | None = None,
+        trainer: Sequence[str] = TRAINER,
         **changed: Any,
     ) -> Running:
         """Ready to be asked."""
@@ -106,7 +108,9 @@ class World:
         registry = CollectorRegistry()
         log = TroubledLog(self.broker)
         store = store or make_store(config.state_dir, config.keep)
-        service = PredictorService(config, log, store, PredictorMetrics(registry), after_publish=after_publish)
+        service = PredictorService(
+            config, log, store, PredictorMetrics(registry), after_publish=after_publish, trainer=trainer
+        )
         address = f"predictor-{len(self.instances)}:1"
         server = self.dialer.serve(address, [PredictorServicer(service, config.part_bytes)])
         stub = self.dialer.stub(predictor_pb2_grpc.PredictorStub, address)

@@ -311,7 +311,7 @@ async def test_the_newest_intact_version_is_taken_up(world: World, caplog: pytes
     newest = max(world.folder.glob("*/*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
-        running = await world.start()
+        running = await world.start(publish_after_s=60.0)
     assert newest.name in caplog.text
     answer, _ = await running.forecast("question")
     assert (answer.version, answer.sequences) == (1, 8)

@@ -8,9 +8,12 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from greenroom.predictor import PredictorConfig, PredictorMetrics
+from greenroom.predictor.learned.artifact import dump_learned
+from greenroom.predictor.learned.priors import MAX_TASKS
 from greenroom.predictor.serving import Source
 from greenroom.predictor.snapshot import dump_snapshot
 from greenroom.predictor.tensors import load_tensors
+from tests.unit.predictor.learned.test_networks import untrained
 from tests.unit.predictor.test_artifacts import snapshot
 
 PAGE = (Path(__file__).parents[3] / "docs" / "architecture" / "predictor.md").read_text()
@@ -20,13 +23,19 @@ def test_every_metric_is_on_the_page() -> None:
     registry = CollectorRegistry()
     PredictorMetrics(registry)
     names = {family.name.removeprefix("greenroom_predictor_") for family in registry.collect()}
-    assert len(names) == 15
+    assert len(names) == 21
     assert [name for name in names if not re.search(rf"`{name}(_total)?(\{{|`)", PAGE)] == []
 
 
 def test_every_source_is_on_the_page() -> None:
     for source in Source:
         assert f"| `{source.value}` |" in PAGE
+
+
+def test_the_file_of_a_learned_predictor_has_what_the_page_says() -> None:
+    arrays, metadata = load_tensors(dump_learned(untrained("emoe-a")))
+    for name in (*arrays, *metadata):
+        assert f"`{'weight.NAME' if name.startswith('weight.') else name}`" in PAGE, name
 
 
 def test_the_file_has_what_the_page_says() -> None:
@@ -39,3 +48,6 @@ def test_the_limits_on_the_page_are_the_defaults() -> None:
     config = PredictorConfig()
     assert f"among the last {config.seen_window:,} of its model" in PAGE
     assert f"reading stops at {config.max_unsaved:,}" in PAGE
+    assert f"{config.learning.max_waiting} forecasts wait" in PAGE
+    assert f"the {MAX_TASKS} most frequent" in PAGE
+    assert f"the last\n{config.learning.max_sequences:,} of them" in PAGE

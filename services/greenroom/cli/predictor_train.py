@@ -1,0 +1,159 @@
+"""``greenroom predictor-train``: an expert predictor from a recorded trace."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from greenroom.core.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from greenroom.predictor.learned.artifact import LearnedArtifact
+    from greenroom.predictor.learned.evaluate import Score
+
+
+@click.command("predictor-train")
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--kind",
+    type=click.Choice(["emoe-a", "emoe-l"]),
+    default="emoe-a",
+    show_default=True,
+    help="All layers at once from the previous prompt's, or layer by layer from its own prediction.",
+)
+@click.option(
+    "--learn-model",
+    type=click.Choice(["xlnet", "gpt2", "bert"]),
+    default="xlnet",
+    show_default=True,
+    help="What learns.",
+)
+@click.option(
+    "--tasks",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSON Lines with the task type of each sequence as `task`, `task_type` or `category`.  "
+    "[default: what the trace says, or NAME.meta.jsonl beside it]",
+)
+@click.option("--width", type=int, default=0, show_default=True, help="Of its layers; 0: what suits the model.")
+@click.option("--epochs", type=int, default=60, show_default=True, help="At most; it stops when it gains nothing more.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed learns the same.")
+@click.option("--model-name", help="The model as services call it.  [default: as the trace has it]")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the predictor here, a safetensors file."
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep it as the next version of a `greenroom predictor` that does not run now.",
+)
+@click.option("--keep", type=int, default=5, show_default=True, help="Versions that are kept there.")
+@click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
+def predictor_train(
+    trace: Path,
+    kind: str,
+    learn_model: str,
+    tasks: Path | None,
+    width: int,
+    epochs: int,
+    seed: int,
+    model_name: str | None,
+    out: Path | None,
+    state_dir: Path | None,
+    keep: int,
+    as_json: bool,
+) -> None:
+    """Train an expert predictor from a recorded TRACE and say how well it does.
+
+    The first four fifths of the prompts are learnt from, the others measured on, beside predictors that need no
+    learning. `greenroom trace` records traces.
+
+    \b
+    Examples:
+      greenroom predictor-train understudy.npz
+      greenroom predictor-train t.npz --tasks t.meta.jsonl --kind emoe-l --out emoe-l.safetensors
+      greenroom predictor-train t.npz --state-dir ./predictor --model-name olmoe
+    """
+    from greenroom.predictor.learned.config import TrainingConfig
+    from greenroom.predictor.learned.recorded import read_recorded
+
+    if out is not None and not out.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+    config = TrainingConfig(kind=kind, backbone=learn_model, width=width, epochs=epochs, seed=seed)
+    recorded = read_recorded(trace, tasks)
+    model = model_name or recorded.trace.model
+    if state_dir is not None and not model:
+        raise InvalidConfig("model-name", model, "the trace names no model: say which one it is of")
+
+    # torch takes seconds: what can be refused without it, was.
+    from tqdm import tqdm
+
+    from greenroom.predictor.learned.comparison import places_to_test, trivial
+    from greenroom.predictor.learned.training import measure, split, train
+
+    with tqdm(total=config.epochs, desc="training", unit="epoch", disable=not sys.stderr.isatty()) as bar:
+
+        def told(epoch: int, loss: float) -> None:
+            bar.update()
+            bar.set_postfix(loss=f"{loss:.4f}")
+
+        artifact = train(recorded.sequences, config, model=model, on_epoch=told)
+    begin = split(recorded.sequences, config).train
+    places = places_to_test(recorded.sequences, begin)
+    scores: dict[str, Score] = {}
+    if len(places):
+        scores = trivial(recorded, begin, places)
+        scores[f"learned: {learn_model} {kind}"] = measure(artifact, recorded.sequences, places)
+    kept = _keep(artifact, out, state_dir, keep)
+    if as_json:
+        rows = {name: one.as_json() for name, one in scores.items()}
+        click.echo(json.dumps({"report": artifact.report, "test_sequences": len(places), "scores": rows}))
+        return
+    click.echo(_table(scores, artifact, len(places)))
+    if kept:
+        click.echo(kept)
+
+
+def _keep(artifact: LearnedArtifact, out: Path | None, state_dir: Path | None, keep: int) -> str:
+    from greenroom.predictor.learned.artifact import dump_learned
+    from greenroom.predictor.learned.shelf import LEARNED
+    from greenroom.predictor.store import FileVersions
+
+    lines = []
+    now_ms = round(time.time() * 1000)
+    if out is not None:
+        partial = out.with_name(f".{out.name}.partial")
+        try:
+            partial.write_bytes(dump_learned(artifact.as_version(1, now_ms)))
+            partial.replace(out)
+        finally:
+            partial.unlink(missing_ok=True)
+        lines.append(f"written to {out}")
+    if state_dir is not None:
+        kind = artifact.architecture.kind
+        store = FileVersions(state_dir, keep, LEARNED, within=kind)
+        store.open()
+        try:
+            version = store.next_version(artifact.model)
+            store.write(artifact.as_version(version, now_ms))
+        finally:
+            store.close()
+        lines.append(f"{kind} of {artifact.model}: version {version} in {state_dir}")
+    return "\n".join(lines)
+
+
+def _table(scores: dict[str, Score], artifact: LearnedArtifact, prompts: int) -> str:
+    report = artifact.report
+    lines = [
+        f"{artifact.sequences} sequences learnt from, {report['epochs']} epochs, {report['seconds']} s, "
+        f"{artifact.nbytes} bytes; measured on {prompts} prompts that it has not seen",
+        f"{'':34} {'right':>7} {'F1':>7} {'overlap':>8}   picks within 20/40/60/80 % of experts",
+    ]
+    for name, one in scores.items():
+        within = " ".join(f"{share:.3f}" for share in one.coverage.values())
+        lines.append(f"{name:34} {one.accuracy:7.4f} {one.f1:7.4f} {one.overlap:8.4f}   {within}")
+    return "\n".join(lines)
