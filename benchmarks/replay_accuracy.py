@@ -65,11 +65,11 @@ class Watch:
         self._step, self._routed = engine.step, engine.routed
         engine.step = self._timed_step  # type: ignore[method-assign]
         engine.routed = self._timed_routed  # type: ignore[method-assign]
-        self._all_of, self._ran = engine.all_of, engine.ran
-        engine.all_of = self._timed_all_of  # type: ignore[method-assign]
+        self._at_hand, self._ran = engine.at_hand, engine.ran
+        engine.at_hand = self._timed_at_hand  # type: ignore[method-assign]
         engine.ran = self._timed_ran  # type: ignore[method-assign]
         self._rows = 0
-        self._all_began: tuple[int, float] | None = None
+        self._all_began: float | None = None
 
     def clear(self) -> None:
         self.steps.clear()
@@ -111,19 +111,19 @@ class Watch:
             self._in_experts += seconds
             self.experts.append((int(rows[expert]), seconds))
 
-    def _timed_all_of(self, layer: int) -> list[ExpertWeights] | None:
-        held = self._all_of(layer)
-        self._all_began = None if held is None else (layer, time.perf_counter())
-        return held
+    def _timed_at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        addresses = self._at_hand(layer, picks)
+        self._all_began = None if addresses is None else time.perf_counter()
+        return addresses
 
-    def _timed_ran(self, experts: int) -> None:
+    def _timed_ran(self, layer: int, experts: int) -> None:
         """All of a layer's experts in one call, which began when they were handed over: each had its share."""
         began, self._all_began = self._all_began, None
         ended = time.perf_counter()
-        self._ran(experts)
+        self._ran(layer, experts)
         if began is None:
             return
-        layer, seconds = began[0], ended - began[1]
+        seconds = ended - began
         self._in_experts += seconds
         picks = self._rows * int(self._engine.catalogue.top_k[layer])
         self.experts += [(picks / experts, seconds / experts)] * experts

@@ -22,7 +22,7 @@ PARTS = (
 """
 
 _SOURCE_METHODS = (
-    "step", "layer_entered", "allowed_experts", "routed", "all_of", "ran", "take_request", "predicted"
+    "step", "layer_entered", "allowed_experts", "rerouted", "routed", "at_hand", "ran", "take_request", "predicted"
 )  # fmt: skip
 
 

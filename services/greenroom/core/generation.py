@@ -131,7 +131,9 @@ class GenerationRequest:
 class Finished:
     """The last event of every request; ``error`` says why it failed, else None.
 
-    ``queue_seconds``: how long it waited before it was run, its whole life if it never was.
+    ``queue_seconds``: how long it waited before it was run, its whole life if it never was. ``approximated``: of all
+    times that a layer's router chose experts for one of its tokens, the share where it was kept from those it would
+    have chosen.
     """
 
     reason: FinishReason
@@ -139,6 +141,7 @@ class Finished:
     generated_tokens: int
     error: str | None = None
     queue_seconds: float = field(default=0.0, compare=False)
+    approximated: float = 0.0
 
 
 Event = Token | Finished

@@ -26,6 +26,7 @@ from greenroom.experts.ledger import Ledger, LedgerError, State
 from greenroom.experts.room import Room
 from greenroom.experts.running_layer import RunningLayer, Stage
 from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.experts.tables import Table, Tables
 from greenroom.experts.tiers import Tiers
 from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.catalogue import Catalogue
@@ -71,6 +72,8 @@ def catalogue_of(manifest: PackManifest, pool: str = "model") -> Catalogue:
         expert_bytes=[slot_bytes] * len(manifest.layers),
     )
 
+
+_LAYER_EVENTS = frozenset({"on_layer_routed", "on_experts_done", "on_layer_done"})
 
 _PRELOAD_QUEUED = 64  # enough for any link, and few enough to look through each time one lands
 
@@ -144,6 +147,20 @@ class ExpertEngine:
         self._masks = config.approximate and "row_mask" in policy.hooks
         fidelity = config.fidelity or Fidelity()
         self._confinement = None if fidelity.name == "exact" else Confinement(fidelity, catalogue)
+        self._approximates = self._masks or self._confinement is not None
+        self._tables = Tables(catalogue, self._tiers)
+        heard = policy.hooks & _LAYER_EVENTS
+        self._hears_layers = bool(heard)
+        self._knows_hands = (
+            self._tiers.in_ram
+            and not self.asks
+            and "compute_order" not in policy.hooks
+            and (not heard or self._confinement is not None)
+        )
+        self._here_alone = -1  # the layer whose rows are all confined to who is here, if the newest is
+        self._running: LayerRouting | None = None  # the layer that was said to be at hand, if the policy heard of it
+        self._rerouted: NDArray[np.int64] | None = None  # [T]: layers in which the step's rows got other experts
+        self._rerouted_rows: dict[int, int] = {}  # by sequence, (row, layer) pairs
         self._steps = 0
         self._step = Step(catalogue.pool, 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         policy.on_budget_changed(Tier.DEVICE, self.device.slots * slot_bytes)
@@ -163,10 +180,13 @@ class ExpertEngine:
             self.policy.on_step_started(self._step)
         if self._confinement is not None:
             self._confinement.step_started(self._step)
+        if self._approximates:
+            self._rerouted = np.zeros(len(sequences), dtype=np.int64)
         failed = True
         try:
             yield
             failed = False
+            self._count_rerouted()
         finally:
             if self.listener is not None:
                 self.listener.step_ended(self._step, failed=failed)
@@ -186,14 +206,22 @@ class ExpertEngine:
         if "on_layer_entered" in self.policy.hooks:
             self.policy.on_layer_entered(self._step, layer)
         self._demand.deliver()
-        self._ahead.pump()
+        self._ahead.pump(freed=layer == 0 and not self._hears_layers)
 
     def allowed_experts(self, layer: int) -> Mask | None:
+        self._here_alone = -1
         if self._masks and (mask := self.policy.row_mask(self._step, layer, self._device.resident)) is not None:
             return mask
         if self._confinement is None:
             return None
-        return self._confinement.confine(layer, self._device.resident[self.catalogue.spans[layer]])
+        mask = self._confinement.confine(layer, self._device.resident[self.catalogue.spans[layer]])
+        if mask is not None and len(mask) == 1:
+            self._here_alone = layer
+        return mask
+
+    def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
+        if self._rerouted is not None:
+            self._rerouted += rows
 
     def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         if self.listener is not None:
@@ -206,12 +234,60 @@ class ExpertEngine:
     def _host_room(self, incoming: int) -> bool:
         return self._ahead.withdraw_from_host() or self._room.on_host(incoming)
 
-    def all_of(self, layer: int) -> list[ExpertWeights] | None:
-        return self._weights[layer] if self.listener is None and self._whole() else None
+    def at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Where all that are picked are here nobody needs to be pinned: who leaves does so by this thread's doing, and
+        the layer runs in one call. So the policy is told of the layer, where it wants to be, and its wants looked at
+        when the layer has run.
+        """
+        whole = self._whole()
+        if not (whole or self._knows_hands):
+            return None
+        table = self._tables.of(layer)
+        if not whole:
+            if self._here_alone != layer and not table.here[picks].all():
+                return None
+            if table.arrived:
+                self._count_used(table, layer, picks)
+        if self.listener is not None:
+            self.listener.layer_routed(self._step, layer, picks)
+        if self._hears_layers and not whole:
+            self._running = LayerRouting.from_picks(self.catalogue, self._step, layer, picks)
+            self.policy.on_layer_routed(self._running)
+        return table.addresses
 
-    def ran(self, experts: int) -> None:
+    def ran(self, layer: int, experts: int) -> None:
+        self._hit(experts)
+        routing, self._running = self._running, None
+        if routing is None:
+            return
+        hooks = self.policy.hooks
+        if "on_experts_done" in hooks:
+            self.policy.on_experts_done(routing.step, layer, routing.experts)
+        if "on_layer_done" in hooks:
+            self.policy.on_layer_done(routing.step, layer)
+        self._ahead.pump(freed=True)
+
+    def _hit(self, experts: int) -> None:
         self.counters.lookups += experts
         self.counters.hits += experts
+
+    def _count_used(self, table: Table, layer: int, picks: NDArray[np.int64]) -> None:
+        """Of those that have come to the layer the picked, if they were brought ahead, have been of use."""
+        unused, first = self._room.unused, self._firsts[layer]
+        for index in table.arrived.intersection(picks.ravel().tolist()):
+            table.arrived.remove(index)
+            if unused[first + index]:
+                unused[first + index] = False
+                self.counters.prefetches_used += 1
+
+    def _count_rerouted(self) -> None:
+        """The step has not failed: its rows count for their sequences."""
+        if self._rerouted is None or not self._rerouted.any():
+            return
+        for row in np.flatnonzero(self._rerouted).tolist():
+            sequence = int(self._step.row_sequences[row])
+            if sequence in self._rerouted_rows:
+                self._rerouted_rows[sequence] += int(self._rerouted[row])
 
     def _whole(self) -> bool:
         """Whether every expert is in RAM that computes. Then there is nothing to decide and nothing to wait for, and
@@ -229,7 +305,7 @@ class ExpertEngine:
     def _all_here(self, layer: int, picks: NDArray[np.int64]) -> list[tuple[int, ExpertWeights]]:
         weights = self._weights[layer]
         wanted = [expert for expert in sorted(set(picks.ravel().tolist())) if expert < len(weights)]
-        self.ran(len(wanted))
+        self._hit(len(wanted))
         return [(expert, weights[expert]) for expert in wanted]
 
     # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------
@@ -239,12 +315,18 @@ class ExpertEngine:
             self.listener.sequence_queued(sequence)
         if self._confinement is not None:
             self._confinement.sequence_queued(sequence)
+        if self._approximates:
+            self._rerouted_rows[sequence.sequence] = 0
         self.policy.on_sequence_queued(sequence)
 
     def sequence_started(self, sequence: SequenceInfo) -> None:
         self.policy.on_sequence_started(sequence)
 
+    def approximated(self, sequence: int, rows: int) -> float:
+        return self._rerouted_rows.get(sequence, 0) / max(1, rows * self.catalogue.layers)
+
     def sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
+        self._rerouted_rows.pop(sequence, None)
         if self._confinement is not None:
             self._confinement.sequence_ended(sequence)
         self.policy.on_sequence_ended(sequence, end)

@@ -43,6 +43,8 @@ class Ledger:
         self.slots = slots
         self.departures = 0
         """How often anyone left, or did not come after all: while it stays, whoever is here or coming still is."""
+        self.changed: set[int] = set()
+        """Who has come or gone since whoever follows it last emptied it."""
         self.state: NDArray[np.uint8] = np.zeros(experts, dtype=np.uint8)
         self.slot_of: NDArray[np.int64] = np.full(experts, NO_SLOT, dtype=np.int64)
         self.resident: NDArray[np.bool_] = np.zeros(experts, dtype=np.bool_)
@@ -81,6 +83,7 @@ class Ledger:
             raise LedgerError(f"expert {expert} was not on its way")
         self.state[expert] = _RESIDENT
         self.resident[expert] = True
+        self.changed.add(expert)
 
     def abandon(self, expert: int) -> None:
         """Its transfer failed or was given up; the slot is free again."""
@@ -96,6 +99,7 @@ class Ledger:
             raise LedgerError(f"expert {expert} is pinned")
         self._release(expert)
         self.resident[expert] = False
+        self.changed.add(expert)
 
     def pin(self, experts: Keys) -> None:
         """Keep distinct experts from being evicted, wherever they are now, until as many ``unpin``."""

@@ -43,6 +43,9 @@ class ResidentExperts:
     def allowed_experts(self, layer: int) -> NDArray[np.bool_] | None:
         return None
 
+    def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
+        pass
+
     def routed(
         self, layer: int, picks: NDArray[np.int64]
     ) -> AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]:

@@ -41,6 +41,10 @@ class ExpertSource(Protocol):
         """
         ...
 
+    def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
+        """Which ``rows[T]`` were given other experts than they would have been without the mask."""
+        ...
+
     def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         """The layer's router picked ``picks[T, k]`` (a pick at or above the number of experts is none).
 
@@ -71,13 +75,15 @@ class PredictsFor(Protocol):
 
 
 @runtime_checkable
-class HoldsAll(Protocol):
-    """A source that may have all experts in memory that computes; then nothing need be asked layer by layer."""
+class AtHand(Protocol):
+    """A source that may have all that a layer's router picks in memory that computes: then one call runs it."""
 
-    def all_of(self, layer: int) -> list[ExpertWeights] | None:
-        """The weights of all experts of the layer, the same list while they stay; None: ask ``routed``."""
+    def at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Addresses ``[E, n]`` of the tensors of the layer's experts, of those at least that ``picks[T, k]`` names,
+        valid until ``ran``; None: ask ``routed``.
+        """
         ...
 
-    def ran(self, experts: int) -> None:
-        """So many of them were picked."""
+    def ran(self, layer: int, experts: int) -> None:
+        """The layer has run; so many different experts were picked."""
         ...

@@ -41,6 +41,7 @@ class Tiers:
         layouts = [layer.layout for layer in store.manifest.layers]
         slot_bytes = max(layout.nbytes for layout in layouts)
         self.slot_bytes = slot_bytes
+        self.tensors_by_layer = [len(layout.tensors) for layout in layouts]
         self.device = device
         self.host = host
         self._make_host_room = make_host_room

@@ -84,6 +84,10 @@ class SequenceObserver(Protocol):
 
     def sequence_ended(self, sequence: int, end: SequenceEnd) -> None: ...
 
+    def approximated(self, sequence: int, rows: int) -> float:
+        """The share of the routing of its ``rows`` that was approximate; asked once, before it is told of the end."""
+        ...
+
     def audit_idle(self) -> None:
         """Nothing waits or runs. Raises GreenroomError where something is held all the same."""
         ...
@@ -318,7 +322,11 @@ class BatchEngine:
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         if self.waiting.pop(sequence.number, None) is None:
             del self.running[sequence.number]
+        approximated = 0.0
         if sequence.kv is not None:
+            if self._observer is not None:
+                with self._observed():
+                    approximated = self._observer.approximated(sequence.number, sequence.kv.length)
             self.kv.release(sequence.kv)
             sequence.kv = None
         self.stats.finished[reason] += 1
@@ -329,7 +337,7 @@ class BatchEngine:
             self.on_ended(sequence)
         until = self._clock() if sequence.started_at is None else sequence.started_at
         queued = until - sequence.submitted_at
-        _deliver(sequence, Finished(reason, sequence.prompt_tokens, sequence.generated, error, queued))
+        _deliver(sequence, Finished(reason, sequence.prompt_tokens, sequence.generated, error, queued, approximated))
 
     @contextlib.contextmanager
     def _observed(self) -> Iterator[None]:

@@ -3,13 +3,13 @@
 For blocks that are a router and experts, no more: the router one linear map, the softmax of it and the largest, as
 those of Mixtral, Qwen3-MoE and OLMoE. The picks are the router's up to rounding of its logits, as everything is that
 the compiled products compute; they are the same with any budget, since all steps come here. Where all experts stay in
-memory, the layer is two compiled calls.
+memory, or a layer's router has picked nobody else, the layer is two compiled calls.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from greenroom.experts.source import ExpertWeights, HoldsAll
+from greenroom.experts.source import AtHand
 from greenroom.moe.native.rows import NativeRows
 from greenroom.moe.seats import Seat, seat_of
 
@@ -39,42 +39,55 @@ class LeanBlock:
         self._normalise = normalise
         self._rounded = rounded
         self._inner = int(block.experts.intermediate_dim)
-        self._held: Sequence[ExpertWeights] | None = None
-        self._addresses: NDArray[np.int64] = np.empty((0, 2), dtype=np.int64)
 
     def add(self, rows: torch.Tensor, stream: torch.Tensor) -> None:
         """Adds what the block makes of the normalised ``rows[T, H]`` to ``stream[T, H]``."""
-        stage, source = self._seat.stage, self._seat.stage.source
-        masked = source is not None and source.allowed_experts(self._seat.layer) is not None
-        if masked or stage.on_router_logits is not None:
+        stage = self._seat.stage
+        routed = None if stage.on_router_logits is not None else self.route(rows)
+        if routed is None:
             stream += self._block(rows[None])[0]
-            return
-        picks, scales = self.route(rows)
-        self.experts(rows, picks, scales, stream)
+        else:
+            self.experts(rows, *routed, stream)
 
-    def route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Picks and scales ``[T, k]``."""
-        return self._native.route(self._weight, rows, self._top_k, normalise=self._normalise, rounded=self._rounded)
+    def route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Picks and scales ``[T, k]``, within the source's mask; None where the module is to say why it can not be."""
+        source, layer = self._seat.stage.source, self._seat.layer
+        allowed = None if source is None else source.allowed_experts(layer)
+        if allowed is None:
+            return self._native.route(self._weight, rows, self._top_k, normalise=self._normalise, rounded=self._rounded)
+        if self._seat.masking is not None or not _fits(allowed, len(rows), len(self._weight)):
+            return None
+        routed = self._native.route_confined(
+            self._weight, rows, self._top_k, allowed, normalise=self._normalise, rounded=self._rounded
+        )
+        if routed is None:
+            return None
+        picks, scales, rerouted = routed
+        assert source is not None
+        source.rerouted(layer, rerouted)
+        return picks, scales
 
     def experts(self, rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor, stream: torch.Tensor) -> None:
         """Adds the picked experts' sum to ``stream[T, H]``."""
-        source = self._seat.stage.source
-        if _may_hold_all(source) and (held := source.all_of(self._seat.layer)) is not None:
-            if held is not self._held:
-                self._addresses = np.array([[tensor.data_ptr() for tensor in weights] for weights in held])
-                self._held = held
-            source.ran(self._native.all_experts(self._addresses, self._inner, picks, scales, rows, stream))
+        source, layer = self._seat.stage.source, self._seat.layer
+        if _may_have_at_hand(source) and (addresses := source.at_hand(layer, picks.numpy())) is not None:
+            busy = self._native.all_experts(addresses, self._inner, picks, scales, rows, stream)
+            source.ran(layer, busy)
         else:
             stream += self._block.experts(rows, picks, scales)
 
 
-def _may_hold_all(source: object) -> TypeGuard[HoldsAll]:
-    return _has_all(type(source))  # type: ignore[arg-type]  # mypy takes classes for unhashable
+def _fits(allowed: NDArray[np.bool_], rows: int, experts: int) -> bool:
+    return allowed.ndim == 2 and allowed.shape[1] == experts and len(allowed) in (1, rows)
+
+
+def _may_have_at_hand(source: object) -> TypeGuard[AtHand]:
+    return _has_methods(type(source))  # type: ignore[arg-type]  # mypy takes classes for unhashable
 
 
 @functools.cache
-def _has_all(kind: type[Any]) -> bool:  # looking for a protocol's methods in every layer takes longer than the rest
-    return issubclass(kind, HoldsAll)
+def _has_methods(kind: type[Any]) -> bool:  # looking for a protocol's methods in every layer takes longer than the rest
+    return issubclass(kind, AtHand)
 
 
 def lean_block(block: Any, native: NativeRows) -> LeanBlock | None:

@@ -107,7 +107,7 @@ def load(
     native = None
     for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
         native = native_for(model.get_submodule(layer.name), kept, products) if layer.stacked else None
-        seat = Seat(number, stage, native)
+        seat = Seat(number, stage, native, masking)
         _seat(model, layer, seat)
         if router is not None:
             wrap_router(router, layer, seat, masking)

@@ -59,14 +59,16 @@ def wrap_router(router: Router, layer: MoeLayer, seat: Seat, refusal: str | None
 
     def forward(_: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         stage = seat.stage
-        allowed = None if stage.source is None else stage.source.allowed_experts(seat.layer)
-        if allowed is None:
+        source = stage.source
+        allowed = None if source is None else source.allowed_experts(seat.layer)
+        if source is None or allowed is None:
             outputs = inner(hidden_states, *args, **kwargs)
             logits = outputs[router.logits_index]
         else:
             if refusal is not None:
                 raise UnsupportedModel(f"the routers of this model can not be confined to some experts: {refusal}")
             outputs, logits = _masked(inner, (hidden_states, *args), kwargs, allowed, layer, one_hot)
+            source.rerouted(seat.layer, _rerouted(logits.reshape(-1, layer.experts), allowed, layer.top_k))
             logits = logits.to(outputs[router.logits_index].dtype)
         if stage.on_router_logits is not None:
             stage.on_router_logits(seat.layer, logits.reshape(-1, layer.experts))
@@ -97,6 +99,14 @@ def _masked(
         return outputs, mode.logits
     logits, weights, picks = outputs
     return (logits, weights, picks.masked_fill(weights == 0, layer.experts)), mode.logits
+
+
+def _rerouted(logits: torch.Tensor, allowed: NDArray[np.bool_], top_k: int) -> NDArray[np.bool_]:
+    """``[T]``: rows for which somebody forbidden has a larger logit (``[T, E]``) than the last of those picked."""
+    forbidden = torch.from_numpy(~allowed).to(logits.device)
+    last = logits.masked_fill(forbidden, -torch.inf).topk(top_k, dim=1).values[:, -1]
+    best = logits.masked_fill(~forbidden, -torch.inf).amax(dim=1)
+    return (best > last).cpu().numpy()
 
 
 class _MaskedLogits(TorchFunctionMode):

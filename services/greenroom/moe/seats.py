@@ -29,14 +29,15 @@ class Stage:
 
 
 class Seat:
-    """What an experts module knows: the number of its MoE layer (from 0), the stage that it belongs to, and the
-    compiled products that compute it (None: torch does).
+    """What an experts module knows: the number of its MoE layer (from 0), the stage that it belongs to, the compiled
+    products that compute it (None: torch does), and why its router can not be masked (None: it can).
     """
 
-    __slots__ = ("layer", "native", "stage")
+    __slots__ = ("layer", "masking", "native", "stage")
 
-    def __init__(self, layer: int, stage: Stage, native: NativeRows | None = None) -> None:
+    def __init__(self, layer: int, stage: Stage, native: NativeRows | None = None, masking: str | None = None) -> None:
         self.layer = layer
+        self.masking = masking
         self.stage = stage
         self.native = native
 

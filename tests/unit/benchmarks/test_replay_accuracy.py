@@ -35,10 +35,10 @@ def test_a_layer_run_in_one_call_is_shared_out_among_its_experts() -> None:
         def __init__(self) -> None:
             self.counted = 0
 
-        def all_of(self, layer: int) -> list[object] | None:
+        def at_hand(self, layer: int, picks: object) -> list[object] | None:
             return None if layer else []
 
-        def ran(self, experts: int) -> None:
+        def ran(self, layer: int, experts: int) -> None:
             self.counted += experts
 
         def step(self) -> None: ...
@@ -51,10 +51,10 @@ def test_a_layer_run_in_one_call_is_shared_out_among_its_experts() -> None:
     engine = Engine()
     watch = Watch(engine, Pack())  # type: ignore[arg-type]
     watch._rows = 6
-    engine.all_of(0)
-    engine.ran(4)
+    engine.at_hand(0, None)
+    engine.ran(0, 4)
     assert [rows for rows, _ in watch.experts] == [3.0] * 4
     assert len({seconds for _, seconds in watch.experts}) == 1
-    engine.all_of(1)
-    engine.ran(4)
+    engine.at_hand(1, None)
+    engine.ran(1, 4)
     assert (len(watch.experts), engine.counted) == (4, 8), "what came expert by expert has been timed there"

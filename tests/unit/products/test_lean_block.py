@@ -23,7 +23,7 @@ from greenroom.moe.experts_forward import IMPLEMENTATION
 from greenroom.moe.lean_block import LeanBlock, lean_block
 from greenroom.moe.native.rows import NativeRows, NativeUnavailable, native_rows
 from greenroom.moe.products import Grouped
-from greenroom.moe.seats import Seat, Stage, take_seat
+from greenroom.moe.seats import Seat, Stage, seat_of, take_seat
 
 try:
     native: NativeRows = native_rows()
@@ -58,11 +58,16 @@ class Holds:
     def __init__(self, weights: list[ExpertWeights], *, together: bool) -> None:
         self._weights = weights
         self._together = together
+        self._addresses = np.array([[tensor.data_ptr() for tensor in expert] for expert in weights])
         self.picked = 0
         self.allowed: NDArray[np.bool_] | None = None
+        self.kept_from: list[bool] = []
 
     def allowed_experts(self, layer: int) -> NDArray[np.bool_] | None:
         return self.allowed
+
+    def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
+        self.kept_from += rows.tolist()
 
     @contextlib.contextmanager
     def routed(self, layer: int, picks: NDArray[np.int64]) -> Iterator[Arriving]:
@@ -70,10 +75,10 @@ class Holds:
         self.picked += len(wanted)
         yield iter([(expert, self._weights[expert]) for expert in reversed(wanted)])
 
-    def all_of(self, layer: int) -> list[ExpertWeights] | None:
-        return self._weights if self._together else None
+    def at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return self._addresses if self._together else None
 
-    def ran(self, experts: int) -> None:
+    def ran(self, layer: int, experts: int) -> None:
         self.picked += experts
 
 
@@ -169,7 +174,7 @@ def test_a_block_is_the_same_however_its_experts_come(family: str) -> None:
 
 
 @torch.inference_mode()
-def test_who_watches_or_masks_a_router_gets_the_module() -> None:
+def test_the_module_is_left_to_those_who_watch_the_router_and_to_masks_that_it_must_refuse() -> None:
     source = Holds(weights_of(9), together=True)
     block = block_of("mixtral", source)
     lean = lean_block(block, native)
@@ -177,15 +182,112 @@ def test_who_watches_or_masks_a_router_gets_the_module() -> None:
     asked: list[int] = []
     block.gate.register_forward_hook(lambda *_: asked.append(1))
     rows, stream = random(3, 2, HIDDEN), random(4, 2, HIDDEN)
-    lean.add(rows, stream)
-    assert not asked
-    source.allowed = np.ones((2, EXPERTS), dtype=np.bool_)
-    lean.add(rows, stream)
-    assert len(asked) == 1
-    source.allowed = None
+
+    def asks(allowed: NDArray[np.bool_] | None = None) -> bool:
+        asked.clear()
+        source.allowed = allowed
+        lean.add(rows, stream)
+        return bool(asked)
+
+    everyone = np.ones((2, EXPERTS), dtype=np.bool_)
+    assert not asks()
+    assert not asks(everyone)
+    assert not asks(everyone[:1])
+    assert asks(np.ones((3, EXPERTS), dtype=np.bool_))
+    assert asks(everyone[:, 1:])
+    assert asks(np.arange(EXPERTS)[None] < TOP_K - 1)
+    seat_of(block.experts).masking = "its router is another"
+    assert asks(everyone)
     lean._seat.stage.on_router_logits = lambda layer, logits: None
+    assert asks()
+
+
+def masks(rows: int, seed: int, *, alike: bool) -> NDArray[np.bool_]:
+    generator = np.random.default_rng(seed)
+    allowed = np.zeros((1 if alike else rows, EXPERTS), dtype=np.bool_)
+    for row in allowed:
+        row[generator.permutation(EXPERTS)[: generator.integers(TOP_K, EXPERTS + 1)]] = True
+    return allowed
+
+
+@pytest.fixture(params=native.instruction_sets, scope="module")
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    native.use(request.param)
+    yield request.param
+    native.use(native.instruction_sets[0])
+
+
+@pytest.mark.usefixtures("instruction_set")
+@given(st.integers(1, 40), st.integers(0, 2**31), st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_row_under_a_mask_is_routed_as_if_there_were_no_others(
+    count: int, seed: int, alike: bool, normalise: bool, rounded: bool
+) -> None:
+    rows, weight = random(seed, count, HIDDEN), random(seed + 1, EXPERTS, HIDDEN) / 8
+    allowed = masks(count, seed, alike=alike)
+    routed = native.route_confined(weight, rows, TOP_K, allowed, normalise=normalise, rounded=rounded)
+    assert routed is not None
+    picks, scales, rerouted = routed
+    free, _ = native.route(weight, rows, TOP_K, normalise=normalise, rounded=rounded)
+    for row in range(count):
+        may = allowed[0 if alike else row]
+        kept = torch.from_numpy(np.flatnonzero(may))
+        alone = native.route(weight[kept], rows[row : row + 1], TOP_K, normalise=normalise, rounded=rounded)
+        assert torch.equal(picks[row], kept[alone[0][0]])
+        assert torch.equal(scales[row], alone[1][0])
+        assert rerouted[row] == (picks[row].tolist() != free[row].tolist())
+
+
+@given(st.integers(1, 20), st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_a_mask_comes_before_softmax_top_k_and_normalisation(count: int, seed: int) -> None:
+    """In plain torch, from the same logits."""
+    rows, weight = random(seed, count, HIDDEN), random(seed + 1, EXPERTS, HIDDEN) / 8
+    allowed = masks(count, seed, alike=False)
+    logits = native.linear(rows, weight).float().masked_fill(torch.from_numpy(~allowed), -torch.inf)
+    ranked = logits.softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    expected, picked = ranked.values[:, :TOP_K], ranked.indices[:, :TOP_K]
+    for normalise in (False, True):
+        routed = native.route_confined(weight, rows, TOP_K, allowed, normalise=normalise, rounded=False)
+        assert routed is not None
+        assert torch.equal(routed[0], picked)
+        torch.testing.assert_close(routed[1], expected / expected.sum(dim=1, keepdim=True) if normalise else expected)
+
+
+def test_too_few_to_pick_from_are_refused() -> None:
+    weight, rows = random(1, EXPERTS, HIDDEN), random(2, 3, HIDDEN)
+    allowed = np.ones((3, EXPERTS), dtype=np.bool_)
+    allowed[2, TOP_K - 1 :] = False
+    assert native.route_confined(weight, rows, TOP_K, allowed, normalise=True, rounded=False) is None
+    assert native.route_confined(weight, rows, TOP_K, allowed[2:], normalise=True, rounded=False) is None
+    assert native.route_confined(weight, rows, TOP_K, allowed[:1], normalise=True, rounded=False) is not None
+
+
+@pytest.mark.parametrize("family", sorted(BLOCKS))
+@pytest.mark.parametrize("alike", [False, True])
+@torch.inference_mode()
+def test_a_confined_block_is_its_modules_under_the_same_mask(family: str, alike: bool) -> None:
+    count = 30
+    rows, weights, allowed = random(3, count, HIDDEN), weights_of(9), masks(count, 4, alike=alike)
+    source = Holds(weights, together=True)
+    source.allowed = allowed
+    block = block_of(family, source)
+    lean = lean_block(block, native)
+    assert isinstance(lean, LeanBlock)
+    stream = torch.zeros_like(rows)
     lean.add(rows, stream)
-    assert len(asked) == 2
+    own = type(block.gate).forward
+    logits = nn.functional.linear(rows, block.gate.weight).masked_fill(torch.from_numpy(~allowed), -torch.inf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.functional, "linear", lambda *_: logits)
+        _, scales, picks = own(block.gate, rows)
+    expected = block.experts(rows, picks, scales)
+    ranked = logits.float().sort(dim=1, descending=True).values
+    clear = (ranked[:, :TOP_K] - ranked[:, 1 : TOP_K + 1] > ranked[:, :TOP_K].abs() * 2.0**-6).all(dim=1)
+    assert clear.float().mean() > 0.5
+    assert torch.allclose(stream[clear].float(), expected[clear].float(), rtol=2.0**-5, atol=2.0**-5)
+    assert len(source.kept_from) == count
+    assert 0 < sum(source.kept_from) < count
 
 
 def test_near_ties_of_many_experts_do_not_hide_a_router() -> None:

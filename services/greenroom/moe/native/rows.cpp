@@ -232,6 +232,43 @@ struct AttentionWeights {
   float before_epsilon, query_epsilon, key_epsilon, after_epsilon;
 };
 
+// Of each row's logits the `k` picks and their scales; see greenroom_route and greenroom_route_confined.
+void pick_rows(const uint16_t *logits, size_t begin, size_t end, int64_t experts, int64_t k, bool normalise, bool rounded,
+               const uint8_t *allowed, int64_t stride, uint8_t *rerouted, int64_t *picks, float *scales) {
+  std::vector<float> shares(experts);
+  for (size_t r = begin; r < end; r++) {
+    const uint16_t *logit = logits + r * experts;
+    const uint8_t *may = allowed ? allowed + r * stride : nullptr;
+    float most = -INFINITY, sum = 0, picked = 0, least = 0;
+    int64_t last = 0;
+    for (int64_t e = 0; e < experts; e++)
+      if (!may || may[e]) most = std::fmax(most, to_float(logit[e]));
+    for (int64_t e = 0; e < experts; e++) {
+      shares[e] = std::exp(to_float(logit[e]) - most);
+      if (!may || may[e]) sum += shares[e];
+    }
+    for (int64_t n = 0; n < k; n++) {
+      int64_t best = -1;
+      for (int64_t e = 0; e < experts; e++)
+        if ((!may || may[e]) && (best < 0 || !(shares[e] <= shares[best]))) best = e;
+      picks[r * k + n] = last = best;
+      least = shares[best];
+      picked += scales[r * k + n] = least / sum;
+      shares[best] = -1;
+    }
+    for (int64_t n = 0; n < k; n++) {
+      float &scale = scales[r * k + n];
+      if (normalise) scale /= picked;
+      if (rounded) scale = to_float(to_bf16(scale));
+    }
+    if (may) {
+      rerouted[r] = 0;
+      for (int64_t e = 0; e < experts; e++)
+        if (!may[e] && (shares[e] > least || (shares[e] == least && e < last))) rerouted[r] = 1;
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -345,27 +382,26 @@ void greenroom_route(const void *weight, const void *x, int64_t rows, int64_t hi
   std::vector<uint16_t> logits(rows * experts);
   greenroom_linear(weight, nullptr, x, logits.data(), rows, hidden, experts, threads);
   spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) {
-    std::vector<float> shares(experts);
-    for (size_t r = begin; r < end; r++) {
-      const uint16_t *logit = &logits[r * experts];
-      float most = to_float(logit[0]), sum = 0, picked = 0;
-      for (int64_t e = 1; e < experts; e++) most = std::fmax(most, to_float(logit[e]));
-      for (int64_t e = 0; e < experts; e++) sum += shares[e] = std::exp(to_float(logit[e]) - most);
-      for (int64_t n = 0; n < k; n++) {
-        int64_t best = 0;
-        for (int64_t e = 1; e < experts; e++)
-          if (!(shares[e] <= shares[best])) best = e;
-        picks[r * k + n] = best;
-        picked += scales[r * k + n] = shares[best] / sum;
-        shares[best] = -1;
-      }
-      for (int64_t n = 0; n < k; n++) {
-        float &scale = scales[r * k + n];
-        if (normalise) scale /= picked;
-        if (rounded) scale = to_float(to_bf16(scale));
-      }
-    }
+    pick_rows(logits.data(), begin, end, experts, k, normalise, rounded, nullptr, 0, nullptr, picks, scales);
   });
+}
+
+// As greenroom_route where for row r there are no other experts than those e with allowed[r * stride + e]; rerouted[r]:
+// it would else have had another one. Returns -1, and nothing is done, where a row may have fewer than `k`.
+int greenroom_route_confined(const void *weight, const void *x, int64_t rows, int64_t hidden, int64_t experts, int64_t k,
+                             int normalise, int rounded, const uint8_t *allowed, int64_t stride, uint8_t *rerouted,
+                             int64_t *picks, float *scales, unsigned threads) {
+  for (int64_t r = 0; r < (stride ? rows : 1); r++) {
+    int64_t count = 0;
+    for (int64_t e = 0; e < experts; e++) count += allowed[r * stride + e] != 0;
+    if (count < k) return -1;
+  }
+  std::vector<uint16_t> logits(rows * experts);
+  greenroom_linear(weight, nullptr, x, logits.data(), rows, hidden, experts, threads);
+  spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) {
+    pick_rows(logits.data(), begin, end, experts, k, normalise, rounded, allowed, stride, rerouted, picks, scales);
+  });
+  return 0;
 }
 
 // Root-mean-square norm of x[rows, width] with a weight of its own, all bf16, computed in fp32.

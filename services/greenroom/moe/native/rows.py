@@ -87,6 +87,12 @@ class NativeRows:
             *(ctypes.c_int, ctypes.c_int, pointer, pointer, ctypes.c_uint),
         ]
         self._route.restype = None
+        self._route_confined = library.greenroom_route_confined
+        self._route_confined.argtypes = [
+            *(pointer, pointer, count, count, count, count, ctypes.c_int, ctypes.c_int),
+            *(pointer, count, pointer, pointer, pointer, ctypes.c_uint),
+        ]
+        self._route_confined.restype = ctypes.c_int
         self._rms_norm = library.greenroom_rms_norm
         self._rms_norm.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
         self._rms_norm.restype = None
@@ -197,6 +203,30 @@ class NativeRows:
             *(normalise, rounded, picks.data_ptr(), scales.data_ptr(), self._threads(experts * hidden)),
         )
         return picks, scales
+
+    def route_confined(
+        self,
+        weight: torch.Tensor,
+        rows: torch.Tensor,
+        top_k: int,
+        allowed: NDArray[np.bool_],
+        *,
+        normalise: bool,
+        rounded: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, NDArray[np.bool_]] | None:
+        """As ``route`` where of a row's experts only those of ``allowed[T, E]`` exist, or of ``allowed[1, E]`` for all
+        rows; and ``[T]``, which rows would else have had another one. None where a row may have fewer than ``top_k``.
+        """
+        (count, hidden), experts = rows.shape, weight.shape[0]
+        picks, scales = torch.empty(count, top_k, dtype=torch.int64), torch.empty(count, top_k)
+        rerouted = np.empty(count, dtype=np.bool_)
+        allowed = np.ascontiguousarray(allowed)
+        refused = self._route_confined(
+            *(weight.data_ptr(), rows.data_ptr(), count, hidden, experts, top_k, normalise, rounded),
+            *(allowed.ctypes.data, experts if len(allowed) > 1 else 0, rerouted.ctypes.data),
+            *(picks.data_ptr(), scales.data_ptr(), self._threads(experts * hidden)),
+        )
+        return None if refused else (picks, scales, rerouted)
 
     def before_attention(
         self, of: AttentionWeights, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor

@@ -1,0 +1,60 @@
+"""Where a layer's experts lie in RAM that computes, as addresses for compiled code."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.experts.tiers import Tiers
+from greenroom.policies.arrays import Mask
+from greenroom.policies.catalogue import Catalogue
+
+
+class Table:
+    """One layer. ``addresses[E, n]``: of each expert's n tensors, 0 where it is not here; ``here[E]``: whether it is.
+
+    ``arrived``: indices of those that have come since the table was last taken, for whoever books them.
+    """
+
+    __slots__ = ("addresses", "arrived", "here")
+
+    def __init__(self, experts: int, tensors: int) -> None:
+        self.addresses: NDArray[np.int64] = np.zeros((experts, tensors), dtype=np.int64)
+        self.here: Mask = np.zeros(experts, dtype=np.bool_)
+        self.arrived: set[int] = set()
+
+
+class Tables:
+    """All layers' tables of a device tier that is RAM. Only who came or went is written anew."""
+
+    def __init__(self, catalogue: Catalogue, tiers: Tiers) -> None:
+        self._catalogue = catalogue
+        self._tiers = tiers
+        self._tables: list[Table] = []
+
+    def of(self, layer: int) -> Table:
+        """As things are; valid until the owner of the engine books what lands, or evicts."""
+        changed = self._tiers.device.changed
+        if changed or not self._tables:
+            self._follow(changed)
+        return self._tables[layer]
+
+    def _follow(self, changed: set[int]) -> None:
+        catalogue, tiers = self._catalogue, self._tiers
+        if not self._tables:
+            counts = zip(catalogue.experts_per_layer.tolist(), tiers.tensors_by_layer, strict=True)
+            self._tables = [Table(experts, tensors) for experts, tensors in counts]
+        layers, indices = catalogue.layer_of, catalogue.index_of
+        for key in changed:
+            layer, index = int(layers[key]), int(indices[key])
+            table = self._tables[layer]
+            here = bool(tiers.device.resident[key])
+            table.here[index] = here
+            if here:
+                (weights,) = tiers.weights([key], layer)
+                table.addresses[index] = [tensor.data_ptr() for tensor in weights]
+                table.arrived.add(index)
+            else:
+                table.addresses[index] = 0
+                table.arrived.discard(index)
+        changed.clear()
