@@ -107,6 +107,9 @@ class Emoe(RankingPolicy):
         if tier is Tier.DEVICE and budget_bytes != self._budget:
             self._budget = budget_bytes
             self._due = True
+            if self._profile is not None and self.target is None:
+                self._decide()
+                self._look_out(idle=True)
 
     def on_step_started(self, step: Step) -> None:
         if self._new or self._due:

@@ -93,9 +93,9 @@ class WorkerConfig:
         )
 
 
-def takes_profile(policy: str) -> bool:
-    """Whether an expert policy has an option ``profile``: it is then given what `greenroom profile` measured."""
-    return "profile" in inspect.signature(EXPERT_POLICIES[policy]).parameters
+def takes(policy: str, option: str) -> bool:
+    """Whether an expert policy has this option: ``profile`` and ``fidelity`` are given to those that have them."""
+    return option in inspect.signature(EXPERT_POLICIES[policy]).parameters
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 
 from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import Tier
+from greenroom.policies.expert_policy import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,10 @@ class ResidentSetFile:
                 partial.unlink(missing_ok=True)
 
 
-def first_residents(catalogue: Catalogue, remembered: Sequence[int]) -> list[int]:
-    """All keys, the remembered ones first, then expert 0 of every layer, expert 1 of every layer, and so on."""
-    known = dict.fromkeys(remembered)
+def first_residents(catalogue: Catalogue, remembered: Sequence[int], target: Target | None = None) -> list[int]:
+    """All keys: those that the policy wants on the device already, the remembered ones, then expert 0 of every layer,
+    expert 1 of every layer, and so on."""
+    wanted = [] if target is None or target.tier is not Tier.DEVICE else np.flatnonzero(target.wanted).tolist()
+    known = dict.fromkeys([*wanted, *remembered])
     others = np.lexsort((catalogue.layer_of, catalogue.index_of)).tolist()
     return [*known, *(key for key in others if key not in known)]

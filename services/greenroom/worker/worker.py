@@ -37,7 +37,7 @@ from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
-from greenroom.worker.config import WorkerConfig, takes_profile
+from greenroom.worker.config import WorkerConfig, takes
 from greenroom.worker.generator import LoopGenerator
 from greenroom.worker.machine import gpu_memory, memory, resident_bytes, usable_cores
 from greenroom.worker.memory_plan import MemoryPlan, plan_memory
@@ -138,7 +138,7 @@ class Worker:
         engine = ExpertEngine(self.pack, catalogue, policy, slots, hardware=hardware)
         try:
             remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
-            wanted = first_residents(catalogue, remembered)
+            wanted = first_residents(catalogue, remembered, policy.target)
             with tqdm(
                 total=min(len(wanted), engine.device.slots),
                 desc="loading experts",
@@ -152,11 +152,10 @@ class Worker:
         return engine
 
     def _policy_options(self) -> dict[str, Any]:
-        """What was given for the policy, and the profile where the policy has a use for one."""
-        options = dict(self.config.policy_options)
-        if self.profile is not None and takes_profile(self.config.policy):
-            options.setdefault("profile", self.profile)
-        return options
+        """What was given for the policy, and the profile and the fidelity where the policy has a use for them."""
+        own = {"profile": self.profile, "fidelity": self.config.fidelity}
+        taken = {name: value for name, value in own.items() if takes(self.config.policy, name)}
+        return {**taken, **self.config.policy_options}
 
     def _refuse_masking(self, why: str | None) -> None:
         """Raises UnsupportedModel where rows are to be confined to some experts and ``why`` says that they can not."""

@@ -193,8 +193,8 @@ def test_before_the_first_forecast_it_is_the_profiles_popularity_and_then_the_ne
 
 def test_before_any_request_the_profile_of_all_tasks_is_wanted() -> None:
     made = policy(2, profile=PROFILE)
-    step(made)
     assert wanted(made) == [2, 6]
+    assert made.loads_by_task() == {"sort": 2, "chat": 2, "file": 0}
 
 
 def test_a_task_that_was_not_profiled_is_as_all_that_were() -> None:
@@ -331,8 +331,6 @@ def test_where_no_row_misses_the_one_that_expects_fewest_tokens_leaves() -> None
 
 def test_what_one_more_request_of_a_task_would_load() -> None:
     made = policy(4, profile=PROFILE)
-    assert made.loads_by_task() == {}
-    step(made)
     comes(made, 1, "sort", reads=100)
     step(made)
     lands(made, 0, 1, 5, 6)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import Tier
+from greenroom.policies.expert_policy import Target
 from greenroom.worker.warm_start import ResidentSetFile, first_residents
 
 CATALOGUE = Catalogue.uniform("m", layers=3, experts=4, top_k=2)
@@ -37,3 +40,10 @@ def test_the_others_follow_layer_by_layer_in_turn() -> None:
     assert first_residents(CATALOGUE, []) == [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
     assert first_residents(CATALOGUE, [9, 2, 9])[:4] == [9, 2, 0, 4]
     assert sorted(first_residents(CATALOGUE, [9, 2])) == list(range(12))
+
+
+def test_what_the_policy_wants_on_the_device_comes_first() -> None:
+    wanted = np.zeros(CATALOGUE.size, dtype=np.bool_)
+    wanted[[3, 7]] = True
+    assert first_residents(CATALOGUE, [9, 7], Target(0, wanted))[:5] == [3, 7, 9, 0, 4]
+    assert first_residents(CATALOGUE, [9, 7], Target(0, wanted, Tier.HOST))[:4] == [9, 7, 0, 4]
