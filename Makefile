@@ -11,7 +11,7 @@ PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
 
-.PHONY: help run test test-full test-compose image lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline clean
+.PHONY: help run test test-full test-compose image lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -62,6 +62,9 @@ bench-peers: $(STAMP) $(PEERS_STAMP) ## Beside llama.cpp, resident and at a thir
 
 bench-pipeline: $(STAMP) ## What Kafka, gRPC and the services add to the engine (about a quarter of an hour; Java and Maven)
 	$(BIN)/python -m benchmarks.pipeline
+
+bench-emoe: $(STAMP) ## eMoE: prediction, loading, scheduling (within an hour; QUICK=1: three minutes; TRACE=PATH: a recorded routing)
+	$(BIN)/python -m benchmarks.emoe $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

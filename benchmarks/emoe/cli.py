@@ -1,0 +1,72 @@
+"""The command line of `make bench-emoe`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import click
+
+from benchmarks.emoe.stages import STAGES, Settings, run_stages
+from benchmarks.machine import cache_folder, describe_machine
+
+EXAMPLES = """
+\b
+Examples:
+  make bench-emoe                                   the whole, within an hour; leave the machine alone meanwhile
+  make bench-emoe QUICK=1                           all of it in three minutes: to see that it works
+  make bench-emoe TRACE=routing.npz                 Table 2 on a recorded routing too
+  python -m benchmarks.emoe --stage scheduling --profile profile/profile.json --seeds 8
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Only these.  [default: all]")
+@click.option("--quick", is_flag=True, help="Small models and few requests: to see that it works.")
+@click.option("--seeds", type=click.IntRange(min=2), help="Runs of everything that is random.  [default: 5; quick: 2]")
+@click.option("--share", type=click.FloatRange(min=0.1, max=1.0), default=0.6, show_default=True,
+              help="Of the experts that fit a worker, where schedulers are compared.")  # fmt: skip
+@click.option("--profile", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Of `greenroom profile`.  [default: the bundled model's, with costs measured now]")  # fmt: skip
+@click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="A recorded routing for Table 2.")  # fmt: skip
+@click.option("--arrivals", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Recorded arrivals (a CSV of the Azure traces).  [default: those in GREENROOM_DATA]")  # fmt: skip
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("artifacts/bench-emoe"),
+              show_default=True, help="Folder for the plots and the result (emoe.json).")  # fmt: skip
+def main(
+    stages: tuple[str, ...],
+    quick: bool,
+    seeds: int | None,
+    share: float,
+    profile: Path | None,
+    trace: Path | None,
+    arrivals: Path | None,
+    out: Path,
+) -> None:
+    """eMoE: prediction, loading and scheduling beside what they are to be better than.
+
+    Prints tables, writes plots, and prints all of it as one JSON object on its last line.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    settings = Settings(
+        quick=quick, seeds=seeds, share=share, profile=profile, trace=trace, arrivals=arrivals or _arrivals(), out=out
+    )
+    began = time.monotonic()
+    result = run_stages(stages or STAGES, settings, click.echo)
+    result |= {
+        "quick": quick,
+        "seconds": round(time.monotonic() - began, 1),
+        "machine": describe_machine(cache_folder()),
+    }
+    line = json.dumps(result)
+    (out / "emoe.json").write_text(line + "\n")
+    click.echo(line)
+
+
+def _arrivals() -> Path | None:
+    folder = os.environ.get("GREENROOM_DATA")
+    found = Path(folder) / "arrivals" / "azure-llm-2023-conversation.csv" if folder else None
+    return found if found is not None and found.exists() else None

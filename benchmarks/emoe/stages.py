@@ -1,0 +1,86 @@
+"""What the benchmark consists of, each part with its table and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.figures import Aim
+from greenroom.core.model_profile import ModelProfile
+
+Say = Callable[[str], object]
+MAX_RUNNING = 32
+
+AIMS = {
+    "recovered_at_60": Aim(0.7, at_least=True),
+    "recovered_at_80": Aim(0.9, at_least=True),
+    "latency_ratio_resident": Aim(1.05, at_least=False),
+    "goodput_ratio_fcfs": Aim(1.3, at_least=True),
+    "overhead_share": Aim(0.03, at_least=False),
+    "decision_ms_at_1000": Aim(2.0, at_least=False),
+}
+
+
+@dataclass
+class Settings:
+    """What was asked for, and what one stage leaves for the next."""
+
+    quick: bool
+    share: float
+    out: Path
+    seeds: int | None = None
+    profile: Path | None = None
+    trace: Path | None = None
+    arrivals: Path | None = None
+    measured: ModelProfile | None = field(default=None, init=False)
+
+    @property
+    def model_profile(self) -> ModelProfile:
+        """Measured once."""
+        if self.measured is None:
+            from benchmarks.emoe.profile import bench_profile, model_folder
+
+            folder = model_folder(quick=self.quick)
+            self.measured = bench_profile(self.profile, folder, max_running=MAX_RUNNING, quick=self.quick)
+        return self.measured
+
+
+def run_stages(stages: Iterable[str], settings: Settings, say: Say) -> dict[str, Any]:
+    """Figures with aims on top, then what each stage found under its name. A stage that fails costs only itself."""
+    found: dict[str, Any] = dict.fromkeys((*AIMS, "hindsight_share"))
+    for stage in stages:
+        say(f"\n== {stage}")
+        try:
+            own = _STAGES[stage](settings, say)
+        except Exception as error:
+            own = {"error": f"{type(error).__name__}: {error}"}
+            say(f"failed: {own['error']}")
+        found |= {name: own[name] for name in found if own.get(name) is not None}
+        found[stage] = own
+    say("")
+    for name, aim in AIMS.items():
+        value = found[name]
+        verdict = "not measured" if value is None else "met" if aim.met(value) else "missed"
+        say(f"{name:<24}{'-' if value is None else f'{value:.3f}':>10}   aim {aim!s:<8} {verdict}")
+    return found
+
+
+def _scheduling(settings: Settings, say: Say) -> dict[str, Any]:
+    from benchmarks.emoe import scheduling
+    from benchmarks.emoe.sweep import QUICK, Scale
+
+    scale = QUICK if settings.quick else Scale()
+    if settings.seeds is not None:
+        scale = replace(scale, seeds=settings.seeds)
+    found = scheduling.run(
+        settings.model_profile, scale, share=settings.share, max_running=MAX_RUNNING, arrivals=settings.arrivals,
+        out=settings.out,
+    )  # fmt: skip
+    say(scheduling.table(found))
+    return found
+
+
+_STAGES: dict[str, Callable[[Settings, Say], dict[str, Any]]] = {"scheduling": _scheduling}
+STAGES = tuple(_STAGES)
