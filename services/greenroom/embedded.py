@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import ModelCard
+from greenroom.core.model_profile import ModelProfile
 from greenroom.core.units import MIB
 from greenroom.fabric.lifecycle import Entered, Part, Service
 from greenroom.fabric.log import Log
@@ -34,7 +35,7 @@ from greenroom.text import TextProcessor
 from greenroom.worker.engine import Engine
 from greenroom.worker.process import worker_parts
 from greenroom.worker.service import WorkerService
-from greenroom.worker.service_config import ForecastConfig, ServiceConfig, TraceConfig
+from greenroom.worker.service_config import STATISTICS, ForecastConfig, ServiceConfig, TraceConfig
 from greenroom.worker.service_counters import ServiceCollector
 
 _LOG_BYTES = 64 * MIB
@@ -45,13 +46,15 @@ _LOG_BYTES = 64 * MIB
 class EmbeddedConfig:
     """``scheduling``: the placement policy by name. ``max_waiting``: requests that wait at most, and
     ``max_queue_wait_s`` how long. ``max_running``: requests that generate at once. ``forecast_every``: prompts between
-    two forecasts; 0: nothing is traced or forecast. Raises InvalidConfig, naming the field."""
+    two forecasts; 0: nothing is traced or forecast. ``forecast_predictor``: see ForecastConfig. Raises InvalidConfig,
+    naming the field."""
 
     scheduling: str = "fcfs"
     max_waiting: int = 256
     max_queue_wait_s: float = 120.0
     max_running: int = 32
     forecast_every: int = 0
+    forecast_predictor: str = STATISTICS
 
     def __post_init__(self) -> None:
         if not 0 < self.max_queue_wait_s < math.inf:  # the scheduler counts in milliseconds, and would name those
@@ -71,7 +74,7 @@ class EmbeddedConfig:
             instance=instance,
             max_running=self.max_running,
             traces=TraceConfig(enabled=self.forecast_every > 0),
-            forecasts=ForecastConfig(every=self.forecast_every),
+            forecasts=ForecastConfig(every=self.forecast_every, predictor=self.forecast_predictor),
         )
 
 
@@ -92,12 +95,14 @@ def embedded_parts(
     card: ModelCard,
     text: TextProcessor,
     registry: CollectorRegistry,
+    profile: ModelProfile | None = None,
 ) -> tuple[GatewayService, list[Service]]:
-    """The parts in the order of their start, the gateway among them by itself too."""
+    """The parts in the order of their start, the gateway among them by itself too. ``profile``: what was measured of
+    the model."""
     name = uuid.uuid4().hex[:8]
     log, dialer = MemoryLog(MemoryBroker(max_bytes=_LOG_BYTES)), LocalDialer()
     directory = Directory(log)
-    worker = WorkerService(config.worker(f"worker.{name}"), engine, card, log, dialer, directory)
+    worker = WorkerService(config.worker(f"worker.{name}"), engine, card, log, dialer, directory, profile=profile)
     registry.register(ServiceCollector(worker.counters, worker.gauges))
     extractor = Extractor(load_profile(None))
     scheduler = SchedulerService(

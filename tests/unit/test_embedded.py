@@ -37,6 +37,7 @@ def test_the_parts_get_what_it_says() -> None:
     assert (scheduler.policy, scheduler.pool.max_waiting, scheduler.pool.max_queue_wait_ms) == ("edf", 3, 1500.0)
     assert (worker.instance, worker.max_running, worker.forecasts.every, worker.traces.enabled) == ("w", 7, 9, True)
     assert not EmbeddedConfig(forecast_every=0).worker("w").traces.enabled
+    assert EmbeddedConfig(forecast_every=1, forecast_predictor="emoe-l").worker("w").forecasts.predictor == "emoe-l"
 
 
 def test_torch_is_not_waited_for() -> None:

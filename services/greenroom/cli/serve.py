@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.forecast_options import forecast_predictor, forecast_predictor_option
 from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.service_options import drain_option, telemetry_options
@@ -38,14 +40,14 @@ if TYPE_CHECKING:
 @click.option(
     "--forecast-every",
     type=int,
-    default=0,
-    show_default=True,
-    help="Prompts between two forecasts of the experts to come; 0: nothing is traced or forecast.",
+    help="Prompts between two forecasts of the experts to come; 0: nothing is traced or forecast.  [default: 40 with "
+    "--policy emoe unless all experts fit, else 0]",
 )
+@forecast_predictor_option
 @gateway_options(grpc_port="none", linger_s=2.0)
 @telemetry_options
 @drain_option
-def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_timeout: float, **options: Any) -> None:
+def serve(scheduling: str, max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     """Serve a model at http://HOST:PORT with an OpenAI-compatible API, and over gRPC where --grpc-port says so.
 
     Gateway, task-type extraction, scheduler and worker run in this process; no broker is needed. Without --model it is
@@ -56,19 +58,23 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
     Examples:
       greenroom serve --expert-memory 33%
       greenroom serve --model mistralai/Mixtral-8x7B-Instruct-v0.1 --expert-memory 16GiB --policy lfu
+      greenroom serve --policy emoe --fidelity paper --profile profile.json --expert-memory 60%
       greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """
     from greenroom.embedded import EmbeddedConfig
     from greenroom.fabric.lifecycle import run_loop
+    from greenroom.worker.service_config import ForecastConfig
 
     _, traces = named("serve", options)
     front = gateway_config(options, drain_timeout_s=drain_timeout)
+    policy, every = options["policy"], options["forecast_every"]
     config = EmbeddedConfig(
         scheduling=scheduling,
         max_waiting=options["max_waiting"],
         max_queue_wait_s=max_queue_wait,
         max_running=options["max_running"],
-        forecast_every=forecast_every,
+        forecast_every=(ForecastConfig().every if policy == "emoe" else 0) if every is None else every,
+        forecast_predictor=forecast_predictor(options["forecast_predictor"], policy),
     )
     model = worker_config(options)
 
@@ -76,6 +82,8 @@ def serve(scheduling: str, max_queue_wait: float, forecast_every: int, drain_tim
 
     with Worker(model) as worker:
         say(worker.describe(), options["log_format"])
+        if every is None and worker.experts.device.slots == worker.experts.catalogue.size:
+            config = replace(config, forecast_every=0)
         code = run_loop(_serve(worker, config, front, traces, options["log_format"]))
     sys.exit(code)
 
@@ -101,7 +109,13 @@ async def _serve(
     recorder = RoutingRecorder(worker.experts.catalogue, most_rows=1024) if config.forecast_every else None
     engine = ModelEngine(worker, recorder)
     gateway, parts = embedded_parts(
-        config, front, engine=engine, card=card_of(worker), text=worker.text, registry=registry
+        config,
+        front,
+        engine=engine,
+        card=card_of(worker),
+        text=worker.text,
+        registry=registry,
+        profile=worker.profile,
     )
 
     class Told(Part):

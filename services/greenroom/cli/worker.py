@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.forecast_options import forecast_predictor, forecast_predictor_option
 from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.service_options import (
     dialer_from,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from greenroom.fabric.lifecycle import Service
     from greenroom.fabric.log import Log
+    from greenroom.worker.config import WorkerConfig
     from greenroom.worker.service_config import ServiceConfig
     from greenroom.worker.worker import Worker
 
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 @click.option(
     "--forecast-timeout", type=float, default=1.0, show_default=True, help="Seconds that a forecast may take."
 )
+@forecast_predictor_option
 @click.option("--predictor", help="host:port of the predictor.  [default: the one that has announced itself]")
 @listen_options
 @log_options
@@ -81,12 +84,13 @@ def worker(**options: Any) -> None:
       greenroom worker --expert-memory 33%
       greenroom worker --model ./checkpoint --pool 1 --brokers kafka:9092 --listen 0.0.0.0:7001
       greenroom worker --policy popularity --forecast-every 20 --probe-host 0.0.0.0 --probe-port 9100
+      greenroom worker --policy emoe --fidelity sensitive --profile profile.json --expert-memory 60%
     """
     config = worker_config(options)
     endpoint_from(options)
     log_config_from(options)
     traces_from(options, "worker", "")
-    _service_config("worker", config.max_running, options, all_fit=False)
+    _service_config("worker", config, options, all_fit=False)
 
     from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
 
@@ -111,12 +115,12 @@ def _live(model: Worker, options: dict[str, Any]) -> int:
     def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
         say(model.describe(), options["log_format"])
         all_fit = model.experts.device.slots == model.experts.catalogue.size
-        config = _service_config(instance, model.config.max_running, options, all_fit=all_fit)
+        config = _service_config(instance, model.config, options, all_fit=all_fit)
         recorder = None
-        if config.traces.enabled:
+        if config.records_routing:
             recorder = RoutingRecorder(model.experts.catalogue, most_rows=config.traces.rows)
         engine, dialer, directory = ModelEngine(model, recorder), dialer_from(options), Directory(log)
-        service = WorkerService(config, engine, card_of(model), log, dialer, directory)
+        service = WorkerService(config, engine, card_of(model), log, dialer, directory, profile=model.profile)
         registry.register(WorkerCollector(model))
         registry.register(ServiceCollector(service.counters, service.gauges))
         registry.register(MembersCollector(directory))
@@ -126,7 +130,7 @@ def _live(model: Worker, options: dict[str, Any]) -> int:
     return live("worker", options, make)
 
 
-def _service_config(instance: str, max_running: int, options: dict[str, Any], *, all_fit: bool) -> ServiceConfig:
+def _service_config(instance: str, model: WorkerConfig, options: dict[str, Any], *, all_fit: bool) -> ServiceConfig:
     """``all_fit``: every expert is in memory; then recording costs most and serves no one."""
     from greenroom.worker.faults import VARIABLE
     from greenroom.worker.service_config import ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
@@ -135,7 +139,7 @@ def _service_config(instance: str, max_running: int, options: dict[str, Any], *,
     return ServiceConfig(
         instance=instance,
         pool=options["pool"],
-        max_running=max_running,
+        max_running=model.max_running,
         max_queued=options["max_queued"],
         grace_ms=options["grace"] * 1000.0,
         streams=StreamConfig(slow_gateway_ms=options["slow_gateway"] * 1000.0),
@@ -144,6 +148,7 @@ def _service_config(instance: str, max_running: int, options: dict[str, Any], *,
             every=options["forecast_every"],
             timeout_ms=options["forecast_timeout"] * 1000.0,
             address=options["predictor"],
+            predictor=forecast_predictor(options["forecast_predictor"], model.policy, all_fit=all_fit),
         ),
         fault=os.environ.get(VARIABLE),
     )
