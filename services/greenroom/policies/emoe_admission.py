@@ -24,12 +24,16 @@ Indices = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Rules:
     """``from_arrival``: an SLO is held against the wait in the queue too. ``sums_up``: what was placed and has not
-    begun still counts. ``heeds_lost``: those that miss their SLO anyway keep others out too."""
+    begun still counts. ``heeds_lost``: those that miss their SLO anyway keep others out too. ``margin``: what all
+    estimates are multiplied by. ``late_share``: one that would miss its own SLO comes only where less than
+    this share of the places is taken."""
 
     estimator: LatencyEstimator
     from_arrival: bool = True
     sums_up: bool = True
     heeds_lost: bool = False
+    margin: float = 1.0
+    late_share: float = 1.0
 
 
 class Queue:
@@ -50,6 +54,7 @@ class Queue:
         self.left = ordered["expected_tokens"]
         self.slo_ttft = ordered["slo_ttft_ms"]
         self.slo_e2e = ordered["slo_e2e_ms"]
+        self.demanding = np.isfinite(self.slo_ttft) | np.isfinite(self.slo_e2e)
         self.priority = ordered["priority"]
         self.tasks = tuple(sorted(tasks))
         self.task = self._numbers()
@@ -100,7 +105,7 @@ class Site:
         self._unread = sum(other.unread for other in self._there)
         self._kv_free = view.kv_free
         known = view.costs.load_ms_by_task
-        self._load_ms = np.array([*(known.get(task, 0.0) for task in queue.tasks), 0.0])
+        self._load_ms = np.array([*(known.get(task, 0.0) for task in queue.tasks), 0.0]) * rules.margin
         self._coming_ms = 0.0
 
     def _figures_of(self, other: OnWorker) -> tuple[float, float, float]:
@@ -120,8 +125,19 @@ class Site:
     @property
     def alone_ms(self) -> Figures:
         """Until the first token of each, were it alone here."""
-        alone: Figures = self._loads() + self._queue.input * self.view.costs.read_ms(1)
+        alone: Figures = self._loads() + self._queue.input * self._read_ms(1)
         return alone
+
+    def generated_ms(self, rows: int) -> float:
+        return self.view.costs.generated_ms(rows) * self._rules.margin
+
+    def _read_ms(self, rows: int) -> float:
+        return self.view.costs.read_ms(rows) * self._rules.margin
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether one that would miss its own SLO may come."""
+        return len(self._there) < max(1.0, self._rules.late_share * self.view.max_running)
 
     def load_ms(self, index: int) -> float:
         """ΔE; 0 for a task whose experts come already with another."""
@@ -157,12 +173,12 @@ class Site:
         if self.room <= 0:
             nobody = np.zeros(len(queue), dtype=bool)
             return nobody, nobody
-        estimator, costs, rows = self._rules.estimator, self.view.costs, len(self._there) + 1
-        token_ms, read_ms = costs.generated_ms(rows), costs.read_ms(rows)
+        estimator, rows = self._rules.estimator, len(self._there) + 1
+        token_ms, read_ms = self.generated_ms(rows), self._read_ms(rows)
         figures = np.array(self._figures).reshape(-1, 3)
         left, spent, limit = figures[np.argsort(figures[:, 0])].T
         tokens = estimator.among(left)
-        before = limit - spent - self._begun_ms(rows - 1) - tokens * costs.generated_ms(rows - 1)
+        before = limit - spent - self._begun_ms(rows - 1) - tokens * self.generated_ms(rows - 1)
         slack = limit - spent - self._begun_ms(rows) - tokens * token_ms
         heeded = np.isfinite(limit) & (self._rules.heeds_lost | (before >= 0))
         of, slack = left[heeded], slack[heeded]
@@ -190,7 +206,7 @@ class Site:
         """Until all that is here has begun to generate."""
         if not self._rules.sums_up:
             return 0.0
-        return self._coming_ms + self._unread * self.view.costs.read_ms(rows)
+        return self._coming_ms + self._unread * self._read_ms(rows)
 
 
 class Round:
@@ -213,7 +229,7 @@ class Round:
     def place_in_order(self, who: Indices, late: Mask, sites: Sequence[Site]) -> None:
         """One look at each of ``who``: a site that admits it takes it. Unless it is ``late`` it has to meet its own
         SLOs there."""
-        verdicts = {site.view.worker: _verdict(site, who, late) for site in sites}
+        verdicts = {site.view.worker: _verdict(site, self.queue, who, late) for site in sites}
         at = 0
         while verdicts and at < len(who):
             ahead = np.logical_or.reduce([verdict[at:] for verdict in verdicts.values()]) & ~self._placed[who[at:]]
@@ -223,10 +239,10 @@ class Round:
             at += step
             able = [site for site in sites if verdicts[site.view.worker][at]]
             site = self.put(int(who[at]), able)
-            verdicts[site.view.worker] = _verdict(site, who, late)
+            verdicts[site.view.worker] = _verdict(site, self.queue, who, late)
             at += 1
 
 
-def _verdict(site: Site, who: Indices, late: Mask) -> Mask:
+def _verdict(site: Site, queue: Queue, who: Indices, late: Mask) -> Mask:
     may, meets = site.admits()
-    return may[who] & (meets[who] | late)
+    return may[who] & (meets[who] | (late if site.takes_late else late & ~queue.demanding[who]))

@@ -17,6 +17,7 @@ from greenroom.policies.latency_estimate import ESTIMATORS, Printed
 from greenroom.policies.placement_policy import PlacementDecision, PlacementPolicy, PlacementState
 
 PATIENCE_S = 30.0
+LATE_SHARE = 0.125
 
 
 class EmoePlacement(PlacementPolicy):
@@ -30,14 +31,28 @@ class EmoePlacement(PlacementPolicy):
     ``estimator``: ``eq3`` or ``processor-sharing``. ``patience_s``: of those that have waited longer, the one that
     arrived first goes before everyone and may spoil what it spoils, one of them at a time on a worker; if it fits on
     none, a worker takes nobody else until it does. None: nothing bounds how long one waits but its deadline.
+    ``margin``: what estimates are multiplied by, for safety. ``late_share``: one that would miss its own SLO anyway
+    goes only where less than this share of the places is taken (an empty worker always takes it), else a batch fills up
+    with those that nothing can be spoiled for, and is slow for all that come and could have met theirs. 1: no bound.
     """
 
-    def __init__(self, *, estimator: str = "eq3", patience_s: float | None = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        *,
+        estimator: str = "eq3",
+        patience_s: float | None = PATIENCE_S,
+        margin: float = 1.0,
+        late_share: float = LATE_SHARE,
+    ) -> None:
         if estimator not in ESTIMATORS:
             raise UnknownName("estimator", estimator, ESTIMATORS)
         if patience_s is not None and not patience_s >= 0:
             raise InvalidConfig("patience_s", patience_s, "it is a number of seconds from 0, or null for no bound")
-        self._rules = Rules(ESTIMATORS[estimator])
+        if not 0 < margin < math.inf:
+            raise InvalidConfig("margin", margin, "it is a number above 0; 1 takes the estimates as they are")
+        if not 0 <= late_share <= 1:
+            raise InvalidConfig("late_share", late_share, "it is a share from 0 to 1; 1 keeps no room")
+        self._rules = Rules(ESTIMATORS[estimator], margin=margin, late_share=late_share)
         self._patience_ms = math.inf if patience_s is None else patience_s * 1000.0
 
     def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
@@ -68,7 +83,7 @@ def _order(queue: Queue, sites: Sequence[Site]) -> tuple[Indices, Mask]:
     """Places in the queue, and whether each comes as one that need not meet its SLOs. Who has SLOs comes twice:
     whether they can be met shows only when it is its turn."""
     soonest = np.min([site.alone_ms for site in sites], axis=0)
-    token_ms = min(site.view.costs.generated_ms(1) for site in sites)
+    token_ms = min(site.generated_ms(1) for site in sites)
     slack = np.minimum(queue.slo_ttft, queue.slo_e2e - queue.left * token_ms) - queue.waited - soonest
     demanding = np.flatnonzero(np.isfinite(slack))
     who = np.concatenate((demanding, np.arange(len(queue))))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from greenroom.core.attempts import Attempt
 from greenroom.policies.latency_estimate import expected_left
-from greenroom.policies.placement_policy import Costs, PendingRequest, PlacedRequest, WorkerView
+from greenroom.policies.placement_policy import Costs, PlacedRequest, WorkerView
 from greenroom.scheduler.entries import Entry
 
 
@@ -58,17 +58,21 @@ class Seat:
         return self.listed and not self.state.draining and now >= self.blocked_until and self.alone is None
 
     def view(self, now: float) -> WorkerView:
+        """What a policy is told: what the worker said last, and a token more for each step it has had time for since.
+        ``state`` is some hundred milliseconds old, as long as a short answer takes."""
         running: list[PlacedRequest] = []
         kv_used = 0
         rows = min(len(self.placed), self.capacity.max_running)
-        step_ms, read_ms = rows * self.costs.generated_ms(rows), self.costs.read_ms(rows)
+        step_ms, reading_ms = rows * self.costs.generated_ms(rows), self._unread() * self.costs.read_ms(rows)
         for entry in self.placed.values():
             request = entry.pending
             if request is None:
                 continue
             kv_used += request.kv_need
             most = request.kv_need - request.input_tokens + 1
-            generated = min(self._generated(request, entry.placed_ms, now, step_ms, read_ms), most - 1)
+            since = max(self.heard_ms, entry.placed_ms) + reading_ms
+            steps = int(max(0.0, now - since) / step_ms) if step_ms > 0 else 0
+            generated = min(self.state.generated.get(entry.request_id, 0) + steps, most - 1)
             left = expected_left(request.expected_tokens, generated, most - generated)
             running.append(PlacedRequest(request, entry.placed_ms, generated, left))
         free = max(0, self.capacity.kv_tokens - kv_used)
@@ -83,10 +87,10 @@ class Seat:
             costs=self.costs,
         )
 
-    def _generated(self, request: PendingRequest, placed_ms: float, now: float, step_ms: float, read_ms: float) -> int:
-        """What it last said, and a token for each step that it has had time for since."""
-        said = self.state.generated.get(request.request_id, 0)
-        if step_ms <= 0:
-            return said
-        since = max(self.heard_ms, placed_ms) + (0.0 if said else request.input_tokens * read_ms)
-        return said + int(max(0.0, now - since) / step_ms)
+    def _unread(self) -> int:
+        """Input tokens of those that had generated nothing when it was last heard: their steps come first."""
+        return sum(
+            entry.pending.input_tokens
+            for entry in self.placed.values()
+            if entry.pending is not None and not self.state.generated.get(entry.request_id)
+        )

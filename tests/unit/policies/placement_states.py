@@ -175,7 +175,9 @@ def sites_of(views: Sequence[WorkerView], now_ms: float) -> list[Site]:
     return sites
 
 
-def by_the_book(state: PlacementState, now_ms: float, estimator: str, patience_ms: float) -> list[Placement]:
+def by_the_book(
+    state: PlacementState, now_ms: float, estimator: str, patience_ms: float, late_share: float
+) -> list[Placement]:
     """Where docs/architecture/scheduling.md sends what waits. Nothing in ``state`` is past its deadline."""
     largest = max((view.kv_total for view in state.workers), default=0)
     waiting = [r for r in state.pending if r.kv_need <= largest and r.input_tokens <= largest]
@@ -228,7 +230,14 @@ def by_the_book(state: PlacementState, now_ms: float, estimator: str, patience_m
                 if able:
                     put(request, able)
         for request in [r for r in rank if r in waiting]:
-            able = [s for s in sites if s.fits(request) and not s.spoiled_by(request, now_ms, estimator)]
+            asks = request.slo_ttft_ms is not None or request.slo_e2e_ms is not None
+            able = [
+                s
+                for s in sites
+                if s.fits(request)
+                and not s.spoiled_by(request, now_ms, estimator)
+                and (not asks or len(s.there) < max(1.0, late_share * s.view.max_running))
+            ]
             if able:
                 put(request, able)
     return placed

@@ -57,13 +57,19 @@ def where(
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @settings(deadline=None, max_examples=120)
-@given(situation=situations(), patience_s=st.none() | st.sampled_from([0.0, 1.0, 2.5]))
-def test_it_decides_as_the_rules_written_out_do(estimator: str, situation: Situation, patience_s: float | None) -> None:
+@given(
+    situation=situations(),
+    patience_s=st.none() | st.sampled_from([0.0, 1.0, 2.5]),
+    late_share=st.sampled_from([0.0, 0.125, 0.5, 1.0]),
+)
+def test_it_decides_as_the_rules_written_out_do(
+    estimator: str, situation: Situation, patience_s: float | None, late_share: float
+) -> None:
     state, now = situation
-    decision = EmoePlacement(estimator=estimator, patience_s=patience_s).decide(state, now)
+    policy = EmoePlacement(estimator=estimator, patience_s=patience_s, late_share=late_share)
 
     patience_ms = math.inf if patience_s is None else patience_s * 1000.0
-    assert list(decision.place) == by_the_book(state, now, estimator, patience_ms)
+    assert list(policy.decide(state, now).place) == by_the_book(state, now, estimator, patience_ms, late_share)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -125,7 +131,24 @@ def test_slack_to_the_first_token_decides_and_those_without_slo_come_last() -> N
 
 def test_who_can_not_be_in_time_goes_behind_those_who_can() -> None:
     lost, can, none = request("lost", slo_e2e_ms=25.0), request("can", slo_e2e_ms=5000.0), request("none")
-    assert list(where([lost, none, can], worker(max_running=3))) == ["can", "lost", "none"]
+    assert list(where([lost, none, can], worker(max_running=32))) == ["can", "lost", "none"]
+
+
+def test_those_who_can_not_be_in_time_leave_room_for_who_comes() -> None:
+    lost, none = request("lost", slo_e2e_ms=25.0), request("none")
+    half_empty = worker("w", placed("one"), placed("two"), max_running=16)
+    assert where([lost, none], half_empty) == {"none": "w"}
+    assert where([lost, none], half_empty, policy=EmoePlacement(late_share=1.0)) == {"lost": "w", "none": "w"}
+    assert where([lost, none], worker("w", placed("one"), max_running=16)) == {"lost": "w", "none": "w"}
+
+
+def test_a_margin_makes_estimates_longer_and_not_what_has_passed() -> None:
+    there = placed("there", left=20, slo_e2e_ms=170.0)  # with r 10 + 2 · 20 = 50 ms are left of it
+    assert where([request("r")], worker("w", there), now=120.0) == {"r": "w"}
+    assert where([request("r")], worker("w", there), now=121.0) == {}
+    doubled = EmoePlacement(margin=2.0)
+    assert where([request("r")], worker("w", there), now=70.0, policy=doubled) == {"r": "w"}
+    assert where([request("r")], worker("w", there), now=71.0, policy=doubled) == {}
 
 
 def test_one_that_would_spoil_an_slo_waits_and_does_not_stop_the_others() -> None:
@@ -256,7 +279,7 @@ def test_input_above_every_memory_is_refused_at_the_door_and_blocks_nobody(name:
 
 def test_expected_tokens_that_lie_change_the_order_and_nothing_else() -> None:
     lying = request("lying", expected_tokens=10**30, slo_e2e_ms=1000.0)
-    assert list(where([lying, request("other", slo_e2e_ms=1000.0)], worker())) == ["other", "lying"]
+    assert list(where([lying, request("other", slo_e2e_ms=1000.0)], worker(max_running=32))) == ["other", "lying"]
 
 
 def test_what_is_past_its_deadline_is_shed() -> None:
@@ -276,6 +299,8 @@ def test_a_worker_of_which_nothing_is_known_takes_what_it_has_room_for() -> None
         ({"patience_s": -1.0}, InvalidConfig, "seconds from 0"),
         ({"patience_s": math.nan}, InvalidConfig, "seconds from 0"),
         ({"patience_s": "long"}, InvalidConfig, "a number"),
+        ({"margin": 0.0}, InvalidConfig, "above 0"),
+        ({"late_share": 1.5}, InvalidConfig, "from 0 to 1"),
     ],
 )
 def test_a_bad_option_is_named(options: dict[str, Any], error: type[Exception], said: str) -> None:

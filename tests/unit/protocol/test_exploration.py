@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from greenroom.core.generation import FinishReason
+from greenroom.core.generation import FinishReason, Slo
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Claim, JournalRecord, Lost, Outcome
 from greenroom.gateway.streams import StreamBook
+from greenroom.policies.emoe_scheduling import EmoePlacement
+from greenroom.policies.placement_policy import Costs
 from greenroom.worker.runs import RunTable
 from tests.unit.protocol.world import EPOCH_MS, GRACE_MS, LENGTH, Client, Faults, World
 
@@ -115,6 +117,29 @@ def check(world: World) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_accepted_request_has_one_outcome_and_its_client_that_text(kind: str, seed: int) -> None:
     check(explore(seed, KINDS[kind]))
+
+
+def _by_slo(world: World) -> None:
+    """With a policy that lets requests wait though there is room, and passes some by."""
+    world.make_policy = lambda: EmoePlacement(patience_s=0.3)
+    world.costs = Costs(token_ms=4.0, prefill_token_ms=1.0, load_ms_by_task={"unknown": 5.0})
+    world.slos = (Slo(), Slo(e2e_ms=60.0), Slo(ttft_ms=40.0), Slo(ttft_ms=1.0, e2e_ms=300.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(500, 504))
+def test_so_it_is_where_requests_are_placed_by_their_slos(kind: str, seed: int) -> None:
+    check(explore(seed, KINDS[kind], _by_slo))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_more_of_those(kind: str) -> None:
+    for seed in range(2_000, 2_100):
+        try:
+            check(explore(seed, KINDS[kind], _by_slo))
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
 
 
 @pytest.mark.full

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from greenroom.core.attempts import Attempt
-from greenroom.core.generation import Finished, FinishReason, SamplingParams, Token
+from greenroom.core.generation import Finished, FinishReason, SamplingParams, Slo, Token
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Cancel, JournalRecord, Outcome, Request, Task, TaskRecord
 from greenroom.gateway.streams import Diverged, Gap, StreamBook, Unwanted
-from greenroom.policies.placement_policy import FcfsPlacement
+from greenroom.policies.placement_policy import Costs, FcfsPlacement, PlacementPolicy
 from greenroom.scheduler import effects as wanted
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.entries import RunResult
@@ -127,7 +127,7 @@ class Scheduler(Node):
     """Carries out a Pool's effects. Holds the partition when the world says so."""
 
     def start(self) -> None:
-        self.pool = Pool(f"{self.name}.{self.life}", CONFIG, FcfsPlacement())
+        self.pool = Pool(f"{self.name}.{self.life}", CONFIG, self.world.make_policy())
         self.replay_to: int | None = None
         self.position = self.next_task = 0
         self.holding = False
@@ -220,7 +220,8 @@ class Scheduler(Node):
         if first:
             self._do(self.pool.worker_reached(instance, Capacity(max_running=2, max_queued=1, kv_tokens=10_000), now))
         elif instance in self.pool.seats:
-            self._do(self.pool.beat(instance, WorkerState(), now))
+            generated = {request_id: len(run.tokens) for request_id, run in worker.table.runs.items()}
+            self._do(self.pool.beat(instance, WorkerState(costs=self.world.costs, generated=generated), now))
         else:
             return
         epoch = self.pool.epoch
@@ -586,6 +587,9 @@ class World:
         self.make_table: Callable[[], runs.RunTable] = lambda: runs.RunTable(grace_ms=GRACE_MS, max_runs=6)
         self.make_book: Callable[[], StreamBook] = StreamBook
         self.make_fold: Callable[[], JournalFold] = JournalFold
+        self.make_policy: Callable[[], PlacementPolicy] = FcfsPlacement
+        self.costs = Costs()
+        self.slos: tuple[Slo, ...] = (Slo(),)
         self.schedulers = [Scheduler(self, f"scheduler{i}") for i in range(schedulers)]
         self.workers = [Worker(self, f"worker{i}") for i in range(workers)]
         self.gateways = [Gateway(self, f"gateway{i}") for i in range(gateways)]
@@ -631,6 +635,7 @@ class World:
             sampling=SamplingParams(max_tokens=LENGTH),
             accepted_ms=int(self.now),
             deadline_ms=int(self.now + life_ms),
+            slo=self.slos[len(self.clients) % len(self.slos)],
             reply_to=gateway.instance,
         )
         return gateway.submit(request)

@@ -1,0 +1,104 @@
+"""What is expected of requests and workers: the profile's figures, else what was seen."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenroom.policies.placement_policy import Costs
+from greenroom.scheduler.foresight import ENOUGH, MEMORY, MOST_TASKS, Foresight, experts_wanted
+from tests.unit.policies.model_profiles import model_profile, task_profile
+
+EVEN = [[1, 1], [1, 1]]
+PROFILE = model_profile(
+    {"code": task_profile(EVEN, writes=40), "chat": task_profile(EVEN, writes=100)}, load_ms={1: 10.0, 4: 28.0}
+)
+
+
+def learn(foresight: Foresight, task: str, *tokens: int) -> None:
+    for count in tokens:
+        foresight.finished(task, count)
+
+
+def test_without_anything_it_is_the_limit() -> None:
+    assert Foresight().tokens("code", 512) == 512
+
+
+def test_the_profile_comes_before_what_is_seen() -> None:
+    foresight = Foresight(PROFILE)
+    learn(foresight, "code", *[7] * ENOUGH)
+    assert foresight.tokens("code", 512) == 40
+    assert foresight.tokens("code", 12) == 12
+    assert foresight.tokens("never heard of", 512) == 70, "the mean of all that were profiled"
+
+
+def test_a_type_that_the_profile_does_not_name_has_what_was_seen_of_it() -> None:
+    foresight = Foresight(PROFILE)
+    learn(foresight, "poems", *[7] * ENOUGH)
+    assert foresight.tokens("poems", 512) == 7
+
+
+def test_means_are_learnt_by_type_and_of_all_until_there_are_enough() -> None:
+    foresight = Foresight()
+    learn(foresight, "code", *[10] * (ENOUGH - 1))
+    assert foresight.tokens("code", 512) == 512
+    learn(foresight, "chat", *[50] * ENOUGH)
+    assert foresight.tokens("chat", 512) == 50
+    assert foresight.tokens("code", 512) == foresight.tokens("new", 512) == round((7 * 10 + 8 * 50) / 15)
+    learn(foresight, "code", 10)
+    assert foresight.tokens("code", 512) == 10
+
+
+def test_a_mean_follows_a_change() -> None:
+    foresight = Foresight()
+    learn(foresight, "code", *[10] * 5000)
+    learn(foresight, "code", *[100] * 4 * MEMORY)
+    assert foresight.tokens("code", 512) >= 98
+
+
+def test_what_is_kept_by_type_is_bounded() -> None:
+    foresight = Foresight()
+    for number in range(MOST_TASKS + 50):
+        learn(foresight, f"t{number}", *[5] * ENOUGH)
+    learn(foresight, "one more", *[500] * ENOUGH)
+    assert foresight.tokens("one more", 512) == foresight.tokens("never", 512)
+    assert foresight.tokens("t0", 512) == 5
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4096)), max_size=60), st.integers(1, 4096))
+def test_it_is_within_the_limit_and_the_same_for_the_same_history(seen: list[tuple[str, int]], limit: int) -> None:
+    one, two = Foresight(), Foresight()
+    for task, tokens in seen:
+        one.finished(task, tokens)
+        two.finished(task, tokens)
+    for task in "abcd":
+        assert 1 <= one.tokens(task, limit) <= limit
+        assert one.tokens(task, limit) == two.tokens(task, limit)
+
+
+def test_what_a_worker_says_is_taken_where_there_is_no_profile() -> None:
+    heard = Costs(token_ms=3.0, load_ms_by_task={"code": 1.0})
+    assert Foresight().costs(heard, missing=0.5, rows=4) is heard
+
+
+def test_c_by_batch_size_and_loads_come_from_the_profile_and_what_a_worker_says_of_loads_goes_before() -> None:
+    foresight = Foresight(PROFILE)
+    costs = foresight.costs(Costs(token_ms=3.0, load_ms_by_task={"chat": 1.0}), missing=0.25, rows=4)
+    assert costs.token_ms_by_rows == (1.0, 1.0, 1.0, 1.0)
+    assert costs.prefill_token_ms == 0.1
+    assert costs.load_ms_by_task["chat"] == 1.0
+    assert costs.load_ms_by_task["code"] == pytest.approx(10.0, abs=0.1), "4 experts are wanted, a quarter is missing"
+    nothing_missing = foresight.costs(Costs(), missing=0.0, rows=8)
+    assert nothing_missing.load_ms_by_task == {"code": 0.0, "chat": 0.0}
+    assert len(nothing_missing.token_ms_by_rows) == 8
+
+
+def test_experts_wanted_are_those_that_at_least_one_token_picks() -> None:
+    one_token = model_profile({"t": task_profile([[3, 1]], reads=1)})
+    assert experts_wanted(one_token, "t") == pytest.approx(1.0)
+    two = model_profile({"t": task_profile([[3, 1]], reads=2)})
+    assert experts_wanted(two, "t") == pytest.approx((1 - 0.25**2) + (1 - 0.75**2))
+    assert math.isclose(experts_wanted(model_profile({"t": task_profile([[1, 0]], reads=0)}, top_k=2), "t"), 1.0)
