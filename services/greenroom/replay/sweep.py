@@ -11,10 +11,12 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.policies.belady import Belady, Future
 from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.emoe import Emoe
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.popularity import POPULARITY
 from greenroom.policies.prefetching import PrefetchingPolicy
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.static import Static
 from greenroom.replay.cache import ReplayResult, optimum
 from greenroom.replay.processes import in_processes
 from greenroom.replay.quick import count_hits
@@ -62,19 +64,24 @@ class PolicySpec:
 
 
 def specs_of(texts: Iterable[str], *, ahead: bool) -> tuple[PolicySpec, ...]:
-    """What ``texts`` name, each once. ``all`` is every policy but Belady's oracle, and ``popularity``, which without a
-    predictor's forecasts is the rule that it falls back on; without ``ahead`` those are left out that fetch ahead of
-    need. Raises InvalidConfig.
+    """What ``texts`` name, each once. ``all`` is every policy that can show something here: without ``ahead`` none that
+    fetches ahead of need, never Belady's oracle, nor those that without forecasts or a profile are another rule or an
+    arbitrary set. Raises InvalidConfig.
     """
     specs = []
     for text in texts:
         if text.strip() == "all":
-            named = (name for name, kind in EXPERT_POLICIES.items() if ahead or not issubclass(kind, PrefetchingPolicy))
-            specs += [PolicySpec(name, label=name) for name in named if name not in (BELADY, POPULARITY)]
+            named = (name for name, kind in EXPERT_POLICIES.items() if ahead or not issubclass(kind, FETCHING_AHEAD))
+            specs += [PolicySpec(name, label=name) for name in named if name not in _NOTHING_TO_SHOW]
         else:
             specs.append(PolicySpec.parse(text))
     return tuple(dict.fromkeys(specs))
 
+
+FETCHING_AHEAD = (PrefetchingPolicy, Emoe, Static)
+"""Without a link nothing comes of what these want."""
+
+_NOTHING_TO_SHOW = (BELADY, POPULARITY, "static")
 
 OPTIMUM = PolicySpec(BELADY, label=BELADY)
 """Replayed for hits it is held by nothing; with a link it is the engine under Belady's policy."""

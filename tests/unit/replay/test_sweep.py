@@ -47,7 +47,7 @@ def test_a_policy_is_written_with_its_options() -> None:
 
 def test_all_is_every_policy_that_can_show_something() -> None:
     on_demand = {"decayed", "fifo", "lfu", "lfu-reset", "lru", "neighbour-aware", "next-use"}
-    ahead = {"look-ahead", "next-layer", "top-k", "traced-top-k"}
+    ahead = {"emoe", "look-ahead", "next-layer", "top-k", "traced-top-k"}
 
     assert {spec.name for spec in specs_of(["all"], ahead=False)} == on_demand
     assert {spec.label for spec in specs_of(["all"], ahead=True)} == on_demand | ahead
@@ -57,6 +57,7 @@ def test_all_is_every_policy_that_can_show_something() -> None:
 def test_the_heading_says_what_a_policy_can_not_show() -> None:
     hits, timed = sweep_of(TRACE, "lru", "top-k", "look-ahead"), sweep_of(TRACE, "top-k", "look-ahead", timed=TIMED)
 
+    assert "without --link nothing is fetched ahead: emoe shown" in report.heading("t", sweep_of(TRACE, "emoe"), None)
     assert "without --link nothing is fetched ahead: top-k, look-ahead" in report.heading("t.npz", hits, None)
     assert "without --recall nothing is predicted: look-ahead" in report.heading("t.npz", timed, 4096)
     assert "without" not in report.heading("t.npz", sweep_of(TRACE, "lru"), None)
