@@ -42,6 +42,11 @@ def _without_own(command: F) -> F:
     "[default: the bundled model's own tasks, for it and what was widened from it]",
 )
 @click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Observe this recorded routing instead, an .npz of `greenroom trace`; no model is run.",
+)
+@click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder to write; what an earlier profile there has beyond this one's stages is kept.  "
@@ -81,6 +86,7 @@ def _without_own(command: F) -> F:
 def profile(
     model: str | None,
     file: Path | None,
+    trace: Path | None,
     output: Path | None,
     stages: str,
     prompts_per_task: int | None,
@@ -98,14 +104,15 @@ def profile(
     how long experts can be kept, and what tokens and loads cost here.
 
     Writes a folder with profile.json, for --profile of serve, worker and scheduler; keywords.json, for --keywords;
-    routing.npz, for `greenroom replay`; and pictures. The folder appears whole, at the end. Costs are those of this
-    machine, everything else is the same wherever it is measured. docs/architecture/profiles.md
+    routing.npz, for `greenroom replay`, with what is to be observed in it; and pictures. It appears whole, at the end.
+    Costs are those of this machine, all else is the same wherever it is measured. docs/architecture/profiles.md
 
     \b
     Examples:
       greenroom profile --quick                                    the bundled model, in about a minute
       greenroom profile ./checkpoint --tasks prompts.jsonl --output ./profile
       greenroom profile ./checkpoint --tasks prompts.jsonl --output ./profile --stages costs
+      greenroom profile --trace routing.npz --output ./observed
       greenroom serve --model ./checkpoint --policy emoe --profile ./profile/profile.json
     """
     from dataclasses import replace
@@ -127,6 +134,9 @@ def profile(
         config = config.quick()
     if prompts_per_task is not None:
         config = replace(config, prompts_per_task=prompts_per_task)
+    if trace is not None:
+        _observe(trace, output or Path(f"profile-{trace.stem}"), model=model, file=file, plots=plots, seed=seed)
+        return
     worker = _worker_config(model, options)
     folder = output or Path(f"profile-{worker.served_model_name or Path(worker.model).name}")
     check_folder(folder)
@@ -144,6 +154,20 @@ def profile(
     shown = sys.stderr.isatty() if worker.progress is None else worker.progress
     made_by = {"command": shlex.join(["greenroom", *sys.argv[1:]]), "greenroom": __version__}
     click.echo(measure(worker, prompts, config, folder, made_by, plots=plots, progress=shown, say=_say))
+
+
+def _observe(trace: Path, folder: Path, *, model: str | None, file: Path | None, plots: bool, seed: int) -> None:
+    from greenroom.core.pictures import check_drawing
+    from greenroom.profiling.folder import check_folder
+
+    if model is not None or file is not None:
+        raise click.UsageError("--trace is recorded already: it goes with neither MODEL nor --tasks")
+    check_folder(folder)
+    if plots:
+        check_drawing()
+    from greenroom.profiling.command import observe_trace
+
+    click.echo(observe_trace(trace, folder, plots=plots, seed=seed))
 
 
 def _say(line: str) -> None:

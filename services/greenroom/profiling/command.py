@@ -13,12 +13,14 @@ from tqdm import tqdm
 from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.core.model_profile import ModelProfile, dump_model_profile, load_model_profile
 from greenroom.profiling.config import ProfileConfig
-from greenroom.profiling.folder import KEYWORDS_FILE, PROFILE_FILE, ROUTING_FILE, written_whole
+from greenroom.profiling.correlation import observe
+from greenroom.profiling.folder import KEYWORDS_FILE, OBSERVATIONS_FILE, PROFILE_FILE, ROUTING_FILE, written_whole
 from greenroom.profiling.plots import draw_profile
 from greenroom.profiling.profiler import notes_of, profile_model
 from greenroom.profiling.prompts import TaskPrompt, TaskPrompts
 from greenroom.profiling.report import describe_profile
 from greenroom.profiling.subject import Subject
+from greenroom.replay.trace import RoutingTrace
 from greenroom.tasktype.evaluate import LabelledPrompt
 from greenroom.tasktype.learn import learn_keywords
 from greenroom.worker.config import WorkerConfig
@@ -64,11 +66,29 @@ def measure(
             said.append(lines)
         if "observations" in config.stages:
             profiled.trace.save(new / ROUTING_FILE)
+            _write_observations(profiled.trace, new, plots=plots, seed=config.seed)
         (new / PROFILE_FILE).write_bytes(dump_model_profile(profile))
         if plots:
             draw_profile(profile, new)
         names = ", ".join(sorted(path.name for path in new.iterdir()))
     return "\n\n".join([describe_profile(profile), *said, f"{folder}: {names}"])
+
+
+def observe_trace(path: Path, folder: Path, *, plots: bool, seed: int) -> str:
+    """Writes ``folder`` with what is to be observed in recorded routing; returns what a terminal shows of it.
+
+    Raises TraceError.
+    """
+    trace = RoutingTrace.load(path)
+    with written_whole(folder) as new:
+        _write_observations(trace, new, plots=plots, seed=seed)
+        names = ", ".join(sorted(one.name for one in new.iterdir()))
+    return f"{folder}: {names}"
+
+
+def _write_observations(trace: RoutingTrace, folder: Path, *, plots: bool, seed: int) -> None:
+    observed = observe(trace, folder if plots else None, seed=seed)
+    (folder / OBSERVATIONS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(observed.report()), indent=1))
 
 
 def replace_notes(profile: ModelProfile, name: str, text: str) -> ModelProfile:

@@ -14,12 +14,14 @@ from greenroom.core.errors import InvalidConfig
 PROFILE_FILE: Final = "profile.json"
 KEYWORDS_FILE: Final = "keywords.json"
 ROUTING_FILE: Final = "routing.npz"
+OBSERVATIONS_FILE: Final = "observations.json"
 
 
 def check_folder(folder: Path) -> None:
     """Raises InvalidConfig where ``folder`` is something else than a profile, or can not be made."""
     if folder.is_dir():
-        if any(folder.iterdir()) and not (folder / PROFILE_FILE).is_file():
+        own = ((folder / name).is_file() for name in (PROFILE_FILE, OBSERVATIONS_FILE))
+        if any(folder.iterdir()) and not any(own):
             raise InvalidConfig("output", str(folder), "a folder that is new, empty, or of an earlier profile")
     elif folder.exists():
         raise InvalidConfig("output", str(folder), "a folder, not a file")

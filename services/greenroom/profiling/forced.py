@@ -34,11 +34,12 @@ class Given:
 @dataclass(frozen=True, slots=True, eq=False)
 class Forced:
     """By token of the answer: its natural log-probability after all that stands before it, and whether it is the most
-    probable one there.
+    probable one there. ``approximated``: as the observer says of the sequence.
     """
 
     log_probabilities: NDArray[np.float64]
     agreed: NDArray[np.bool_]
+    approximated: float = 0.0
 
 
 def perplexity(forced: Sequence[Forced]) -> float:
@@ -84,8 +85,7 @@ def force(
             _forward(engine, running)
             for ended in [forcing for forcing in running if not forcing.left]:
                 running.remove(ended)
-                _leave(engine, ended, observer, SequenceEnd.FINISHED)
-                results[ended.place] = ended.result()
+                results[ended.place] = ended.result(_leave(engine, ended, observer, SequenceEnd.FINISHED))
                 if done is not None:
                     done()
     finally:
@@ -133,8 +133,9 @@ class _Forcing:
         self.log_probabilities += chosen.tolist()
         self.agreed += (numbers.argmax(dim=1) == tokens).tolist()
 
-    def result(self) -> Forced:
-        return Forced(np.array(self.log_probabilities, dtype=np.float64), np.array(self.agreed, dtype=np.bool_))
+    def result(self, approximated: float) -> Forced:
+        scores = np.array(self.log_probabilities, dtype=np.float64)
+        return Forced(scores, np.array(self.agreed, dtype=np.bool_), approximated)
 
 
 def _forward(engine: BatchEngine, running: Sequence[_Forcing]) -> None:
@@ -154,7 +155,12 @@ def _forward(engine: BatchEngine, running: Sequence[_Forcing]) -> None:
             out = out[chunk.logit_rows :]
 
 
-def _leave(engine: BatchEngine, one: _Forcing, observer: SequenceObserver | None, end: SequenceEnd) -> None:
+def _leave(engine: BatchEngine, one: _Forcing, observer: SequenceObserver | None, end: SequenceEnd) -> float:
+    """Returns what the observer says was approximated of it."""
+    rows = one.kv.length
     engine.kv.release(one.kv)
-    if observer is not None:
-        observer.sequence_ended(one.number, end)
+    if observer is None:
+        return 0.0
+    approximated = observer.approximated(one.number, rows)
+    observer.sequence_ended(one.number, end)
+    return approximated

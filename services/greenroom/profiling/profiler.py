@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -115,6 +115,7 @@ def profile_model(
                 popularity,
                 share=config.share,
                 seeds=config.seeds,
+                seed=config.seed,
                 done=done,
             )
         costs: MeasuredCosts | None = None
@@ -172,7 +173,7 @@ def _run_undisturbed(
         answers = subject.answers(asked, [config.max_tokens] * len(asked), answered=done)
     finally:
         experts.listener = None
-    trace = recorder.trace(model=subject.worker.served.name)
+    trace = replace(recorder.trace(model=subject.worker.served.name), arrival=None)  # the order is that of arrival
     found = _Undisturbed(asked, answers, trace)
     found.counts = [counts_of(trace, [place]) for place in range(len(asked))]
     return found

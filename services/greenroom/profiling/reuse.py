@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import Final
 
 import numpy as np
@@ -52,27 +53,22 @@ def kept_experts(catalogue: Catalogue, worth: NDArray[np.float64], slots: int) -
     return kept
 
 
-def chosen_for(tasks: Sequence[str], period: int, offset: int) -> list[int]:
-    """For each prompt, in order of arrival, the one whose experts it gets: the last of its task at the time.
+def chosen_for(tasks: Sequence[str], period: int, part: int, parts: int, random: Random) -> list[int]:
+    """For each prompt, in order of arrival, the one whose experts it gets: the last of its task when they were chosen.
 
-    Experts are chosen at the first prompt, at prompt ``offset``, and then at a prompt for its next ``period`` ones and
-    itself. Before a task had any prompt, at its first one.
+    Where experts are chosen at a prompt for itself and its next ``period``, a prompt has come up to ``period`` prompts
+    later, and as often after each number. So each draws a number: in part 0 of ``parts`` from the first of them, and so
+    on. The prompts count as a ring: what came before the first are the last ones.
     """
-    window = period + 1
-    current: dict[str, int] = {}
-    latest: dict[str, int] = {}
-    chosen = []
-    for place, task in enumerate(tasks):
-        latest[task] = place
-        if place == 0 or (place >= offset and (place - offset) % window == 0):
-            current = dict(latest)
-        chosen.append(current.setdefault(task, place))
-    return chosen
+    return [_last_of(tasks, place, int((part + random.random()) / parts * (period + 1))) for place in range(len(tasks))]
 
 
-def offsets_of(period: int, count: int) -> list[int]:
-    """Up to ``count`` different places in a window at which the choosing begins, evenly apart."""
-    return sorted({repeat * (period + 1) // count for repeat in range(count)})
+def _last_of(tasks: Sequence[str], place: int, ago: int) -> int:
+    """The last prompt of the task of ``place`` so many prompts before it, or earlier."""
+    there = place - ago
+    while tasks[there % len(tasks)] != tasks[place]:
+        there -= 1
+    return there % len(tasks)
 
 
 def measure_reuse(
@@ -84,6 +80,7 @@ def measure_reuse(
     *,
     share: float,
     seeds: int,
+    seed: int,
     periods: Sequence[int] = PERIODS,
     done: Callable[[], object],
 ) -> Reuse:
@@ -95,20 +92,19 @@ def measure_reuse(
     slots = max(int(catalogue.top_k.sum()), round(share * catalogue.size))
     kept = [_kept_for(catalogue, one, counts[place], popularity[one.task], slots) for place, one in enumerate(asked)]
     given = [Given(one.prompt_ids, answer, one.task) for one, answer in zip(asked, answers, strict=True)]
+    tasks = [one.task for one in asked]
+    random = Random(seed)
     found: dict[int, float] = {}
     for period in periods:
         forced: list[Forced] = []
-        for offset in offsets_of(period, seeds):
-            chosen = chosen_for([one.task for one in asked], period, offset)
+        parts = parts_of(period, seeds)
+        for part in range(parts):
+            chosen = chosen_for(tasks, period, part, parts, random)
             masks: dict[int, Mask] = {}
             subject.policy.confine(KeptExperts(catalogue, masks))
             try:
-                forced += force(
-                    subject.engine,
-                    given,
-                    begun=_Giving(masks, [kept[place] for place in chosen]),
-                    done=done,
-                )
+                giving = _Giving(masks, [kept[place] for place in chosen])
+                forced += force(subject.engine, given, begun=giving, done=done)
             finally:
                 subject.policy.confine(None)
         found[period] = round(perplexity(forced), 5)
@@ -128,9 +124,14 @@ class _Giving:
         self._masks[number] = self._by_place[place]
 
 
+def parts_of(period: int, seeds: int) -> int:
+    """How often all prompts are run for a p, each with experts chosen at another time: there is only one for p = 0."""
+    return min(seeds, period + 1)
+
+
 def runs_of(seeds: int, periods: Sequence[int] = PERIODS) -> int:
     """How often ``measure_reuse`` goes through all prompts."""
-    return 1 + sum(len(offsets_of(period, seeds)) for period in periods)
+    return 1 + sum(parts_of(period, seeds) for period in periods)
 
 
 def _kept_for(
