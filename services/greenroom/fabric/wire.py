@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from greenroom.core.attempts import Attempt
@@ -73,9 +74,14 @@ def to_run_result(
     prompt_tokens: int,
     token_ids: Sequence[int],
     logprobs: TokenLogprobArrays | None,
+    approximated: float = 0.0,
 ) -> worker_pb2.RunResult:
     result = worker_pb2.RunResult(
-        reason=to_end_reason(reason), message=message, prompt_tokens=prompt_tokens, token_ids=token_ids
+        reason=to_end_reason(reason),
+        message=message,
+        prompt_tokens=prompt_tokens,
+        token_ids=token_ids,
+        approximated=approximated,
     )
     if logprobs is not None:
         result.logprobs_chosen, result.logprobs_top_ids = logprobs.chosen, logprobs.top_ids
@@ -89,3 +95,8 @@ def logprobs_of(result: worker_pb2.RunResult) -> TokenLogprobArrays | None:
     return TokenLogprobArrays(
         chosen=result.logprobs_chosen, top_ids=result.logprobs_top_ids, top=result.logprobs_top, k=result.logprobs_k
     )
+
+
+def from_share(number: float) -> float:
+    """A share from 0 to 1 as it was meant: 32 bits blur the digits behind the sixth. What is no number is none."""
+    return 0.0 if math.isnan(number) else round(min(max(number, 0.0), 1.0), 6)

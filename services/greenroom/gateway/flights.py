@@ -56,6 +56,7 @@ def as_finished(outcome: Outcome, error: str | None = None) -> Finished:
         len(outcome.token_ids),
         error if error is not None else (outcome.message or None),
         outcome.queue_ms / 1000,
+        outcome.approximated,
     )
 
 

@@ -50,5 +50,6 @@ def reported(finished: Finished, tokens: Sequence[Token]) -> worker_pb2.RunRespo
         finished.prompt_tokens,
         [token.token_id for token in tokens],
         pack_logprobs(tokens),
+        finished.approximated,
     )
     return worker_pb2.RunResponse(result=result)

@@ -183,6 +183,18 @@ def test_the_holder_claims_anew_and_writes_again_what_was_on_its_way() -> None:
     assert bench.pool.tracker.position == 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "share"), [(FinishReason.STOP, 0.25), (FinishReason.LENGTH, 0.25), (FinishReason.FAILED, 0.0)]
+)
+def test_an_outcome_says_what_was_approximated_of_an_answer(reason: FinishReason, share: float) -> None:
+    bench = Bench()
+    bench.worker()
+    bench.task()
+    bench.do(bench.pool.result("w", "r", bench.last_run().attempt, RunResult(reason, 3, (7,), approximated=0.25), 0))
+    bench.land()
+    assert [outcome.approximated for outcome in bench.outcomes()] == [share]
+
+
 def test_an_outcome_that_does_not_land_is_appended_again() -> None:
     bench = Bench()
     bench.worker()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,6 +99,15 @@ async def test_two_who_listen_to_one_flight_get_all_of_it() -> None:
     assert await asyncio.wait_for(second, 5) == expected
     assert len(flights) == 0
     assert flights.known("r") is not None
+
+
+async def test_an_end_says_what_the_outcome_says() -> None:
+    flights = Flights(StreamBook(), 1000)
+    flight = flights.begin("r", b"", keyed=False)
+    flights.outcome(msgspec.structs.replace(outcome(10, 11), queue_ms=2500.0, approximated=0.125))
+    *_, end = await asyncio.wait_for(gather(flight.events()), 5)
+    assert isinstance(end, Finished)
+    assert (end.queue_seconds, end.approximated) == (2.5, 0.125)
 
 
 async def test_another_request_under_the_same_key_is_a_conflict() -> None:

@@ -51,7 +51,8 @@ class Outcome(Message, frozen=True, kw_only=True, tag="outcome"):
     ``digest``, ``keyed``: the request's.
 
     ``attempt``: the one that generated it, None where none did. ``queue_ms``: from acceptance to the start of that
-    attempt.
+    attempt. ``approximated``: of all times that a layer's router chose experts for a token in that attempt, the share
+    where it was kept from those it would have chosen; 0 where the request did not come to its own end.
     """
 
     epoch: Epoch
@@ -67,6 +68,7 @@ class Outcome(Message, frozen=True, kw_only=True, tag="outcome"):
     task_type: Name = ""
     worker: Name = ""
     queue_ms: Annotated[float, Meta(ge=0)] = 0.0
+    approximated: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
 JournalRecord = Claim | Lost | Outcome
