@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -24,7 +26,6 @@ from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.gateway.pipeline import Pipeline, PipelineConfig
 from greenroom.gateway.pipeline_metrics import PipelineCollector
 from greenroom.gateway.service import GatewayService
-from greenroom.policies.registry import create_placement_policy
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
 from greenroom.predictor.process import predictor_parts
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
@@ -44,12 +45,13 @@ _LOG_BYTES = 64 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedConfig:
-    """``scheduling``: the placement policy by name. ``max_waiting``: requests that wait at most, and
-    ``max_queue_wait_s`` how long. ``max_running``: requests that generate at once. ``forecast_every``: prompts between
-    two forecasts; 0: nothing is traced or forecast. ``forecast_predictor``: see ForecastConfig. Raises InvalidConfig,
-    naming the field."""
+    """``scheduling``: the placement policy by name, ``scheduling_options`` what its class may be told. ``max_waiting``:
+    requests that wait at most, and ``max_queue_wait_s`` how long. ``max_running``: requests that generate at once.
+    ``forecast_every``: prompts between two forecasts; 0: nothing is traced or forecast. ``forecast_predictor``: see
+    ForecastConfig. Raises InvalidConfig, naming the field."""
 
     scheduling: str = "fcfs"
+    scheduling_options: Mapping[str, Any] = field(default_factory=dict)
     max_waiting: int = 256
     max_queue_wait_s: float = 120.0
     max_running: int = 32
@@ -61,13 +63,12 @@ class EmbeddedConfig:
             raise InvalidConfig("max_queue_wait_s", self.max_queue_wait_s, "it is a number of seconds above 0")
         if self.forecast_every < 0:
             raise InvalidConfig("forecast_every", self.forecast_every, "it is a number from 1, or 0 for none")
-        create_placement_policy(self.scheduling)
         self.scheduler()
         self.worker("embedded")
 
     def scheduler(self) -> SchedulerConfig:
         pool = PoolConfig(max_waiting=self.max_waiting, max_queue_wait_ms=self.max_queue_wait_s * 1000)
-        return SchedulerConfig(pool=pool, policy=self.scheduling)
+        return SchedulerConfig(pool=pool, policy=self.scheduling, policy_options=self.scheduling_options)
 
     def worker(self, instance: str) -> ServiceConfig:
         return ServiceConfig(
@@ -105,13 +106,15 @@ def embedded_parts(
     worker = WorkerService(config.worker(f"worker.{name}"), engine, card, log, dialer, directory, profile=profile)
     registry.register(ServiceCollector(worker.counters, worker.gauges))
     extractor = Extractor(load_profile(None))
+    placing = config.scheduler()
     scheduler = SchedulerService(
-        config.scheduler(),
+        placing,
         instance=f"scheduler.{name}",
         log=log,
         dialer=dialer,
         directory=directory,
-        policy=lambda: create_placement_policy(config.scheduling),
+        policy=placing.make_policy,
+        profile=profile,
     )
     registry.register(SchedulerCollector(scheduler))
     registry.register(MembersCollector(directory))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.scheduling_options import parse_scheduling_options, scheduling_options
 from greenroom.cli.service_options import dialer_from, dialer_options, log_options, process_options
-from greenroom.policies.registry import PLACEMENT_POLICIES
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -19,31 +18,8 @@ if TYPE_CHECKING:
     from greenroom.fabric.log import Log
 
 
-scheduling_options_option = click.option(
-    "--scheduling-options", default="{}", show_default=True, help="Options of the scheduling, as JSON."
-)
-
-
-def parse_scheduling_options(text: str) -> dict[str, Any]:
-    """Raises click.BadParameter."""
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise click.BadParameter(f"this is no JSON ({error})", param_hint="--scheduling-options") from error
-    if not isinstance(options, dict):
-        raise click.BadParameter('write a JSON object such as {"patience_s": 10}', param_hint="--scheduling-options")
-    return options
-
-
 @click.command()
-@click.option(
-    "--scheduling",
-    type=click.Choice(sorted(PLACEMENT_POLICIES)),
-    default="fcfs",
-    show_default=True,
-    help="Which request goes where, and when.",
-)
-@scheduling_options_option
+@scheduling_options("Which request goes where, and when.")
 @click.option(
     "--profile",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -64,8 +40,6 @@ def parse_scheduling_options(text: str) -> dict[str, Any]:
 @dialer_options
 @process_options
 def scheduler(
-    scheduling: str,
-    scheduling_options: str,
     profile: Path | None,
     max_waiting: int,
     max_queue_wait: float,
@@ -93,7 +67,8 @@ def scheduler(
     from greenroom.scheduler.service import SchedulerService
 
     pool = PoolConfig(max_waiting=max_waiting, max_queue_wait_ms=max_queue_wait * 1000, lease_ms=lease * 1000)
-    config = SchedulerConfig(pool=pool, policy=scheduling, policy_options=parse_scheduling_options(scheduling_options))
+    policy, policy_options = parse_scheduling_options(options)
+    config = SchedulerConfig(pool=pool, policy=policy, policy_options=policy_options)
     known = None if profile is None else load_model_profile(profile)
     dialer = dialer_from(options)
 

@@ -13,9 +13,9 @@ import click
 from greenroom.cli.forecast_options import forecast_predictor, forecast_predictor_option
 from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.scheduling_options import parse_scheduling_options, scheduling_options
 from greenroom.cli.service_options import drain_option, telemetry_options
 from greenroom.cli.service_process import named, say
-from greenroom.policies.registry import PLACEMENT_POLICIES
 
 if TYPE_CHECKING:
     from greenroom.embedded import EmbeddedConfig
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 @click.command()
 @model_options
 @click.option("--served-model-name", help="The model's name in the API.  [default: as --model has it]")
-@click.option(
-    "--scheduling",
-    type=click.Choice(sorted(PLACEMENT_POLICIES)),
-    default="fcfs",
-    show_default=True,
-    help="Which request goes first.",
-)
+@scheduling_options("Which request goes first.")
 @click.option(
     "--max-queue-wait", type=float, default=120.0, show_default=True, help="Seconds that one waits at most to begin."
 )
@@ -47,7 +41,7 @@ if TYPE_CHECKING:
 @gateway_options(grpc_port="none", linger_s=2.0)
 @telemetry_options
 @drain_option
-def serve(scheduling: str, max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
+def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     """Serve a model at http://HOST:PORT with an OpenAI-compatible API, and over gRPC where --grpc-port says so.
 
     Gateway, task-type extraction, scheduler and worker run in this process; no broker is needed. Without --model it is
@@ -58,7 +52,7 @@ def serve(scheduling: str, max_queue_wait: float, drain_timeout: float, **option
     Examples:
       greenroom serve --expert-memory 33%
       greenroom serve --model mistralai/Mixtral-8x7B-Instruct-v0.1 --expert-memory 16GiB --policy lfu
-      greenroom serve --policy emoe --fidelity paper --profile profile.json --expert-memory 60%
+      greenroom serve --policy emoe --fidelity paper --profile profile.json --expert-memory 60% --scheduling emoe
       greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """
     from greenroom.embedded import EmbeddedConfig
@@ -68,8 +62,10 @@ def serve(scheduling: str, max_queue_wait: float, drain_timeout: float, **option
     _, traces = named("serve", options)
     front = gateway_config(options, drain_timeout_s=drain_timeout)
     policy, every = options["policy"], options["forecast_every"]
+    scheduling, scheduling_kwargs = parse_scheduling_options(options)
     config = EmbeddedConfig(
         scheduling=scheduling,
+        scheduling_options=scheduling_kwargs,
         max_waiting=options["max_waiting"],
         max_queue_wait_s=max_queue_wait,
         max_running=options["max_running"],
