@@ -1,0 +1,145 @@
+"""eMoE in the whole pipeline in one process: the bundled model with a third of its experts in memory, in fp32."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from greenroom.core.generation import GenerationRequest, SamplingParams
+from greenroom.demo import bundled_model_path
+from greenroom.demo.tasks import TASKS, samples
+from greenroom.embedded import EmbeddedConfig, embedded_parts
+from greenroom.gateway import GatewayConfig
+from greenroom.gateway.service import GatewayService
+from greenroom.moe.completions import complete
+from greenroom.policies.emoe import Emoe
+from greenroom.worker.card import card_of
+from greenroom.worker.config import WorkerConfig
+from greenroom.worker.model_engine import ModelEngine
+from greenroom.worker.routing import RoutingRecorder
+from greenroom.worker.worker import Worker
+from tests.waiting import until
+
+LENGTH = 16
+LIMIT_S = 60.0
+EVERY = 4
+
+
+def config(cache: Path, *, expert_memory: str, policy: str) -> WorkerConfig:
+    return WorkerConfig(
+        str(bundled_model_path()),
+        dtype="float32",
+        expert_memory=expert_memory,
+        policy=policy,
+        max_running=8,
+        threads=1,
+        cache_dir=cache,
+        served_model_name="understudy",
+        warm_start=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def prompts() -> dict[str, list[str]]:
+    return {task: [sample.prompt for sample in samples(task, 4, seed=11)] for task in TASKS}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def answers(cache: Path, prompts: dict[str, list[str]]) -> dict[str, str]:
+    """What the model says with all its experts in memory."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
+    with Worker(config(cache, expert_memory="100%", policy="lru")) as worker:
+        tokenizer = worker.text.tokenizer
+        flat = [prompt for own in prompts.values() for prompt in own]
+        requests = [
+            GenerationRequest(f"r{number}", tuple(tokenizer.encode(prompt, add_special_tokens=True)), sampling)
+            for number, prompt in enumerate(flat)
+        ]
+        said = complete(worker.loop, requests, timeout_s=LIMIT_S)
+        return {prompt: tokenizer.decode(one.token_ids) for prompt, one in zip(flat, said, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def worker(cache: Path) -> Iterator[Worker]:
+    with Worker(config(cache, expert_memory="33%", policy="emoe")) as made:
+        yield made
+        assert made.loop.wait_idle(30)
+        assert made.loop.stats().audit_failures == 0
+
+
+@asynccontextmanager
+async def served(worker: Worker) -> AsyncIterator[tuple[GatewayService, ModelEngine, CollectorRegistry]]:
+    """As ``greenroom serve --policy emoe`` has it."""
+    registry = CollectorRegistry()
+    engine = ModelEngine(worker, RoutingRecorder(worker.experts.catalogue, most_rows=256))
+    gateway, parts = embedded_parts(
+        EmbeddedConfig(forecast_every=EVERY, forecast_predictor="emoe-a"),
+        GatewayConfig(port=0, drain_timeout_s=0),
+        engine=engine,
+        card=card_of(worker),
+        text=worker.text,
+        registry=registry,
+        profile=worker.profile,
+    )
+    async with AsyncExitStack() as stack:
+        for part in parts:
+            await part.start()
+            stack.push_async_callback(part.stop)
+        await until(lambda: gateway.unready is None)
+        yield gateway, engine, registry
+
+
+async def ask(gateway: GatewayService, prompt: str) -> str:
+    body = {"model": "understudy", "prompt": prompt, "max_tokens": LENGTH, "temperature": 0.0, "ignore_eos": True}
+    url = f"http://127.0.0.1:{gateway.port}/v1/completions"
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_S)) as http,
+        http.post(url, json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+        said = await response.json()
+    return str(said["choices"][0]["text"])
+
+
+def wanted(worker: Worker) -> set[int]:
+    target = worker.experts.policy.target
+    return set() if target is None else set(np.flatnonzero(target.wanted).tolist())
+
+
+async def test_experts_follow_the_task_mix_and_answers_are_the_models_own(
+    worker: Worker, prompts: dict[str, list[str]], answers: dict[str, str]
+) -> None:
+    assert isinstance(worker.experts.policy, Emoe)
+    first, second = "classify", "converse"
+    targets: dict[str, set[int]] = {}
+    async with served(worker) as (gateway, engine, registry):
+
+        def count(name: str, **labels: str) -> float:
+            return registry.get_sample_value(f"greenroom_worker_{name}_total", labels) or 0.0
+
+        for task in (first, second, first):
+            said = await asyncio.gather(*(ask(gateway, prompt) for prompt in prompts[task]))
+            assert [text.strip() for text in said] == [answers[prompt].strip() for prompt in prompts[task]]
+            await until(lambda: count("forecasts") + count("forecasts_failed") > 0, "a forecast was asked for")
+            said = [await ask(gateway, prompt) for prompt in prompts[task]]  # by what is known of the task by now
+            assert [text.strip() for text in said] == [answers[prompt].strip() for prompt in prompts[task]]
+            targets[task] = wanted(worker)
+        loads = engine.state().load_ms_by_task
+        assert {first, second} <= set(loads)
+        assert all(value >= 0 for value in loads.values())
+        assert loads[second] > 0, "its experts had to go"
+    assert targets[first] != targets[second]
+    assert len(targets[first]) <= worker.experts.device.slots
+    worker.experts.listener = None
