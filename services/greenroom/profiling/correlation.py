@@ -119,12 +119,14 @@ def observe(
 ) -> Observations:
     """Works out all observations, and draws them into ``folder`` unless that is None.
 
-    ``tasks``: of each sequence, else the trace's own. Prompts follow each other in the order of arrival, else of the
+    ``tasks``: of each sequence, else the trace's own, if it names any. Prompts follow each other in the order of arrival, else of the
     trace. Raises InvalidConfig, and PlotUnavailable where nothing can be drawn.
     """
     tasks = tasks if tasks is not None else trace.task
     if tasks is not None and len(tasks) != trace.sequences:
         raise InvalidConfig("tasks", len(tasks), f"the task type of each of the {trace.sequences} sequences")
+    if tasks is not None and not any(tasks):
+        tasks = None  # recorded without any
     observed = Observations(
         transitions=transitions_by_task(trace, tasks),
         layers=between_layers(trace, seed=seed) if trace.layers > 1 and trace.tokens > 1 else None,

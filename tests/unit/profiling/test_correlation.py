@@ -177,6 +177,7 @@ def test_where_there_is_nothing_to_see_nothing_is_drawn(tmp_path: Path) -> None:
 def test_tasks_are_those_of_the_sequences(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="each of the 2 sequences"):
         observe(trace_of(routing(6, prompts=2), [10, 10]), None, tasks=["one"])
+    assert set(observe(trace_of(routing(6, prompts=2), [10, 10], tasks=["", ""]), None).transitions) == {"all"}
     with pytest.raises(PlotUnavailable, match="absent"):
         observe(trace_of(routing(6, prompts=2), [10, 10]), tmp_path / "absent")
 
