@@ -119,8 +119,8 @@ def observe(
 ) -> Observations:
     """Works out all observations, and draws them into ``folder`` unless that is None.
 
-    ``tasks``: of each sequence, else the trace's own, if it names any. Prompts follow each other in the order of arrival, else of the
-    trace. Raises InvalidConfig, and PlotUnavailable where nothing can be drawn.
+    ``tasks``: of each sequence, else the trace's own, if it names any. Prompts follow each other in the order of
+    arrival, else of the trace. Raises InvalidConfig, and PlotUnavailable where nothing can be drawn.
     """
     tasks = tasks if tasks is not None else trace.task
     if tasks is not None and len(tasks) != trace.sequences:
