@@ -46,6 +46,7 @@ class ScriptedGenerator:
         self.vanish_at: int | None = None
         self.checks_stops = True
         self.gives_logprobs = True
+        self.approximates: Callable[[GenerationRequest], float] = lambda _: 0.0
         self.says: Callable[[GenerationRequest], Sequence[int]] = self._text_of
         self._allowed: int | None = None
         self._changed = asyncio.Condition()
@@ -123,7 +124,7 @@ class ScriptedGenerator:
             if token_id in ends or stops.push(token_id):
                 reason = FinishReason.STOP
                 break
-        yield Finished(reason, len(request.prompt_ids), index, error)
+        yield Finished(reason, len(request.prompt_ids), index, error, approximated=self.approximates(request))
 
     def _may_give(self, index: int) -> bool:
         return self._allowed is None or index < self._allowed

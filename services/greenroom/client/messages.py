@@ -9,7 +9,7 @@ from greenroom.client.settings import Settings
 from greenroom.client.types import ModelInfo, Options, Part, Reply, Usage
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Slo, Token
-from greenroom.fabric.wire import from_end_reason, from_token_run
+from greenroom.fabric.wire import from_end_reason, from_share, from_token_run
 from greenroom.v1 import common_pb2, inference_pb2
 
 Metadata = tuple[tuple[str, str], ...]
@@ -117,4 +117,4 @@ def _slo(slo: Slo) -> inference_pb2.Slo:
 
 
 def _usage(usage: inference_pb2.Usage) -> Usage:
-    return Usage(usage.prompt_tokens, usage.completion_tokens)
+    return Usage(usage.prompt_tokens, usage.completion_tokens, from_share(usage.approximated))

@@ -42,10 +42,12 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """In tokens."""
+    """In tokens. ``approximated``: of all times that a layer's router chose experts for one of them, the share where it
+    was kept from those it would have chosen, since they were not in memory; 0 where the server is exact."""
 
     prompt_tokens: int
     completion_tokens: int
+    approximated: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from greenroom.gateway.doorkeeper import Caller
 from greenroom.gateway.errors import ClientGone, as_api_error, defect
 from greenroom.gateway.exchange import note_of, read_json
 from greenroom.gateway.prepare import Prepared, prepare_chat, prepare_completion
-from greenroom.gateway.replies import ChatStyle, ChoiceResult, CompletionStyle, Head, ReplyStyle, usage_of
+from greenroom.gateway.replies import ChatStyle, ChoiceResult, CompletionStyle, Head, ReplyStyle, Tally
 from greenroom.gateway.schema import Body, ChatBody, CompletionBody, decode_body
 from greenroom.gateway.sse import DONE, EventStream, error_frame, frame
 from greenroom.gateway.terms import terms_of
@@ -95,8 +95,10 @@ class Api:
             for index, end in sorted(ends.items())
             if end.finish is not None
         ]
-        usage = usage_of(running.prepared.prompt_tokens, sum(end.generated for end in ends.values()))
-        body = msgspec.json.encode(style.whole(results, usage))
+        tally = _tally(running.prepared)
+        for end in ends.values():
+            tally.add(end)
+        body = msgspec.json.encode(style.whole(results, tally))
         return web.Response(body=body, content_type="application/json")
 
     async def _stream(self, request: web.Request, running: Running, style: ReplyStyle) -> web.StreamResponse:
@@ -106,20 +108,21 @@ class Api:
         stream = EventStream(request, self._config.slow_client_timeout_s)
         await stream.open()
         openings = [style.opening(job.index) for job in running.prepared.jobs]
-        generated = 0
+        tally = _tally(running.prepared)
         try:
             await stream.send(b"".join(frame(opening) for opening in openings if opening))
             while True:
                 if parts:
                     await stream.send(b"".join(self._frames(style, part) for part in parts))
-                    generated += sum(part.generated for part in parts)
+                    for part in parts:
+                        if part.finish is not None:
+                            tally.add(part)
                 else:
                     await stream.keep_alive()
                 if running.generations.done:
                     break
                 parts = await running.parts(self._config.keep_alive_s)
-            usage = usage_of(running.prepared.prompt_tokens, generated)
-            last = frame(style.usage(usage)) if running.prepared.include_usage else b""
+            last = frame(style.usage(tally)) if running.prepared.include_usage else b""
             await stream.send(last + DONE)
         except ClientGone:
             raise
@@ -134,3 +137,7 @@ class Api:
     def _frames(style: ReplyStyle, part: Delta) -> bytes:
         text = frame(style.part(part)) if part.text or part.records else b""
         return text if part.finish is None else text + frame(style.closing(part))
+
+
+def _tally(prepared: Prepared) -> Tally:
+    return Tally(prepared.prompt_tokens, [len(job.request.prompt_ids) for job in prepared.jobs])

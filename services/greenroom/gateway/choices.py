@@ -47,8 +47,8 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained. ``tokens`` only where they were asked for. ``finish`` and ``generated`` (tokens in all)
-    come with its last."""
+    """What one choice gained. ``tokens`` only where they were asked for. ``finish``, ``generated`` (tokens in all) and
+    ``approximated`` (the share of its routing, as Finished has it) come with its last."""
 
     index: int
     text: str
@@ -56,6 +56,7 @@ class Delta:
     tokens: tuple[Token, ...] = ()
     finish: FinishReason | None = None
     generated: int = 0
+    approximated: float = 0.0
 
 
 class ChoiceAssembler:
@@ -96,11 +97,12 @@ class ChoiceAssembler:
         if finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             raise GenerationFailed(finished.error or _WHY[finished.reason], finished.reason)
         text = self._text.finish()
-        return self._last(text, finished.reason if self._text.matched is None else FinishReason.STOP)
+        finish = finished.reason if self._text.matched is None else FinishReason.STOP
+        return self._last(text, finish, finished.approximated)
 
-    def _last(self, text: str, finish: FinishReason) -> Delta:
+    def _last(self, text: str, finish: FinishReason, approximated: float = 0.0) -> Delta:
         self.finish = finish
-        return Delta(self._index, text, finish=finish, generated=self._generated)
+        return Delta(self._index, text, finish=finish, generated=self._generated, approximated=approximated)
 
 
 def _record(token: Token, offset: int) -> TokenRecord:

@@ -128,7 +128,7 @@ class Generations:
                 if isinstance(event, Token):
                     meter.token()
                 else:
-                    meter.queued(event.queue_seconds)
+                    meter.finished(event)
                 part = assembler.push(event)
                 if part is not None and part.finish is not None:
                     return part

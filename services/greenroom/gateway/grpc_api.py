@@ -191,7 +191,11 @@ class _Part:
         last = deltas[-1]
         self.end: inference_pb2.End | None = None
         if last.finish is not None:
-            usage = inference_pb2.Usage(prompt_tokens=prepared.prompt_tokens, completion_tokens=last.generated)
+            usage = inference_pb2.Usage(
+                prompt_tokens=prepared.prompt_tokens,
+                completion_tokens=last.generated,
+                approximated=last.approximated,
+            )
             self.end = inference_pb2.End(reason=to_end_reason(last.finish), usage=usage)
 
 

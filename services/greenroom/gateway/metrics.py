@@ -6,7 +6,7 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from greenroom.core.generation import FinishReason
+from greenroom.core.generation import Finished, FinishReason
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0,
             320.0, 640.0, 1280.0, 2560.0)  # fmt: skip
@@ -27,6 +27,7 @@ class ModelMetrics:
         self.generation_lengths = families.generation_lengths.labels(model_name)
         self.prompt_tokens = families.prompt_tokens.labels(model_name)
         self.generation_tokens = families.generation_tokens.labels(model_name)
+        self.approximated_tokens = families.approximated_tokens.labels(model_name)
         self._success = {reason: families.success.labels(model_name, reason.value) for reason in FinishReason}
 
     def ended(self, reason: FinishReason) -> None:
@@ -56,6 +57,10 @@ class _Families:
         self.generation_lengths = histogram("request_generation_tokens", "Tokens generated for a sequence", _TOKENS)
         self.prompt_tokens = counter("prompt_tokens", "Tokens of the prompts that were begun")
         self.generation_tokens = counter("generation_tokens", "Tokens generated")
+        self.approximated_tokens = counter(
+            "approximated_tokens",
+            "Tokens of prompts and answers, each by the share of its routing that was approximated",
+        )
         self.success = Counter(
             "greenroom_request_success",
             "Sequences that ended, by the reason for it",
@@ -130,9 +135,11 @@ class SequenceMeter:
         metrics.prompt_tokens.inc(self._prompt_tokens)
         metrics.prompt_lengths.observe(self._prompt_tokens)
 
-    def queued(self, seconds: float) -> None:
-        """How long it waited where it is generated."""
-        self._metrics.queued.observe(seconds)
+    def finished(self, finished: Finished) -> None:
+        """What is said of it where it is generated."""
+        self._metrics.queued.observe(finished.queue_seconds)
+        rows = max(0, finished.prompt_tokens + finished.generated_tokens - 1)
+        self._metrics.approximated_tokens.inc(rows * finished.approximated)
 
     def end(self, reason: FinishReason | None) -> None:
         """``reason`` None: it was never taken, so it leaves no trace but in the errors."""

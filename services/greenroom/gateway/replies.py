@@ -36,7 +36,7 @@ class ChoiceResult:
 
 
 class ReplyStyle(Protocol):
-    """How one of the APIs writes its replies; ``usage`` as ``usage_of`` makes it."""
+    """How one of the APIs writes its replies."""
 
     def opening(self, index: int) -> Json | None:
         """The part that comes before the first text of a choice, None where there is none."""
@@ -48,19 +48,41 @@ class ReplyStyle(Protocol):
         """The last part of a choice, behind its last text."""
         ...
 
-    def usage(self, usage: Json) -> Json:
+    def usage(self, tally: Tally) -> Json:
         """The part of its own that ``stream_options.include_usage`` asks for."""
         ...
 
-    def whole(self, results: Iterable[ChoiceResult], usage: Json) -> Json: ...
+    def whole(self, results: Iterable[ChoiceResult], tally: Tally) -> Json: ...
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> Json:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+class Tally:
+    """What the choices of one reply took, as they end. ``prompt_tokens``: a prompt once, however many choices it has;
+    ``prompts``: how long the prompt of each choice is."""
+
+    def __init__(self, prompt_tokens: int, prompts: Sequence[int]) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._prompts = prompts
+        self._generated = 0
+        self._rows = 0
+        self._approximated_rows = 0.0
+
+    def add(self, end: Delta) -> None:
+        """The last part of a choice. Its last token is never run, so that it has no routing."""
+        rows = max(0, self._prompts[end.index] + end.generated - 1)
+        self._generated += end.generated
+        self._rows += rows
+        self._approximated_rows += rows * end.approximated
+
+    def as_json(self) -> Json:
+        """Fields of a reply. The share is not in ``usage``: clients add up over requests what they find there."""
+        return {
+            "usage": {
+                "prompt_tokens": self._prompt_tokens,
+                "completion_tokens": self._generated,
+                "total_tokens": self._prompt_tokens + self._generated,
+            },
+            "approximated": round(self._approximated_rows / max(1, self._rows), 6),
+        }
 
 
 class ChatStyle:
@@ -83,10 +105,10 @@ class ChatStyle:
         assert delta.finish is not None
         return self._part(delta.index, {}, finish=delta.finish)
 
-    def usage(self, usage: Json) -> Json:
-        return {**self._chunk, "choices": [], "usage": usage}
+    def usage(self, tally: Tally) -> Json:
+        return {**self._chunk, "choices": [], **tally.as_json()}
 
-    def whole(self, results: Iterable[ChoiceResult], usage: Json) -> Json:
+    def whole(self, results: Iterable[ChoiceResult], tally: Tally) -> Json:
         choices = [
             {
                 "index": result.index,
@@ -96,7 +118,7 @@ class ChatStyle:
             }
             for result in results
         ]
-        return {**self._whole, "choices": choices, "usage": usage}
+        return {**self._whole, "choices": choices, **tally.as_json()}
 
     def _part(self, index: int, delta: Json, logprobs: Json | None = None, finish: FinishReason | None = None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish and finish.value}
@@ -137,12 +159,12 @@ class CompletionStyle:
     def closing(self, delta: Delta) -> Json:
         return self._part(delta.index, "", (), delta.finish)
 
-    def usage(self, usage: Json) -> Json:
-        return {**self._head, "choices": [], "usage": usage}
+    def usage(self, tally: Tally) -> Json:
+        return {**self._head, "choices": [], **tally.as_json()}
 
-    def whole(self, results: Iterable[ChoiceResult], usage: Json) -> Json:
+    def whole(self, results: Iterable[ChoiceResult], tally: Tally) -> Json:
         choices = [self._choice(result.index, result.text, result.records, result.finish) for result in results]
-        return {**self._head, "choices": choices, "usage": usage}
+        return {**self._head, "choices": choices, **tally.as_json()}
 
     def _part(self, index: int, text: str, records: Iterable[TokenRecord], finish: FinishReason | None) -> Json:
         return {**self._head, "choices": [self._choice(index, text, records, finish)], **self._usage}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 FinishReason = Literal["stop", "length"]
 
@@ -60,8 +60,12 @@ class ChatChoice(Struct, forbid_unknown_fields=True, kw_only=True):
     finish_reason: FinishReason
 
 
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
 class ChatCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The reply as a whole."""
+    """The reply as a whole. ``approximated``: of all times that a layer's router chose experts for a token of the
+    prompt or the answer, the share where it was kept from those it would have chosen, since they were not in memory."""
 
     id: str
     object: Literal["chat.completion"]
@@ -70,6 +74,7 @@ class ChatCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    approximated: Share
 
 
 class ChatDelta(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -85,7 +90,7 @@ class ChatChunkChoice(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ChatCompletionChunk(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The data of one event of a stream."""
+    """The data of one event of a stream; ``approximated`` where it has ``usage``."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -94,6 +99,7 @@ class ChatCompletionChunk(Struct, forbid_unknown_fields=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    approximated: Share | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -111,7 +117,7 @@ class CompletionChoice(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The reply as a whole, or, without ``usage``, the data of one event of a stream."""
+    """The reply as a whole, or, without ``usage`` and ``approximated``, the data of one event of a stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -120,6 +126,7 @@ class TextCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    approximated: Share | UnsetType = UNSET
 
 
 class Model(Struct, forbid_unknown_fields=True, kw_only=True):

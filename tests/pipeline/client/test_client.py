@@ -73,6 +73,17 @@ async def test_asynchronously(start: Start) -> None:
         assert (model.name, model.max_model_len, model.has_chat_template) == ("org/small", 256, True)
 
 
+async def test_usage_says_what_was_approximated(start: Start) -> None:
+    place = await start()
+    async with AsyncClient(place.address) as client:
+        exact = await client.generate("hello", max_tokens=3)
+        place.generator.approximates = lambda request: 0.1
+        near = await client.generate("hello", max_tokens=3)
+        parts = await collect(client, max_tokens=3)
+    assert (exact.usage.approximated, near.usage.approximated) == (0.0, 0.1), "as it was said, not as 32 bits have it"
+    assert parts[-1].usage == near.usage
+
+
 async def test_synchronously(start: Start) -> None:
     place = await start()
 

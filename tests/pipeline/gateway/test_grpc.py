@@ -96,6 +96,13 @@ async def test_a_stream_says_the_same(stub: Any, server: Server) -> None:
     assert {event.request_id for event in events} == {server.generator.seen[1].request_id}
 
 
+async def test_the_usage_says_what_was_approximated(stub: Any, server: Server) -> None:
+    assert (await stub.Generate(hello())).usage.approximated == 0
+    server.generator.approximates = lambda request: 0.25
+    assert (await stub.Generate(hello())).usage.approximated == 0.25
+    assert (await events_of(stub.GenerateStream(hello())))[-1].end.usage.approximated == 0.25
+
+
 async def test_the_kinds_of_prompt(stub: Any, server: Server) -> None:
     encode = server.text.tokenizer.encode
     messages = [inference_pb2.ChatMessage(role="user", content="hello")]

@@ -172,6 +172,27 @@ async def test_several_choices_of_one_prompt(client: AsyncOpenAI, server: Server
     assert texts == expected
 
 
+@pytest.mark.parametrize("kind", ["chat", "text"])
+async def test_what_was_approximated_stands_beside_the_usage(client: AsyncOpenAI, server: Server, kind: str) -> None:
+    """Of two choices of one length it is the mean; in a stream it comes with the usage, and never without."""
+    server.generator.approximates = lambda request: 0.5 if request.sampling.seed == 5 else 0.25
+    shared: dict[str, Any] = {"model": MODEL, "n": 2, "seed": 5, "max_tokens": 4, "stop": []}
+    create: Any = client.chat.completions.create if kind == "chat" else client.completions.create
+    shared |= {"messages": HELLO} if kind == "chat" else {"prompt": "hello"}
+    reply = await create(**shared)
+    assert reply.model_extra == {"approximated": 0.375}
+    assert reply.usage.model_extra == {}, "clients add up what they find in it"
+    stream = await create(**shared, stream=True, stream_options={"include_usage": True})
+    *parts, last = [part async for part in stream]
+    assert last.model_extra == {"approximated": 0.375}
+    assert all("approximated" not in part.model_extra for part in parts)
+    plain = [part async for part in await create(**shared, stream=True)]
+    assert all("approximated" not in part.model_extra for part in plain)
+    assert server.metric("approximated_tokens_total") == pytest.approx(
+        sum((len(request.prompt_ids) + 3) * server.generator.approximates(request) for request in server.generator.seen)
+    )
+
+
 async def test_every_form_of_prompt(client: AsyncOpenAI, server: Server) -> None:
     ids = server.text.tokenizer.encode("hello there", add_special_tokens=True)
     forms: list[tuple[Any, int]] = [("hello there", 1), (["hello there", "the"], 2), (ids, 1), ([ids, ids[:1]], 2)]

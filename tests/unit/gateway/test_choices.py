@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from greenroom.core.generation import (
     Event,
@@ -18,7 +20,7 @@ from greenroom.core.generation import (
     TokenLogprobs,
 )
 from greenroom.gateway.choices import ChoiceAssembler, Delta, GenerationFailed, Job
-from greenroom.gateway.replies import ChatStyle, CompletionStyle, Head, token_text
+from greenroom.gateway.replies import ChatStyle, CompletionStyle, Head, Tally, token_text
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
 
@@ -58,6 +60,30 @@ def test_text_and_count(tokenizer: Tokenizer) -> None:
     said = tokens(tokenizer, "hello 🚀")
     text, last = assemble(tokenizer, [*said, Finished(FinishReason.LENGTH, 1, len(said))])
     assert (text, last.finish, last.generated) == ("hello 🚀", FinishReason.LENGTH, len(said))
+
+
+def test_the_last_part_says_what_was_approximated(tokenizer: Tokenizer) -> None:
+    said = tokens(tokenizer, "hello")
+    _, last = assemble(tokenizer, [*said, Finished(FinishReason.LENGTH, 1, len(said), approximated=0.25)])
+    assert last.approximated == 0.25
+
+
+choices = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.integers(0, 7)), min_size=1, max_size=5)
+
+
+@given(choices)
+def test_a_reply_is_approximated_as_its_rows_are(given_choices: list[tuple[int, int, int]]) -> None:
+    """Of seven layers, each choice had ``many`` approximated in all of its rows: it counts by how many rows it has."""
+    tally = Tally(9, [prompt for prompt, _, _ in given_choices])
+    for index, (_, generated, many) in enumerate(given_choices):
+        tally.add(Delta(index, "", finish=FinishReason.STOP, generated=generated, approximated=many / 7))
+    rows = [prompt + generated - 1 for prompt, generated, _ in given_choices]
+    pairs = sum(own * many for own, (_, _, many) in zip(rows, given_choices, strict=True))
+    completion = sum(generated for _, generated, _ in given_choices)
+    assert tally.as_json() == {
+        "usage": {"prompt_tokens": 9, "completion_tokens": completion, "total_tokens": 9 + completion},
+        "approximated": pytest.approx(pairs / (7 * sum(rows)) if sum(rows) else 0.0, abs=1e-6),
+    }
 
 
 def test_a_half_character_at_the_end_is_marked(tokenizer: Tokenizer) -> None:
