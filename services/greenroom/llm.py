@@ -33,7 +33,11 @@ ChatMessage = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A prompt and what was generated for it. ``logprobs`` has one entry a token where they were asked for."""
+    """A prompt and what was generated for it. ``logprobs`` has one entry a token where they were asked for.
+
+    ``approximated``: of all times that a layer's router chose experts for one of its tokens, the share where it was
+    kept from those it would have chosen; 0 unless ``fidelity`` is other than exact.
+    """
 
     prompt: Prompt
     prompt_token_ids: tuple[int, ...]
@@ -41,6 +45,7 @@ class Completion:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None
+    approximated: float = 0.0
 
 
 class GenerationFailed(GreenroomError):
@@ -149,6 +154,7 @@ class LLM:
             token_ids=made.token_ids,
             finish_reason=made.finished.reason,
             logprobs=None if sampling.logprobs is None else made.logprobs,
+            approximated=made.finished.approximated,
         )
 
 

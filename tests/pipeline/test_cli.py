@@ -91,6 +91,18 @@ def test_generate_from_arguments_file_and_stdin(run: Run, checkpoint: Path, tmp_
     assert raw["prompt_tokens"] < by_file[0]["prompt_tokens"], "without the template"
 
 
+def test_generate_says_what_was_approximated(run: Run, checkpoint: Path) -> None:
+    common = ("generate", "--model", str(checkpoint), "--expert-memory", "50%", "--max-tokens", "6", "--raw")
+    exact, said = run(*common, "--json", "one")
+    assert json.loads(exact)["approximated"] == 0
+    assert "approximated" not in said
+    near, said = run(*common, "--json", "--fidelity", "paper", "--policy", "lru", "one", "two")
+    shares = [json.loads(line)["approximated"] for line in near.splitlines()]
+    assert all(0 < share <= 1 for share in shares)
+    mean, most = sum(shares) / 2, max(shares)
+    assert f"approximated: {mean:.2%} of the routing (mean of the answers, at most {most:.2%}) went to experts" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "text", "message"),
     [

@@ -80,7 +80,16 @@ def generate(
                 "finish_reason": answer.finish_reason.value,
                 "prompt_tokens": len(answer.prompt_token_ids),
                 "completion_tokens": len(answer.token_ids),
+                "approximated": round(answer.approximated, 6),
             }
             click.echo(json.dumps(record, ensure_ascii=False))
         else:
             click.echo(answer.text if len(asked) == 1 else f"> {prompt.last}\n{answer.text}\n")
+    shares = [answer.approximated for answer in answers]
+    if any(shares):
+        mean = sum(shares) / len(shares)
+        click.echo(
+            f"approximated: {mean:.2%} of the routing (mean of the answers, at most {max(shares):.2%}) went to experts "
+            f"that were in memory instead of those that the router picks (--fidelity {config.fidelity})",
+            err=True,
+        )
