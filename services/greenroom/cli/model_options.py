@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli.stack import F, stack
-from greenroom.demo import bundled_model_path
+from greenroom.demo import bundled_model_path, bundled_profile_path
 
 if TYPE_CHECKING:
     from greenroom.worker.config import WorkerConfig
@@ -60,7 +60,7 @@ runtime_options = stack(
     click.option(
         "--profile",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="What `greenroom profile` measured of the model by task type.",
+        help="What `greenroom profile` measured of the model by task type.  [default: the bundled model's own, for it]",
     ),
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
     click.option(
@@ -104,6 +104,7 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
     if chosen["model"] is None:
         chosen["model"] = str(bundled_model_path())
         chosen["served_model_name"] = chosen.get("served_model_name") or "greenroom-understudy"
+        chosen["profile"] = chosen.get("profile") or bundled_profile_path()
     config = WorkerConfig(**chosen)
     local_folder(config.model, config.revision)  # looks only whether a folder is meant that is not there
     return config

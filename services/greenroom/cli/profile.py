@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OWN = ("policy", "policy_options", "fidelity", "profile", "warm_start", "max_waiting")
 """Options of a worker that a profile sets itself."""
 
-LABELLED_PER_TASK = 400
+LABELLED_PER_TASK, LABELLED_QUICKLY = 400, 60
 """Prompts of each of the bundled model's tasks that keywords are learnt from."""
 
 
@@ -146,7 +146,7 @@ def profile(
         from greenroom.profiling.similarity import check_similarity
 
         check_similarity(config.similarity)
-    prompts = _prompts(worker, file, config)
+    prompts = _prompts(worker, file, config, LABELLED_QUICKLY if quick else LABELLED_PER_TASK)
 
     # torch takes seconds: what can be refused without it, was.
     from greenroom.profiling.command import measure
@@ -177,10 +177,10 @@ def _say(line: str) -> None:
 def _worker_config(model: str | None, options: dict[str, Any]) -> WorkerConfig:
     from dataclasses import replace
 
-    return replace(worker_config({"model": model, "policy_options": "{}", **options}), warm_start=False)
+    return replace(worker_config({"model": model, "policy_options": "{}", **options}), warm_start=False, profile=None)
 
 
-def _prompts(worker: WorkerConfig, file: Path | None, config: ProfileConfig) -> TaskPrompts:
+def _prompts(worker: WorkerConfig, file: Path | None, config: ProfileConfig, labelled: int) -> TaskPrompts:
     """Raises click.UsageError where there are none."""
     from greenroom.profiling.prompts import has_bundled_tasks, of_bundled_tasks, of_file
 
@@ -191,4 +191,4 @@ def _prompts(worker: WorkerConfig, file: Path | None, config: ProfileConfig) -> 
             "--tasks is needed: a file of prompts with their task types, such as this model will be asked (only the "
             "bundled model has tasks of its own)"
         )
-    return of_bundled_tasks(config.prompts_per_task, seed=config.seed, labelled_per_task=LABELLED_PER_TASK)
+    return of_bundled_tasks(config.prompts_per_task, seed=config.seed, labelled_per_task=labelled)
