@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -39,12 +40,25 @@ class Server:
         self._reader.start()
 
     def __enter__(self) -> Self:
+        try:
+            self.url = self._until_ready()
+        except BaseException:  # then nobody calls __exit__, and it would run on
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _until_ready(self) -> str:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while (line := self._lines.get(timeout=max(0.1, deadline - time.monotonic()))) is not None:
-            if found := re.search(r"ready: (http://\S+)", line):
-                self.url = found[1]
-                return self
-        raise AssertionError("the server ended before it was ready:\n" + "".join(self.log))
+        why = f"was not ready within {START_TIMEOUT_S:g} s"
+        with contextlib.suppress(queue.Empty):
+            while (left := deadline - time.monotonic()) > 0:
+                line = self._lines.get(timeout=left)
+                if line is None:
+                    why = "ended before it was ready"
+                    break
+                if found := re.search(r"ready: (http://\S+)", line):
+                    return found[1]
+        raise AssertionError(f"the server {why}:\n" + "".join(self.log))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -14,6 +15,7 @@ from greenroom.demo import bundled_model_path
 from greenroom.demo.evaluate import CARD_SEED
 from greenroom.demo.tasks import TASKS, Sample, samples
 from greenroom.policies.registry import EXPERT_POLICIES
+from tests.integration import server as server_module
 from tests.integration.server import Server, refusal
 
 CHECKED = 30  # samples a task; `make test-full` takes all of the card's
@@ -67,6 +69,12 @@ async def until_idle(server: Server) -> dict[str, float]:
     return metrics
 
 
+async def approximated(server: Server) -> float:
+    """In tokens, by what the gateway has counted."""
+    metrics = await asyncio.to_thread(server.metrics)
+    return next(value for name, value in metrics.items() if name.startswith("greenroom_approximated_tokens_total"))
+
+
 @pytest.mark.parametrize("count", [CHECKED, pytest.param(None, marks=pytest.mark.full)])
 @pytest.mark.parametrize("task", TASKS)
 async def test_answers_equal_the_model_card(client: openai.AsyncOpenAI, task: str, count: int | None) -> None:
@@ -99,6 +107,38 @@ async def test_a_stream_says_the_same_as_a_reply(client: openai.AsyncOpenAI) -> 
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == reason
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens > 1
+
+
+async def test_an_exact_server_says_that_nothing_was_approximated(server: Server, client: openai.AsyncOpenAI) -> None:
+    reply = await client.completions.create(model=await model_name(client), prompt="Kira drinks", max_tokens=4)
+    assert reply.model_extra == {"approximated": 0.0}
+    assert await approximated(server) == 0.0
+
+
+async def test_what_was_approximated_is_said_whole_streamed_and_again(cache: Path) -> None:
+    """From the engine through every service to the client; a retry under the same key is told the same."""
+    options = ("--expert-memory", "25%", "--policy", "lru", "--fidelity", "paper")
+    key = {"Idempotency-Key": "once"}
+    with Server(*options, cache=cache) as near:
+        async with openai.AsyncOpenAI(base_url=f"{near.url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+            ask = partial(client.completions.create, model=await model_name(client), prompt="Kira drinks", max_tokens=8)
+            reply = await ask(extra_headers=key)
+            share = (reply.model_extra or {})["approximated"]
+            assert 0 < share <= 1
+            stream = await ask(extra_headers=key, stream=True, stream_options={"include_usage": True})
+            *_, last = [part async for part in stream]
+            assert last.model_extra == {"approximated": share}
+            assert reply.usage is not None
+            rows = reply.usage.total_tokens - 1
+            assert await approximated(near) == pytest.approx(2 * rows * share, rel=1e-4), "each call that had the end"
+
+
+def test_a_server_that_is_not_ready_in_time_is_ended(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "START_TIMEOUT_S", 0.01)
+    late = Server(cache=cache)
+    with pytest.raises(AssertionError, match="was not ready within"):
+        late.__enter__()
+    assert late.process.returncode is not None
 
 
 async def test_fifty_streams_a_third_cancelled_leave_nothing_behind(server: Server, client: openai.AsyncOpenAI) -> None:
