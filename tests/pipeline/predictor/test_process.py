@@ -7,6 +7,7 @@ import signal
 import uuid
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from greenroom.cli.predictor import predictor
@@ -58,6 +59,30 @@ async def test_killed_and_started_again(kafka_broker: Broker, tmp_path: Path) ->
                 )
             assert (answer.source, answer.sequences) == ("task type", 120)
             assert await second.signal(signal.SIGTERM) == 0, second.log
+
+
+@pytest.mark.full
+async def test_what_is_learnt_is_served_by_the_process_and_the_next(kafka_broker: Broker, tmp_path: Path) -> None:  # noqa: F811
+    """With the real trainer; the next process finds it among what was kept."""
+    prefix = f"p{uuid.uuid4().hex[:8]}."
+    arguments = ["predictor", "--brokers", kafka_broker.address, "--topic-prefix", prefix, "--publish-after", "0.1"]
+    arguments += ["--state-dir", str(tmp_path / "state"), "--learn", "emoe-a", "--learn-after", "12"]
+    async with KafkaLog(LogConfig(brokers=(kafka_broker.address,), prefix=prefix)) as log:
+        await log.ensure(all_topics(Topics()))
+        for number in range(12):
+            await log.append("traces", encode(one(number, number % 3)), key=f"r{number}".encode())
+        for name in ("first", "second"):
+            async with service_process(arguments, tmp_path / f"{name}.log") as process:
+                async with Directory(log) as directory, GrpcDialer() as dialer, asyncio.timeout(200):
+                    members = directory.of(MemberKind.PREDICTOR)
+                    address = max(members, key=lambda member: _number(process.log, member.address)).address
+                    stub = dialer.stub(predictor_pb2_grpc.PredictorStub, address)
+                    request = predictor_pb2.ForecastRequest(model="m", task_type="question", predictor="emoe-a")
+                    while (answer := await stub.Forecast(request)).source != "learned emoe-a":  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                assert (answer.version, answer.layers) == (1, 2)
+                assert await process.metric("greenroom_predictor_trainings_total") == (name == "first")
+                assert await process.signal(signal.SIGTERM) == 0, process.log
 
 
 def _number(log: str, address: str) -> int:
