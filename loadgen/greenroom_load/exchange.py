@@ -80,8 +80,8 @@ class Exchange:
     gaps between them are 0.
     """
 
-    __slots__ = ("_meter", "completion_tokens", "end", "finish", "first", "gaps", "last", "pieces", "prompt_tokens",
-                 "request_id")  # fmt: skip
+    __slots__ = ("_meter", "approximated", "completion_tokens", "end", "finish", "first", "gaps", "last", "pieces",
+                 "prompt_tokens", "request_id")  # fmt: skip
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -94,6 +94,7 @@ class Exchange:
         self.pieces: list[str] = []
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
+        self.approximated: float | None = None
 
     def heard(self, text: str, at: float) -> None:
         """A part with text or tokens came."""
@@ -116,6 +117,10 @@ class Exchange:
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = completion_tokens
 
+    def routed(self, approximated: float) -> None:
+        """The server says what share of its routing was approximated."""
+        self.approximated = approximated
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -123,7 +128,8 @@ class Record:
 
     ``intended_s``: when the arrival process wanted it sent; ``sent_s``: when it was (None: never). ``first_s``: the
     first part with text, or the end of a reply without any; ``end_s``: the last token, or when it failed. ``gaps_s``:
-    between parts. ``tokens_counted``: the server gave no count, so parts are counted instead.
+    between parts. ``tokens_counted``: the server gave no count, so parts are counted instead. ``approximated``: the
+    share of its routing that was, None where the server does not say.
     """
 
     index: int
@@ -138,6 +144,7 @@ class Record:
     prompt_tokens: int | None = None
     output_tokens: int = 0
     tokens_counted: bool = False
+    approximated: float | None = None
     finish: str | None = None
     text: str = ""
     expected: str | None = None

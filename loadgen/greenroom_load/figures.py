@@ -76,7 +76,8 @@ class Latencies:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Requests counted together. ``failures`` by label. ``with_targets``: those that had targets, ``met``: those of
-    them that kept to all; a failed request has not. ``checked``: replies whose right answer is known."""
+    them that kept to all; a failed request has not. ``checked``: replies whose right answer is known.
+    ``approximated``: the share of the routing that was, mean of the replies that say it, None where none does."""
 
     requests: int
     completed: int
@@ -88,12 +89,14 @@ class Group:
     met: int
     checked: int
     right: int
+    approximated: float | None = None
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Group:
         ok = [record for record in records if record.ok]
         aimed = [(record, record.targets) for record in records if record.targets is not None]
         checked = [record.right for record in ok if record.right is not None]
+        shares = [record.approximated for record in ok if record.approximated is not None]
         failures = Counter(record.failure.label for record in records if record.failure is not None)
         return cls(
             requests=len(records),
@@ -106,6 +109,7 @@ class Group:
             met=sum(record.met(targets) for record, targets in aimed),
             checked=len(checked),
             right=sum(checked),
+            approximated=sum(shares) / len(shares) if shares else None,
         )
 
     @property

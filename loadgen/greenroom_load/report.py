@@ -104,6 +104,7 @@ class Report:
                 "slo_attainment": whole.attainment,
                 "answers_checked": whole.checked,
                 "answers_right": whole.right,
+                "approximated": whole.approximated,
                 "tasks": {task: _group(group) for task, group in found.by_task.items()},
                 "client": {
                     "late_sends": found.late,
@@ -147,6 +148,7 @@ def as_line(record: Record) -> Json:
             "slo": None if record.targets is None else record.targets.given,
             "slo_met": None if record.targets is None else record.met(record.targets),
             "right": record.right,
+            "approximated": record.approximated,
             "text": record.text,
             "failure": None
             if failure is None
@@ -210,6 +212,7 @@ def _group(group: Group) -> Json:
         "slo_attainment": group.attainment,
         "answers_checked": group.checked,
         "answers_right": group.right,
+        "approximated": group.approximated,
     }
     for name, spread in group.latencies.named().items():
         found |= _keys(name, spread)

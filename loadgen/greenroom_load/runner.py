@@ -260,6 +260,7 @@ class Runner:
             prompt_tokens=exchange.prompt_tokens,
             output_tokens=len(exchange.pieces) if exchange.completion_tokens is None else exchange.completion_tokens,
             tokens_counted=counted and exchange.first is not None,
+            approximated=exchange.approximated,
             finish=exchange.finish,
             text="".join(exchange.pieces),
             expected=prompt.expected,

@@ -103,6 +103,8 @@ def _totals(report: Report) -> str:
         lines.append(
             f"answers   {whole.right} of {whole.checked} checked are right ({whole.right / whole.checked:.1%})"
         )
+    if whole.approximated:
+        lines.append(f"routing   {whole.approximated:.2%} approximated, by what the replies say (mean)")
     return "\n".join(lines)
 
 

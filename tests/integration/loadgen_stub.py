@@ -131,7 +131,8 @@ async def played(stub: Stub, request: web.Request, body: Mapping[str, Any]) -> w
     last = part(None, "stop")
     if stub.script.usage:
         usage = {"prompt_tokens": 11, "completion_tokens": stub.script.tokens}
-        last += b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n"
+        closing = {"id": "x", "choices": [], "usage": usage, "approximated": 0.25}
+        last += b"data: " + json.dumps(closing).encode() + b"\n\n"
     await response.write(last + b"data: [DONE]\n\n")
     await response.write_eof()
     return response

@@ -70,7 +70,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                     if fail == "no end":
                         return
                     reason = common_pb2.END_REASON_SHED if fail == "shed" else STOP
-                    usage = inference_pb2.Usage(prompt_tokens=11, completion_tokens=TOKENS)
+                    usage = inference_pb2.Usage(prompt_tokens=11, completion_tokens=TOKENS, approximated=0.25)
                     event.end.CopyFrom(inference_pb2.End(reason=reason, usage=usage))
                 yield event
                 if fail == "internal" and token == 2:
@@ -155,6 +155,7 @@ async def test_the_report_is_what_the_server_did(served: tuple[Inference, str]) 
     assert timed.itl.mean == pytest.approx(np.mean(gaps) * 1e3, abs=within / 4)
     assert timed.tpot.median == pytest.approx(ITL_S * 1e3, abs=within)
     assert (report.found.whole.input_tokens, report.found.whole.output_tokens) == (110 * 11, 110 * TOKENS)
+    assert report.found.whole.approximated == 0.25
     assert report.outcome.records[3].request_id == "id-3"
     assert report.outcome.records[3].text == " w0 w1 w2 w3 w4"
 

@@ -107,6 +107,7 @@ async def test_the_report_is_what_the_server_did(threaded: Stub) -> None:
     assert timed.e2el.mean == pytest.approx(np.mean(ends) * 1e3, abs=within)
     assert report.found.whole.output_tokens == 120 * 6
     assert report.found.whole.input_tokens == 120 * 11
+    assert report.found.whole.approximated == 0.25
     assert report.outcome.sending_s == pytest.approx(119 / 40, abs=0.2)
     assert report.found.whole.attainment == 1.0
     assert all(record.text == " w0 w1 w2 w3 w4 w5" for record in report.outcome.records)

@@ -49,6 +49,7 @@ class _Part(msgspec.Struct):
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    approximated: float | None = None
     error: _Error | None = None
 
 
@@ -194,6 +195,8 @@ def _take(event: Event, exchange: Exchange, now: float) -> None:
         raise Refused(Failure(FailureKind.STREAM, _code(error), error.message))
     if part.usage is not None:
         exchange.used(part.usage.prompt_tokens, part.usage.completion_tokens)
+    if part.approximated is not None:
+        exchange.routed(part.approximated)
     for choice in part.choices:
         text = choice.text
         if choice.delta is not None:

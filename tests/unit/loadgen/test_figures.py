@@ -105,6 +105,12 @@ def test_attainment_is_by_task_and_failures_miss_it() -> None:
     assert found.whole.attainment == pytest.approx(2 / 4)
 
 
+def test_what_was_approximated_is_the_mean_of_the_replies_that_say_it() -> None:
+    records = [record(0, approximated=0.0), record(1, approximated=0.5), record(2), failed(3, approximated=1.0)]
+    assert figures(outcome(*records)).whole.approximated == 0.25
+    assert figures(outcome(record(0))).whole.approximated is None
+
+
 def test_answers_are_checked_where_known() -> None:
     found = figures(
         outcome(

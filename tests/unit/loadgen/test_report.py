@@ -121,6 +121,15 @@ def test_the_table_has_tasks_failures_goodput_and_answers() -> None:
     assert "! 1 of 5 requests failed" in text
 
 
+def test_what_was_approximated_is_in_the_table_where_something_was() -> None:
+    near, exact = (report(outcome(record(0, approximated=share))) for share in (0.125, 0.0))
+    assert "routing   12.50% approximated" in as_text(near)
+    assert "approximated" not in as_text(exact)
+    assert [found.as_json()["approximated"] for found in (near, exact)] == [0.125, 0.0]
+    assert near.as_json()["tasks"]["question"]["approximated"] == 0.125
+    assert as_line(record(0, approximated=0.125))["approximated"] == 0.125
+
+
 def test_a_line_for_each_request(tmp_path: Path) -> None:
     records = [record(0, targets=Targets(ttft_ms=50), expected="yes"), failed(1)]
     save_requests(records, tmp_path / "r.jsonl")
