@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -121,7 +122,9 @@ async def test_what_was_approximated_is_said_whole_streamed_and_again(cache: Pat
     key = {"Idempotency-Key": "once"}
     with Server(*options, cache=cache) as near:
         async with openai.AsyncOpenAI(base_url=f"{near.url}/v1", api_key="none", timeout=120, max_retries=0) as client:
-            ask = partial(client.completions.create, model=await model_name(client), prompt="Kira drinks", max_tokens=8)
+            ask: Any = partial(
+                client.completions.create, model=await model_name(client), prompt="Kira drinks", max_tokens=8
+            )
             reply = await ask(extra_headers=key)
             share = (reply.model_extra or {})["approximated"]
             assert 0 < share <= 1
