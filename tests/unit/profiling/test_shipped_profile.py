@@ -1,0 +1,48 @@
+"""The bundled model's own profile, which comes with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from greenroom.core.model_profile import ModelProfile, load_model_profile
+from greenroom.demo import bundled_model_path, bundled_profile_path
+from greenroom.demo.tasks import TASKS
+from greenroom.profiling.sensitivity import insensitive_prefix
+
+
+@pytest.fixture(scope="module")
+def shipped() -> ModelProfile:
+    path = bundled_profile_path()
+    assert path is not None
+    assert path.stat().st_size < 200_000
+    return load_model_profile(path)
+
+
+def test_it_is_of_the_bundled_model(shipped: ModelProfile) -> None:
+    config = json.loads((bundled_model_path() / "config.json").read_text())
+    shape = config["num_hidden_layers"], config["num_experts"], config["num_experts_per_tok"]
+    assert (shipped.layers, shipped.experts, shipped.top_k) == shape
+    assert set(shipped.tasks) == set(TASKS)
+    assert shipped.costs is None, "costs are of a machine"
+    assert shipped.notes["command"].startswith("greenroom profile ")
+
+
+def test_its_figures_agree_with_each_other(shipped: ModelProfile) -> None:
+    for task in shipped.tasks.values():
+        found = task.sensitivity
+        assert found is not None
+        assert found.insensitive_layers == insensitive_prefix(found.similarity, found.threshold)
+        assert all(
+            least <= mean <= most for least, mean, most in zip(found.least, found.similarity, found.most, strict=True)
+        )
+    assert shipped.reuse is not None
+    assert shipped.reuse.proposed_every in shipped.reuse.perplexity
+
+
+def test_answers_are_as_long_as_the_model_card_says(shipped: ModelProfile) -> None:
+    card = json.loads((bundled_model_path() / "evaluation.json").read_text())["lengths"]
+    for name, task in shipped.tasks.items():
+        assert task.generated_tokens.mean == pytest.approx(card[name]["answer"]["mean"], rel=0.1)
+        assert task.input_tokens.mean == pytest.approx(card[name]["prompt"]["mean"], rel=0.1)
