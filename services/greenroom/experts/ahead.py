@@ -94,9 +94,12 @@ class _Lane(ABC):
         standing = prefetch, target, self._departures()
         if standing == self._had:
             return
-        if (target is None or not target.drop_others) and not self._lacks_any(prefetch, target):
-            self._had = standing
-            return
+        if target is None or not target.drop_others:
+            if self._full():
+                return
+            if not self._lacks_any(prefetch, target):
+                self._had = standing
+                return
         accepted = prefetch is None or self._prefetches(prefetch)
         if accepted and target is not None:
             accepted = self._targets(target)

@@ -180,8 +180,7 @@ class ExpertEngine:
             self.policy.on_step_started(self._step)
         if self._confinement is not None:
             self._confinement.step_started(self._step)
-        if self._approximates:
-            self._rerouted = np.zeros(len(sequences), dtype=np.int64)
+        self._rerouted = None
         failed = True
         try:
             yield
@@ -214,14 +213,16 @@ class ExpertEngine:
             return mask
         if self._confinement is None:
             return None
-        mask = self._confinement.confine(layer, self._device.resident[self.catalogue.spans[layer]])
-        if mask is not None and len(mask) == 1:
+        here = self._tables.of(layer).here
+        mask = self._confinement.confine(layer, here)
+        if mask is here:
             self._here_alone = layer
         return mask
 
     def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
-        if self._rerouted is not None:
-            self._rerouted += rows
+        if self._rerouted is None:
+            self._rerouted = np.zeros(len(rows), dtype=np.int64)
+        self._rerouted += rows
 
     def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         if self.listener is not None:
@@ -244,7 +245,7 @@ class ExpertEngine:
             return None
         table = self._tables.of(layer)
         if not whole:
-            if self._here_alone != layer and not table.here[picks].all():
+            if self._here_alone != layer and not table.here[0, picks].all():
                 return None
             if table.arrived:
                 self._count_used(table, layer, picks)
@@ -282,7 +283,7 @@ class ExpertEngine:
 
     def _count_rerouted(self) -> None:
         """The step has not failed: its rows count for their sequences."""
-        if self._rerouted is None or not self._rerouted.any():
+        if self._rerouted is None:
             return
         for row in np.flatnonzero(self._rerouted).tolist():
             sequence = int(self._step.row_sequences[row])

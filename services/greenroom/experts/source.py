@@ -37,12 +37,12 @@ class ExpertSource(Protocol):
 
     def allowed_experts(self, layer: int) -> NDArray[np.bool_] | None:
         """Row mask ``[T, experts]`` of the experts the router may pick from, ``[1, experts]`` where it is the same for
-        all rows; None: all.
+        all rows; None: all. One that was given before may be given again, written anew in between.
         """
         ...
 
     def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
-        """Which ``rows[T]`` were given other experts than they would have been without the mask."""
+        """Which ``rows[T]``, if any, were given other experts than they would have been without the mask."""
         ...
 
     def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
@@ -80,7 +80,7 @@ class AtHand(Protocol):
 
     def at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Addresses ``[E, n]`` of the tensors of the layer's experts, of those at least that ``picks[T, k]`` names,
-        valid until ``ran``; None: ask ``routed``.
+        valid until ``ran``; None: ask ``routed``. One array that was given before may be given again, as above.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Where a layer's experts lie in RAM that computes, as addresses for compiled code."""
+"""Who of a layer is on the device, and in RAM that computes where, as arrays for compiled code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from greenroom.policies.catalogue import Catalogue
 
 
 class Table:
-    """One layer. ``addresses[E, n]``: of each expert's n tensors, 0 where it is not here; ``here[E]``: whether it is.
+    """One layer. ``here[1, E]``: whether an expert is on the device; ``addresses[E, n]``: of its n tensors, 0 where it
+    is not, or not in RAM. Both are written anew in place.
 
     ``arrived``: indices of those that have come since the table was last taken, for whoever books them.
     """
@@ -20,12 +21,12 @@ class Table:
 
     def __init__(self, experts: int, tensors: int) -> None:
         self.addresses: NDArray[np.int64] = np.zeros((experts, tensors), dtype=np.int64)
-        self.here: Mask = np.zeros(experts, dtype=np.bool_)
+        self.here: Mask = np.zeros((1, experts), dtype=np.bool_)
         self.arrived: set[int] = set()
 
 
 class Tables:
-    """All layers' tables of a device tier that is RAM. Only who came or went is written anew."""
+    """All layers' tables of a device tier. Only who came or went is written anew."""
 
     def __init__(self, catalogue: Catalogue, tiers: Tiers) -> None:
         self._catalogue = catalogue
@@ -49,12 +50,13 @@ class Tables:
             layer, index = int(layers[key]), int(indices[key])
             table = self._tables[layer]
             here = bool(tiers.device.resident[key])
-            table.here[index] = here
-            if here:
+            table.here[0, index] = here
+            table.addresses[index] = 0
+            if not here:
+                table.arrived.discard(index)
+                continue
+            table.arrived.add(index)
+            if tiers.in_ram:
                 (weights,) = tiers.weights([key], layer)
                 table.addresses[index] = [tensor.data_ptr() for tensor in weights]
-                table.arrived.add(index)
-            else:
-                table.addresses[index] = 0
-                table.arrived.discard(index)
         changed.clear()

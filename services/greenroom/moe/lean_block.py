@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from greenroom.experts.source import AtHand
-from greenroom.moe.native.rows import NativeRows
+from greenroom.moe.native.rows import Lasting, NativeRows
 from greenroom.moe.seats import Seat, seat_of
 
 _PROBES = 64
@@ -35,10 +35,13 @@ class LeanBlock:
         self._native = native
         self._seat: Seat = seat_of(block.experts)
         self._weight: torch.Tensor = block.gate.weight
+        self._experts = len(self._weight)
         self._top_k = int(block.gate.top_k)
         self._normalise = normalise
         self._rounded = rounded
         self._inner = int(block.experts.intermediate_dim)
+        self._allowed = self._addresses = Lasting(np.empty(0))  # of those that the source gave last
+        self._rerouted = Lasting(np.empty(1, dtype=np.bool_))
 
     def add(self, rows: torch.Tensor, stream: torch.Tensor) -> None:
         """Adds what the block makes of the normalised ``rows[T, H]`` to ``stream[T, H]``."""
@@ -55,23 +58,31 @@ class LeanBlock:
         allowed = None if source is None else source.allowed_experts(layer)
         if allowed is None:
             return self._native.route(self._weight, rows, self._top_k, normalise=self._normalise, rounded=self._rounded)
-        if self._seat.masking is not None or not _fits(allowed, len(rows), len(self._weight)):
+        count = rows.shape[0]  # torch's own len() is slow
+        if self._seat.masking is not None or not _fits(allowed, count, self._experts):
             return None
-        routed = self._native.route_confined(
-            self._weight, rows, self._top_k, allowed, normalise=self._normalise, rounded=self._rounded
-        )
-        if routed is None:
+        if allowed is not self._allowed.array:
+            self._allowed = Lasting(allowed)
+        if count > len(self._rerouted.array):
+            self._rerouted = Lasting(np.empty(count, dtype=np.bool_))
+        picks, scales, rerouted = self._native.route_confined(
+            *(self._weight, rows, self._top_k, self._allowed, self._rerouted),
+            normalise=self._normalise, rounded=self._rounded,
+        )  # fmt: skip
+        if rerouted < 0:
             return None
-        picks, scales, rerouted = routed
-        assert source is not None
-        source.rerouted(layer, rerouted)
+        if rerouted:
+            assert source is not None
+            source.rerouted(layer, self._rerouted.array[:count])
         return picks, scales
 
     def experts(self, rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor, stream: torch.Tensor) -> None:
         """Adds the picked experts' sum to ``stream[T, H]``."""
         source, layer = self._seat.stage.source, self._seat.layer
         if _may_have_at_hand(source) and (addresses := source.at_hand(layer, picks.numpy())) is not None:
-            busy = self._native.all_experts(addresses, self._inner, picks, scales, rows, stream)
+            if addresses is not self._addresses.array:
+                self._addresses = Lasting(addresses)
+            busy = self._native.all_experts(self._addresses, self._inner, picks, scales, rows, stream)
             source.ran(layer, busy)
         else:
             stream += self._block.experts(rows, picks, scales)

@@ -98,19 +98,19 @@ class Confinement:
             self._last = int(of_sequence.max())
 
     def confine(self, layer: int, here: Mask) -> Mask | None:
-        """Which experts the layer's router may pick for each row, of those that are ``here[E]``: ``[T, E]``, or
-        ``[1, E]`` where it is the same for all; None: any. With fewer here than a row has to have, nobody is confined.
+        """Which experts the layer's router may pick for each row, of those that are ``here[1, E]``: ``[T, E]``, or
+        ``here`` itself where all rows are confined; None: any. With fewer here than a row has to have, nobody is.
         """
         if layer >= self._last:
             return None
         count = int(np.count_nonzero(here))
-        if count == len(here) or count < self._top_k[layer]:
+        if count == here.size or count < self._top_k[layer]:
             return None
         if self._free_from is None:
-            return here[None]
+            return here
         confined = self._free_from > layer
         if confined.all():
-            return here[None]
-        mask = np.ones((len(confined), len(here)), dtype=np.bool_)
+            return here
+        mask = np.ones((len(confined), here.size), dtype=np.bool_)
         mask[confined] = here
         return mask

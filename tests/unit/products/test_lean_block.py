@@ -21,7 +21,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.moe.experts_forward import IMPLEMENTATION
 from greenroom.moe.lean_block import LeanBlock, lean_block
-from greenroom.moe.native.rows import NativeRows, NativeUnavailable, native_rows
+from greenroom.moe.native.rows import Lasting, NativeRows, NativeUnavailable, native_rows
 from greenroom.moe.products import Grouped
 from greenroom.moe.seats import Seat, Stage, seat_of, take_seat
 
@@ -150,7 +150,7 @@ def test_all_experts_at_once_are_the_picked_ones_in_order(count: int, seed: int)
         native.experts([weights[expert]], np.array([0, end - start]), rows, *own, total, add=True)
     addresses = np.array([[up.data_ptr(), down.data_ptr()] for up, down in weights])
     expected = stream + total
-    assert native.all_experts(addresses, INNER, picks, scales, rows, stream) == len(grouped.spans)
+    assert native.all_experts(Lasting(addresses), INNER, picks, scales, rows, stream) == len(grouped.spans)
     assert torch.equal(stream, expected)
 
 
@@ -225,9 +225,11 @@ def test_a_row_under_a_mask_is_routed_as_if_there_were_no_others(
 ) -> None:
     rows, weight = random(seed, count, HIDDEN), random(seed + 1, EXPERTS, HIDDEN) / 8
     allowed = masks(count, seed, alike=alike)
-    routed = native.route_confined(weight, rows, TOP_K, allowed, normalise=normalise, rounded=rounded)
-    assert routed is not None
-    picks, scales, rerouted = routed
+    rerouted = Lasting(np.empty(count, dtype=np.bool_))
+    picks, scales, found = native.route_confined(
+        weight, rows, TOP_K, Lasting(allowed), rerouted, normalise=normalise, rounded=rounded
+    )
+    assert found == np.count_nonzero(rerouted.array)
     free, _ = native.route(weight, rows, TOP_K, normalise=normalise, rounded=rounded)
     for row in range(count):
         may = allowed[0 if alike else row]
@@ -235,7 +237,7 @@ def test_a_row_under_a_mask_is_routed_as_if_there_were_no_others(
         alone = native.route(weight[kept], rows[row : row + 1], TOP_K, normalise=normalise, rounded=rounded)
         assert torch.equal(picks[row], kept[alone[0][0]])
         assert torch.equal(scales[row], alone[1][0])
-        assert rerouted[row] == (picks[row].tolist() != free[row].tolist())
+        assert rerouted.array[row] == (picks[row].tolist() != free[row].tolist())
 
 
 @given(st.integers(1, 20), st.integers(0, 2**31))
@@ -248,19 +250,24 @@ def test_a_mask_comes_before_softmax_top_k_and_normalisation(count: int, seed: i
     ranked = logits.softmax(dim=1).sort(dim=1, descending=True, stable=True)
     expected, picked = ranked.values[:, :TOP_K], ranked.indices[:, :TOP_K]
     for normalise in (False, True):
-        routed = native.route_confined(weight, rows, TOP_K, allowed, normalise=normalise, rounded=False)
-        assert routed is not None
-        assert torch.equal(routed[0], picked)
-        torch.testing.assert_close(routed[1], expected / expected.sum(dim=1, keepdim=True) if normalise else expected)
+        picks, scales, _ = native.route_confined(
+            weight, rows, TOP_K, Lasting(allowed), Lasting(~allowed[:, 0]), normalise=normalise, rounded=False
+        )
+        assert torch.equal(picks, picked)
+        torch.testing.assert_close(scales, expected / expected.sum(dim=1, keepdim=True) if normalise else expected)
 
 
 def test_too_few_to_pick_from_are_refused() -> None:
     weight, rows = random(1, EXPERTS, HIDDEN), random(2, 3, HIDDEN)
     allowed = np.ones((3, EXPERTS), dtype=np.bool_)
     allowed[2, TOP_K - 1 :] = False
-    assert native.route_confined(weight, rows, TOP_K, allowed, normalise=True, rounded=False) is None
-    assert native.route_confined(weight, rows, TOP_K, allowed[2:], normalise=True, rounded=False) is None
-    assert native.route_confined(weight, rows, TOP_K, allowed[:1], normalise=True, rounded=False) is not None
+
+    def found(of: NDArray[np.bool_]) -> int:
+        rerouted = Lasting(np.empty(3, dtype=np.bool_))
+        return native.route_confined(weight, rows, TOP_K, Lasting(of), rerouted, normalise=True, rounded=False)[2]
+
+    assert found(allowed) == found(allowed[2:]) == -1
+    assert found(allowed[:1]) == 0
 
 
 @pytest.mark.parametrize("family", sorted(BLOCKS))

@@ -387,10 +387,10 @@ void greenroom_route(const void *weight, const void *x, int64_t rows, int64_t hi
 }
 
 // As greenroom_route where for row r there are no other experts than those e with allowed[r * stride + e]; rerouted[r]:
-// it would else have had another one. Returns -1, and nothing is done, where a row may have fewer than `k`.
-int greenroom_route_confined(const void *weight, const void *x, int64_t rows, int64_t hidden, int64_t experts, int64_t k,
-                             int normalise, int rounded, const uint8_t *allowed, int64_t stride, uint8_t *rerouted,
-                             int64_t *picks, float *scales, unsigned threads) {
+// it would else have had another one. Returns how many would; -1, and nothing is done, where a row may have fewer than `k`.
+int64_t greenroom_route_confined(const void *weight, const void *x, int64_t rows, int64_t hidden, int64_t experts,
+                                 int64_t k, int normalise, int rounded, const uint8_t *allowed, int64_t stride,
+                                 uint8_t *rerouted, int64_t *picks, float *scales, unsigned threads) {
   for (int64_t r = 0; r < (stride ? rows : 1); r++) {
     int64_t count = 0;
     for (int64_t e = 0; e < experts; e++) count += allowed[r * stride + e] != 0;
@@ -401,7 +401,9 @@ int greenroom_route_confined(const void *weight, const void *x, int64_t rows, in
   spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) {
     pick_rows(logits.data(), begin, end, experts, k, normalise, rounded, allowed, stride, rerouted, picks, scales);
   });
-  return 0;
+  int64_t count = 0;
+  for (int64_t r = 0; r < rows; r++) count += rerouted[r];
+  return count;
 }
 
 // Root-mean-square norm of x[rows, width] with a weight of its own, all bf16, computed in fp32.

@@ -47,6 +47,17 @@ class AttentionWeights(ctypes.Structure):
     )  # fmt: skip
 
 
+class Lasting:
+    """The address of an array that is given again and again: to ask numpy for it takes as long as a small product."""
+
+    __slots__ = ("array", "at")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        """The array must not be resized; it is kept alive."""
+        self.array = np.ascontiguousarray(array)
+        self.at: int = self.array.ctypes.data
+
+
 class NativeRows:
     """The library, once in a process. All tensors are bf16 on the CPU, contiguous, with an even inner width.
 
@@ -92,7 +103,7 @@ class NativeRows:
             *(pointer, pointer, count, count, count, count, ctypes.c_int, ctypes.c_int),
             *(pointer, count, pointer, pointer, pointer, ctypes.c_uint),
         ]
-        self._route_confined.restype = ctypes.c_int
+        self._route_confined.restype = count
         self._rms_norm = library.greenroom_rms_norm
         self._rms_norm.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
         self._rms_norm.restype = None
@@ -171,20 +182,20 @@ class NativeRows:
 
     def all_experts(
         self,
-        addresses: NDArray[np.int64],
+        addresses: Lasting,
         inner: int,
         picks: torch.Tensor,
         scales: torch.Tensor,
         rows: torch.Tensor,
         stream: torch.Tensor,
     ) -> int:
-        """A layer whose experts are all in memory, ``addresses[E, 2]`` of their up and down: for each of ``rows[T, H]``
-        the sum over its ``picks[T, k]`` with ``scales[T, k]`` (fp32) is added to ``stream[T, H]``. Returns how many
-        experts that were. Each row is what ``experts`` makes of it.
+        """A layer whose picked experts are in memory, ``addresses[E, 2]`` of their up and down: for each of
+        ``rows[T, H]`` the sum over its ``picks[T, k]`` with ``scales[T, k]`` (fp32) is added to ``stream[T, H]``.
+        Returns how many experts that were. Each row is what ``experts`` makes of it.
         """
         (count, hidden), k = rows.shape, picks.shape[1]
         busy: int = self._all_experts(
-            *(addresses.ctypes.data, len(addresses), picks.data_ptr(), scales.data_ptr(), count, k),
+            *(addresses.at, len(addresses.array), picks.data_ptr(), scales.data_ptr(), count, k),
             *(hidden, inner, rows.data_ptr(), stream.data_ptr(), self._threads(3 * hidden * inner)),
         )
         return busy
@@ -209,24 +220,24 @@ class NativeRows:
         weight: torch.Tensor,
         rows: torch.Tensor,
         top_k: int,
-        allowed: NDArray[np.bool_],
+        allowed: Lasting,
+        rerouted: Lasting,
         *,
         normalise: bool,
         rounded: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor, NDArray[np.bool_]] | None:
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """As ``route`` where of a row's experts only those of ``allowed[T, E]`` exist, or of ``allowed[1, E]`` for all
-        rows; and ``[T]``, which rows would else have had another one. None where a row may have fewer than ``top_k``.
+        rows. Writes to ``rerouted``, of at least T, which rows would else have had another one, and returns how many;
+        -1 where a row may have fewer than ``top_k``: then nothing was done.
         """
         (count, hidden), experts = rows.shape, weight.shape[0]
         picks, scales = torch.empty(count, top_k, dtype=torch.int64), torch.empty(count, top_k)
-        rerouted = np.empty(count, dtype=np.bool_)
-        allowed = np.ascontiguousarray(allowed)
-        refused = self._route_confined(
+        found: int = self._route_confined(
             *(weight.data_ptr(), rows.data_ptr(), count, hidden, experts, top_k, normalise, rounded),
-            *(allowed.ctypes.data, experts if len(allowed) > 1 else 0, rerouted.ctypes.data),
+            *(allowed.at, experts if len(allowed.array) > 1 else 0, rerouted.at),
             *(picks.data_ptr(), scales.data_ptr(), self._threads(experts * hidden)),
         )
-        return None if refused else (picks, scales, rerouted)
+        return picks, scales, found
 
     def before_attention(
         self, of: AttentionWeights, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
