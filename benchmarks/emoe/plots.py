@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,37 @@ def draw_labels(labels: Mapping[str, Any], load: float, path: Path) -> None:
         panel.set_ylabel(label)
         _tidy(panel)
     _finish(figure, panels[0], f"task classification, at {load:g} × saturation", path)
+
+
+def draw_memory(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Memory, accuracy and latency against the share of experts (the paper's Figs 14-16)."""
+    figure, panels = _figure(4)
+    shown = (
+        ("experts_bytes", "experts in memory, GiB", 2.0**-30),
+        ("right", "answers that are right", 1.0),
+        ("agreement", "tokens as the resident model's", 1.0),
+        ("latency_ratio", "time over the resident model's", 1.0),
+    )
+    whole = [row for row in rows if row["arm"] == "resident"]
+    names = dict.fromkeys((row["arm"], row["fidelity"]) for row in rows if row["arm"] != "resident")
+    for panel, (key, label, scale) in zip(panels, shown, strict=True):
+        for place, name in enumerate(names):
+            own = [row for row in rows if (row["arm"], row["fidelity"]) == name]
+            shares = sorted({row["share"] for row in own})
+            means = [statistics.fmean(row[key] for row in own if row["share"] == share) for share in shares]
+            panel.plot(
+                [100 * share for share in shares], [scale * mean for mean in means], label=", ".join(name),
+                color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)], markersize=4,
+                linestyle="-" if name[1] == "paper" else "--",
+            )  # fmt: skip
+        if whole:
+            resident = scale * statistics.fmean(row[key] for row in whole)
+            panel.plot([100], [resident], "k*", label="all resident", markersize=9)
+        panel.set_xlabel("experts that fit, %")
+        panel.set_ylabel(label)
+        _tidy(panel)
+    panels[3].set_yscale("log")
+    _finish(figure, panels[0], "a share of the experts", path)
 
 
 def draw_check(points: Sequence[Mapping[str, Any]], path: Path) -> None:

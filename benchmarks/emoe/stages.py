@@ -82,5 +82,17 @@ def _scheduling(settings: Settings, say: Say) -> dict[str, Any]:
     return found
 
 
-_STAGES: dict[str, Callable[[Settings, Say], dict[str, Any]]] = {"scheduling": _scheduling}
+def _memory(settings: Settings, say: Say) -> dict[str, Any]:
+    from benchmarks.emoe import memory, plots
+    from benchmarks.emoe.profile import model_folder
+
+    scale = memory.QUICK if settings.quick else memory.Scale()
+    predictors = memory.trained(scale)
+    found = memory.run(model_folder(quick=settings.quick), settings.model_profile, scale, predictors)
+    plots.draw_memory(found["rows"], settings.out / "memory.png")
+    say(memory.table(found))
+    return found
+
+
+_STAGES: dict[str, Callable[[Settings, Say], dict[str, Any]]] = {"memory": _memory, "scheduling": _scheduling}
 STAGES = tuple(_STAGES)

@@ -38,7 +38,7 @@ class Scale:
 
     seeds: int = 5
     requests: int = 600
-    loads: tuple[float, ...] = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+    loads: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
     azure_loads: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25)
     azure_requests: int = 400
     label_load: float = 0.7

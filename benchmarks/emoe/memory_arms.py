@@ -1,0 +1,255 @@
+"""Arms of the memory figures (eMoE, Figs 14-16): one model, an expert engine for each arm, that take turns on the same
+prompts, block by block."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.emoe.foresight import EVERY, Forecaster, Predictor
+from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
+from greenroom.core.model_profile import ModelProfile
+from greenroom.experts.calibration import load_or_measure
+from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.hardware import RealHardware
+from greenroom.experts.pack import PackFile
+from greenroom.moe.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.checkpoint import resolve
+from greenroom.moe.loading import attach, load
+from greenroom.moe.packing import ensure_pack
+from greenroom.moe.ragged import RaggedModel
+from greenroom.policies.fidelity import Fidelity
+from greenroom.policies.registry import create_policy
+from greenroom.profiling.forced import Forced, Given, force
+from greenroom.text import TextProcessor
+from greenroom.worker.routing import RoutingRecorder
+from greenroom.worker.warm_start import first_residents
+
+KV_BYTES = 64 << 20
+RESIDENT, EXACT, PAPER, SENSITIVE = "resident", "exact", "paper", "sensitive"
+RANDOM_DRAWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt in tokens, with the only right answer, its end included."""
+
+    task: str
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An arm before it is opened. ``predictor``: which of those that were trained; "" is none. ``every``: prompts
+    between two forecasts. ``seed``: of what is drawn at random."""
+
+    name: str
+    policy: str
+    fidelity: str
+    predictor: str = ""
+    every: int = EVERY
+    seed: int | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}, {self.fidelity}" + ("" if self.seed is None else f" {self.seed}")
+
+
+KINDS = (
+    Kind("emoe-a", "emoe", PAPER, "emoe-a"),
+    Kind("emoe-l", "emoe", PAPER, "emoe-l"),
+    Kind("emoe-e", "emoe", PAPER, "emoe-a", every=1),
+    Kind("no predictor", "emoe", PAPER),
+    *(Kind("random", "static", PAPER, seed=draw) for draw in range(RANDOM_DRAWS)),
+    Kind("static", "static", PAPER),
+    Kind("emoe-a", "emoe", SENSITIVE, "emoe-a"),
+    Kind("emoe-a", "emoe", EXACT, "emoe-a"),
+    Kind("on-demand", "lru", EXACT),
+    Kind("look-ahead", "look-ahead", EXACT),
+)
+WHOLE = Kind(RESIDENT, "lru", EXACT)
+
+
+class World:
+    """The model without its experts, and the pack that these come from. A context manager."""
+
+    def __init__(self, folder: Path, profile: ModelProfile) -> None:
+        checkpoint = resolve(str(folder))
+        self.profile = profile
+        self.text = TextProcessor.from_folder(checkpoint.folder)
+        self.pack = PackFile.open(ensure_pack(checkpoint))
+        self.loaded = load(checkpoint)
+        self.model = RaggedModel(self.loaded.model, native=self.loaded.native)
+        self.catalogue = catalogue_of(self.pack.manifest)
+        link = load_or_measure(self.pack)
+        self.hardware = RealHardware(None if link is None else link.reads)
+
+    def ask(self, task: str, prompt: str, answer: str) -> Ask:
+        rendered = self.text.chat.render([{"role": "user", "content": prompt}])
+        encode = self.text.tokenizer.encode
+        own = encode(answer, add_special_tokens=False)
+        return Ask(
+            task,
+            tuple(encode(rendered, add_special_tokens=False)),
+            (*own, *sorted(self.loaded.eos_token_ids)[:1]),
+        )
+
+    @property
+    def expert_bytes(self) -> int:
+        return int(self.catalogue.bytes_of.max())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.pack.close()
+
+
+@dataclass(slots=True)
+class Answered:
+    """A prompt's answer, and how long it took from when the engine had it."""
+
+    token_ids: tuple[int, ...]
+    seconds: float
+    approximated: float
+
+
+@dataclass
+class Arm:
+    """One engine and what it said. ``blocks``: seconds of each block of prompts."""
+
+    kind: Kind
+    world: World
+    share: float
+    at_once: int
+    predictor: Predictor | None = None
+    answers: list[Answered] = field(default_factory=list)
+    blocks: list[float] = field(default_factory=list)
+    moved: int = 0
+
+    def __post_init__(self) -> None:
+        world, kind = self.world, self.kind
+        least = int(world.catalogue.top_k.max()) * world.catalogue.layers
+        self.slots = max(round(self.share * world.catalogue.size), least)
+        policy = create_policy(kind.policy, catalogue=world.catalogue, options=self._options())
+        config = EngineConfig(self.slots, fidelity=Fidelity(kind.fidelity, world.profile))
+        self.experts = ExpertEngine(world.pack, world.catalogue, policy, config, hardware=world.hardware)
+        batch = BatchConfig(KV_BYTES, max_running=self.at_once)
+        self.batch = BatchEngine(
+            world.model, batch, eos_token_ids=world.loaded.eos_token_ids, observer=self.experts
+        )  # fmt: skip
+        self._recorder: RoutingRecorder | None = None
+        self.forecaster: Forecaster | None = None
+        if self.predictor is not None:
+            self.experts.listener = self._recorder = RoutingRecorder(world.catalogue, most_rows=1024)
+            self.forecaster = Forecaster(
+                self.predictor, kind.every, world.profile, world.catalogue.layers, self.experts.predicted
+            )
+        self.experts.preload(first_residents(world.catalogue, [], policy.target))
+
+    def _options(self) -> dict[str, Any]:
+        kind = self.kind
+        if kind.policy == "emoe":
+            return {"profile": self.world.profile, "fidelity": kind.fidelity}
+        if kind.policy == "static" and kind.seed is not None:
+            return {"fidelity": kind.fidelity, "share": self.share, "seed": kind.seed}
+        if kind.policy == "static":
+            return {"fidelity": kind.fidelity, "profile": self.world.profile}
+        return {}
+
+    def run(self, asks: Sequence[Ask], max_tokens: int) -> None:
+        """A block: greedy answers, ``at_once`` prompts at a time, the next joining where one has ended."""
+        attach(self.world.loaded, self.experts)
+        self.world.model.source = self.experts
+        self._told()
+        before = self.bytes_moved()
+        waiting = deque(enumerate(asks))
+        found: dict[int, Answered] = {}
+        began = time.perf_counter()
+        while waiting or self.batch.busy:
+            while waiting and len(self.batch.waiting) + len(self.batch.running) < self.at_once:
+                self._begin(*waiting.popleft(), max_tokens, found)
+            if not self.batch.step() and self.batch.busy:
+                raise RuntimeError("requests wait and the engine moves nothing: a defect of greenroom")
+        self.blocks.append(time.perf_counter() - began)
+        self.moved += self.bytes_moved() - before
+        self.answers += [found[place] for place in range(len(asks))]
+
+    def _begin(self, place: int, ask: Ask, max_tokens: int, found: dict[int, Answered]) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        request = GenerationRequest(f"{len(self.answers)}-{place}", ask.prompt_ids, sampling, ask.task)
+        tokens: list[int] = []
+        began = time.perf_counter()
+        number = -1
+
+        def take(event: Event) -> None:
+            if isinstance(event, Token):
+                tokens.append(event.token_id)
+                return
+            if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+                raise RuntimeError(f"a prompt of {ask.task} has no answer: {event.error or event.reason}")
+            found[place] = Answered(tuple(tokens), time.perf_counter() - began, event.approximated)
+            self._finished(number, ask.task)
+
+        sequence = self.batch.new_sequence(request, take)
+        number = sequence.number
+        self._tasks[number] = ask.task
+        if self.forecaster is not None:
+            self.forecaster.prompt_begun(list(self._tasks.values()))
+        self.batch.add(sequence)
+
+    def _finished(self, number: int, task: str) -> None:
+        self._tasks.pop(number, None)
+        if self.forecaster is not None and self._recorder is not None:
+            self.forecaster.finished(task, self._recorder.take(number))
+
+    def _told(self) -> None:
+        self._tasks: dict[int, str] = {}
+
+    def forced(self, given: Sequence[Given]) -> list[Forced]:
+        """How far it agrees with the answers that it is given."""
+        attach(self.world.loaded, self.experts)
+        self.world.model.source = self.experts
+        self._told()
+        numbers: dict[int, int] = {}
+
+        def begun(place: int, number: int) -> None:
+            numbers[place] = number
+            self._tasks[number] = given[place].task
+            while len(self._tasks) > self.at_once:
+                first = next(iter(self._tasks))
+                self._finished(first, self._tasks[first])
+            if self.forecaster is not None:
+                self.forecaster.prompt_begun(list(self._tasks.values()))
+
+        return force(self.batch, given, observer=self.experts, begun=begun)
+
+    def bytes_moved(self) -> int:
+        return int(sum(self.experts.refresh_counters().bytes_by_link.values()))
+
+    @property
+    def on_demand(self) -> int:
+        return self.experts.counters.on_demand_fetches
+
+    def close(self) -> None:
+        self.experts.close()
+
+
+def agreement(forced: Sequence[Forced]) -> float:
+    """Share of the tokens that it would have said itself."""
+    every: NDArray[np.bool_] = np.concatenate([one.agreed for one in forced])
+    return float(every.mean())
+
+
+Found = Mapping[str, Any]
