@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.allocation import Allocation, Shares
-from greenroom.policies.arrays import Ids, Keys, Mask
+from greenroom.policies.arrays import NO_KEYS, Ids, Keys, Mask
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import (
     UNKNOWN_TASK,
@@ -48,7 +49,8 @@ class Emoe(RankingPolicy):
     Who makes room for it among the others, and for a miss among all, is the one of least worth to ``retention``. An
     expert of the target that had to go is wanted again when requests are next queued, not before: else every miss would
     move two. With ``fidelity`` "paper" there are no misses: who expects the fewest tokens leaves first, and with a
-    profile it need not be told of layers.
+    profile it need not be told of layers. Where rows go to those that are there, with "paper" and "sensitive", the last
+    k of a layer make room for the target only where there are no others.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Emoe(RankingPolicy):
         self._shares = TaskShares(catalogue, profile)
         self._allocation = Allocation(catalogue)
         self._retention = None if fidelity == "paper" else RETENTIONS[retention](catalogue)
+        self._spares_layers = fidelity != "exact"
         if self._retention is None and profile is not None:
             self.hooks = self.hooks - {"on_layer_routed"}
         self._budget = 0
@@ -155,10 +158,34 @@ class Emoe(RankingPolicy):
 
     def victims(self, request: VictimRequest) -> Keys:
         worth, tie = self.worth(request.tier)
-        ahead = request.reason is not Reason.ON_DEMAND or self._retention is None
-        if ahead and request.tier is Tier.DEVICE and self._wanted.any():
-            worth = worth + self._wanted * (1.0 + worth.max() - worth.min())
-        return lowest(self.catalogue, request, worth, tie)
+        if request.tier is not Tier.DEVICE or (request.reason is Reason.ON_DEMAND and self._retention is not None):
+            return lowest(self.catalogue, request, worth, tie)
+        span = 1.0 + worth.max() - worth.min()
+        worth = worth + 2 * span * self._wanted
+        size = self.catalogue.record_bytes
+        if not self._spares_layers or size is None or request.bytes_needed <= 0:
+            return lowest(self.catalogue, request, worth, tie)
+        return self._sparing_layers(request, size, worth, span, tie)
+
+    def _sparing_layers(self, request: VictimRequest, size: int, worth: Worth, span: float, tie: Worth | None) -> Keys:
+        """As ``lowest``, but the last k of a layer leave only where there are no others: rows can be confined to them.
+
+        ``worth`` is ``span`` apart between the wanted and the others.
+        """
+        catalogue = self.catalogue
+        count = -(-request.bytes_needed // size)
+        if count > np.count_nonzero(request.evictable):
+            return NO_KEYS
+        evictable, victims = request.evictable.copy(), np.empty(count, dtype=np.int64)
+        held = np.add.reduceat(request.resident.astype(np.int64), catalogue.first[:-1])
+        for place in range(count):
+            last = (held <= catalogue.top_k)[catalogue.layer_of] & ~self._wanted
+            single = replace(request, bytes_needed=size, evictable=evictable)
+            victim = lowest(catalogue, single, worth + span * last, tie)[0]
+            evictable[victim] = False
+            held[catalogue.layer_of[victim]] -= 1
+            victims[place] = victim
+        return victims
 
     def loads_by_task(self) -> Mapping[str, int]:
         """As foreseen when the last step began, or the last request ended."""

@@ -306,8 +306,11 @@ words = st.one_of(st.just("layer"), st.just("layer"), st.sampled_from(sorted(OPE
 histories = st.lists(st.tuples(words, numbers, numbers, numbers), max_size=60).map(
     lambda history: [("step", 0, 1, 2), *history]
 )
-WITH_OPTIONS: dict[str, tuple[str, dict[str, bool]]] = {
-    f"{name}, host": (name, {"host": True}) for name in ("decayed", "next-use")
+WITH_OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "decayed, host": ("decayed", {"host": True}),
+    "next-use, host": ("next-use", {"host": True}),
+    "emoe, paper": ("emoe", {"fidelity": "paper"}),
+    "static, random": ("static", {"share": 0.4, "seed": 3}),
 }
 every_policy = pytest.mark.parametrize("name", sorted([*EXPERT_POLICIES, *WITH_OPTIONS]))
 every_catalogue = pytest.mark.parametrize("shape", sorted(CATALOGUES))
@@ -397,7 +400,7 @@ def test_a_long_history_evicts_many_and_seldom_runs_out_of_candidates(name: str,
 
     assert sum(len(answer) for answer in played.answers) > 20
     assert len({expert for answer in played.answers for expert in answer}) > 3
-    assert played.refusals < played.demands / 2
+    assert played.refusals <= played.demands / 2
 
 
 class Greedy(Lru):

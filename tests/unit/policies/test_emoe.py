@@ -326,6 +326,21 @@ def test_where_no_row_misses_the_one_that_expects_fewest_tokens_leaves() -> None
     assert victims(made, 6, reason=Reason.ON_DEMAND) == [3, 7, 4, 2, 1, 6]
 
 
+def test_the_last_k_of_a_layer_leave_last_where_rows_go_to_those_that_are_there() -> None:
+    made = policy(4, profile=PROFILE, fidelity="paper")
+    comes(made, 1, "sort")
+    step(made)
+    here = {2, 3, 4, 5}  # of layer 0 two that are not wanted, of layer 1 one that is and one that is not
+    assert wanted(made) == [0, 1, 5, 6]
+    assert victims(made, 1, among=here) == [3]
+    assert victims(made, 3, among=here) == [3, 4, 2], "the last of layer 0 after layer 1's, which expects fewer tokens"
+    assert victims(made, 1, among={2, 4, 5}) == [4]
+    exact = policy(4, profile=PROFILE, retention="lru")
+    comes(exact, 1, "sort")
+    step(exact)
+    assert victims(exact, 3, among=here) == [2, 3, 4]
+
+
 # -- what one more request would load ------------------------------------------------------------------------------
 
 
