@@ -51,6 +51,24 @@ def test_help_has_examples(run: Run, command: tuple[str, ...]) -> None:
     assert "Example" in run(*command, "--help")[0]
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "value", "allowed"),
+    [
+        ("scheduler", "--max-queue-wait", "-1", "it is a number of seconds above 0"),
+        ("scheduler", "--max-queue-wait", "inf", "it is a number of seconds above 0"),
+        ("scheduler", "--lease", "0", "it is a number of seconds above 0"),
+        ("worker", "--grace", "0", "it is a number of seconds above 0 and at most 3600"),
+        ("worker", "--slow-gateway", "3601", "it is a number of seconds above 0 and at most 3600"),
+        ("worker", "--forecast-timeout", "nan", "it is a number of seconds above 0 and at most 3600"),
+    ],
+)
+def test_a_time_is_refused_in_the_words_that_it_was_given_in(
+    run: Run, command: str, option: str, value: str, allowed: str
+) -> None:
+    said = run(command, option, value, status=2)[1]
+    assert f"Invalid value for '{option}': {value} is not allowed; {allowed}" in said
+
+
 def test_info_says_what_a_checkpoint_is(run: Run, checkpoint: Path) -> None:
     text = run("info", str(checkpoint))[0]
     assert "olmoe" in text

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli.scheduling_options import parse_scheduling_options, scheduling_options
+from greenroom.cli.seconds import above_0
 from greenroom.cli.service_options import dialer_from, dialer_options, log_options, process_options
 
 if TYPE_CHECKING:
@@ -27,11 +28,17 @@ if TYPE_CHECKING:
 )
 @click.option("--max-waiting", type=int, default=1024, show_default=True, help="Requests that wait at most.")
 @click.option(
-    "--max-queue-wait", type=float, default=120.0, show_default=True, help="Seconds that one waits at most to begin."
+    "--max-queue-wait",
+    type=float,
+    callback=above_0(),
+    default=120.0,
+    show_default=True,
+    help="Seconds that one waits at most to begin.",
 )
 @click.option(
     "--lease",
     type=float,
+    callback=above_0(),
     default=3.0,
     show_default=True,
     help="Seconds of silence after which a worker is lost, and its requests go on elsewhere.",

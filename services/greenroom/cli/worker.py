@@ -10,6 +10,7 @@ import click
 
 from greenroom.cli.forecast_options import forecast_predictor, forecast_predictor_option
 from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.seconds import above_0
 from greenroom.cli.service_options import (
     dialer_from,
     dialer_options,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--grace",
     type=float,
+    callback=above_0(most=3600),
     default=120.0,
     show_default=True,
     help="Seconds that requests go on, and results are kept, while no scheduler asks for them.",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--slow-gateway",
     type=float,
+    callback=above_0(most=3600),
     default=5.0,
     show_default=True,
     help="Seconds after which a gateway that takes no tokens loses its call.",
@@ -64,7 +67,12 @@ if TYPE_CHECKING:
     "--forecast-every", type=int, default=40, show_default=True, help="Prompts between two forecasts; 0 for none."
 )
 @click.option(
-    "--forecast-timeout", type=float, default=1.0, show_default=True, help="Seconds that a forecast may take."
+    "--forecast-timeout",
+    type=float,
+    callback=above_0(most=3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds that a forecast may take.",
 )
 @forecast_predictor_option
 @click.option("--predictor", help="host:port of the predictor.  [default: the one that has announced itself]")
