@@ -251,3 +251,26 @@ def test_a_request_reserves_as_much_with_a_prefix_as_without() -> None:
         d.run()
         peaks.append(d.engine.kv.peak_bytes)
     assert peaks[0] == peaks[1]
+
+
+class Confined(Recorder):
+    """Half of the routing is approximate; ``rows`` are those that it was asked of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def approximated(self, sequence: int, rows: int) -> float:
+        self.rows.append(rows)
+        return 0.5
+
+
+def test_what_was_approximated_is_a_share_of_all_rows_that_ran_here_the_settled_ones_among_them() -> None:
+    whole = continuation(PROMPT, 8)
+    observer = Confined()
+    d = driver(observer=observer)
+    rest = go_on(d, request("a", PROMPT, 8), *whole[:5])
+    done = go_on(d, request("done", PROMPT, 8), *whole)
+    d.run()
+    assert (ended(rest).approximated, observer.rows) == (0.5, [len(PROMPT) + 8 - 1])
+    assert ended(done).approximated == 0.0, "nothing of it ran here"
