@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 MOST_TASKS = 8
 """Task types that are asked for at a time: the commonest."""
 
+_NOTHING_KNOWN = "uniform"
+"""The source of a forecast that says of every expert the same."""
+
 
 class Predictors(Protocol):
     """Who predicts; fabric's directory."""
@@ -127,7 +130,7 @@ class Forecaster:
         )
         async with asyncio.timeout(timeout_s):
             answer = await stub.Forecast(request, timeout=timeout_s)
-        if answer.layers == 0:
+        if answer.layers == 0 or answer.source == _NOTHING_KNOWN:
             raise LookupError(f"the predictor knows nothing of {self._model} yet")
         if answer.layers * answer.experts != self._experts or len(answer.distribution) != 4 * self._experts:
             raise ValueError(

@@ -149,7 +149,7 @@ async def test_no_forecasts_where_none_are_wanted() -> None:
         assert predictor.asked == []
 
 
-@pytest.mark.parametrize("trouble", ["nobody", "down", "slow", "new", "other model", "no probabilities"])
+@pytest.mark.parametrize("trouble", ["nobody", "down", "slow", "new", "uniform", "other model", "no probabilities"])
 async def test_without_a_forecast_the_worker_goes_on(trouble: str) -> None:
     async with staged(forecasts=ForecastConfig(every=1, timeout_ms=50)) as stage:
         if trouble == "down":
@@ -158,6 +158,7 @@ async def test_without_a_forecast_the_worker_goes_on(trouble: str) -> None:
             layers = {"other model": 4, "new": 0}.get(trouble, 2)
             predictor = await with_predictor(stage, layers=layers)
             predictor.silent = trouble == "slow"
+            predictor.source = "uniform" if trouble == "uniform" else predictor.source
             if trouble == "no probabilities":
                 predictor.distribution[2] = np.nan
         held = stage.run(stage.task("held", reply_to=None, length=100), 99)
