@@ -38,15 +38,15 @@ class Rules:
 
 class Queue:
     """What waits: figures of it, an array each, ascending by the tokens that are expected of it (look-ups in order are
-    several times as fast). ``rank``: its place in order of arrival. ``task``: an index into ``tasks``."""
+    several times as fast). ``rank``: its place in order of arrival; ``by_arrival`` the other way round. ``task``: an
+    index into ``tasks``, of which something is known; all others are one."""
 
     def __init__(
         self, requests: Sequence[PendingRequest], columns: Mapping[str, Figures], tasks: Collection[str], now_ms: float
     ) -> None:
-        """``tasks``: of which something is known; all others are one."""
         self.rank = np.argsort(columns["expected_tokens"], kind="stable")
+        self.by_arrival = np.argsort(self.rank)
         ordered = {name: column[self.rank] for name, column in columns.items()}
-        self.requests = [requests[index] for index in self.rank.tolist()]
         self.arrived = ordered["arrived_ms"]
         self.waited = np.maximum(0.0, now_ms - self.arrived)
         self.input = ordered["input_tokens"]
@@ -57,18 +57,22 @@ class Queue:
         self.demanding = np.isfinite(self.slo_ttft) | np.isfinite(self.slo_e2e)
         self.priority = ordered["priority"]
         self.tasks = tuple(sorted(tasks))
-        self.task = self._numbers()
-
-    def _numbers(self) -> Indices:
-        if not self.tasks:
-            return np.zeros(len(self.requests), dtype=np.int64)
-        numbers = {task: number for number, task in enumerate(self.tasks)}
-        other = len(numbers)
-        found = (numbers.get(request.task, other) for request in self.requests)
-        return np.fromiter(found, np.int64, len(self.requests))
+        self.task = _numbers(requests, self.tasks)[self.rank]
+        self._requests = requests
 
     def __len__(self) -> int:
-        return len(self.requests)
+        return len(self._requests)
+
+    def request(self, index: int) -> PendingRequest:
+        return self._requests[int(self.rank[index])]
+
+
+def _numbers(requests: Sequence[PendingRequest], tasks: Sequence[str]) -> Indices:
+    if not tasks:
+        return np.zeros(len(requests), dtype=np.int64)
+    numbers = {task: number for number, task in enumerate(tasks)}
+    other = len(tasks)
+    return np.array([numbers.get(request.task, other) for request in requests], dtype=np.int64)
 
 
 def sort_out(state: PlacementState, now_ms: float) -> tuple[Queue, tuple[Shed, ...]]:
@@ -156,7 +160,7 @@ class Site:
         )
 
     def take(self, index: int) -> None:
-        request = self._queue.requests[index]
+        request = self._queue.request(index)
         placed = newly_placed(request)
         self._there.append(placed)
         self._figures.append(self._figures_of(placed))
@@ -223,7 +227,7 @@ class Round:
         site = min(able, key=lambda site: (site.load_ms(index), site.requests, site.view.worker))
         site.take(index)
         self._placed[index] = True
-        self.place.append(Placement(self.queue.requests[index].request_id, site.view.worker))
+        self.place.append(Placement(self.queue.request(index).request_id, site.view.worker))
         return site
 
     def place_in_order(self, who: Indices, late: Mask, sites: Sequence[Site]) -> None:

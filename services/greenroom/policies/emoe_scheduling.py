@@ -86,10 +86,10 @@ def _order(queue: Queue, sites: Sequence[Site]) -> tuple[Indices, Mask]:
     token_ms = min(site.generated_ms(1) for site in sites)
     slack = np.minimum(queue.slo_ttft, queue.slo_e2e - queue.left * token_ms) - queue.waited - soonest
     demanding = np.flatnonzero(np.isfinite(slack))
-    who = np.concatenate((demanding, np.arange(len(queue))))
+    by_slack = demanding[np.lexsort((queue.rank[demanding], slack[demanding]))]
+    who: Indices = np.concatenate((by_slack, queue.by_arrival))
     late = np.arange(len(who)) >= len(demanding)
-    by_slack = np.concatenate((slack[demanding], np.zeros(len(queue))))
-    order: Indices = np.lexsort((queue.rank[who], by_slack, late, -queue.priority[who]))
+    order = np.argsort(-queue.priority[who], kind="stable")
     return who[order], late[order]
 
 

@@ -446,11 +446,11 @@ class Pool:
         if self.role is not Role.ACTIVE or not self._waiting:
             return []
         effects = self._place_suspects(now)
-        waiting = tuple(
+        waiting = tuple([  # a list, since it is the faster of the two and there may be a thousand
             entry.pending
             for entry in self._waiting.values()
-            if entry.pending is not None and len(entry.losses) < self.config.alone_after
-        )
+            if entry.pending is not None and (not entry.losses or not self._suspect(entry))
+        ])  # fmt: skip
         views = tuple(seat.view(now) for seat in self.seats.values() if seat.takes(now) and not seat.reserved)
         if not waiting:
             return effects
@@ -474,7 +474,7 @@ class Pool:
         for seat in self.seats.values():
             seat.reserved = False
         effects: list[Effect] = []
-        suspects = [entry for entry in self._waiting.values() if len(entry.losses) >= self.config.alone_after]
+        suspects = [entry for entry in self._waiting.values() if entry.losses and self._suspect(entry)]
         for entry in suspects:
             usable = [seat for seat in self.seats.values() if seat.takes(now) and not seat.reserved]
             if not usable:
@@ -486,6 +486,9 @@ class Pool:
             seat.alone = entry.request_id
             effects += self._place(entry, seat, now)
         return effects
+
+    def _suspect(self, entry: Entry) -> bool:
+        return len(entry.losses) >= self.config.alone_after
 
     def _place(self, entry: Entry, seat: Seat, now: float) -> list[Effect]:
         self._waiting.pop(entry.request_id, None)

@@ -71,7 +71,7 @@ def states(draw: st.DrawFn) -> PlacementState:
 
 
 @every_variant
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(state=states(), now_ms=st.floats(0, 2000))
 def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
     name: str, options: dict[str, object], state: PlacementState, now_ms: float
@@ -98,7 +98,7 @@ def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
 
 
 @every_variant
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(state=states())
 def test_an_idle_worker_takes_something_that_fits(name: str, options: dict[str, object], state: PlacementState) -> None:
     idle = WorkerView("idle", (), (), max_running=8, max_queued=0, kv_total=120, kv_free=120)
