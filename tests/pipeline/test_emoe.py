@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from greenroom.core.generation import GenerationRequest, SamplingParams
+from greenroom.core.model_profile import dump_model_profile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.embedded import EmbeddedConfig, embedded_parts
@@ -25,19 +26,24 @@ from greenroom.worker.config import WorkerConfig
 from greenroom.worker.model_engine import ModelEngine
 from greenroom.worker.routing import RoutingRecorder
 from greenroom.worker.worker import Worker
+from tests.unit.policies.model_profiles import model_profile, task_profile
 from tests.waiting import until
 
 LENGTH = 16
 LIMIT_S = 60.0
-EVERY = 4
+EVERY = 3
 
 
-def config(cache: Path, *, expert_memory: str, policy: str) -> WorkerConfig:
+def config(
+    cache: Path, *, expert_memory: str, policy: str, fidelity: str = "exact", profile: Path | None = None
+) -> WorkerConfig:
     return WorkerConfig(
         str(bundled_model_path()),
         dtype="float32",
         expert_memory=expert_memory,
         policy=policy,
+        fidelity=fidelity,
+        profile=profile,
         max_running=8,
         threads=1,
         cache_dir=cache,
@@ -48,7 +54,7 @@ def config(cache: Path, *, expert_memory: str, policy: str) -> WorkerConfig:
 
 @pytest.fixture(scope="module")
 def prompts() -> dict[str, list[str]]:
-    return {task: [sample.prompt for sample in samples(task, 4, seed=11)] for task in TASKS}
+    return {task: [sample.prompt for sample in samples(task, 3, seed=11)] for task in TASKS}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +135,7 @@ async def test_experts_follow_the_task_mix_and_answers_are_the_models_own(
         def count(name: str, **labels: str) -> float:
             return registry.get_sample_value(f"greenroom_worker_{name}_total", labels) or 0.0
 
-        for task in (first, second, first):
+        for task in (first, second):
             said = await asyncio.gather(*(ask(gateway, prompt) for prompt in prompts[task]))
             assert [text.strip() for text in said] == [answers[prompt].strip() for prompt in prompts[task]]
             await until(lambda: count("forecasts") + count("forecasts_failed") > 0, "a forecast was asked for")
@@ -139,7 +145,49 @@ async def test_experts_follow_the_task_mix_and_answers_are_the_models_own(
         loads = engine.state().load_ms_by_task
         assert {first, second} <= set(loads)
         assert all(value >= 0 for value in loads.values())
-        assert loads[second] > 0, "its experts had to go"
+        assert loads[first] > 0, "its experts had to go"
     assert targets[first] != targets[second]
     assert len(targets[first]) <= worker.experts.device.slots
     worker.experts.listener = None
+
+
+def test_with_a_profile_and_the_papers_fidelity_nothing_is_fetched_on_demand(
+    cache: Path, prompts: dict[str, list[str]]
+) -> None:
+    random = np.random.default_rng(5)
+    profile = model_profile(
+        {task: task_profile(random.dirichlet(np.full(16, 0.2), 6).tolist()) for task in TASKS},
+        top_k=2,
+        load_ms={1: 5.0, 50: 100.0},
+    )
+    (cache / "profile.json").write_bytes(dump_model_profile(profile))
+    chosen = config(cache, expert_memory="50%", policy="emoe", fidelity="paper", profile=cache / "profile.json")
+    with Worker(chosen) as worker:
+        experts, policy = worker.experts, worker.experts.policy
+        assert "on_layer_routed" not in policy.hooks
+        assert wanted(worker) == set(experts.resident_keys().tolist()), (
+            "what is popular over all tasks is there already"
+        )
+        state = ModelEngine(worker).state()
+        assert profile.costs is not None
+        loads = policy.loads_by_task()
+        assert state.load_ms_by_task == {task: profile.costs.load_ms(loads[task]) for task in TASKS}
+        assert all(loads[task] > 0 for task in TASKS)
+        targets = []
+        for task, own in prompts.items():
+            tokenizer = worker.text.tokenizer
+            sampling = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
+            complete(
+                worker.loop,
+                [
+                    GenerationRequest(
+                        prompt, tuple(tokenizer.encode(prompt, add_special_tokens=True)), sampling, task_type=task
+                    )
+                    for prompt in own
+                ],
+                timeout_s=LIMIT_S,
+            )
+            targets.append(frozenset(wanted(worker)))
+        assert len(set(targets)) == len(TASKS)
+        assert experts.counters.on_demand_fetches == 0
+        assert experts.counters.prefetches > 20
