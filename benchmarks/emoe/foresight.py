@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from greenroom.core.model_profile import ModelProfile
@@ -29,7 +30,13 @@ class Predictor(Protocol):
 
 
 def learn(recorded: Recorded, kind: str, epochs: int) -> LearnedPredictor:
-    return LearnedPredictor(train(recorded.sequences, TrainingConfig(kind=kind, epochs=epochs)))
+    """On one thread: so small a network is slower on two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return LearnedPredictor(train(recorded.sequences, TrainingConfig(kind=kind, epochs=epochs)))
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,5 +94,52 @@ def _memory(settings: Settings, say: Say) -> dict[str, Any]:
     return found
 
 
-_STAGES: dict[str, Callable[[Settings, Say], dict[str, Any]]] = {"memory": _memory, "scheduling": _scheduling}
+def _check(settings: Settings, say: Say) -> dict[str, Any]:
+    from benchmarks.emoe import plots, real
+    from benchmarks.emoe.profile import model_folder
+
+    scale = real.QUICK if settings.quick else real.Scale()
+    found = real.run(model_folder(quick=settings.quick), settings.model_profile, scale, max_running=MAX_RUNNING)
+    plots.draw_check(found["points"], settings.out / "check.png")
+    say(real.table(found))
+    return found
+
+
+def _decision(settings: Settings, say: Say) -> dict[str, Any]:
+    from benchmarks.emoe import decision
+
+    pool = decision.full_pool(1000, 64, "eq3")
+    decision.measure(pool, 100)
+    found = decision.measure(pool, 300 if settings.quick else 2000)
+    say(f"1,000 wait, 64 run, nothing fits: p50 {found.p50:.2f} ms, p99 {found.p99:.2f} ms, most {found.most:.2f} ms")
+    return {"decision_ms_at_1000": found.p99, **asdict(found)}
+
+
+def _table2(settings: Settings, say: Say) -> dict[str, Any]:
+    import torch
+
+    from benchmarks.emoe import table2
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # such small networks are slower on two
+    try:
+        plan = table2.plan_of(quick=settings.quick, seeds=settings.seeds)
+        found = table2.run(plan)
+        table2.draw(found, settings.out / "table2.png")
+        if settings.trace is not None:
+            recorded = table2.run(plan, trace=settings.trace)
+            table2.draw(recorded, settings.out / "table2-trace.png")
+            found["tables"] |= recorded["tables"]
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+_STAGES: dict[str, Callable[[Settings, Say], dict[str, Any]]] = {
+    "table2": _table2,
+    "memory": _memory,
+    "scheduling": _scheduling,
+    "check": _check,
+    "decision": _decision,
+}
 STAGES = tuple(_STAGES)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks.emoe.foresight import Forecaster
+from benchmarks.emoe.memory import SHIFT, figures, recovery, table
+from benchmarks.emoe.memory_arms import EXACT, KINDS, PAPER, RESIDENT
+from greenroom.policies.events import Prediction
+from greenroom.worker.engine import Routed
+from tests.unit.benchmarks.emoe.profiles import profile
+
+
+def row(arm: str, *, share: float = 0.6, right: float = 1.0, agreement: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {
+        "arm": arm, "fidelity": EXACT if arm == RESIDENT else PAPER, "seed": None, "beside": share,
+        "share": 1.0 if arm == RESIDENT else share, "right": right, "agreement": agreement, "same_as_resident": right,
+        "seconds": 10.0, "latency_ratio": 1.0, "bytes_moved": 0, "predictor_seconds": 0.0, **more,
+    }  # fmt: skip
+
+
+ROWS = [
+    row(RESIDENT, right=0.8),
+    row("emoe-a", right=0.7, agreement=0.95, seconds=10.4, latency_ratio=1.04, bytes_moved=5, predictor_seconds=0.1),
+    row("no predictor", right=0.6, agreement=0.9, seconds=10.2),
+    row("random", right=0.3, agreement=0.7, seed=0),
+    row("random", right=0.5, agreement=0.9, seed=1),
+]
+
+
+def test_what_is_recovered_lies_between_random_and_resident() -> None:
+    found = recovery(ROWS[1], ROWS)
+    assert found == {"answers": pytest.approx(0.75), "agreement": pytest.approx(0.75)}
+    assert recovery(ROWS[0], ROWS) == {"answers": pytest.approx(1.0), "agreement": pytest.approx(1.0)}
+
+
+def test_figures_are_of_emoe_a_with_every_miss_rerouted() -> None:
+    found = figures(ROWS)
+    assert found["recovered_at_60"] == pytest.approx(0.75)
+    assert "recovered_at_80" not in found
+    assert found["latency_ratio_resident"] == 1.04
+    assert found["overhead_share"] == pytest.approx(1 - 10.2 / 10.4)
+    assert "emoe-a, paper" in table({**found, "rows": ROWS})
+
+
+def test_without_a_byte_moved_a_latency_says_nothing() -> None:
+    assert figures([ROWS[0], {**ROWS[1], "bytes_moved": 0}])["latency_ratio_resident"] is None
+
+
+def test_every_arm_has_a_name_of_its_own_and_says_its_fidelity() -> None:
+    assert max(Counter(kind.key for kind in KINDS).values()) == 1
+    assert all(kind.fidelity in kind.key for kind in KINDS)
+
+
+def test_the_mix_shifts_from_one_end_to_the_other() -> None:
+    first, last = SHIFT.shares(0.0), SHIFT.shares(1.0)
+    assert max(first, key=lambda task: first[task]) == "summarise"
+    assert max(last, key=lambda task: last[task]) == "converse"
+
+
+class Fixed:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, NDArray[np.float32] | None]] = []
+
+    def forecast(self, task_type: str, previous: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        self.asked.append((task_type, previous))
+        return np.full((2, 4), 0.25, dtype=np.float32)
+
+
+def test_a_forecast_is_asked_for_once_in_so_many_prompts_and_goes_by_the_last_one_that_ended() -> None:
+    predictor, heard = Fixed(), list[Prediction]()
+    forecaster = Forecaster(predictor, 3, profile(), 2, heard.append)
+    forecaster.prompt_begun(["short"])
+    forecaster.finished("short", Routed(np.zeros((5, 2, 1), dtype=np.uint8), 3, 4))
+    for _ in range(3):
+        forecaster.prompt_begun(["short", "long"])
+    assert [task for task, _ in predictor.asked] == ["short", "short", "long"]
+    popular, own = predictor.asked[0][1], predictor.asked[1][1]
+    assert popular is not None
+    assert own is not None
+    assert popular[0].tolist() == pytest.approx([0.6, 0.4, 0.0, 0.0])  # by the profile, as nothing had ended
+    assert own.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 2
+    assert [one.values.shape for one in heard] == [(8,)] * 3
+    assert forecaster.seconds > 0
+
+
+def test_tasks_that_are_sensitive_nowhere_are_not_asked_for() -> None:
+    predictor = Fixed()
+    forecaster = Forecaster(predictor, 3, profile(), 1, lambda _: None)  # of one layer, at which "long" is insensitive
+    forecaster.prompt_begun(["long"])
+    assert predictor.asked == []
+    forecaster.prompt_begun(["short"])  # still due
+    assert [task for task, _ in predictor.asked] == ["short"]

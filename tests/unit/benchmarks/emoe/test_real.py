@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.emoe import plots
+from benchmarks.emoe.real import Came, both, plan, table
+from benchmarks.emoe.simulate import Machine
+from greenroom.demo.tasks import TASKS
+from tests.unit.benchmarks.emoe.profiles import profile
+
+ALONE = dict.fromkeys(TASKS, 100.0)
+
+
+def test_a_plan_is_the_same_for_every_server_and_at_the_rate_that_is_asked_for() -> None:
+    sent = plan(rate=5.0, count=400, seed=1, alone_ms=ALONE)
+    assert sent == plan(rate=5.0, count=400, seed=1, alone_ms=ALONE)
+    assert len(sent) == 400
+    assert sent[-1].at_s == pytest.approx(80.0, rel=0.15)
+    assert {one.slo_ms for one in sent} == {200.0, 500.0, 1000.0}
+    assert {one.task for one in sent} == set(TASKS)
+
+
+def test_the_simulation_has_the_tokens_that_requests_really_had_and_of_those_without_an_answer_their_tasks() -> None:
+    sent = plan(rate=50.0, count=30, seed=1, alone_ms=ALONE)
+    came = [Came(3, 2, one.at_s + 0.05) for one in sent[:-1]] + [Came(why="shed")]
+    machine = Machine(profile=profile(), max_running=4, kv_tokens=4096)
+    real, simulated = both("fcfs", sent, came, machine)
+    assert [one.job for one in real] == [one.job for one in simulated]
+    assert {(one.job.input_tokens, one.job.output_tokens) for one in simulated} == {(3, 2)}
+    assert real[0].latency_ms == pytest.approx(50.0)
+    assert real[-1].latency_ms is None
+    assert simulated[-1].latency_ms is not None
+
+
+def test_a_check_is_shown(tmp_path: Path) -> None:
+    point = {"mean_latency_ms": 100.0, "goodput": 2.0, "attainment": 0.5}
+    points = [{"arm": "fcfs", "load": 1.0, "real": point, "simulated": point}]
+    said = table({"saturation_per_s": {"real": 3.0, "simulated": 2.5}, "alone_ms": ALONE, "points": points})
+    assert "saturated at 3.00/s, simulated 2.50/s" in said
+    plots.draw_check(points, tmp_path / "check.png")
