@@ -177,7 +177,10 @@ def _say(line: str) -> None:
 def _worker_config(model: str | None, options: dict[str, Any]) -> WorkerConfig:
     from dataclasses import replace
 
-    return replace(worker_config({"model": model, "policy_options": "{}", **options}), warm_start=False, profile=None)
+    config = worker_config({"model": model, "policy_options": "{}", **options})
+    folder = Path(config.model)
+    name = config.served_model_name or (folder.resolve().name if folder.is_dir() else None)
+    return replace(config, served_model_name=name, warm_start=False, profile=None)
 
 
 def _prompts(worker: WorkerConfig, file: Path | None, config: ProfileConfig, labelled: int) -> TaskPrompts:
