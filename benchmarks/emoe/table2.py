@@ -48,7 +48,7 @@ PAPER = {
     "xlnet": {"emoe-l": "70-71 %", "emoe-a": "69-71 %"},
 }
 """eMoE, Table 2: OpenMoE and Mixtral, models of 0.1 billion parameters."""
-PROMPTS, QUICK_PROMPTS = 600, 100
+PROMPTS, QUICK_PROMPTS = 300, 100
 MAX_TOKENS = 48
 RUN_OF = 20
 FORECASTS = 15
@@ -95,6 +95,7 @@ def run(
     for name, recorded in worlds(plan, trace, tasks):
         tables[name] = table(recorded, plan, model_bytes or bytes_of(recorded.trace))
         print_table(name, tables[name])
+        sys.stdout.flush()
     return {"bench": "emoe-table2", "seeds": plan.seeds, "epochs": plan.epochs, "tables": tables}
 
 

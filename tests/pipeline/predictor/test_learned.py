@@ -206,21 +206,46 @@ async def test_none_learns_nothing_and_keeps_nothing_for_it(world: World) -> Non
     await running.stop()
 
 
-async def test_what_is_forgotten_takes_what_was_learnt_with_it(world: World, tmp_path: Path) -> None:
-    running = await world.start(
-        learning=dataclasses.replace(LEARNING, kinds=(EMOE_A,)),
-        trainer=leaves(tmp_path / "a", untrained(EMOE_A)),
-        max_bytes=8 * (2048 + 4 * (LAYERS + (LAYERS - 1) * EXPERTS) * EXPERTS),
-    )
-    await world.send(*(sequence(number) for number in range(10)))
-    await until_learned(running)
-    await world.until_committed()
+async def forget_m(world: World, running: Running) -> None:
+    """By sequences of another model, for which there is no room beside it."""
     await world.send(*(sequence(number, f"t{number}", "other") for number in range(50, 60)))
     await world.until(lambda: running.metric("evicted_total", what="model") == 1)
     await world.until_committed()
+
+
+ROOM = 8 * (2048 + 4 * (LAYERS + (LAYERS - 1) * EXPERTS) * EXPERTS)
+
+
+async def test_what_is_forgotten_takes_what_was_learnt_with_it(world: World, tmp_path: Path) -> None:
+    learning = dataclasses.replace(LEARNING, kinds=(EMOE_A,), again=1000)
+    running = await world.start(
+        learning=learning, trainer=leaves(tmp_path / "a", untrained(EMOE_A)), max_bytes=ROOM
+    )  # fmt: skip
+    await world.send(*(sequence(number) for number in range(10)))
+    await until_learned(running)
+    await world.until_committed()
+    await forget_m(world, running)
     assert (await ask(running)).source == "uniform"
-    assert list(world.folder.glob(f"*/{EMOE_A}/*.safetensors")) == []
+    assert list((await artifacts(running)).artifacts) == []
+    assert list(world.folder.glob(f"m-*/{EMOE_A}/*.safetensors")) == []
     running.service.learner.ring.audit()
+    await running.stop()
+
+
+@pytest.mark.parametrize("then", ['cp "$0" "$2"', "exit 1"])
+async def test_what_is_forgotten_while_it_is_learnt_does_not_come_back(world: World, tmp_path: Path, then: str) -> None:
+    flag = tmp_path / "go on"
+    _, _, _, file = (*leaves(tmp_path / "a", untrained(EMOE_A)),)
+    trainer = (*SH, f"while ! test -e '{flag}'; do sleep 0.02; done; {then}", file)
+    learning = dataclasses.replace(LEARNING, kinds=(EMOE_A,))
+    running = await world.start(learning=learning, trainer=trainer, max_bytes=ROOM)
+    await world.send(*(sequence(number) for number in range(10)))
+    await world.until_committed()
+    await forget_m(world, running)
+    flag.touch()
+    await world.until(lambda: running.metric("trainings_total", kind=EMOE_A, result="failed") >= 1)  # other's
+    assert list((await artifacts(running)).artifacts) == []
+    assert not running.task.done()
     await running.stop()
 
 

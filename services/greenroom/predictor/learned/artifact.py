@@ -49,8 +49,8 @@ class Architecture:
 
 
 def width_for(experts: int) -> int:
-    """What suits a model: its predictor stays around a hundredth of it."""
-    return min(128, max(32, 8 * round(2 * experts / 8)))
+    """What suits a model: as wide as its layers, so the predictor stays a hundredth of it or less."""
+    return min(128, max(32, 8 * round(experts / 8)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -135,11 +135,14 @@ class Learner:
             artifact = await train_apart(
                 model, samples, config, timeout_s=self._config.timeout_s, command=self._command
             )  # fmt: skip
+            if (model, kind) not in self._tried:
+                return  # forgotten meanwhile
             info = await self.shelves[kind].publish(artifact)
         except (TrainingFailed, OSError, Damaged) as error:
             why = error.why if isinstance(error, TrainingFailed) else "failed"
             self._metrics.trained(kind, why)
-            self._tried[model, kind] -= max(0, self._config.again - self._config.after)
+            if (model, kind) in self._tried:
+                self._tried[model, kind] -= max(0, self._config.again - self._config.after)
             _LOG.error("%s of %r was not learnt; it is tried again when %d more sequences have come: %s",
                        kind, model, min(self._config.after, self._config.again), error)  # fmt: skip
             return

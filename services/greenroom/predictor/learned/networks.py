@@ -50,13 +50,13 @@ class ExpertNetwork(nn.Module):
     def forward(self, given: Tensor, usual: Tensor, prior: Tensor, slots: Tensor, task: Tensor) -> Tensor:
         """Logits [n, l, k, experts] of the first l layers.
 
-        ``given``: [n, l, experts], what each position is told; ``usual``: the same of all task types together;
-        ``prior``: [n, l, k, experts]; ``slots``: [l, k]; ``task``: [n], numbers.
+        ``given``: [n, l, experts], what each position is told; ``usual``: [n, l, experts], each layer's picks over all
+        task types; ``prior``: [n, l, k, experts]; ``slots``: [l, k]; ``task``: [n], numbers.
         """
         count, length, experts = given.shape
         expected = torch.einsum("nlke,lk->nle", prior, slots)
-        own = usual if not self.causal else torch.cat([usual[:, :1], expected[:, :-1]], dim=1)
-        seen = torch.cat([_unlike(given, usual), _unlike(expected, own)], dim=-1)
+        told_of = shifted(usual, usual) if self.causal else usual
+        seen = torch.cat([_unlike(given, told_of), _unlike(expected, usual)], dim=-1)
         hidden = self.enter(seen) + self.layer.weight[:length] + self.task(task)[:, None]
         hidden = self.norm(self.backbone(inputs_embeds=hidden).last_hidden_state)
         logits = torch.log(prior) + self.leave(hidden).view(count, length, -1, experts)
@@ -120,10 +120,9 @@ def by_slot(
         shares: Tensor = network(previous, usual, prior, slots, task).softmax(dim=-1)
         return shares
     told = previous[:, :1]
-    known = shifted(usual, usual)
     predicted: list[Tensor] = []
     for length in range(1, previous.shape[1] + 1):
-        logits = network(told, known[:, :length], prior[:, :length], slots[:length], task)
+        logits = network(told, usual[:, :length], prior[:, :length], slots[:length], task)
         predicted.append(logits[:, -1].softmax(dim=-1))
         layer = torch.einsum("nke,k->ne", predicted[-1], slots[length - 1])
         told = torch.cat([told, layer[:, None]], dim=1)

@@ -207,10 +207,9 @@ class _Training:
         # Once with the prompt's own layers and once with what it predicts of them, as it will be used.
         own = torch.einsum("nlke,lk->nle", batch.targets, self._slots)
         own = torch.where(own.sum(dim=-1, keepdim=True) > 0, own, usual)
-        known = shifted(usual, usual)
-        taught = self._logits(batch, shifted(batch.before, own), known)
+        taught = self._logits(batch, shifted(batch.before, own), usual)
         predicted = torch.einsum("nlke,lk->nle", taught.detach().softmax(dim=-1), self._slots)
-        alone = self._logits(batch, shifted(batch.before, predicted), known)
+        alone = self._logits(batch, shifted(batch.before, predicted), usual)
         return (_cross_entropy(taught, batch.targets) + _cross_entropy(alone, batch.targets)) / 2
 
     def _logits(self, batch: Prompts, given: Tensor, usual: Tensor) -> Tensor:

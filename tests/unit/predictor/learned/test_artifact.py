@@ -84,4 +84,4 @@ def test_arrays_that_are_no_shares_are_damaged(name: str) -> None:
 
 
 def test_the_width_suits_the_model() -> None:
-    assert [width_for(experts) for experts in (4, 16, 32, 64, 128, 256)] == [32, 32, 64, 128, 128, 128]
+    assert [width_for(experts) for experts in (4, 16, 32, 64, 128, 256)] == [32, 32, 32, 64, 128, 128]
