@@ -33,6 +33,7 @@ class ScriptedExperts(ResidentExperts):
         self.masks: dict[int, NDArray[np.bool_]] = {}
         self.events: list[tuple[str, int]] = []
         self.picks: dict[int, list[NDArray[np.int64]]] = {}
+        self.elsewhere: dict[int, NDArray[np.bool_]] = {}
 
     @classmethod
     def at(cls, path: Path) -> ScriptedExperts:
@@ -47,6 +48,9 @@ class ScriptedExperts(ResidentExperts):
 
     def allowed_experts(self, layer: int) -> NDArray[np.bool_] | None:
         return self.masks.get(layer)
+
+    def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
+        self.elsewhere[layer] = rows.copy()
 
     def routed(
         self, layer: int, picks: NDArray[np.int64]

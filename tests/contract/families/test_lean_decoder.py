@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from greenroom.moe.native.rows import NativeUnavailable, native_rows
 from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.ragged_attention import Chunk
 from tests.contract.families.conftest import Pair, Pairs
+from tests.contract.families.test_routers import random_masks
 from tests.random_checkpoints import DECODER_ONLY, VOCAB_SIZE, wide_heads
 
 LEAN = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}
@@ -76,6 +78,36 @@ def test_three_sequences_decode_the_same(pairs: Pairs, family: str) -> None:
         assert torch.equal(*results)
         assert len(results[0]) == sum(2 if step % 3 else 1 for step in range(STEPS))
         assert events[0] == events[1]
+    finally:
+        model.restore()
+
+
+@pytest.mark.parametrize("family", sorted(LEAN_BLOCKS))
+def test_rows_under_masks_keep_to_them_in_compiled_layers(pairs: Pairs, family: str) -> None:
+    """Beside the modules under the same masks: the logits are close in bf16, unless a pick was nearly a tie."""
+    model = ragged(pairs, family)
+    pair = wide(pairs, family)
+    layers = pair.loaded.layers
+    pair.source.masks = {n: random_masks(6, layer.experts, layer.top_k, seed=n) for n, layer in enumerate(layers)}
+    tokens = torch.randint(4, VOCAB_SIZE, (6,), generator=torch.Generator().manual_seed(3)).tolist()
+    results = []
+    try:
+        lean = model.lean
+        for way in (lean, None):
+            model.lean = way
+            pair.source.picks.clear()
+            with pytest.MonkeyPatch.context() as patch:
+                if way is not None:
+                    for layer in way._layers:
+                        assert layer.block is not None
+                        patch.setattr(layer.block._block, "forward", None)  # compiled, or it fails
+                kv = KVStore(model.layout, 1 << 20).reserve(8)
+                results.append(model.forward([Chunk(0, tokens, kv, prefill=True, wants_logits=True)]))
+            for number, mask in pair.source.masks.items():
+                (picks,) = pair.source.picks[number]
+                assert np.take_along_axis(mask, picks, axis=1).all()
+        lean_logits, expected = results
+        assert torch.allclose(lean_logits.float(), expected.float(), rtol=0.1, atol=0.1)
     finally:
         model.restore()
 

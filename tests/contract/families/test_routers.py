@@ -103,11 +103,40 @@ def test_a_whole_model_keeps_to_its_masks(pairs: Pairs, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", MASKABLE)
+def test_one_mask_for_all_rows_is_it_for_each(pairs: Pairs, family: str) -> None:
+    pair = pairs.get(family)
+    ids = prompts(2, 7)
+    masks = {n: random_masks(1, layer.experts, layer.top_k, seed=n) for n, layer in enumerate(pair.loaded.layers)}
+    pair.source.masks = masks
+    alike = logits(pair, pair.loaded.model, ids)
+    pair.source.masks = {n: np.repeat(mask, 14, axis=0) for n, mask in masks.items()}
+    assert torch.equal(alike, logits(pair, pair.loaded.model, ids))
+    assert not torch.equal(alike, logits(pair, pair.eager, ids))
+
+
+@pytest.mark.parametrize("family", MASKABLE)
+@torch.inference_mode()
+def test_whose_routing_was_changed_is_told(pairs: Pairs, family: str) -> None:
+    pair = pairs.get(family)
+    router, _ = router_of(pair)
+    layer = pair.loaded.layers[0]
+    allowed = random_masks(ROWS, layer.experts, layer.top_k)
+    rows = hidden(pair)
+    free, _ = picked(router(rows))
+    pair.source.masks = {0: allowed}
+    confined, _ = picked(router(rows))
+    others = [set(confined[row].tolist()) != set(free[row].tolist()) for row in range(ROWS)]
+    assert pair.source.elsewhere[0].tolist() == others
+    assert 0 < sum(others) < ROWS
+
+
+@pytest.mark.parametrize("family", MASKABLE)
 def test_a_mask_that_allows_all_changes_nothing(pairs: Pairs, family: str) -> None:
     pair = pairs.get(family, "bfloat16")
     ids = prompts(2, 7)
     pair.source.masks = {n: np.ones((14, x.experts), dtype=bool) for n, x in enumerate(pair.loaded.layers)}
     assert torch.equal(logits(pair, pair.loaded.model, ids), logits(pair, pair.eager, ids))
+    assert not any(rows.any() for rows in pair.source.elsewhere.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
