@@ -46,7 +46,8 @@ ARMS = {
         Arm("vllm-like", "fcfs", kv_on_demand=True),
         Arm("emoe-literal", "emoe-literal"),
         Arm(EMOE, "emoe"),
-        Arm("emoe, as worded", "emoe", {"late_share": 1.0, "margin": 1.0}),
+        Arm("emoe, as worded", "emoe", {"late_share": 1.0}),
+        Arm("emoe, margin 1.25", "emoe", {"margin": 1.25}),
         Arm("emoe, processor-sharing", "emoe", {"estimator": "processor-sharing"}),
         Arm(HINDSIGHT, "emoe", hindsight=True),
     )
