@@ -28,8 +28,8 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a worker says at a run's end. ``reason``: stop, length, cancelled or failed. ``approximated``: as the outcome
-    has it."""
+    """What a worker says at a run's end. ``reason``: stop, length, cancelled or failed. ``approximated``: as the
+    outcome has it."""
 
     reason: FinishReason
     prompt_tokens: int = 0
