@@ -127,6 +127,8 @@ class FailingSource:
 
     def allowed_experts(self, layer: int) -> None: ...
 
+    def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None: ...
+
     def routed(
         self, layer: int, picks: NDArray[np.int64]
     ) -> AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]:
