@@ -56,7 +56,7 @@ def _without_own(command: F) -> F:
     "--stages",
     default="all",
     show_default=True,
-    help="Some of lengths,sensitivity,reuse,costs,keywords,observations; lengths are always measured.",
+    help="Some of lengths,sensitivity,reuse,costs,keywords,observations. A new profile always has lengths.",
 )
 @click.option("--prompts-per-task", type=int, help="Prompts of each task that are run.  [default: 40]")
 @click.option("--seeds", type=int, default=3, show_default=True, help="Repeats of what is random, at least 3.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -10,7 +9,7 @@ from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.profiling.similarity import SIMILARITIES
 
 STAGES: Final = ("lengths", "sensitivity", "reuse", "costs", "keywords", "observations")
-"""``lengths``, with the experts that tasks are routed to, are always measured: all others build on them."""
+"""In the order in which they are run; ``lengths`` with the experts that tasks are routed to."""
 
 LEAST_SEEDS: Final = 3
 
@@ -71,10 +70,4 @@ def stages_of(text: str) -> tuple[str, ...]:
     for stage in chosen:
         if stage not in STAGES:
             raise UnknownName("stages", stage, ("all", *STAGES))
-    return ordered(chosen)
-
-
-def ordered(stages: Iterable[str]) -> tuple[str, ...]:
-    """In the order in which they are run, ``lengths`` among them."""
-    chosen = {"lengths", *stages}
     return tuple(stage for stage in STAGES if stage in chosen)

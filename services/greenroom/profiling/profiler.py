@@ -14,6 +14,7 @@ from greenroom.core.model_profile import MeasuredCosts, ModelProfile, Reuse, Sen
 from greenroom.profiling.config import ProfileConfig
 from greenroom.profiling.costs import measure_costs, turns_of
 from greenroom.profiling.lengths import counts_of, lengths_of, rounded, shares_of
+from greenroom.profiling.merging import merged
 from greenroom.profiling.prompts import TaskPrompts
 from greenroom.profiling.reuse import measure_reuse, runs_of
 from greenroom.profiling.sensitivity import disturb
@@ -73,8 +74,8 @@ def profile_model(
     *,
     earlier: ModelProfile | None = None,
 ) -> Profiled:
-    """Run the chosen stages of those that need the model. What was not chosen is taken over from an ``earlier`` profile
-    of the same model. Raises InvalidRequest, ProfileFailed.
+    """Run the chosen stages of those that need the model, and whatever they build on. What was not chosen is taken over
+    from an ``earlier`` profile of the same model. Raises InvalidRequest, ProfileFailed.
     """
     asked, left_out = subject.tokenised(prompts.run, config.max_tokens)
     said = dict(notes)
@@ -125,7 +126,6 @@ def profile_model(
             if not subject.all_resident:
                 share = subject.worker.experts.device.slots / subject.catalogue.size
                 said["costs"] = f"with {share:.0%} of the experts in memory: a token's cost has waits in it"
-    before = earlier.tasks if earlier is not None else {}
     catalogue = subject.catalogue
     profile = ModelProfile(
         format="greenroom-model-profile",
@@ -140,15 +140,17 @@ def profile_model(
                 input_tokens=lengths_of([len(asked[place].prompt_ids) for place in undisturbed.of(task)]),
                 generated_tokens=lengths_of([len(undisturbed.answers[p].token_ids) for p in undisturbed.of(task)]),
                 popularity=rounded(popularity[task]),
-                sensitivity=sensitivity.get(task) or (before[task].sensitivity if task in before else None),
+                sensitivity=sensitivity.get(task),
             )
             for task in tasks
         },
-        costs=costs or (earlier.costs if earlier is not None else None),
-        reuse=reuse or (earlier.reuse if earlier is not None else None),
+        costs=costs,
+        reuse=reuse,
         notes=said,
     )
     texts = tuple(subject.text_of(answer.token_ids) for answer in undisturbed.answers)
+    if earlier is not None:
+        profile = merged(profile, earlier, config.stages)
     return Profiled(profile, undisturbed.trace, tuple(asked), texts)
 
 

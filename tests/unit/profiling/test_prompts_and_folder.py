@@ -67,9 +67,9 @@ def test_only_the_bundled_model_has_tasks_of_its_own(tmp_path: Path) -> None:
     assert not has_bundled_tasks(tmp_path)
 
 
-def test_stages_come_in_their_order_and_lengths_always() -> None:
+def test_stages_come_in_their_order() -> None:
     assert stages_of("all") == STAGES
-    assert stages_of("costs, sensitivity") == ("lengths", "sensitivity", "costs")
+    assert stages_of("costs, sensitivity") == ("sensitivity", "costs")
     with pytest.raises(UnknownName, match="observations"):
         stages_of("speed")
 
