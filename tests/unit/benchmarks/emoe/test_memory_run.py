@@ -1,0 +1,45 @@
+"""The memory figures on the bundled model itself, whose experts are small: a few prompts, a few arms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks.emoe.memory import Scale, run
+from benchmarks.emoe.memory_arms import EXACT, PAPER, RESIDENT, Kind
+from greenroom.core.model_profile import load_model_profile
+from greenroom.demo import bundled_model_path, bundled_profile_path
+
+SCALE = Scale(
+    shares=(0.4,), prompts=6, block=3, at_once=3,
+    kinds=(Kind("emoe-a", "emoe", PAPER, "flat", every=2), Kind("random", "static", PAPER, seed=0),
+           Kind("on-demand", "lru", EXACT)),
+)  # fmt: skip
+
+
+class Flat:
+    """Every expert alike."""
+
+    def forecast(self, task_type: str, previous: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        return np.full((6, 16), 1 / 16, dtype=np.float32)
+
+
+def test_arms_take_turns_on_the_same_prompts_and_only_those_that_reroute_differ_from_the_resident_model() -> None:
+    profile = bundled_profile_path()
+    assert profile is not None
+    found = run(bundled_model_path(), load_model_profile(profile), SCALE, {"flat": Flat()})
+    rows = {(row["arm"], row["fidelity"]): row for row in found["rows"]}
+    resident, exact, emoe = rows[RESIDENT, EXACT], rows["on-demand", EXACT], rows["emoe-a", PAPER]
+    assert resident["same_as_resident"] == resident["agreement"] == 1.0
+    assert resident["bytes_moved"] == resident["approximated"] == 0
+    assert exact["same_as_resident"] == exact["agreement"] == 1.0
+    assert exact["bytes_moved"] > 0
+    assert exact["approximated"] == 0
+    assert emoe["forecasts"] > 0
+    assert emoe["approximated"] > 0
+    assert emoe["on_demand"] == 0
+    assert emoe["experts_bytes"] == pytest.approx(0.4 * resident["experts_bytes"], rel=0.03)
+    assert len(emoe["latency_ratio_blocks"]) == 2
+    assert rows["random", PAPER]["bytes_moved"] == 0
+    assert set(found["recovered"]["0.4"]) == {"emoe-a, paper", "on-demand, exact"}
