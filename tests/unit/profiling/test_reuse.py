@@ -41,10 +41,12 @@ def test_proposed_is_one_that_was_measured_or_one(perplexity: dict[int, float], 
     st.integers(0, 60),
     st.randoms(use_true_random=False),
 )
-def test_kept_are_as_many_as_fit_at_least_k_a_layer_and_the_worthiest(layers: int, size: int, slots: int, r) -> None:  # type: ignore[no-untyped-def]
+def test_kept_are_as_many_as_fit_at_least_k_a_layer_and_the_worthiest(
+    layers: int, size: int, slots: int, random: Random
+) -> None:
     k = min(2, size)
     catalogue = Catalogue.uniform("", layers=layers, experts=size, top_k=k)
-    worth = np.array([[r.random() for _ in range(size)] for _ in range(layers)])
+    worth = np.array([[random.randrange(5) for _ in range(size)] for _ in range(layers)], dtype=np.float64)
     kept = kept_experts(catalogue, worth, slots)
     assert kept.sum() == min(catalogue.size, max(slots, layers * k))
     for layer, span in enumerate(catalogue.spans):
@@ -57,7 +59,7 @@ def test_kept_are_as_many_as_fit_at_least_k_a_layer_and_the_worthiest(layers: in
     extra = [
         (worth[layer, expert], bool(kept[catalogue.key(layer, expert)]))
         for layer in range(layers)
-        for expert in np.argsort(-worth[layer])[k:].tolist()
+        for expert in np.argsort(-worth[layer], kind="stable")[k:].tolist()
     ]
     taken = [value for value, is_kept in extra if is_kept]
     left = [value for value, is_kept in extra if not is_kept]
