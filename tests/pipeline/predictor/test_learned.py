@@ -54,7 +54,7 @@ async def ask(running: Running, predictor: str = EMOE_A, **fields: Any) -> predi
 
 
 async def until_learned(running: Running, version: int = 1, predictor: str = EMOE_A) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while (answer := await ask(running, predictor)).version != version or "learned" not in answer.source:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -20,13 +20,10 @@ def main() -> None:
     os.nice(_NICE)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
-    import torch
-
     from greenroom.predictor.learned.artifact import dump_learned
     from greenroom.predictor.learned.jobs import load_job
     from greenroom.predictor.learned.training import train
 
-    torch.set_num_threads(1)
     job = load_job(source.read_bytes())
     artifact = train(job.sequences, job.config, model=job.model)
     partial = target.with_suffix(".partial")

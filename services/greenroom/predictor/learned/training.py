@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,6 +110,24 @@ def train(
 
     ``on_epoch``: is told each epoch's loss on the tail. Raises TooFewSequences.
     """
+    with _on_one_thread():
+        return _train(sequences, config, model, on_epoch)
+
+
+@contextmanager
+def _on_one_thread() -> Iterator[None]:
+    """Several gain nothing on layers this small, lose much where the cores are busy, and sum in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _train(
+    sequences: Sequences, config: TrainingConfig, model: str, on_epoch: Callable[[int, float], None]
+) -> LearnedArtifact:
     began = time.perf_counter()
     torch.manual_seed(config.seed)
     parts = split(sequences, config)

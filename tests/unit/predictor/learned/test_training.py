@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,6 @@ from tests.unit.predictor.learned.worlds import random_sequences, topics
 QUICK: dict[str, Any] = {"width": 32, "depth": 1, "learning_rate": 5e-3}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def usual(sequences: Sequences, places: npt.NDArray[np.int64]) -> float:
     """How often popularity by task is right."""
     train = split(sequences, TrainingConfig()).train
@@ -43,6 +34,7 @@ def usual(sequences: Sequences, places: npt.NDArray[np.int64]) -> float:
 def test_what_follows_from_the_previous_prompt_is_learnt(kind: str, backbone: str) -> None:
     sequences = topics(120)
     config = TrainingConfig(kind=kind, backbone=backbone, epochs=30, **QUICK)
+    threads = torch.get_num_threads()
     artifact = train(sequences, config)
     places = np.arange(96, 120)
     learned = measure(artifact, sequences, places)
@@ -52,6 +44,7 @@ def test_what_follows_from_the_previous_prompt_is_learnt(kind: str, backbone: st
     assert artifact.report["accuracy"] == pytest.approx(learned.accuracy)
     assert artifact.report["test_sequences"] == 24
     assert artifact.sequences == 96
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("kind", LEARNED_KINDS)
