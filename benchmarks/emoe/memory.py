@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from benchmarks.emoe import table2
 from benchmarks.emoe.foresight import Predictors, learn
-from benchmarks.emoe.memory_arms import KINDS, PAPER, RESIDENT, WHOLE, Arm, Ask, Kind, World, agreement
+from benchmarks.emoe.memory_arms import EXACT, KINDS, PAPER, RESIDENT, WHOLE, Arm, Ask, Kind, World, agreement
 from benchmarks.emoe.profile import MAX_TOKENS
 from greenroom.core.model_profile import ModelProfile
 from greenroom.demo.tasks import TASKS, sample
@@ -24,6 +25,7 @@ from greenroom.profiling.forced import Given
 from greenroom_load.mix import ShiftingMix, TaskMix
 
 SEED = 52_000
+MAIN_SHARE = 0.6
 SHIFT = ShiftingMix(
     TaskMix({"summarise": 6.0, "question": 3.0, "classify": 1.0, "compare": 0.5, "converse": 0.5}),
     TaskMix({"summarise": 0.5, "question": 0.5, "classify": 1.0, "compare": 3.0, "converse": 6.0}),
@@ -33,19 +35,22 @@ SHIFT = ShiftingMix(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """``prompts`` in blocks of ``block``, after one that warms up; ``recorded`` of others for the predictors."""
+    """``prompts`` in blocks of ``block``, after one that warms up; ``recorded`` of others for the predictors.
+    ``other_batches``: prompts at a time at which eMoE-A's time at ``MAIN_SHARE`` is measured too (Fig. 16).
+    """
 
     shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
-    prompts: int = 60
+    prompts: int = 50
     block: int = 10
     at_once: int = 8
+    other_batches: tuple[int, ...] = (1, 16)
     recorded: int = 300
     epochs: int = 40
     kinds: tuple[Kind, ...] = KINDS
 
 
 QUICK = Scale(
-    shares=(0.6,), prompts=10, block=5, at_once=4, recorded=40, epochs=2,
+    shares=(MAIN_SHARE,), prompts=10, block=5, at_once=4, other_batches=(), recorded=40, epochs=2,
     kinds=tuple(kind for kind in KINDS if kind.fidelity == PAPER and kind.seed in (None, 0)),
 )  # fmt: skip
 
@@ -71,23 +76,45 @@ def trained(scale: Scale) -> Predictors:
 def run(folder: Path, profile: ModelProfile, scale: Scale, predictors: Predictors) -> dict[str, Any]:
     with World(folder, profile) as world:
         asks = stream(world, scale)
-        turns = len(scale.shares) * (len(scale.kinds) + 1) * (len(asks) // scale.block + 1)
+        plans = [(share, _kinds(scale, share), scale.at_once) for share in scale.shares]
+        plans += [(MAIN_SHARE, _kinds_by_batch(scale), at_once) for at_once in scale.other_batches]
+        turns = sum(len(kinds) + 1 for _, kinds, _ in plans) * (len(asks) // scale.block + 1)
         rows: list[dict[str, Any]] = []
         with tqdm(total=turns, desc="memory", unit="block", disable=not sys.stderr.isatty()) as bar:
-            for share in scale.shares:
-                rows += _at_share(world, share, asks, scale, predictors, bar)
+            for share, kinds, at_once in plans:
+                rows += _in_turns(world, share, kinds, at_once, asks, scale, predictors, bar)
     return {**figures(rows), "rows": rows, "settings": {"prompts": scale.prompts, "at_once": scale.at_once}}
 
 
-def _at_share(
-    world: World, share: float, asks: Sequence[Ask], scale: Scale, predictors: Predictors, bar: Any
+def _kinds(scale: Scale, share: float) -> tuple[Kind, ...]:
+    """eMoE without rerouting every miss is measured at one share only."""
+    return tuple(
+        kind for kind in scale.kinds if kind.policy != "emoe" or kind.fidelity == PAPER or share == MAIN_SHARE
+    )  # fmt: skip
+
+
+def _kinds_by_batch(scale: Scale) -> tuple[Kind, ...]:
+    wanted = ("emoe-a", "no predictor", "look-ahead")
+    return tuple(kind for kind in scale.kinds if kind.name in wanted and kind.fidelity in (PAPER, EXACT)
+                 and not (kind.policy == "emoe" and kind.fidelity == EXACT))  # fmt: skip
+
+
+def _in_turns(
+    world: World,
+    share: float,
+    kinds: Sequence[Kind],
+    at_once: int,
+    asks: Sequence[Ask],
+    scale: Scale,
+    predictors: Predictors,
+    bar: Any,
 ) -> list[dict[str, Any]]:
     """All arms with that share of the experts, and the resident one, block by block in turns."""
     arms: list[Arm] = []
     try:
-        for kind in (WHOLE, *scale.kinds):
+        for kind in (WHOLE, *kinds):
             own = 1.0 if kind is WHOLE else share
-            arms.append(Arm(kind, world, own, scale.at_once, predictors.get(kind.predictor)))
+            arms.append(Arm(kind, world, own, at_once, predictors.get(kind.predictor)))
         blocks = [asks[start : start + scale.block] for start in range(0, len(asks), scale.block)]
         for number, block in enumerate(blocks):
             turn = number % len(arms)
@@ -129,6 +156,7 @@ def _row(
         "seed": arm.kind.seed,
         "share": 1.0 if arm is whole else share,
         "beside": share,
+        "at_once": arm.at_once,
         "experts_bytes": arm.slots * arm.world.expert_bytes,
         "right": statistics.fmean(right),
         "same_as_resident": statistics.fmean(same),
@@ -157,7 +185,16 @@ def _mean(values: Sequence[bool]) -> float | None:
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The figures with aims, of eMoE-A with every miss rerouted. ``recovered`` is the lower of what the answers and
     what the teacher-forced tokens say."""
-    found: dict[str, Any] = {"recovered": {}}
+    most = Counter(row["at_once"] for row in rows).most_common(1)[0][0]
+    by_batch: dict[str, dict[str, Any]] = {str(row["at_once"]): {} for row in rows}
+    for row in rows:
+        if row["beside"] == MAIN_SHARE and row["arm"] != "random":
+            by_batch[str(row["at_once"])][row_name(row)] = {
+                "latency_s": row["latency_s"], "ratio": row["latency_ratio"],
+                "predictor_share": row["predictor_seconds"] / row["seconds"],
+            }  # fmt: skip
+    rows = [row for row in rows if row["at_once"] == most]
+    found: dict[str, Any] = {"recovered": {}, "by_batch": by_batch}
     for share in sorted({row["beside"] for row in rows}):
         own = [row for row in rows if row["beside"] == share]
         recovered = {row_name(row): recovery(row, own) for row in own if row["arm"] not in (RESIDENT, "random")}
@@ -214,6 +251,8 @@ def table(found: Mapping[str, Any]) -> str:
         recovered = found["recovered"][f"{row['beside']:g}"].get(row_name(row), {})
         said = "/".join(f"{value:.2f}" for value in recovered.values()) or "-"
         name = row_name(row) + ("" if row["seed"] is None else f" ({row['seed']})")
+        if row["at_once"] != found["settings"]["at_once"]:
+            name += f", {row['at_once']} at once"
         lines.append(
             f"{row['share']:>13.0%}  {name:<24}{row['right']:>13.2f}{row['same_as_resident']:>13.2f}"
             f"{row['agreement']:>13.3f}{said:>13}{row['latency_ratio']:>13.3f}"

@@ -42,9 +42,9 @@ TIMEOUT_S = 300.0
 class Scale:
     """``requests`` at each of ``loads`` (shares of the saturating rate), ``seeds`` times for each scheduler."""
 
-    requests: int = 100
+    requests: int = 80
     loads: tuple[float, ...] = (0.5, 1.0)
-    seeds: int = 3
+    seeds: int = 2
     saturating: int = 96
     alone: int = 5
 

@@ -89,7 +89,8 @@ def _memory(settings: Settings, say: Say) -> dict[str, Any]:
     scale = memory.QUICK if settings.quick else memory.Scale()
     predictors = memory.trained(scale)
     found = memory.run(model_folder(quick=settings.quick), settings.model_profile, scale, predictors)
-    plots.draw_memory(found["rows"], settings.out / "memory.png")
+    shown = [row for row in found["rows"] if row["at_once"] == scale.at_once]
+    plots.draw_memory(shown, settings.out / "memory.png")
     say(memory.table(found))
     return found
 

@@ -19,7 +19,8 @@ def row(arm: str, *, share: float = 0.6, right: float = 1.0, agreement: float = 
     return {
         "arm": arm, "fidelity": EXACT if arm == RESIDENT else PAPER, "seed": None, "beside": share,
         "share": 1.0 if arm == RESIDENT else share, "right": right, "agreement": agreement, "same_as_resident": right,
-        "seconds": 10.0, "latency_ratio": 1.0, "bytes_moved": 0, "predictor_seconds": 0.0, **more,
+        "seconds": 10.0, "latency_ratio": 1.0, "bytes_moved": 0, "predictor_seconds": 0.0,
+        "at_once": 8, "latency_s": 1.0, **more,
     }  # fmt: skip
 
 
@@ -44,7 +45,8 @@ def test_figures_are_of_emoe_a_with_every_miss_rerouted() -> None:
     assert "recovered_at_80" not in found
     assert found["latency_ratio_resident"] == 1.04
     assert found["overhead_share"] == pytest.approx(1 - 10.2 / 10.4)
-    assert "emoe-a, paper" in table({**found, "rows": ROWS})
+    assert "emoe-a, paper" in table({**found, "rows": ROWS, "settings": {"at_once": 8}})
+    assert found["by_batch"]["8"]["emoe-a, paper"]["ratio"] == 1.04
 
 
 def test_without_a_byte_moved_a_latency_says_nothing() -> None:

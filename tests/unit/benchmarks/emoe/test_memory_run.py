@@ -12,7 +12,7 @@ from greenroom.core.model_profile import load_model_profile
 from greenroom.demo import bundled_model_path, bundled_profile_path
 
 SCALE = Scale(
-    shares=(0.4,), prompts=6, block=3, at_once=3,
+    shares=(0.4,), prompts=6, block=3, at_once=3, other_batches=(),
     kinds=(Kind("emoe-a", "emoe", PAPER, "flat", every=2), Kind("random", "static", PAPER, seed=0),
            Kind("on-demand", "lru", EXACT)),
 )  # fmt: skip
