@@ -22,15 +22,11 @@ from greenroom.demo.tasks import TASKS, sample
 from greenroom.predictor.learned.config import LEARNED_KINDS
 from greenroom.predictor.learned.recorded import Recorded
 from greenroom.profiling.forced import Given
-from greenroom_load.mix import ShiftingMix, TaskMix
 
 SEED = 52_000
 MAIN_SHARE = 0.6
-SHIFT = ShiftingMix(
-    TaskMix({"summarise": 6.0, "question": 3.0, "classify": 1.0, "compare": 0.5, "converse": 0.5}),
-    TaskMix({"summarise": 0.5, "question": 0.5, "classify": 1.0, "compare": 3.0, "converse": 6.0}),
-)
-"""Tasks come and go over the run."""
+DOMINANT = 0.9
+"""Share of a block's prompts that are of its own task type; the others are of any. Each block has another type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +52,22 @@ QUICK = Scale(
 
 
 def stream(world: World, scale: Scale) -> list[Ask]:
-    """Held-out prompts whose task types shift, after a block to warm up with."""
+    """Held-out prompts whose mix of task types shifts from block to block, after a block to warm up with."""
+    return [
+        world.ask(drawn.task, drawn.prompt, drawn.answer)
+        for drawn in (
+            sample(task, seed=SEED, index=number, split="heldout")
+            for number, task in enumerate(tasks_of_stream(scale.prompts + scale.block, scale.block))
+        )
+    ]
+
+
+def tasks_of_stream(prompts: int, block: int) -> list[str]:
     rng = Random(SEED)
-    asks = []
-    whole = scale.prompts + scale.block
-    for number in range(whole):
-        drawn = sample(SHIFT.draw(rng, number / whole), seed=SEED, index=number, split="heldout")
-        asks.append(world.ask(drawn.task, drawn.prompt, drawn.answer))
-    return asks
+    return [
+        TASKS[number // block % len(TASKS)] if rng.random() < DOMINANT else rng.choice(TASKS)
+        for number in range(prompts)
+    ]  # fmt: skip
 
 
 def trained(scale: Scale) -> Predictors:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.emoe.foresight import Forecaster
-from benchmarks.emoe.memory import SHIFT, figures, recovery, table
+from benchmarks.emoe.memory import figures, recovery, table, tasks_of_stream
 from benchmarks.emoe.memory_arms import EXACT, KINDS, PAPER, RESIDENT
 from greenroom.policies.events import Prediction
 from greenroom.worker.engine import Routed
@@ -58,10 +59,12 @@ def test_every_arm_has_a_name_of_its_own_and_says_its_fidelity() -> None:
     assert all(kind.fidelity in kind.key for kind in KINDS)
 
 
-def test_the_mix_shifts_from_one_end_to_the_other() -> None:
-    first, last = SHIFT.shares(0.0), SHIFT.shares(1.0)
-    assert max(first, key=lambda task: first[task]) == "summarise"
-    assert max(last, key=lambda task: last[task]) == "converse"
+def test_each_block_has_a_task_type_that_most_of_its_prompts_are_of_and_the_next_another() -> None:
+    tasks = tasks_of_stream(200, 20)
+    most = [Counter(tasks[start : start + 20]).most_common(1)[0] for start in range(0, 200, 20)]
+    assert all(count >= 14 for _, count in most)
+    assert all(one != other for (one, _), (other, _) in itertools.pairwise(most))
+    assert len({task for task, _ in most}) == 5
 
 
 class Fixed:
