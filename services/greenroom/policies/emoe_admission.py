@@ -150,6 +150,11 @@ class Site:
     def fits(self, index: int) -> bool:
         return self.room > 0 and bool(self._fitting()[index])
 
+    def could_hold(self, index: int) -> bool:
+        """Whether it would fit if the worker were empty."""
+        needed = max(self._queue.kv_need[index], self._queue.input[index])
+        return self.view.max_running > 0 and bool(needed <= self.view.kv_total)
+
     def is_turn_of(self, index: int, patience_ms: float) -> bool:
         """Whether nobody is here who arrived before it and was placed after waiting for that long."""
         arrived = self._queue.arrived[index]

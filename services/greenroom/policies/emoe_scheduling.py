@@ -70,7 +70,7 @@ class EmoePlacement(PlacementPolicy):
         impatient = np.flatnonzero(queue.waited >= self._patience_ms)
         longest = impatient[np.argsort(queue.rank[impatient])][: len(free)]
         for position, index in enumerate(longest.tolist()):
-            turn = [site for site in free if site.is_turn_of(index, self._patience_ms)]
+            turn = [site for site in free if site.could_hold(index) and site.is_turn_of(index, self._patience_ms)]
             able = [site for site in turn if site.fits(index)]
             if able:
                 round_.put(index, able)

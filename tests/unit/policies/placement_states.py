@@ -195,7 +195,9 @@ def by_the_book(
         turn = [
             site
             for site in sites
-            if not any(
+            if site.view.max_running > 0
+            and max(request.kv_need, request.input_tokens) <= site.view.kv_total
+            and not any(
                 other.request.arrived_ms <= request.arrived_ms
                 and other.started_ms - other.request.arrived_ms >= patience_ms
                 for other in site.there
@@ -215,9 +217,9 @@ def by_the_book(
         first_by = min(or_never(request.slo_ttft_ms), or_never(request.slo_e2e_ms) - rest)
         return first_by - max(0.0, now_ms - request.arrived_ms) - ready
 
+    slacks = {request.request_id: slack(request) for request in waiting}  # once, before anyone is placed by them
     for priority in sorted({request.priority for request in waiting}, reverse=True):
         rank = [request for request in waiting if request.priority == priority]
-        slacks = {request.request_id: slack(request) for request in rank}
         for request in sorted(rank, key=lambda r: slacks[r.request_id]):
             if slacks[request.request_id] < math.inf:
                 able = [
@@ -236,7 +238,11 @@ def by_the_book(
                 for s in sites
                 if s.fits(request)
                 and not s.spoiled_by(request, now_ms, estimator)
-                and (not asks or len(s.there) < max(1.0, late_share * s.view.max_running))
+                and (
+                    not asks
+                    or len(s.there) < max(1.0, late_share * s.view.max_running)
+                    or s.in_time(request, now_ms, estimator)
+                )
             ]
             if able:
                 put(request, able)

@@ -229,6 +229,14 @@ def test_where_it_fits_nowhere_a_worker_is_emptied_for_it() -> None:
     assert where([old, small], full, small_one, now=40_000.0) == {"small": "small one"}
 
 
+def test_a_worker_that_could_never_hold_it_is_not_emptied_for_it() -> None:
+    """On the large one it is not its turn: someone who had waited as long is there."""
+    old, small = request("old", kv_need=700, arrived_ms=5.0), request("small", arrived_ms=39_000.0)
+    large = worker("large", placed("waited", arrived_ms=0.0, started=31_000.0), kv_free=20)
+    small_one = worker("small one", kv_total=500, kv_free=500)
+    assert where([old, small], large, small_one, now=40_000.0) == {"small": "small one"}
+
+
 # -- the printed one
 
 
