@@ -114,6 +114,7 @@ async def test_versions_restarts_and_rolling_back(world: World, tmp_path: Path) 
     await world.send(*(sequence(number) for number in range(40, 70)))
     await world.until(lambda: running.metric("trainings_total", kind=EMOE_A, result="published") == 3)
     assert (await ask(running)).version == 1
+    await world.until_committed()  # by a version that has everything: stopping makes no further one
     statistics = (await ask(running, "")).version
     assert len((await artifacts(running, "")).artifacts) == len((await artifacts(running, "statistics")).artifacts) > 0
     await running.stop()
