@@ -50,7 +50,7 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """An arm before it is opened. ``predictor``: which of those that were trained; "" is none. ``every``: prompts
-    between two forecasts. ``seed``: of what is drawn at random."""
+    between two forecasts. ``seed``: of what is drawn at random. ``waits``: layers for their own part of a target."""
 
     name: str
     policy: str
@@ -58,6 +58,7 @@ class Kind:
     predictor: str = ""
     every: int = EVERY
     seed: int | None = None
+    waits: bool = True
 
     @property
     def key(self) -> str:
@@ -69,6 +70,7 @@ KINDS = (
     Kind("emoe-l", "emoe", PAPER, "emoe-l"),
     Kind("emoe-e", "emoe", PAPER, "emoe-a", every=1),
     Kind("no predictor", "emoe", PAPER),
+    Kind("emoe-a no wait", "emoe", PAPER, "emoe-a", waits=False),
     *(Kind("random", "static", PAPER, seed=draw) for draw in range(RANDOM_DRAWS)),
     Kind("static", "static", PAPER),
     Kind("emoe-a", "emoe", SENSITIVE, "emoe-a"),
@@ -143,7 +145,7 @@ class Arm:
         least = int(world.catalogue.top_k.max()) * world.catalogue.layers
         self.slots = max(round(self.share * world.catalogue.size), least)
         policy = create_policy(kind.policy, catalogue=world.catalogue, options=self._options())
-        config = EngineConfig(self.slots, fidelity=Fidelity(kind.fidelity, world.profile))
+        config = EngineConfig(self.slots, fidelity=Fidelity(kind.fidelity, world.profile, waits=kind.waits))
         self.experts = ExpertEngine(world.pack, world.catalogue, policy, config, hardware=world.hardware)
         batch = BatchConfig(KV_BYTES, max_running=self.at_once)
         self.batch = BatchEngine(

@@ -58,6 +58,13 @@ runtime_options = stack(
         "layer, else go on with those in memory), paper (always go on with those in memory).",
     ),
     click.option(
+        "--await-target/--no-await-target",
+        default=True,
+        show_default=True,
+        help="With sensitive and paper: a layer waits until those of its experts that the policy has just decided to "
+        "keep have come, else it goes on without them meanwhile.",
+    ),
+    click.option(
         "--profile",
         type=click.Path(dir_okay=False, path_type=Path),
         help="What `greenroom profile` measured of the model by task type.  [default: the bundled model's own, for it]",

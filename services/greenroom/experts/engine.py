@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.core.errors import BudgetTooSmall
+from greenroom.core.errors import BudgetTooSmall, TransferFailed
 from greenroom.core.units import format_bytes
 from greenroom.experts.ahead import AheadFetcher
 from greenroom.experts.carriers import Store
@@ -147,6 +147,7 @@ class ExpertEngine:
         self._masks = config.approximate and "row_mask" in policy.hooks
         fidelity = config.fidelity or Fidelity()
         self._confinement = None if fidelity.name == "exact" else Confinement(fidelity, catalogue)
+        self._waits = fidelity.waits
         self._approximates = self._masks or self._confinement is not None
         self._tables = Tables(catalogue, self._tiers)
         heard = policy.hooks & _LAYER_EVENTS
@@ -213,11 +214,30 @@ class ExpertEngine:
             return mask
         if self._confinement is None:
             return None
+        if self._waits and self._confinement.confines(layer):
+            self._wait_for_target(layer)
         here = self._tables.of(layer).here
         mask = self._confinement.confine(layer, here)
         if mask is here:
             self._here_alone = layer
         return mask
+
+    def _wait_for_target(self, layer: int) -> None:
+        """Until those of the policy's target that are the layer's have landed, or can not: for want of room, or since
+        nothing lands at all. They come layer after layer, so those of earlier layers are here by now.
+        """
+        target, span = self.policy.target, self.catalogue.spans[layer]
+        if target is None or target.tier is not Tier.DEVICE:
+            return
+        state, wanted = self._device.state[span], target.wanted[span]
+        while (wanted & (state != State.RESIDENT)).any():
+            self._ahead.pump()
+            if not (wanted & (state == State.LOADING)).any() and not self._tiers.moving:
+                return
+            try:
+                self._demand.wait_for(())
+            except TransferFailed:
+                return
 
     def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
         if self._rerouted is None:

@@ -23,12 +23,15 @@ FIDELITIES = ("exact", "sensitive", "paper")
 class Fidelity:
     """``exact``: every row gets the experts that its router picks. ``sensitive``: a row goes to those that are there in
     the layers that its task is insensitive to by the ``profile``. ``paper``: every row does, in all layers.
+    ``waits``: a layer whose rows are confined waits first until those of the policy's target that are its own have
+    landed (eMoE, section 4); else it goes on with who is there meanwhile.
 
     Raises InvalidConfig for another name, and for ``sensitive`` without a profile.
     """
 
     name: str = "exact"
     profile: ModelProfile | None = None
+    waits: bool = True
 
     def __post_init__(self) -> None:
         check_fidelity(self.name, profiled=self.profile is not None)
@@ -96,6 +99,10 @@ class Confinement:
         if of_sequence.any():
             self._free_from = of_sequence[step.sequence_of_row]
             self._last = int(of_sequence.max())
+
+    def confines(self, layer: int) -> bool:
+        """Whether any row of the step may be confined in the layer."""
+        return layer < self._last
 
     def confine(self, layer: int, here: Mask) -> Mask | None:
         """Which experts the layer's router may pick for each row, of those that are ``here[1, E]``: ``[T, E]``, or

@@ -34,8 +34,9 @@ class WorkerConfig:
     ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to compute on (None: all that the process may
     use). ``progress``: bars on stderr (None: on a terminal only). ``fidelity``: what becomes of a row whose expert is
     not in memory: ``exact``: it is loaded; ``sensitive``: it is loaded where the row's task is sensitive to the layer,
-    else the row goes to those that are there; ``paper``: every row does. ``profile``: a file that `greenroom profile`
-    made.
+    else the row goes to those that are there; ``paper``: every row does. ``await_target``: with these two a layer
+    waits for its own of the experts that the policy has just decided to keep. ``profile``: a file that `greenroom
+    profile` made.
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
 
@@ -53,6 +54,7 @@ class WorkerConfig:
     policy: str = "look-ahead"
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     fidelity: str = "exact"
+    await_target: bool = True
     profile: Path | None = None
     max_model_len: int | None = None
     max_running: int = 32

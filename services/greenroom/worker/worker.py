@@ -130,7 +130,7 @@ class Worker:
         slots = EngineConfig(
             device_slots=self.plan.device_slots,
             host_slots=self.plan.host_slots,
-            fidelity=Fidelity(self.config.fidelity, self.profile),
+            fidelity=Fidelity(self.config.fidelity, self.profile, waits=self.config.await_target),
             approximate=own is not None,
         )
         self.link = load_or_measure(self.pack, on_measure=self._say)

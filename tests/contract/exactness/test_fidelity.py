@@ -91,7 +91,8 @@ def test_exact_is_the_default_and_exact(folder: Path, profiled: Path, resident: 
 def test_sensitive_confines_tasks_where_they_do_not_mind(
     folder: Path, profiled: Path, resident: list[list[int]]
 ) -> None:
-    with open_llm(folder, fidelity="sensitive", profile=profiled) as llm:
+    drawn = {"share": 0.6, "seed": 1}  # every layer lacks some
+    with open_llm(folder, fidelity="sensitive", profile=profiled, policy_options=drawn) as llm:
         counters = llm.worker.experts.counters
         _, easy = answers(llm, "easy")
         assert counters.on_demand_fetches == 0

@@ -74,10 +74,12 @@ class Listens:
     def step_ended(self, step: Step, *, failed: bool) -> None: ...
 
 
-def make(policy: type[ExpertPolicy], slots: int, fidelity: str = "paper") -> tuple[Any, ExpertEngine, FakeStore]:
+def make(
+    policy: type[ExpertPolicy], slots: int, fidelity: str = "paper", *, waits: bool = True
+) -> tuple[Any, ExpertEngine, FakeStore]:
     store, catalogue = FakeStore(MANIFEST), catalogue_of(MANIFEST)
     made = policy(catalogue)
-    config = EngineConfig(device_slots=slots, transfer_timeout_s=20, fidelity=Fidelity(fidelity))
+    config = EngineConfig(device_slots=slots, transfer_timeout_s=20, fidelity=Fidelity(fidelity, waits=waits))
     return made, ExpertEngine(store, catalogue, made, config), store
 
 
@@ -180,8 +182,37 @@ def test_whoever_listens_hears_of_layers_where_all_are_here(closing: list[Expert
     assert engine.counters.hits == LAYERS * (2 + 3)
 
 
-def test_a_target_that_changes_moves_experts_and_no_layer_waits(closing: list[ExpertEngine]) -> None:
+def test_a_layer_waits_for_its_own_part_of_a_target_and_for_no_other(closing: list[ExpertEngine]) -> None:
     policy, engine, store = make(Quiet, 12)
+    closing.append(engine)
+    engine.preload([*range(4), *range(6, 10), *range(12, 16)])
+    wanted = np.zeros(SIZE, dtype=np.bool_)
+    wanted[[0, 1, 4, 5, 6, 7, 10, 11, 12, 13, 16, 17]] = True
+    policy.target = Target(1, wanted)
+    allowed: list[list[int]] = []
+
+    def seen(layer: int, mask: Mask | None) -> list[list[int]]:
+        assert mask is not None
+        allowed.append(np.flatnonzero(mask[0]).tolist())
+        return [[0, 1]]
+
+    assert all(run(engine, 1, seen))
+    assert all({0, 1, 4, 5} <= set(there) for there in allowed), "from the first step on"
+    assert engine.counters.on_demand_fetches == 0
+    assert sum(store.reads.values()) == 12 + 6
+
+
+def test_a_target_that_has_no_room_is_not_waited_for(closing: list[ExpertEngine]) -> None:
+    policy, engine, _ = make(Quiet, 6)
+    closing.append(engine)
+    engine.preload([0, 1, 6, 7, 12, 13])
+    policy.target = Target(1, np.ones(SIZE, dtype=np.bool_))  # three times as many as fit, and nobody else to leave
+    assert all(run(engine, 1, lambda layer, allowed: [[0, 1]]))
+    assert engine.resident_keys().tolist() == [0, 1, 6, 7, 12, 13]
+
+
+def test_a_target_that_changes_moves_experts_and_no_layer_waits(closing: list[ExpertEngine]) -> None:
+    policy, engine, store = make(Quiet, 12, waits=False)
     closing.append(engine)
     engine.preload([*range(4), *range(6, 10), *range(12, 16)])
     wanted = np.zeros(SIZE, dtype=np.bool_)
