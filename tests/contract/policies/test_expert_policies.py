@@ -383,7 +383,7 @@ def test_asking_once_for_many_is_asking_many_times_for_one(name: str, history: l
 def long_history() -> list[Operation]:
     random = np.random.default_rng(1)
     history: list[Operation] = [("step", 0, 1, 2)]
-    for _ in range(400):
+    for _ in range(1000):
         word = "layer" if random.random() < 0.5 else sorted(OPERATIONS)[int(random.integers(len(OPERATIONS)))]
         a, b, c = random.integers(0, 40, 3).tolist()
         history.append((word, a, b, c))
@@ -400,7 +400,7 @@ def test_a_long_history_evicts_many_and_seldom_runs_out_of_candidates(name: str,
 
     assert sum(len(answer) for answer in played.answers) > 20
     assert len({expert for answer in played.answers for expert in answer}) > 3
-    assert played.refusals <= played.demands / 2
+    assert played.refusals < played.demands / 2
 
 
 class Greedy(Lru):
