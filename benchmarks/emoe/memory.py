@@ -153,7 +153,6 @@ def _row(
     right = [answer.token_ids == ask.answer_ids for answer, ask in zip(answers, asks, strict=True)]
     same = [answer.token_ids == ids for answer, ids in zip(answers, said, strict=True)]
     ratios = [own / there for own, there in zip(arm.blocks[1:], whole.blocks[1:], strict=True)]
-    forecaster = arm.forecaster
     return {
         "arm": arm.kind.name,
         "fidelity": arm.kind.fidelity,
@@ -171,11 +170,11 @@ def _row(
         "seconds": sum(arm.blocks[1:]),
         "latency_ratio": sum(arm.blocks[1:]) / sum(whole.blocks[1:]),
         "latency_ratio_blocks": ratios,
-        "bytes_moved": arm.moved,
-        "on_demand": arm.on_demand,
+        "bytes_moved": int(arm.moved),
+        "on_demand": int(arm.on_demand),
         "approximated": statistics.fmean(one.approximated for one in answers),
-        "predictor_seconds": 0.0 if forecaster is None else forecaster.seconds,
-        "forecasts": 0 if forecaster is None else forecaster.asked,
+        "predictor_seconds": arm.predictor_seconds,
+        "forecasts": int(arm.forecasts),
     }  # fmt: skip
 
 

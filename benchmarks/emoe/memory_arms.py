@@ -129,7 +129,9 @@ class Answered:
 
 @dataclass
 class Arm:
-    """One engine and what it said. ``blocks``: seconds of each block of prompts."""
+    """One engine and what it said. ``blocks``: seconds of each block of prompts. ``moved`` (bytes), ``on_demand``
+    (fetches), ``predictor_seconds``, ``forecasts``: in the blocks after the first, without what it is forced to say.
+    """
 
     kind: Kind
     world: World
@@ -138,7 +140,10 @@ class Arm:
     predictor: Predictor | None = None
     answers: list[Answered] = field(default_factory=list)
     blocks: list[float] = field(default_factory=list)
-    moved: int = 0
+    moved: float = 0
+    on_demand: float = 0
+    predictor_seconds: float = 0.0
+    forecasts: float = 0
 
     def __post_init__(self) -> None:
         world, kind = self.world, self.kind
@@ -151,6 +156,7 @@ class Arm:
         self.batch = BatchEngine(
             world.model, batch, eos_token_ids=world.loaded.eos_token_ids, observer=self.experts
         )  # fmt: skip
+        self._warm: tuple[float, ...] = (0, 0, 0.0, 0)
         self._recorder: RoutingRecorder | None = None
         self.forecaster: Forecaster | None = None
         if self.predictor is not None:
@@ -175,7 +181,6 @@ class Arm:
         attach(self.world.loaded, self.experts)
         self.world.model.source = self.experts
         self._told()
-        before = self.bytes_moved()
         waiting = deque(enumerate(asks))
         found: dict[int, Answered] = {}
         began = time.perf_counter()
@@ -185,7 +190,10 @@ class Arm:
             if not self.batch.step() and self.batch.busy:
                 raise RuntimeError("requests wait and the engine moves nothing: a defect of greenroom")
         self.blocks.append(time.perf_counter() - began)
-        self.moved += self.bytes_moved() - before
+        spent = self._spent()
+        if len(self.blocks) == 1:
+            self._warm = spent
+        self.moved, self.on_demand, self.predictor_seconds, self.forecasts = np.subtract(spent, self._warm).tolist()
         self.answers += [found[place] for place in range(len(asks))]
 
     def _begin(self, place: int, ask: Ask, max_tokens: int, found: dict[int, Answered]) -> None:
@@ -240,9 +248,9 @@ class Arm:
     def bytes_moved(self) -> int:
         return int(sum(self.experts.refresh_counters().bytes_by_link.values()))
 
-    @property
-    def on_demand(self) -> int:
-        return self.experts.counters.on_demand_fetches
+    def _spent(self) -> tuple[float, ...]:
+        asked = (0.0, 0) if self.forecaster is None else (self.forecaster.seconds, self.forecaster.asked)
+        return (self.bytes_moved(), self.experts.counters.on_demand_fetches, *asked)
 
     def close(self) -> None:
         self.experts.close()

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep it as the next version of a `greenroom predictor` that does not run now.",
 )
-@click.option("--keep", type=int, default=5, show_default=True, help="Versions that are kept there.")
+@click.option("--keep", type=click.IntRange(min=1), default=5, show_default=True, help="Versions that are kept there.")
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
 def predictor_train(
     trace: Path,

@@ -6,6 +6,7 @@ Three concerns meet here and live elsewhere: bookkeeping (``ledger``), deciding 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -41,8 +42,10 @@ from greenroom.policies.events import (
     Step,
     Tier,
 )
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.expert_policy import ExpertPolicy, Target
 from greenroom.policies.fidelity import Confinement, Fidelity
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,8 @@ class ExpertEngine:
         fidelity = config.fidelity or Fidelity()
         self._confinement = None if fidelity.name == "exact" else Confinement(fidelity, catalogue)
         self._waits = fidelity.waits
+        self._awaited: Target | None = None  # the newest target that a layer waited for, and until when one may
+        self._await_until = 0.0
         self._approximates = self._masks or self._confinement is not None
         self._tables = Tables(catalogue, self._tiers)
         heard = policy.hooks & _LAYER_EVENTS
@@ -223,21 +228,30 @@ class ExpertEngine:
         return mask
 
     def _wait_for_target(self, layer: int) -> None:
-        """Until those of the policy's target that are the layer's have landed, or can not: for want of room, or since
-        nothing lands at all. They come layer after layer, so those of earlier layers are here by now.
+        """Until those of the policy's target that are the layer's have landed, or find no room. They come layer after
+        layer, so those of earlier layers are here by now.
+
+        A target is waited for no longer than ``transfer_timeout_s`` after it was first; once that is over, or where one
+        of its experts can not be had, layers go on without.
         """
-        target, span = self.policy.target, self.catalogue.spans[layer]
-        if target is None or target.tier is not Tier.DEVICE:
-            return
-        state, wanted = self._device.state[span], target.wanted[span]
-        while (wanted & (state != State.RESIDENT)).any():
+        span = self.catalogue.spans[layer]
+        state = self._device.state[span]
+        while (target := self.policy.target) is not None and target.tier is Tier.DEVICE:
+            if target is not self._awaited:
+                self._awaited, self._await_until = target, self._hardware.now() + self._config.transfer_timeout_s
+                self._demand.forget_failures()
+            lacking = target.wanted[span] & (state != State.RESIDENT)
+            if not lacking.any() or self._hardware.now() >= self._await_until:
+                return
             self._ahead.pump()
-            if not (wanted & (state == State.LOADING)).any() and not self._tiers.moving:
+            coming = bool((lacking & (state == State.LOADING)).any())
+            if not coming and self._tiers.moving < self._config.queue_ahead:
                 return
             try:
-                self._demand.wait_for(())
-            except TransferFailed:
-                return
+                self._demand.wait_for((np.flatnonzero(lacking) + span.start).tolist())
+            except TransferFailed as error:
+                self._await_until = self._hardware.now()
+                log.warning("layers go on without some of the experts that were to be kept: %s", error)
 
     def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
         if self._rerouted is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -75,11 +76,17 @@ class Listens:
 
 
 def make(
-    policy: type[ExpertPolicy], slots: int, fidelity: str = "paper", *, waits: bool = True
+    policy: type[ExpertPolicy],
+    slots: int,
+    fidelity: str = "paper",
+    *,
+    waits: bool = True,
+    timeout_s: float = 20,
+    before_read: Callable[[int, int], None] | None = None,
 ) -> tuple[Any, ExpertEngine, FakeStore]:
-    store, catalogue = FakeStore(MANIFEST), catalogue_of(MANIFEST)
+    store, catalogue = FakeStore(MANIFEST, before_read), catalogue_of(MANIFEST)
     made = policy(catalogue)
-    config = EngineConfig(device_slots=slots, transfer_timeout_s=20, fidelity=Fidelity(fidelity, waits=waits))
+    config = EngineConfig(device_slots=slots, transfer_timeout_s=timeout_s, fidelity=Fidelity(fidelity, waits=waits))
     return made, ExpertEngine(store, catalogue, made, config), store
 
 
@@ -200,6 +207,54 @@ def test_a_layer_waits_for_its_own_part_of_a_target_and_for_no_other(closing: li
     assert all({0, 1, 4, 5} <= set(there) for there in allowed), "from the first step on"
     assert engine.counters.on_demand_fetches == 0
     assert sum(store.reads.values()) == 12 + 6
+
+
+def test_a_layer_does_not_wait_for_what_is_another_ones(closing: list[ExpertEngine]) -> None:
+    released = threading.Event()
+
+    def late(layer: int, expert: int) -> None:
+        if (layer, expert) == (2, 4):
+            assert released.wait(DEADLINE_S)
+
+    policy, engine, _ = make(Quiet, 12, before_read=late)
+    closing.append(engine)
+    engine.preload([*range(4), *range(6, 10), *range(12, 16)])
+    wanted = np.zeros(SIZE, dtype=np.bool_)
+    wanted[[0, 1, 4, 5, 6, 7, 10, 11, 12, 13, 16, 17]] = True
+    policy.target = Target(1, wanted)
+
+    def release(layer: int, mask: Mask | None) -> list[list[int]]:
+        if layer == 1:  # reached though the third layer's expert is held back
+            released.set()
+        return [[0, 1]]
+
+    assert all(run(engine, 1, release))
+    assert engine.device.resident[wanted].all()
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["fails", "hangs"])
+def test_what_can_not_be_had_is_not_waited_for_again(closing: list[ExpertEngine], hangs: bool) -> None:
+    ended = threading.Event()
+
+    def broken(layer: int, expert: int) -> None:
+        if (layer, expert) == (0, 4):
+            if hangs:
+                ended.wait(DEADLINE_S)
+            raise OSError("a bad sector")
+
+    policy, engine, _ = make(Quiet, 12, timeout_s=0.3, before_read=broken)
+    closing.append(engine)
+    engine.preload([*range(4), *range(6, 10), *range(12, 16)])
+    wanted = np.zeros(SIZE, dtype=np.bool_)
+    wanted[[0, 1, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15]] = True
+    policy.target = Target(1, wanted)
+    began = time.monotonic()
+    try:
+        for _ in range(20):
+            run(engine, 1, lambda layer, allowed: [[0, 1]])
+    finally:
+        ended.set()
+    assert time.monotonic() - began < 20 * LAYERS * 0.3 / 2, "once, not in every layer of every step"
 
 
 def test_a_target_that_has_no_room_is_not_waited_for(closing: list[ExpertEngine]) -> None:

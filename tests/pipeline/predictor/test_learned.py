@@ -276,7 +276,7 @@ async def test_a_trainer_that_is_killed_is_counted_and_tried_again(
 async def test_a_trainer_that_hangs_is_killed(world: World, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     running = await world.start(
-        learning=dataclasses.replace(LEARNING, kinds=(EMOE_A,), timeout_s=0.3),
+        learning=dataclasses.replace(LEARNING, kinds=(EMOE_A,), timeout_s=3.0),
         trainer=(*SH, f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 600"),
     )
     await world.send(*(sequence(number) for number in range(10)))

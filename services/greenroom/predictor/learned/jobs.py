@@ -72,7 +72,7 @@ async def train_apart(
 ) -> LearnedArtifact:
     """In a process of its own, which is killed after ``timeout_s`` or when this is cancelled. Raises TrainingFailed,
     OSError."""
-    with tempfile.TemporaryDirectory(prefix="greenroom-training-") as name:
+    with tempfile.TemporaryDirectory(prefix="greenroom-training-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         source, target = folder / "job.safetensors", folder / "artifact.safetensors"
         await asyncio.to_thread(_write_job, source, model, samples, config)

@@ -96,7 +96,10 @@ class LearnedShelf(Shelf[LearnedArtifact, "LearnedPredictor"]):
     async def _prepare(self, artifact: LearnedArtifact) -> LearnedPredictor:
         if self._executor is None:
             raise Damaged("learned predictors are off, or torch is not installed: nothing can be served of it")
-        return await asyncio.get_running_loop().run_in_executor(self._executor, _predictor, artifact)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, _predictor, artifact)
+        except Exception as error:  # torch may be there and not work: what is kept must not end the service
+            raise Damaged(f"it can not be loaded: {error!r:.200}") from error
 
     def _serve(self, artifact: LearnedArtifact, prepared: LearnedPredictor) -> None:
         self._served[artifact.model] = prepared
