@@ -78,6 +78,8 @@ class TaskShares:
         if known is not None:
             return known
         if self._profile is not None:
+            if task not in self._profile.tasks:
+                return self.popularity  # not kept: types that nobody profiled must not push forecasts out
             return self._put(task, popularity_of(self._catalogue, self._profile, task))
         seen = self._seen.get(task, self._all_seen)
         return shares_of(self._catalogue, seen) if seen.any() else None

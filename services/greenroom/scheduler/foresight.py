@@ -34,8 +34,8 @@ class _Mean:
 class Foresight:
     """Equal histories lead to equal answers: a mean that follows the last ``MEMORY`` answers, no clock, no chance.
 
-    ``profile``: its means, its c and its ΔE come before what is seen and heard. A task type that it does not name has
-    the mean of what was seen of it, as every type has without a profile.
+    ``profile``: its means and its c come before what is seen and heard, its ΔE behind what a worker says. A task type
+    that it does not name has the mean of what was seen of it, as every type has without a profile.
     """
 
     def __init__(self, profile: ModelProfile | None = None) -> None:

@@ -83,7 +83,7 @@ def learn_keywords(
     prompts = sorted(set(prompts), key=lambda one: (_place(one, seed), one.prompt, one.task_type))
     names = tuple(sorted({one.task_type for one in prompts} | set(start.names if start is not None else ())))
     train, held_out = _split(prompts, config.held_out)
-    train = train[: config.most_prompts]
+    train = sorted(train, key=lambda one: (_place(one, seed), one.prompt, one.task_type))[: config.most_prompts]
     size, by_size = _best_size(train, names, start, config)
     learner = _Learner(train, names, start, config)
     learner.selection.run(size)

@@ -28,6 +28,7 @@ from greenroom.policies.events import (
 )
 from greenroom.policies.popularity import POPULARITY
 from greenroom.policies.registry import create_policy
+from greenroom.policies.task_shares import MOST_TASKS, TaskShares
 from tests.unit.policies.bench import keys_of, mask_of, step_of, transfer_of
 from tests.unit.policies.model_profiles import model_profile, task_profile
 
@@ -431,3 +432,14 @@ def test_a_decision_takes_at_most_two_milliseconds_of_a_large_model() -> None:
         taken.append(time.perf_counter() - began)
         made.on_sequence_ended(number - 64, SequenceEnd.FINISHED)
     assert min(taken) < 0.002
+
+
+def test_types_that_were_not_profiled_do_not_push_a_forecast_out() -> None:
+    catalogue = Catalogue.uniform("pool", layers=2, experts=4, top_k=1)
+    shares = TaskShares(catalogue, PROFILE)
+    foreseen = np.tile([0.0, 0.0, 0.0, 1.0], 2).astype(np.float32)
+    shares.foresee("sort", foreseen)
+    for number in range(2 * MOST_TASKS):
+        assert shares.of(f"never heard of {number}") is shares.popularity
+    assert shares.of("sort") is not None
+    assert np.asarray(shares.of("sort"))[7] == 1.0
