@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 from greenroom.fabric.commits import PrefixTracker
-from greenroom.fabric.log import GroupConsumer, Log, LogError, LogFailed
+from greenroom.fabric.log import GroupConsumer, Log, LogError, LogFailed, Record
 
 _LOG = logging.getLogger(__name__)
 _DAY_MS = 24 * 3_600_000
@@ -33,6 +33,20 @@ class HeldPartitions:
         for partition in given:
             del self._committed[partition]
         return given
+
+    def begin(self, records: Iterable[Record]) -> list[tuple[Record, PrefixTracker]]:
+        """Those of ``records`` whose partition is held, begun, each with the tracker that it is to be finished at.
+
+        To be called as soon as they were polled: a partition that goes and comes back has a new tracker, which gets
+        the same records again, so that those polled before it must not reach it.
+        """
+        begun = []
+        for record in records:
+            tracker = self.trackers.get(record.partition)
+            if tracker is not None:  # else it went to another instance, which reads this again
+                tracker.start(record.offset)
+                begun.append((record, tracker))
+        return begun
 
     async def commit(self, consumer: GroupConsumer | None) -> None:
         """What is finished and has not been committed. Where that fails it stays to be."""

@@ -171,14 +171,12 @@ class PredictorService(Runner):
                 self._room.clear()
                 await self._room.wait()
             room = self._config.max_unsaved - self._unsaved_count
-            for record in await consumer.poll(_POLL_S, min(_AT_ONCE, room)):
-                await self._take(record)
+            for record, tracker in self._held.begin(await consumer.poll(_POLL_S, min(_AT_ONCE, room))):
+                await self._take(record, tracker)
 
-    async def _take(self, record: Record) -> None:
-        tracker = self._held.trackers.get(record.partition)
-        if tracker is None:
-            return  # it went to another instance, which reads this again
-        tracker.start(record.offset)
+    async def _take(self, record: Record, tracker: PrefixTracker) -> None:
+        if not self._holds(record, tracker):
+            return
         try:
             trace = _decode(record)
             self.library.check(trace)
@@ -190,10 +188,15 @@ class PredictorService(Runner):
         async with self.publisher.learning:
             self._learn(record, tracker, trace, counts, sample)
 
+    def _holds(self, record: Record, tracker: PrefixTracker) -> bool:
+        """Whether it still is this instance's to learn: its partition may go while it waits, and come back, and is
+        then read again."""
+        return self._held.trackers.get(record.partition) is tracker
+
     def _learn(
         self, record: Record, tracker: PrefixTracker, trace: Trace, counts: SequenceCounts, sample: Sample | None
     ) -> None:
-        if self._held.trackers.get(record.partition) is not tracker:
+        if not self._holds(record, tracker):
             return
         if self.library.has_seen(trace.model, trace.request_id):
             self._metrics.duplicates.inc()

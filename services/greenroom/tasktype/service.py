@@ -117,14 +117,10 @@ class TaskTypeService(Runner):
             self._changed.clear()
             await self._changed.wait()
             return
-        for record in await consumer.poll(_POLL_S, room):
-            self._begin(record, tasks)
+        for record, tracker in self._held.begin(await consumer.poll(_POLL_S, room)):
+            self._begin(record, tracker, tasks)
 
-    def _begin(self, record: Record, tasks: asyncio.TaskGroup) -> None:
-        tracker = self._held.trackers.get(record.partition)
-        if tracker is None:
-            return  # it went to another instance, which reads this again
-        tracker.start(record.offset)
+    def _begin(self, record: Record, tracker: PrefixTracker, tasks: asyncio.TaskGroup) -> None:
         lane = (record.partition, record.key or b"")
         task = tasks.create_task(self._carry(record, tracker, self._last_of.get(lane)))
         self._last_of[lane] = task

@@ -147,7 +147,10 @@ class World:
     async def until_committed(self) -> None:
         """Until all of ``traces`` is."""
         async with asyncio.timeout(DEADLINE_S):
-            while await self.committed() != await self.sent():  # noqa: ASYNC110
+            while await self.committed() != await self.sent():
+                if all(instance.task.done() for instance in self.instances):
+                    for instance in self.instances:
+                        instance.task.result()  # why it ended says more than a wait that is over
                 await asyncio.sleep(0.002)
 
 

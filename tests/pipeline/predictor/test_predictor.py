@@ -19,6 +19,8 @@ from greenroom.fabric.log import LogFailed
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer, LocalEndpoint, Server, ServerConfig, join_address
 from greenroom.predictor import PredictorMetrics, PredictorService, PredictorServicer, make_store
+from greenroom.predictor import service as predictor_service
+from greenroom.predictor.counts import SequenceCounts, count
 from greenroom.predictor.process import predictor_parts
 from greenroom.predictor.snapshot import ArtifactInfo, Snapshot, load_snapshot
 from greenroom.predictor.store import MemoryArtifacts
@@ -411,6 +413,30 @@ async def test_a_partition_that_moves_is_not_counted_again_by_the_first(world: W
     counted = [each.service.library.models["m"].everything.sequences for each in (first, second)]
     assert sum(counted) == 60
     await first.stop()
+
+
+async def test_what_was_polled_before_its_partition_went_is_not_learnt_when_it_comes_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of that batch is read again, under the new assignment: the reader is held up in between."""
+    counting, go_on = threading.Event(), threading.Event()
+
+    def slowly(read: Trace) -> SequenceCounts:
+        counting.set()
+        assert go_on.wait(DEADLINE_S)
+        return count(read)
+
+    running = await world.start(revoke_s=0.01)
+    monkeypatch.setattr(predictor_service, "count", slowly)
+    await world.send(*(one(number) for number in range(8)))
+    await world.until(counting.is_set)
+    async with world.log.group("traces", "predictor", Nobody()):
+        pass
+    await world.broker.group("traces", "predictor").close()  # all partitions have come back
+    go_on.set()
+    await world.until_committed()
+    assert running.metric("sequences_total") == 8
+    await running.stop()
 
 
 # -- as a process -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from greenroom.fabric.held import HeldPartitions
-from greenroom.fabric.log import LogUnavailable
+from greenroom.fabric.log import LogUnavailable, Record
 
 
 class Consumer:
@@ -73,3 +73,13 @@ async def test_a_partition_that_is_given_up_during_a_commit_is_forgotten() -> No
 async def test_lag_is_told_of_those_whose_end_is_known() -> None:
     made = held()
     assert [told async for told in made.lags(Ends())] == [(0, 6)]  # type: ignore[arg-type]
+
+
+def test_what_is_read_is_begun_where_its_partition_is_held() -> None:
+    made = held()
+    records = [Record("requests", partition, offset, 0, None, b"") for partition, offset in ((0, 4), (7, 0), (0, 5))]
+    assert [(record.offset, tracker is made.trackers[0]) for record, tracker in made.begin(records)] == [
+        (4, True),
+        (5, True),
+    ]
+    assert (made.trackers[0].position, made.trackers[0].open) == (4, 2)
