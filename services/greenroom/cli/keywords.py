@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.files import write_whole
 
 
 @click.group()
@@ -99,12 +100,7 @@ def learn(
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Beside and renamed, so that who reads it sees the old or the new."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_bytes(data)
-        partial.replace(path)
+        write_whole(path, data)
     except OSError as error:
         raise InvalidConfig("output", str(path), f"a file that can be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)

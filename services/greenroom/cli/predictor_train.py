@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.files import write_whole
 
 if TYPE_CHECKING:
     from greenroom.predictor.learned.artifact import LearnedArtifact
     from greenroom.predictor.learned.evaluate import Score
+    from greenroom.predictor.store import Versions
 
 
 @click.command("predictor-train")
@@ -81,69 +86,104 @@ def predictor_train(
     from greenroom.predictor.learned.config import TrainingConfig
     from greenroom.predictor.learned.recorded import read_recorded
 
-    if out is not None and not out.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+    if out is not None:
+        _check_out(out)
     config = TrainingConfig(kind=kind, backbone=learn_model, width=width, epochs=epochs, seed=seed)
     recorded = read_recorded(trace, tasks)
     model = model_name or recorded.trace.model
     if state_dir is not None and not model:
         raise InvalidConfig("model-name", model, "the trace names no model: say which one it is of")
 
-    # torch takes seconds: what can be refused without it, was.
-    from tqdm import tqdm
+    with ExitStack() as held:
+        # What can be refused before an hour of training, is; what torch is not needed for, before torch is loaded.
+        store = None if state_dir is None else held.enter_context(_opened(state_dir, keep, kind))
 
-    from greenroom.predictor.learned.comparison import places_to_test, trivial
-    from greenroom.predictor.learned.training import measure, split, train
+        from tqdm import tqdm
 
-    with tqdm(total=config.epochs, desc="training", unit="epoch", disable=not sys.stderr.isatty()) as bar:
+        from greenroom.predictor.learned.comparison import places_to_test, trivial
+        from greenroom.predictor.learned.training import measure, split, train
 
-        def told(epoch: int, loss: float) -> None:
-            bar.update()
-            bar.set_postfix(loss=f"{loss:.4f}")
+        with tqdm(total=config.epochs, desc="training", unit="epoch", disable=not sys.stderr.isatty()) as bar:
 
-        artifact = train(recorded.sequences, config, model=model, on_epoch=told)
-    begin = split(recorded.sequences, config).train
-    places = places_to_test(recorded.sequences, begin)
-    scores: dict[str, Score] = {}
-    if len(places):
-        scores = trivial(recorded, begin, places)
-        scores[f"learned: {learn_model} {kind}"] = measure(artifact, recorded.sequences, places)
-    kept = _keep(artifact, out, state_dir, keep)
-    if as_json:
-        rows = {name: one.as_json() for name, one in scores.items()}
-        click.echo(json.dumps({"report": artifact.report, "test_sequences": len(places), "scores": rows}))
-        return
-    click.echo(_table(scores, artifact, len(places)))
-    if kept:
-        click.echo(kept)
+            def told(epoch: int, loss: float) -> None:
+                bar.update()
+                bar.set_postfix(loss=f"{loss:.4f}")
+
+            artifact = train(recorded.sequences, config, model=model, on_epoch=told)
+        begin = split(recorded.sequences, config).train
+        places = places_to_test(recorded.sequences, begin)
+        scores: dict[str, Score] = {}
+        if len(places):
+            scores = trivial(recorded, begin, places)
+            scores[f"learned: {learn_model} {kind}"] = measure(artifact, recorded.sequences, places)
+        if as_json:
+            rows = {name: one.as_json() for name, one in scores.items()}
+            click.echo(json.dumps({"report": artifact.report, "test_sequences": len(places), "scores": rows}))
+        else:
+            click.echo(_table(scores, artifact, len(places)))
+        # Behind the report, which is then seen wherever it can not be kept, and each whatever became of the other.
+        try:
+            if out is not None:
+                _write(out, artifact)
+                _say(f"written to {out}", as_json)
+        finally:
+            if store is not None and state_dir is not None:
+                version = _keep(store, state_dir, artifact)
+                _say(f"{kind} of {model}: version {version} in {state_dir}", as_json)
 
 
-def _keep(artifact: LearnedArtifact, out: Path | None, state_dir: Path | None, keep: int) -> str:
-    from greenroom.predictor.learned.artifact import dump_learned
+def _check_out(out: Path) -> None:
+    """By a file beside it, since rights do not say all: of a read-only file system nothing."""
+    try:
+        tempfile.TemporaryFile(dir=out.parent).close()
+    except FileNotFoundError:
+        raise click.BadParameter(f"there is no folder {out.parent}", param_hint="--out") from None
+    except OSError as error:
+        raise _not_written("out", out, error) from error
+
+
+@contextmanager
+def _opened(state_dir: Path, keep: int, kind: str) -> Iterator[Versions[LearnedArtifact]]:
+    """No service takes the folder before the result is in it. Raises InvalidConfig."""
     from greenroom.predictor.learned.shelf import LEARNED
     from greenroom.predictor.store import FileVersions
 
-    lines = []
-    now_ms = round(time.time() * 1000)
-    if out is not None:
-        partial = out.with_name(f".{out.name}.partial")
-        try:
-            partial.write_bytes(dump_learned(artifact.as_version(1, now_ms)))
-            partial.replace(out)
-        finally:
-            partial.unlink(missing_ok=True)
-        lines.append(f"written to {out}")
-    if state_dir is not None:
-        kind = artifact.architecture.kind
-        store = FileVersions(state_dir, keep, LEARNED, within=kind)
-        store.open()
-        try:
-            version = store.next_version(artifact.model)
-            store.write(artifact.as_version(version, now_ms))
-        finally:
-            store.close()
-        lines.append(f"{kind} of {artifact.model}: version {version} in {state_dir}")
-    return "\n".join(lines)
+    store = FileVersions(state_dir, keep, LEARNED, within=kind)
+    store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _write(out: Path, artifact: LearnedArtifact) -> None:
+    from greenroom.predictor.learned.artifact import dump_learned
+
+    try:
+        write_whole(out, dump_learned(artifact.as_version(1, _now_ms())))
+    except OSError as error:
+        raise _not_written("out", out, error) from error
+
+
+def _keep(store: Versions[LearnedArtifact], state_dir: Path, artifact: LearnedArtifact) -> int:
+    version = store.next_version(artifact.model)
+    try:
+        return store.write(artifact.as_version(version, _now_ms())).version
+    except OSError as error:
+        raise _not_written("state-dir", state_dir, error) from error
+
+
+def _not_written(field: str, path: Path, error: OSError) -> InvalidConfig:
+    return InvalidConfig(field, str(path), f"it must be a place that can be written: {error.strerror}")
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
+
+
+def _say(text: str, as_json: bool) -> None:
+    """Beside the JSON, which is alone on stdout."""
+    click.echo(text, err=as_json)
 
 
 def _table(scores: dict[str, Score], artifact: LearnedArtifact, prompts: int) -> str:

@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from typing import IO, Generic, Protocol, TypeVar
 import xxhash
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
+from greenroom.core.files import PARTIAL, write_whole
 from greenroom.predictor.snapshot import ArtifactInfo, Snapshot, dump_snapshot, load_snapshot
 from greenroom.predictor.tensors import Damaged
 
@@ -202,7 +202,7 @@ class FileVersions(Generic[A]):
         highest = 0
         for path in sorted(folder.iterdir()):
             matched = _FILE.fullmatch(path.name)
-            if path.name.endswith(".tmp"):
+            if path.name.endswith(PARTIAL):
                 path.unlink()
             if matched is None:
                 continue
@@ -254,7 +254,7 @@ class FileVersions(Generic[A]):
         folder = self._folder_of(model)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{version:012d}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
-        _write_whole(path, data)
+        write_whole(path, data, durable=True)
         info = replace(artifact.info, bytes=len(data))
         self._add(info, path)
         self._highest[model] = max(version, self._highest.get(model, 0))
@@ -295,7 +295,7 @@ class FileVersions(Generic[A]):
             self._pins.pop(model, None)
             return
         self.read(model, version)
-        _write_whole(path, json.dumps({"version": version}).encode())
+        write_whole(path, json.dumps({"version": version}).encode(), durable=True)
         self._pins[model] = version
 
     def forget(self, model: str) -> None:
@@ -340,26 +340,3 @@ def _read_whole(path: Path) -> bytes:
     if matched is None or xxhash.xxh3_128_hexdigest(data) != matched[2]:
         raise Damaged("its checksum is not that of its name")
     return data
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Atomic: after a crash at any moment ``path`` has its former contents or these."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

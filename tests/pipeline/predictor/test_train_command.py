@@ -14,6 +14,8 @@ from greenroom.predictor.learned.artifact import load_learned
 from greenroom.predictor.learned.comparison import places_to_test, trivial
 from greenroom.predictor.learned.config import LearningConfig
 from greenroom.predictor.learned.recorded import BadMeta, read_recorded
+from greenroom.predictor.learned.shelf import LEARNED
+from greenroom.predictor.store import FileVersions
 from greenroom.replay import RoutingTrace
 from tests.pipeline.predictor.conftest import World
 from tests.pipeline.predictor.test_learned import ask, sequence, until_learned
@@ -105,3 +107,48 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert "width" in run(str(path), "--width", "3", status=1)
     assert "no folder" in run(str(path), "--out", str(tmp_path / "none" / "p"), status=2)
     assert "Examples" in run("--help")
+
+
+def refused(path: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By the command line before it trains."""
+
+    def trained(*arguments: object, **others: object) -> None:
+        raise AssertionError("it was trained")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("greenroom.predictor.learned.training.train", trained)
+        return run(str(path), *QUICK, *arguments, status=1)
+
+
+def test_where_it_can_not_be_kept_is_said_before_it_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = recorded(tmp_path / "t.npz")
+    (tmp_path / "file").write_bytes(b"")
+    for place in (tmp_path / "file", tmp_path / "file" / "state"):
+        assert "can be written" in refused(path, "--out", str(place / "p"), monkeypatch=monkeypatch)
+    assert "state_dir" in refused(path, "--state-dir", str(tmp_path / "file" / "s"), monkeypatch=monkeypatch)
+    used = FileVersions(tmp_path / "state", 5, LEARNED, within="emoe-a")
+    used.open()
+    try:
+        assert "another predictor uses it" in refused(
+            path, "--state-dir", str(tmp_path / "state"), monkeypatch=monkeypatch
+        )
+    finally:
+        used.close()
+
+
+def test_where_one_place_takes_it_no_more_the_other_has_it_and_the_report_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, state = recorded(tmp_path / "t.npz"), tmp_path / "state"
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("greenroom.cli.predictor_train.write_whole", full)
+        text = run(str(path), *QUICK, "--out", str(tmp_path / "p"), "--state-dir", str(state), status=1)
+    assert "learned: xlnet emoe-a" in text
+    assert "No space left" in text
+    assert "Traceback" not in text
+    assert "version 1 in" in text
+    assert len(list(state.glob("m-*/emoe-a/*.safetensors"))) == 1

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load as load_by_safetensors
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.files import PARTIAL
 from greenroom.predictor.counts import count
 from greenroom.predictor.library import Library
 from greenroom.predictor.snapshot import Snapshot, dump_snapshot, load_snapshot
@@ -183,7 +184,7 @@ def test_what_a_crash_leaves_is_the_former_state(folder: Path, point: str, monke
 
     target = {
         "write": "pathlib.Path.open",
-        "fsync": "greenroom.predictor.store.os.fsync",
+        "fsync": "greenroom.core.files.os.fsync",
         "replace": "pathlib.Path.replace",
     }
     with monkeypatch.context() as patch:
@@ -194,13 +195,13 @@ def test_what_a_crash_leaves_is_the_former_state(folder: Path, point: str, monke
     store.close()
     store, newest = reopened(folder)
     assert [one.version for one in newest] == [3]
-    assert not list(folder.rglob("*.tmp"))
+    assert not list(folder.rglob(f"*{PARTIAL}"))
     assert store.write(snapshot(4)).version == 4
     store.close()
 
 
 def test_half_a_file_from_a_crash_is_removed(folder: Path) -> None:
-    half = file_of(folder, 3).with_name("000000000004-0.safetensors.tmp")
+    half = file_of(folder, 3).with_name(f".000000000004-0.safetensors.1{PARTIAL}")
     half.write_bytes(b"half")
     store, _ = reopened(folder)
     assert not half.exists()
