@@ -134,7 +134,8 @@ def _end(end: inference_pb2.End, exchange: Exchange, now: float) -> None:
         kind = FailureKind.LIMITED if end.reason == common_pb2.END_REASON_SHED else FailureKind.STREAM
         raise Refused(Failure(kind, name, f"the server ended the request as {name}", name))
     exchange.used(end.usage.prompt_tokens, end.usage.completion_tokens)
-    exchange.routed(end.usage.approximated)
+    if not end.usage.approximated_unknown:
+        exchange.routed(end.usage.approximated)
     exchange.ended(_FINISH[end.reason], now)
 
 

@@ -117,4 +117,5 @@ def _slo(slo: Slo) -> inference_pb2.Slo:
 
 
 def _usage(usage: inference_pb2.Usage) -> Usage:
-    return Usage(usage.prompt_tokens, usage.completion_tokens, from_share(usage.approximated))
+    share = None if usage.approximated_unknown else from_share(usage.approximated)
+    return Usage(usage.prompt_tokens, usage.completion_tokens, share)

@@ -43,11 +43,12 @@ class Options(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class Usage:
     """In tokens. ``approximated``: of all times that a layer's router chose experts for one of them, the share where it
-    was kept from those it would have chosen, since they were not in memory; 0 where the server is exact."""
+    was kept from those it would have chosen, since they were not in memory; 0 where the server is exact,
+    None where it is not known."""
 
     prompt_tokens: int
     completion_tokens: int
-    approximated: float = 0.0
+    approximated: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

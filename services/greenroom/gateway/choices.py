@@ -48,7 +48,7 @@ class TokenRecord:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one choice gained. ``tokens`` only where they were asked for. ``finish``, ``generated`` (tokens in all) and
-    ``approximated`` (the share of its routing, as Finished has it) come with its last."""
+    ``approximated`` (the share of its routing, as Finished has it; None: not known) come with its last."""
 
     index: int
     text: str
@@ -56,7 +56,7 @@ class Delta:
     tokens: tuple[Token, ...] = ()
     finish: FinishReason | None = None
     generated: int = 0
-    approximated: float = 0.0
+    approximated: float | None = None
 
 
 class ChoiceAssembler:
@@ -64,6 +64,9 @@ class ChoiceAssembler:
 
     The text of a token that ends the generation (EOS, or one of ``stop_token_ids``) is left out, its log-probability
     is not: there is one for every token that usage counts. ``tokens``: the tokens themselves are wanted too.
+
+    Whoever generates goes by the stop strings too. If it goes on behind one all the same the choice ends here, before
+    it was said what was approximated.
     """
 
     def __init__(self, job: Job, tokenizer: Tokenizer, eos_token_ids: Collection[int], *, tokens: bool = False) -> None:
@@ -100,7 +103,7 @@ class ChoiceAssembler:
         finish = finished.reason if self._text.matched is None else FinishReason.STOP
         return self._last(text, finish, finished.approximated)
 
-    def _last(self, text: str, finish: FinishReason, approximated: float = 0.0) -> Delta:
+    def _last(self, text: str, finish: FinishReason, approximated: float | None = None) -> Delta:
         self.finish = finish
         return Delta(self._index, text, finish=finish, generated=self._generated, approximated=approximated)
 

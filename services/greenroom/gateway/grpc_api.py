@@ -194,7 +194,8 @@ class _Part:
             usage = inference_pb2.Usage(
                 prompt_tokens=prepared.prompt_tokens,
                 completion_tokens=last.generated,
-                approximated=last.approximated,
+                approximated=last.approximated or 0.0,
+                approximated_unknown=last.approximated is None,
             )
             self.end = inference_pb2.End(reason=to_end_reason(last.finish), usage=usage)
 

@@ -64,25 +64,28 @@ class Tally:
         self._prompts = prompts
         self._generated = 0
         self._rows = 0
-        self._approximated_rows = 0.0
+        self._approximated_rows: float | None = 0.0  # None: of one choice it is not known
 
     def add(self, end: Delta) -> None:
         """The last part of a choice. Its last token is never run, so that it has no routing."""
         rows = max(0, self._prompts[end.index] + end.generated - 1)
         self._generated += end.generated
         self._rows += rows
-        self._approximated_rows += rows * end.approximated
+        if self._approximated_rows is not None:
+            share = end.approximated
+            self._approximated_rows = None if share is None else self._approximated_rows + rows * share
 
     def as_json(self) -> Json:
-        """Fields of a reply. The share is not in ``usage``: clients add up over requests what they find there."""
-        return {
-            "usage": {
-                "prompt_tokens": self._prompt_tokens,
-                "completion_tokens": self._generated,
-                "total_tokens": self._prompt_tokens + self._generated,
-            },
-            "approximated": round(self._approximated_rows / max(1, self._rows), 6),
+        """Fields of a reply. The share is not in ``usage``: clients add up over requests what they find there. Where it
+        is not known nothing is said of it."""
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._generated,
+            "total_tokens": self._prompt_tokens + self._generated,
         }
+        if self._approximated_rows is None:
+            return {"usage": usage}
+        return {"usage": usage, "approximated": round(self._approximated_rows / max(1, self._rows), 6)}
 
 
 class ChatStyle:

@@ -65,7 +65,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 class ChatCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
     """The reply as a whole. ``approximated``: of all times that a layer's router chose experts for a token of the
-    prompt or the answer, the share where it was kept from those it would have chosen, since they were not in memory."""
+    prompt or the answer, the share where it was kept from those it would have chosen, since they were not in memory;
+    left out where it is not known."""
 
     id: str
     object: Literal["chat.completion"]
@@ -74,7 +75,7 @@ class ChatCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
-    approximated: Share
+    approximated: Share | UnsetType = UNSET
 
 
 class ChatDelta(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -341,22 +341,26 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     APPROXIMATED_FIELD_NUMBER: _builtins.int
+    APPROXIMATED_UNKNOWN_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     approximated: _builtins.float
     """Share of the request's routed tokens (a token in an MoE layer) that were not routed as the model would have, since
     those experts were not in memory and the worker was allowed to go on without. 0 where it is exact.
     """
+    approximated_unknown: _builtins.bool
+    """That share is not known: the gateway has ended the answer before the worker said."""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         approximated: _builtins.float = ...,
+        approximated_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approximated", b"approximated", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approximated", b"approximated", "approximated_unknown", b"approximated_unknown", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

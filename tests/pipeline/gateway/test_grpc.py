@@ -103,6 +103,14 @@ async def test_the_usage_says_what_was_approximated(stub: Any, server: Server) -
     assert (await events_of(stub.GenerateStream(hello())))[-1].end.usage.approximated == 0.25
 
 
+async def test_an_answer_that_ends_before_its_share_is_known_does_not_pass_for_exact(stub: Any, server: Server) -> None:
+    """Whoever generates went on behind a stop string."""
+    server.generator.checks_stops = False
+    exact = (await stub.Generate(hello())).usage
+    cut = (await stub.Generate(hello(stop=["r"]))).usage
+    assert (exact.approximated_unknown, cut.approximated_unknown) == (False, True)
+
+
 async def test_the_kinds_of_prompt(stub: Any, server: Server) -> None:
     encode = server.text.tokenizer.encode
     messages = [inference_pb2.ChatMessage(role="user", content="hello")]

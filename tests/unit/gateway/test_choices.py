@@ -104,6 +104,16 @@ def test_a_generator_that_goes_on_behind_a_stop_string_is_cut(tokenizer: Tokeniz
     text, last = assemble(tokenizer, [*said], stop=("!",))
     at = len(tokens(tokenizer, "hello there!"))
     assert (text, last.finish, last.generated) == ("hello there", FinishReason.STOP, at)
+    assert last.approximated is None, "it has not said"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_where_one_choice_is_not_known_the_reply_says_nothing_of_approximation(place: int) -> None:
+    tally = Tally(3, [3, 3])
+    for index in range(2):
+        approximated = None if index == place else 0.0
+        tally.add(Delta(index, "", finish=FinishReason.STOP, generated=2, approximated=approximated))
+    assert set(tally.as_json()) == {"usage"}
 
 
 def test_a_stop_string_with_the_last_allowed_token_is_a_stop(tokenizer: Tokenizer) -> None:
