@@ -44,7 +44,8 @@ class Routed:
 
 
 class Engine(Protocol):
-    """Used from one event loop. ``begin`` and ``cancel`` do not wait; events come to what was given to ``listen``."""
+    """Used from one event loop, but for ``state``. ``begin`` and ``cancel`` do not wait; events come to what was given
+    to ``listen``."""
 
     @property
     def alive(self) -> bool:
@@ -70,7 +71,9 @@ class Engine(Protocol):
         """Generate no more of it. It may still have events, or none."""
         ...
 
-    def state(self) -> EngineState: ...
+    def state(self) -> EngineState:
+        """May take milliseconds; asked from any thread, by one at a time."""
+        ...
 
     def take_routing(self, number: int) -> Routed | None:
         """The routing of one that has ended, where it was recorded; to be asked when its end is told, at most once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 MOST_TASKS = 8
 """Task types that are asked for at a time: the commonest."""
 
+_LONGEST_PAUSE_MS = 30_000.0
+
 _NOTHING_KNOWN = "uniform"
 """The source of a forecast that says of every expert the same."""
 
@@ -38,7 +41,8 @@ class Forecaster:
 
     Those that are sensitive to no layer are left out. Where no other runs nobody is asked, and the next prompt is as
     good as this one would have been. One call at a time, each with a deadline. A predictor that is down, slow, new or
-    of another model is counted and costs nothing else: the expert policy goes on with what it knows.
+    of another model is counted and costs nothing else: the expert policy goes on with what it knows, and it is asked
+    again after ``retry_ms``, then after twice as long, and so on, while there are requests here; else by the next one.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class Forecaster:
     ) -> None:
         """``experts``: of all layers. ``running``: how many requests of each task type are here. ``sensitive``: whether
         a task type's answers depend on which experts are here, in some layer. ``previous``: where the last prompt of a
-        task type was routed, as ForecastRequest has it; for predictors that go by it.
+        task type was routed, as ForecastRequest has it; for predictors that go by it. Asked in a thread.
         """
         self._dialer = dialer
         self._members = members
@@ -85,12 +89,23 @@ class Forecaster:
         while True:
             await self._due.wait()
             self._due.clear()
-            mix = {task: count for task, count in self._running().items() if self._sensitive(task)}
-            self._spared = not mix
-            self._counters.forecasts_spared += not mix
-            for task in sorted(mix, key=lambda task: (-mix[task], task))[:MOST_TASKS]:
-                if not await self._take(task):
-                    break
+            pause_ms = self._config.retry_ms
+            while not await self._ask_all():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_ms / 1000.0):
+                        await self._due.wait()
+                self._due.clear()
+                pause_ms = min(2 * pause_ms, max(self._config.retry_ms, _LONGEST_PAUSE_MS))
+
+    async def _ask_all(self) -> bool:
+        """Whether there is no reason to ask again: for all that matters here there is a forecast, or nothing does."""
+        mix = {task: count for task, count in self._running().items() if self._sensitive(task)}
+        self._spared = not mix
+        self._counters.forecasts_spared += not mix
+        for task in sorted(mix, key=lambda task: (-mix[task], task))[:MOST_TASKS]:
+            if not await self._take(task):
+                return False
+        return True
 
     async def _take(self, task: str) -> bool:
         """False: the others need not be asked for."""
@@ -122,10 +137,11 @@ class Forecaster:
         stub = self._dialer.stub(predictor_pb2_grpc.PredictorStub, self._address())
         timeout_s = self._config.timeout_ms / 1000.0
         config = self._config
+        previous = await asyncio.to_thread(self._previous, task) if config.by_previous else b""
         request = predictor_pb2.ForecastRequest(
             model=self._model,
             task_type=task,
-            previous=self._previous(task) if config.by_previous else b"",
+            previous=previous,
             predictor="" if config.predictor == STATISTICS else config.predictor,
         )
         async with asyncio.timeout(timeout_s):

@@ -38,7 +38,7 @@ class LeaseHolder(Protocol):
         """Raises RunRefused for an epoch that is over."""
         ...
 
-    def state(self) -> worker_pb2.WorkerState: ...
+    async def state(self) -> worker_pb2.WorkerState: ...
 
 
 class Leases:
@@ -137,7 +137,7 @@ class LeaseSession:
                 self._asked[sequence] = self._holder.now()
                 if len(self._asked) > _REMEMBERED:
                     del self._asked[next(iter(self._asked))]
-                yield worker_pb2.LeaseFromWorker(sequence=sequence, state=self._holder.state())
+                yield worker_pb2.LeaseFromWorker(sequence=sequence, state=await self._holder.state())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(every):
                         await self._wake.wait()

@@ -14,7 +14,7 @@ _MOST_TASKS = 16
 
 class LastPrompts:
     """Where the rows of the last finished prompt of a task type were routed; of a type that has had none here the
-    popularity in the ``profile``, where there is one."""
+    popularity in the ``profile``, where there is one. ``of`` may be asked from another thread."""
 
     def __init__(self, profile: ModelProfile | None = None) -> None:
         self._profile = profile
@@ -40,7 +40,7 @@ class LastPrompts:
 def distribution_of(routed: Routed) -> NDArray[np.float32]:
     """``[layers, experts]``: each expert's share of its layer's picks, all alike in a layer without any."""
     layers, experts = routed.experts.shape[1], routed.num_experts
-    cells = routed.experts + np.arange(layers)[:, None] * experts
-    counts = np.bincount(cells[routed.experts < experts], minlength=layers * experts).reshape(layers, experts)
+    picks = np.ascontiguousarray(routed.experts.transpose(1, 0, 2)).reshape(layers, -1)
+    counts = np.stack([np.bincount(own[own < experts], minlength=experts) for own in picks])
     sums = counts.sum(axis=1, keepdims=True)
     return np.where(sums > 0, counts / np.maximum(sums, 1), 1.0 / experts).astype(np.float32)

@@ -99,6 +99,7 @@ class WorkerService(Part):
         self._fault = fault_of(config.fault)
         self._failing: asyncio.Queue[BaseException] = asyncio.Queue()
         self._lapsed = True
+        self._stating = asyncio.Lock()
         self._traces = (
             TraceWriter(
                 to, TRACES, config.traces, self.counters, pool=config.pool, model=card.name, worker=config.instance
@@ -201,9 +202,10 @@ class WorkerService(Part):
             model=self.card,
         )
 
-    def state(self) -> worker_pb2.WorkerState:
+    async def state(self) -> worker_pb2.WorkerState:
         """What a scheduler is told with every request for the lease."""
-        engine = self._engine.state()
+        async with self._stating:
+            engine = await asyncio.to_thread(self._engine.state)
         return worker_pb2.WorkerState(
             worker=self.instance,
             draining=self.table.draining,

@@ -73,17 +73,19 @@ class TraceConfig:
 class ForecastConfig:
     """Forecasts from the predictor. ``every``: once in so many prompts, 0 for never. ``address``: host:port of the
     predictor; None: whichever the members name. ``predictor``: what it is to forecast with, one of PREDICTORS; those
-    that are learnt go by the last prompt of a task type, and until there is one statistics answer. Raises
+    that are learnt go by the last prompt of a task type, and until there is one statistics answer. ``retry_ms``: after
+    how long it is asked again when it has failed; every further time twice as long, at most half a minute. Raises
     InvalidConfig, naming the field."""
 
     every: int = 40
     timeout_ms: float = 1_000.0
+    retry_ms: float = 1_000.0
     address: str | None = None
     predictor: str = STATISTICS
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "every")
-        _milliseconds(self, "timeout_ms")
+        _milliseconds(self, "timeout_ms", "retry_ms")
         if self.predictor not in PREDICTORS:
             raise InvalidConfig("predictor", self.predictor, f"allowed: {', '.join(PREDICTORS)}")
 

@@ -95,7 +95,7 @@ async def test_answers_are_the_models_own_wherever_an_earlier_attempt_was_cut(mo
         await until(lambda: all(len(got) == LENGTH for got in gateway.got.values()))
         assert [tuple(gateway.got[task.request.request_id]) for task in asked] == whole
         assert stage.service.counters.tokens == sum(LENGTH - 5 * number for number in range(len(asked)))
-        state = stage.service.state()
+        state = await stage.service.state()
         assert (state.experts, state.resident_experts) == (model.experts.catalogue.size, model.experts.device.slots)
         assert state.token_ms > 0
         assert state.kv_tokens_free == state.kv_tokens > model.served.max_model_len

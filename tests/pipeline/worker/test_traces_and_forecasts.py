@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from greenroom.core.attempts import Attempt
 from greenroom.core.messages import MemberKind, Trace, decode
 from greenroom.fabric.log import AppendUnknown
 from greenroom.policies.popularity import POPULARITY
@@ -165,6 +166,39 @@ async def test_without_a_forecast_the_worker_goes_on(trouble: str) -> None:
         await until(lambda: stage.service.counters.forecasts_failed >= 1)
         await finish(stage, "a", 0)
         assert stage.engine.foreseen == []
+        held.cancel()
+
+
+@pytest.mark.parametrize("comes", ["another prompt", "none"])
+async def test_a_forecast_that_failed_is_asked_for_again_while_there_are_requests(comes: str) -> None:
+    """Not forty prompts later: before the first one there is nothing to go by."""
+    async with staged(forecasts=ForecastConfig(every=40, retry_ms=1.0)) as stage:
+        counters = stage.service.counters
+        held = stage.run(stage.task("held", reply_to=None, length=100), 0)
+        await until(lambda: counters.forecasts_failed >= 2)
+        held.cancel()
+        if comes == "another prompt":
+            stage.service.cancel("held", Attempt(stage.epoch, 0))
+            await until(lambda: counters.forecasts_spared >= 1, "nothing runs: nobody is asked")
+            failed = counters.forecasts_failed
+            held = stage.run(stage.task("next", reply_to=None, length=100), 1)
+            await until(lambda: counters.forecasts_failed > failed)
+        predictor = await with_predictor(stage)
+        await until(lambda: counters.forecasts == 1)
+        assert len(predictor.asked) == 1
+        held.cancel()
+
+
+async def test_a_predictor_that_fails_is_asked_less_and_less_often() -> None:
+    async with staged(forecasts=ForecastConfig(every=6, retry_ms=3_600_000.0)) as stage:
+        counters = stage.service.counters
+        held = stage.run(stage.task("held", reply_to=None, length=100), 0)
+        await until(lambda: counters.forecasts_failed == 1)
+        for number in range(1, 6):
+            await finish(stage, f"r{number}", number)
+        assert counters.forecasts_failed == 1, "prompts before the next that is due do not ask"
+        await finish(stage, "due", 6)
+        await until(lambda: counters.forecasts_failed == 2)
         held.cancel()
 
 
