@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.placement_policy import Costs
+
+log = logging.getLogger(__name__)
 
 ENOUGH = 8
 """Answers of a task type from which on their mean is trusted."""
@@ -35,7 +38,8 @@ class Foresight:
     """Equal histories lead to equal answers: a mean that follows the last ``MEMORY`` answers, no clock, no chance.
 
     ``profile``: its means and its c come before what is seen and heard, its ΔE behind what a worker says. A task type
-    that it does not name has the mean of what was seen of it, as every type has without a profile.
+    that it does not name has the mean of what was seen of it, as every type has without a profile. A profile of a model
+    with other experts than the pool's workers have is given up when the first of them is met.
     """
 
     def __init__(self, profile: ModelProfile | None = None) -> None:
@@ -43,7 +47,27 @@ class Foresight:
         self._by_task: dict[str, _Mean] = {}
         self._all = _Mean()
         self._token_ms: tuple[float, ...] = ()
+        self._met: tuple[str, int] | None = None
         self._wanted = {} if profile is None else {task: experts_wanted(profile, task) for task in profile.tasks}
+
+    def meet(self, model: str, experts: int) -> None:
+        """A worker of the pool serves ``model``, which has so many ``experts`` in all; 0: it does not say."""
+        profile = self.profile
+        if profile is None or (model, experts) == self._met:
+            return
+        self._met = model, experts
+        least, most = experts_of(profile)
+        if experts and not least <= experts <= most:
+            log.warning(
+                "the profile is not used: it is of %s with %d experts, and a worker here serves %s with %d; give one "
+                "that `greenroom profile` made of that",
+                *(profile.model, most, model, experts),
+            )
+            self.profile, self._wanted, self._token_ms = None, {}, ()
+        elif model != profile.model:
+            log.info(
+                "a worker here serves %s; what is expected of it comes from the profile of %s", model, profile.model
+            )
 
     def tokens(self, task: str, limit: int) -> int:
         """Tokens that an answer will probably have (eMoE's G when it is scheduled), from 1 to ``limit``: by profile, by
@@ -80,6 +104,14 @@ class Foresight:
             prefill_token_ms=measured.prefill_token_ms,
             load_ms_by_task={**loads, **heard.load_ms_by_task},
         )
+
+
+def experts_of(profile: ModelProfile) -> tuple[int, int]:
+    """How few and how many experts a model may have that this is the profile of, all layers together: behind the last
+    of a layer that any task picks there may be more, up to as many as its largest layer has."""
+    picked = np.array([one.popularity for one in profile.tasks.values()]).sum(axis=0) > 0
+    least = np.where(picked, np.arange(1, profile.experts + 1), 0).max(axis=1).sum()
+    return int(least), profile.layers * profile.experts
 
 
 def experts_wanted(profile: ModelProfile, task: str) -> float:

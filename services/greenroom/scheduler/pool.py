@@ -371,6 +371,7 @@ class Pool:
         seat.lease_until = now + self.config.lease_ms
         changed = seat.state.draining != state.draining
         seat.state, seat.heard_ms = state, now
+        self._foresight.meet(state.model, state.experts)
         seat.costs = self._foresight.costs(state.costs, missing=state.missing, rows=seat.capacity.max_running)
         return self.schedule(now) if changed else []
 

@@ -22,12 +22,15 @@ class Capacity:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     """What a worker says of itself with every beat. ``generated``: tokens so far, by request. ``missing``: share of
-    the experts that are not on its device."""
+    the experts that are not on its device. ``experts``: of its model, all layers together; 0: it does not say.
+    ``model``: the name that it serves."""
 
     draining: bool = False
     costs: Costs = field(default_factory=Costs)
     generated: dict[str, int] = field(default_factory=dict)
     missing: float = 0.0
+    experts: int = 0
+    model: str = ""
 
 
 @dataclass(slots=True, eq=False)

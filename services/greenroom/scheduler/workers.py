@@ -283,6 +283,8 @@ class _Link:
             costs=_costs(state),
             generated={run.request_id: run.generated for run in state.runs},
             missing=max(0.0, 1.0 - state.resident_experts / state.experts) if state.experts else 0.0,
+            experts=state.experts,
+            model="" if self.member.model is None else self.member.model.name,
         )
         self._act(self._pool.beat(worker, heard, now))
         return worker in self._pool.seats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import pytest
@@ -94,6 +95,33 @@ def test_c_by_batch_size_and_loads_come_from_the_profile_and_what_a_worker_says_
     nothing_missing = foresight.costs(Costs(), missing=0.0, rows=8)
     assert nothing_missing.load_ms_by_task == {"code": 0.0, "chat": 0.0}
     assert len(nothing_missing.token_ms_by_rows) == 8
+
+
+def test_a_profile_of_another_model_is_given_up_and_said_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    foresight = Foresight(PROFILE)
+    heard = Costs(token_ms=3.0)
+    for _ in range(3):
+        foresight.meet("other", 96)
+    assert foresight.costs(heard, missing=0.5, rows=4) is heard
+    assert foresight.tokens("code", 512) == 512, "as without a profile"
+    [said] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "other with 96" in said
+    assert "greenroom profile" in said
+
+
+@pytest.mark.parametrize("experts", [0, 3, 4])
+def test_a_profile_that_may_be_of_the_workers_model_is_used_under_any_name(experts: int) -> None:
+    """Names are the operator's to give; a layer may have fewer experts than the largest; 0 says nothing."""
+    foresight = Foresight(model_profile({"code": task_profile([[1, 1], [1, 0]], writes=40)}))
+    foresight.meet("a name of our own", experts)
+    assert foresight.tokens("code", 512) == 40
+
+
+@pytest.mark.parametrize("experts", [2, 5])
+def test_too_few_or_too_many_experts_for_the_profile(experts: int) -> None:
+    foresight = Foresight(model_profile({"code": task_profile([[1, 1], [1, 0]], writes=40)}))
+    foresight.meet("m", experts)
+    assert foresight.tokens("code", 512) == 512
 
 
 def test_experts_wanted_are_those_that_at_least_one_token_picks() -> None:
