@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli.stack import F, stack
-from greenroom.demo import bundled_model_path, bundled_profile_path
+from greenroom.demo import bundled_model_path
 
 if TYPE_CHECKING:
     from greenroom.worker.config import WorkerConfig
 
+log = logging.getLogger(__name__)
 
 checkpoint_options = stack(
     click.option("--revision", help="Branch, tag or commit of a model on the hub."),
@@ -67,7 +69,7 @@ runtime_options = stack(
     click.option(
         "--profile",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="What `greenroom profile` measured of the model by task type.  [default: the bundled model's own, for it]",
+        help="What `greenroom profile` measured of the model by task type.  [default: profile.json in its folder]",
     ),
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
     click.option(
@@ -111,7 +113,23 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
     if chosen["model"] is None:
         chosen["model"] = str(bundled_model_path())
         chosen["served_model_name"] = chosen.get("served_model_name") or "greenroom-understudy"
-        chosen["profile"] = chosen.get("profile") or bundled_profile_path()
-    config = WorkerConfig(**chosen)
-    local_folder(config.model, config.revision)  # looks only whether a folder is meant that is not there
-    return config
+    folder = local_folder(chosen["model"], chosen.get("revision"))
+    if chosen.get("profile") is None and folder is not None:
+        chosen["profile"] = _profile_beside(folder)
+    return WorkerConfig(**chosen)
+
+
+def _profile_beside(folder: Path) -> Path | None:
+    from greenroom.core.errors import InvalidConfig
+    from greenroom.core.model_profile import load_model_profile
+    from greenroom.profiling.folder import PROFILE_FILE
+
+    path = folder / PROFILE_FILE
+    if not path.is_file():
+        return None
+    try:
+        load_model_profile(path)
+    except InvalidConfig as error:
+        log.warning("the model goes without a profile, since the one in its folder can not be used: %s", error)
+        return None
+    return path

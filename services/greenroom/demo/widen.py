@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import msgspec
 import numpy as np
 from tqdm import tqdm
 
 from greenroom.core.errors import CorruptCheckpoint, GreenroomError, InvalidConfig, UnsupportedModel
+from greenroom.core.model_profile import dump_model_profile, load_model_profile
 from greenroom.core.units import MIB, format_bytes
 
 _FAMILIES: Final = ("qwen3_moe",)
@@ -35,6 +37,7 @@ _COPIED: Final = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+_PROFILE: Final = "profile.json"
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,12 @@ class _Tensor:
 def widen(model_dir: Path, out_dir: Path, expert_mib: float, *, progress: bool = True) -> Widened:
     """Writes a copy of `model_dir` to `out_dir` whose experts have at least `expert_mib` MiB each.
 
+    Of a profile beside it everything is kept but the costs: who is routed where stays, what it takes does not.
     The width is rounded up to a multiple of 64. `out_dir` appears whole or not at all; it may exist if it is empty.
 
     Raises:
-        InvalidConfig: if `out_dir` is not empty, the experts are larger already, or the disk has too little room.
+        InvalidConfig: if `out_dir` is not empty, the experts are larger already, the disk has too little room, or the
+            profile beside the model can not be read.
         UnsupportedModel: if the model is of a family whose experts this does not know how to pad.
         CorruptCheckpoint: if the files contradict their configuration.
     """
@@ -118,6 +123,9 @@ def widen(model_dir: Path, out_dir: Path, expert_mib: float, *, progress: bool =
         for name in _COPIED:
             if (model_dir / name).exists():
                 shutil.copyfile(model_dir / name, draft / name)
+        if (model_dir / _PROFILE).is_file():
+            profile = msgspec.structs.replace(load_model_profile(model_dir / _PROFILE), costs=None)
+            (draft / _PROFILE).write_bytes(dump_model_profile(profile))
         draft.chmod(0o755)
         draft.replace(out_dir)
     except OSError as error:

@@ -8,15 +8,18 @@ import shutil
 from collections import namedtuple
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from greenroom.core.errors import CorruptCheckpoint, GreenroomError, InvalidConfig, UnsupportedModel
+from greenroom.core.model_profile import dump_model_profile, load_model_profile
 from greenroom.core.units import MIB
 from greenroom.demo import widen as module
 from greenroom.demo.widen import widen
+from tests.unit.policies.model_profiles import model_profile, task_profile
 
 _HIDDEN, _WIDTH, _LAYERS, _EXPERTS = 32, 128, 2, 4
 _EXPERT_MIB = 0.05
@@ -63,6 +66,20 @@ def test_same_function_same_routing(small: Path, tmp_path: Path) -> None:
     for row in ids:
         told = [m.generate(row[None], max_new_tokens=12, do_sample=False, pad_token_id=0) for m in (narrow, wide)]
         assert torch.equal(told[0], told[1])
+
+
+def test_the_profile_comes_along_without_its_costs(small: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(small, source)
+    even = [[1.0] * _EXPERTS] * _LAYERS
+    profile = model_profile({"sort": task_profile(even)}, top_k=2, load_ms={1: 5.0})
+    (source / "profile.json").write_bytes(dump_model_profile(profile))
+    widened = widen(source, tmp_path / "wide", _EXPERT_MIB, progress=False)
+    assert load_model_profile(widened.path / "profile.json") == msgspec.structs.replace(profile, costs=None)
+    (source / "profile.json").write_text("{}")
+    with pytest.raises(InvalidConfig, match=r"profile\.json"):
+        widen(source, tmp_path / "other", _EXPERT_MIB, progress=False)
+    assert not (tmp_path / "other").exists()
 
 
 def test_sizes_shards_and_copies(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
