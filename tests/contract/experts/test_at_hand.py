@@ -152,8 +152,9 @@ def test_tables_follow_whoever_comes_and_goes(wants: list[set[int]], seed: int) 
         engine.close()
 
 
-def test_nothing_is_fetched_on_demand_while_a_layer_has_enough(closing: list[ExpertEngine]) -> None:
-    policy, engine, _ = make(Quiet, 9)
+@pytest.mark.parametrize("waits", [True, False])
+def test_nothing_is_fetched_on_demand_while_a_layer_has_enough(closing: list[ExpertEngine], waits: bool) -> None:
+    policy, engine, _ = make(Quiet, 9, waits=waits)
     closing.append(engine)
     engine.preload([*range(3), *range(6, 9), *range(12, 15)])
     listener = engine.listener = Listens()
@@ -170,9 +171,12 @@ def test_nothing_is_fetched_on_demand_while_a_layer_has_enough(closing: list[Exp
     assert engine.counters.on_demand_fetches == 0
     wanted = np.zeros(SIZE, dtype=np.bool_)
     wanted[[3, 4, 5, 9, 10, 11, 15, 16, 17]] = True
-    policy.want(wanted)  # all at once: for a while layers are without, and fetch what they pick
+    policy.want(wanted)  # others in all layers, and none of those that are here
     for _ in range(20):
         run(engine, 1, first)
+    if waits:  # else a layer may be without for a while, and fetches what it picks
+        assert engine.counters.on_demand_fetches == 0
+        assert engine.resident_keys().tolist() == np.flatnonzero(wanted).tolist()
     assert [layer for layer, _ in listener.picks] == [0, 1, 2] * 40, "whoever listens hears of all layers, either way"
     assert engine.counters.lookups == 40 * LAYERS * TOP_K
 
