@@ -54,6 +54,17 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
     exact: tuple[Share, ...] | None = None
 
 
+class PickWorth(msgspec.Struct, frozen=True, kw_only=True):
+    """What it is worth that rows get the experts that their router picks.
+
+    ``loss[l]``: nats by which an answer's token is less probable, on the mean, with layer l alone routed at random.
+    ``weight[l][e]``: the mean router weight of picks of layer l's expert e (of the layer, where nobody picked it).
+    """
+
+    loss: Annotated[tuple[NotBelow, ...], Meta(min_length=1)]
+    weight: tuple[tuple[NotBelow, ...], ...]
+
+
 class TaskProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One task type. ``popularity[l][e]``: share of layer l's picks that were of expert e, 1 in sum (zeros behind a
     layer's last expert)."""
@@ -63,6 +74,7 @@ class TaskProfile(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: Lengths
     popularity: tuple[tuple[NotBelow, ...], ...]
     sensitivity: Sensitivity | None = None
+    pick_worth: PickWorth | None = None
 
 
 class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +186,17 @@ def parse_model_profile(data: bytes, name: str) -> ModelProfile:
             raise InvalidConfig("profile", place, f"popularity has {profile.layers} rows of {profile.experts} shares")
         if any(not math.isclose(sum(row), 1.0, abs_tol=1e-3) for row in one.popularity):
             raise InvalidConfig("profile", place, "the shares of every layer in popularity are 1 in sum")
+        worth = one.pick_worth
+        if worth is not None and (
+            len(worth.loss) != profile.layers
+            or len(worth.weight) != profile.layers
+            or any(len(row) != profile.experts for row in worth.weight)
+        ):
+            raise InvalidConfig(
+                "profile",
+                place,
+                f"pick_worth has {profile.layers} losses, and as many rows of {profile.experts} weights",
+            )
         if one.sensitivity is not None and one.sensitivity.insensitive_layers > profile.layers:
             raise InvalidConfig("profile", place, f"at most all {profile.layers} layers are insensitive")
     return profile

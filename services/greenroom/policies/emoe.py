@@ -32,7 +32,7 @@ from greenroom.policies.prefetching import RETENTIONS
 from greenroom.policies.ranking import RankingPolicy
 from greenroom.policies.selection import Worth, lowest
 from greenroom.policies.task_demand import Outlook, Prompts, expected_tokens
-from greenroom.policies.task_shares import TaskShares
+from greenroom.policies.task_shares import SENSITIVITIES, TaskShares
 
 _MOST_REPORTED = 16
 
@@ -42,9 +42,13 @@ class Emoe(RankingPolicy):
 
     Eq. 2, when requests were queued or a forecast came, before the next step: for task q, layer l and expert i
     N = (Σ W + |R| · Wo) · s · f, with the input tokens W of the requests R of the task that wait or run here, the
-    tokens Wo that one of them is expected to generate, the sensitivity s (0 or 1) and the share f of the layer's
-    tokens; N is summed over the tasks, and the places go to the largest (``Allocation``). That set is the target. f is
-    the newest forecast; before the first, and without a predictor, what ``profile`` has; without one what was seen.
+    tokens Wo that one of them is expected to generate, the sensitivity s and the share f of the layer's tokens; N is
+    summed over the tasks, and the places go to the largest (``Allocation``). That set is the target. f is the newest
+    forecast; before the first, and without a predictor, what ``profile`` has; without one what was seen.
+
+    s is 0 where the task is insensitive. Else, "graded", it is what the profile says that a pick is worth (the answers'
+    loss without the layer, times the router's weight), so that those get places whose lack would cost answers most;
+    "binary", and without such a profile, 1 as in the paper.
 
     Who makes room for it among the others, and for a miss among all, is the one of least worth to ``retention``. An
     expert of the target that had to go is wanted again when requests are next queued, not before: else every miss would
@@ -60,15 +64,20 @@ class Emoe(RankingPolicy):
         profile: ModelProfile | None = None,
         fidelity: str = "exact",
         retention: str = "next-use",
+        sensitivity: str = "graded",
     ) -> None:
-        """Raises UnknownName for an unknown retention, InvalidConfig for a fidelity or a profile of other experts."""
+        """Raises UnknownName for an unknown retention or sensitivity, InvalidConfig for an unknown fidelity and for a
+        profile of other experts.
+        """
         if retention not in RETENTIONS:
             raise UnknownName("retention", retention, RETENTIONS)
+        if sensitivity not in SENSITIVITIES:
+            raise UnknownName("sensitivity", sensitivity, SENSITIVITIES)
         if fidelity not in FIDELITIES:
             raise InvalidConfig("fidelity", fidelity, f"allowed: {', '.join(FIDELITIES)}")
         super().__init__(catalogue)
         self._profile = profile
-        self._shares = TaskShares(catalogue, profile)
+        self._shares = TaskShares(catalogue, profile, graded=sensitivity == "graded")
         self._allocation = Allocation(catalogue)
         self._retention = None if fidelity == "paper" else RETENTIONS[retention](catalogue)
         self._spares_layers = fidelity != "exact"

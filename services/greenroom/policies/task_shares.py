@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.allocation import Shares, shares_of
-from greenroom.policies.arrays import Ids, Mask
+from greenroom.policies.arrays import Ids
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import LayerRouting
 
@@ -28,22 +28,51 @@ def popularity_of(catalogue: Catalogue, profile: ModelProfile, task: str | None 
     return shares_of(catalogue, tables.mean(axis=0)[catalogue.layer_of, catalogue.index_of])
 
 
+SENSITIVITIES = ("graded", "binary")
+_LEAST_WORTH = 0.01
+_OF_ALL = 0.2
+"""How much of a task's losses by layer is taken from all tasks: few prompts of each were run."""
+
+
+def worth_of_picks(catalogue: Catalogue, profile: ModelProfile, task: str | None = None) -> NDArray[np.float64] | None:
+    """``[N]``: s of Eq. 2 as a number that says how much is lost where the expert can not be had: what the task's
+    answers lose without the layer, times the router's weight of the expert; 1 on the mean over all tasks and experts.
+    Of no ``task``, or one that was not profiled: the mean over all. None where the profile does not say.
+    """
+    every = {name: one.pick_worth for name, one in profile.tasks.items() if one.pick_worth is not None}
+    if len(every) < len(profile.tasks):
+        return None
+    losses = np.array([one.loss for one in every.values()])  # [tasks, layers]
+    weights = np.array([one.weight for one in every.values()])  # [tasks, layers, experts]
+    worth = (losses * (1 - _OF_ALL) + losses.mean(axis=0) * _OF_ALL)[:, :, None] * weights
+    flat = worth[:, catalogue.layer_of, catalogue.index_of]
+    if not flat.any():
+        return None
+    own = flat[list(every).index(task)] if task in every else flat.mean(axis=0)
+    least = _LEAST_WORTH * flat.mean()
+    return np.asarray(np.maximum(own, least) / flat.mean())
+
+
 class TaskShares:
     """By task type the shares f and the sensitivity s of Eq. 2, as one array: s·f.
 
     The newest forecast of a task counts, else its profile, else where its rows were routed since the start, else where
-    all were. Of a layer that a task is insensitive to nothing is known, and nothing is wanted.
+    all were. Of a layer that a task is insensitive to nothing is known, and nothing is wanted. Else s is 1, or
+    where it is ``graded`` and the profile knows that what a pick is worth.
     """
 
-    def __init__(self, catalogue: Catalogue, profile: ModelProfile | None) -> None:
+    def __init__(self, catalogue: Catalogue, profile: ModelProfile | None, *, graded: bool = True) -> None:
         """Raises InvalidConfig for a profile of other experts."""
         self._catalogue = catalogue
         self._profile = profile
+        self._graded = graded
         self._known: dict[str, Shares] = {}
         self._seen: dict[str, NDArray[np.float64]] = {}
         self._all_seen: NDArray[np.float64] = np.zeros(catalogue.size)
         self.popularity: Shares = np.zeros(catalogue.size) if profile is None else popularity_of(catalogue, profile)
         """By the profile, of all its tasks alike."""
+        self._of_others = self.popularity * self._sensitivity(None)
+        """s·f of a task that was not profiled."""
 
     @property
     def tasks(self) -> list[str]:
@@ -79,21 +108,25 @@ class TaskShares:
             return known
         if self._profile is not None:
             if task not in self._profile.tasks:
-                return self.popularity  # not kept: types that nobody profiled must not push forecasts out
+                return self._of_others  # not kept: types that nobody profiled must not push forecasts out
             return self._put(task, popularity_of(self._catalogue, self._profile, task))
         seen = self._seen.get(task, self._all_seen)
         return shares_of(self._catalogue, seen) if seen.any() else None
 
-    def sensitive(self, task: str) -> Mask | None:
-        """``[N]``: whether the task is sensitive to the expert's layer; None: to all."""
-        insensitive = 0 if self._profile is None else self._profile.insensitive_layers(task)
-        return self._catalogue.layer_of >= insensitive if insensitive else None
+    def _sensitivity(self, task: str | None) -> Shares | float:
+        """``[N]``: s of Eq. 2. ``task`` None: of those that were not profiled."""
+        if self._profile is None:
+            return 1.0
+        worth = worth_of_picks(self._catalogue, self._profile, task) if self._graded else None
+        insensitive = 0 if task is None else self._profile.insensitive_layers(task)
+        if not insensitive:
+            return 1.0 if worth is None else worth
+        sensitive = self._catalogue.layer_of >= insensitive
+        return np.where(sensitive, 1.0 if worth is None else worth, 0.0)
 
     def _put(self, task: str, shares: Shares) -> Shares:
         """Keep them, and forget the task that has been here longest where there are too many."""
-        sensitive = self.sensitive(task)
-        if sensitive is not None:
-            shares = shares * sensitive
+        shares = shares * self._sensitivity(task)
         shares.setflags(write=False)
         self._known.pop(task, None)
         self._known[task] = shares

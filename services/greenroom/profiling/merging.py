@@ -22,7 +22,11 @@ def merged(new: ModelProfile, earlier: ModelProfile, stages: Collection[str]) ->
     for name, task in new.tasks.items():
         before = earlier.tasks.get(name, task)
         kept = task if "lengths" in stages else before
-        tasks[name] = msgspec.structs.replace(kept, sensitivity=task.sensitivity or before.sensitivity)
+        tasks[name] = msgspec.structs.replace(
+            kept,
+            sensitivity=task.sensitivity or before.sensitivity,
+            pick_worth=task.pick_worth or before.pick_worth,
+        )
     notes = {**earlier.notes, **new.notes}
     if "command" in earlier.notes:
         notes[EARLIER] = earlier.notes["command"]

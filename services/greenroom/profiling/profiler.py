@@ -10,11 +10,12 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.core.model_profile import MeasuredCosts, ModelProfile, Reuse, Sensitivity, TaskProfile
+from greenroom.core.model_profile import MeasuredCosts, ModelProfile, PickWorth, Reuse, Sensitivity, TaskProfile
 from greenroom.profiling.config import ProfileConfig
 from greenroom.profiling.costs import measure_costs, turns_of
 from greenroom.profiling.lengths import counts_of, lengths_of, rounded, shares_of
 from greenroom.profiling.merging import merged
+from greenroom.profiling.pick_worth import measure_pick_worth, passes_of
 from greenroom.profiling.prompts import TaskPrompts
 from greenroom.profiling.reuse import measure_reuse, runs_of
 from greenroom.profiling.sensitivity import disturb
@@ -102,9 +103,18 @@ def profile_model(
             for task in tasks
         }
         sensitivity: dict[str, Sensitivity] = {}
+        worth: dict[str, PickWorth] = {}
         if "sensitivity" in stages:
             bar.set_description("sensitivity")
             sensitivity = _sensitivity(subject, undisturbed, tasks, config, done, said)
+            worth = measure_pick_worth(
+                subject,
+                asked,
+                [answer.token_ids for answer in undisturbed.answers],
+                seeds=config.seeds,
+                seed=config.seed,
+                done=done,
+            )
         reuse: Reuse | None = None
         if "reuse" in stages:
             bar.set_description("reuse")
@@ -141,6 +151,7 @@ def profile_model(
                 generated_tokens=lengths_of([len(undisturbed.answers[p].token_ids) for p in undisturbed.of(task)]),
                 popularity=rounded(popularity[task]),
                 sensitivity=sensitivity.get(task),
+                pick_worth=worth.get(task),
             )
             for task in tasks
         },
@@ -208,7 +219,7 @@ def _sensitivity(
 def _turns(subject: Subject, stages: Sequence[str], config: ProfileConfig, prompts: int) -> int:
     turns = prompts
     if "sensitivity" in stages:
-        turns += prompts * config.seeds * subject.catalogue.layers
+        turns += prompts * (config.seeds * subject.catalogue.layers + passes_of(subject.catalogue, config.seeds))
     if "reuse" in stages:
         turns += prompts * runs_of(config.seeds)
     if "costs" in stages:

@@ -15,6 +15,8 @@ def describe_profile(profile: ModelProfile) -> str:
     ]
     if any(task.sensitivity is not None for task in profile.tasks.values()):
         parts.append(_sensitivity(profile))
+    if any(task.pick_worth is not None for task in profile.tasks.values()):
+        parts.append(_losses(profile))
     if profile.reuse is not None:
         reuse = profile.reuse
         figures = ", ".join(f"{figure:.4f} at p = {p}" for p, figure in sorted(reuse.perplexity.items()))
@@ -58,6 +60,16 @@ def _sensitivity(profile: ModelProfile) -> str:
     for name, task in profile.tasks.items():
         if task.sensitivity is not None and task.sensitivity.exact is not None:
             rows.append((f"{name}, right answers", *(f"{value:.2f}" for value in task.sensitivity.exact), ""))
+    return _table(rows)
+
+
+def _losses(profile: ModelProfile) -> str:
+    rows: list[Sequence[str]] = [
+        ("nats that a token loses with one layer at random", *(f"layer {n}" for n in range(profile.layers)))
+    ]
+    for name, task in profile.tasks.items():
+        if task.pick_worth is not None:
+            rows.append((name, *(f"{value:.3f}" for value in task.pick_worth.loss)))
     return _table(rows)
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams, Token
@@ -15,6 +18,7 @@ from greenroom.policies.events import SequenceEnd, SequenceInfo
 from greenroom.profiling.confinement import KeptExperts, RandomRouting
 from greenroom.profiling.costs import measure_costs, turns_of
 from greenroom.profiling.forced import Given, force, perplexity
+from greenroom.profiling.pick_worth import measure_pick_worth, passes_of
 from greenroom.profiling.prompts import TaskPrompt
 from greenroom.profiling.sensitivity import disturb
 from greenroom.profiling.similarity import TokenOverlap
@@ -131,7 +135,7 @@ def test_random_routing_changes_answers_the_same_way_each_time(subject: Subject,
 
     def disturbed(layers: int, seed: int) -> list[Answer]:
         names: dict[int, int] = {}
-        subject.policy.confine(RandomRouting(subject.catalogue, layers, seed=seed, names=names))
+        subject.policy.confine(RandomRouting(subject.catalogue, range(layers), seed=seed, names=names))
         answers = subject.answers(asked, [LIMIT] * len(asked), places=names)
         subject.policy.confine(None)
         return answers
@@ -148,7 +152,7 @@ def test_what_is_routed_at_random_is_never_an_expert_that_was_not_drawn(subject:
     from greenroom.replay.record import TraceRecorder
 
     names: dict[int, int] = {}
-    routing = RandomRouting(subject.catalogue, subject.catalogue.layers, seed=3, names=names)
+    routing = RandomRouting(subject.catalogue, range(subject.catalogue.layers), seed=3, names=names)
     subject.policy.confine(routing)
     recorder = subject.worker.experts.listener = TraceRecorder(subject.catalogue)
     subject.answers(asked, [4] * len(asked), places=names)
@@ -187,6 +191,44 @@ def test_sensitivity_of_answers_that_nothing_disturbs_is_none(subject: Subject, 
     assert disturbed.similarity[:, -1].mean() < 1
     assert np.isnan(disturbed.right).all()
     assert said(subject, asked) == answers, "what was disturbed is put right"
+
+
+def test_the_worth_of_picks_is_what_answers_lose_and_what_routers_weigh(subject: Subject, asked: list[Asked]) -> None:
+    answers = said(subject, asked)
+    turns = []
+    found = measure_pick_worth(
+        subject, asked, [one.token_ids for one in answers], seeds=3, seed=0, done=lambda: turns.append(1)
+    )
+    assert len(turns) == passes_of(subject.catalogue, 3) * len(asked)
+    assert set(found) == {"task 0", "task 1"}
+    assert sum(sum(worth.loss) for worth in found.values()) > 0
+    for task, worth in found.items():
+        expected = weights_by_transformers(
+            subject, [one for one in zip(asked, answers, strict=True) if one[0].task == task]
+        )
+        np.testing.assert_allclose(worth.weight, expected, atol=0.02)
+    assert subject.worker.experts.listener is None
+    assert said(subject, asked) == answers, "the model is as it was"
+
+
+def weights_by_transformers(subject: Subject, said: list[tuple[Asked, Answer]]) -> NDArray[np.float64]:
+    """``[layers, experts]``: the mean weight of picks, by the library's own model and its routers' logits."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(subject.worker.checkpoint.folder, dtype=torch.float32)
+    normalised = bool(model.config.norm_topk_prob)
+    sums = np.zeros((subject.catalogue.layers, int(subject.catalogue.experts_per_layer.max())))
+    counts = np.zeros(sums.shape)
+    for one, answer in said:
+        tokens = torch.tensor([[*one.prompt_ids, *answer.token_ids][:-1]])
+        with torch.inference_mode():
+            routed = model(tokens, output_router_logits=True).router_logits
+        for layer, logits in enumerate(routed):
+            weights, picks = logits.float().softmax(dim=-1).topk(int(subject.catalogue.top_k[layer]))
+            if normalised:
+                weights = weights / weights.sum(dim=-1, keepdim=True)
+            np.add.at(sums[layer], picks.numpy(), weights.numpy())
+            np.add.at(counts[layer], picks.numpy(), 1)
+    of_layer = sums.sum(axis=1, keepdims=True) / counts.sum(axis=1, keepdims=True)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), of_layer)
 
 
 def test_costs_are_measured_and_leave_the_model_as_it_was(subject: Subject, asked: list[Asked]) -> None:

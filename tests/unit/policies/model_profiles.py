@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from greenroom.core.model_profile import Lengths, MeasuredCosts, ModelProfile, Sensitivity, TaskProfile
+from greenroom.core.model_profile import Lengths, MeasuredCosts, ModelProfile, PickWorth, Sensitivity, TaskProfile
 
 
 def lengths(mean: float) -> Lengths:
@@ -14,17 +14,32 @@ def lengths(mean: float) -> Lengths:
 
 
 def task_profile(
-    popularity: Sequence[Sequence[float]], *, reads: float = 10.0, writes: float = 10.0, insensitive: int = 0
+    popularity: Sequence[Sequence[float]],
+    *,
+    reads: float = 10.0,
+    writes: float = 10.0,
+    insensitive: int = 0,
+    loss: Sequence[float] | None = None,
+    weight: Sequence[Sequence[float]] | None = None,
 ) -> TaskProfile:
-    """``popularity`` in any unit; the first ``insensitive`` layers are so."""
+    """``popularity`` in any unit; the first ``insensitive`` layers are so. ``loss``, ``weight``: the worth of picks; by
+    themselves 1 everywhere, without both none.
+    """
     table = np.array(popularity, dtype=np.float64)
     table /= table.sum(axis=1, keepdims=True)
+    worth = None
+    if loss is not None or weight is not None:
+        weights = np.ones(table.shape).tolist() if weight is None else weight
+        worth = PickWorth(
+            loss=tuple(loss or [1.0] * len(table)), weight=tuple(tuple(float(one) for one in row) for row in weights)
+        )
     return TaskProfile(
         prompts=10,
         input_tokens=lengths(reads),
         generated_tokens=lengths(writes),
         popularity=tuple(tuple(row) for row in table.tolist()),
         sensitivity=Sensitivity(threshold=0.85, insensitive_layers=insensitive),
+        pick_worth=worth,
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
-from greenroom.core.model_profile import ModelProfile, load_model_profile
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.model_profile import ModelProfile, dump_model_profile, load_model_profile, parse_model_profile
 from greenroom.demo import bundled_model_path, bundled_profile_path
 from greenroom.demo.tasks import TASKS
 from greenroom.profiling.sensitivity import insensitive_prefix
@@ -46,3 +48,33 @@ def test_answers_are_as_long_as_the_model_card_says(shipped: ModelProfile) -> No
     for name, task in shipped.tasks.items():
         assert task.generated_tokens.mean == pytest.approx(card[name]["answer"]["mean"], rel=0.1)
         assert task.input_tokens.mean == pytest.approx(card[name]["prompt"]["mean"], rel=0.1)
+
+
+def test_answers_hang_on_the_first_layer_most_and_weights_are_those_of_picks(shipped: ModelProfile) -> None:
+    losses, weights = [], []
+    for task in shipped.tasks.values():
+        assert task.pick_worth is not None
+        losses.append(task.pick_worth.loss)
+        weights.append(task.pick_worth.weight)
+    by_layer = np.mean(losses, axis=0)
+    assert by_layer.argmax() == 0
+    assert by_layer[0] > 2 * by_layer[1:].max()
+    assert np.array(weights).min() > 0
+    assert np.array(weights).max() < 1, "two picks share 1"
+    assert 0.4 < float(np.mean(weights)) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"loss": [0.1] * 5}, r"at \$\.tasks\['classify'\].*pick_worth has 6 losses"),
+        ({"weight": [[0.1] * 16] * 5}, "6 losses, and as many rows of 16 weights"),
+        ({"weight": [[0.1] * 15] * 6}, "6 losses, and as many rows of 16 weights"),
+        ({"loss": [-0.1] * 6}, "Expected `float` >= 0"),
+    ],
+)
+def test_worth_of_another_shape_is_refused(shipped: ModelProfile, change: dict[str, object], said: str) -> None:
+    raw = json.loads(dump_model_profile(shipped))
+    raw["tasks"]["classify"]["pick_worth"] |= change
+    with pytest.raises(InvalidConfig, match=said):
+        parse_model_profile(json.dumps(raw).encode(), "it")
