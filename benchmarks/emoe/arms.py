@@ -19,8 +19,9 @@ VLLM_QUEUE = 100_000
 class Arm:
     """One scheduler. ``policy`` and ``options`` as ``--scheduling`` has them.
 
-    ``hindsight``: it is told the true lengths. ``kv_on_demand``: continuous batching as vLLM does it, its queue in the
-    worker; apart from how KV is given out it equals ``fcfs``, whose head of the queue also waits for room.
+    ``hindsight``: it is told the true lengths, with the estimator and the margin that make the most of them.
+    ``kv_on_demand``: continuous batching as vLLM does it, its queue in the worker; apart from how KV is given out it
+    equals ``fcfs``, whose head of the queue also waits for room.
     """
 
     name: str
@@ -49,7 +50,7 @@ ARMS = {
         Arm("emoe, as worded", "emoe", {"late_share": 1.0}),
         Arm("emoe, margin 1.25", "emoe", {"margin": 1.25}),
         Arm("emoe, processor-sharing", "emoe", {"estimator": "processor-sharing"}),
-        Arm(HINDSIGHT, "emoe", hindsight=True),
+        Arm(HINDSIGHT, "emoe", {"estimator": "processor-sharing", "margin": 1.25}, hindsight=True),
     )
 }
 

@@ -9,7 +9,10 @@ from typing import Any
 
 from benchmarks.emoe.simulate import Served
 
-_T95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+_T95 = (
+    0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10,
+    2.09, 2.09, 2.08, 2.07, 2.07, 2.06,
+)  # fmt: skip
 """Student's t for 95 % by degrees of freedom; 1.96 beyond."""
 
 
@@ -92,22 +95,19 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """Of sums over the seeds, with the interval that leaving one seed out at a time gives (the jackknife).
-
-    A ratio seed by seed would be of nothing where a peer served nobody in time.
+def geometric(ours: Sequence[float | None], theirs: Sequence[float | None]) -> dict[str, float] | None:
+    """Ours over theirs, pair by pair (the same seed, or the same round): the geometric mean, its 95 % interval from
+    ``low`` to ``high`` (Student's, of the logarithms), and ``within``, half of that interval's width. None where one of
+    a pair has nothing, since a ratio then says nothing.
     """
-    whole = _quotient(sum(ours), sum(theirs))
-    count = len(ours)
-    if count < 2:
-        return {"mean": whole, "within": 0.0}
-    left_out = [_quotient(sum(ours) - a, sum(theirs) - b) for a, b in zip(ours, theirs, strict=True)]
-    centre = statistics.fmean(left_out)
-    error = math.sqrt((count - 1) / count * sum((one - centre) ** 2 for one in left_out))
-    t = _T95[count - 1] if count <= len(_T95) else 1.96
-    return {"mean": whole, "within": t * error}
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+    if not pairs or len(pairs) < len(ours) or any(a <= 0 or b <= 0 for a, b in pairs):
+        return None
+    found = interval([math.log(a / b) for a, b in pairs])
+    low, high = (math.exp(found["mean"] + side * found["within"]) for side in (-1, 1))
+    return {"mean": math.exp(found["mean"]), "within": (high - low) / 2, "low": low, "high": high, "pairs": len(pairs)}
 
 
-def _quotient(above: float, below: float) -> float:
-    """A peer without any success counts as having had a thousandth of one: the ratio stays a number."""
-    return above / max(below, 1e-3)
+def spread(found: Mapping[str, float] | None, scale: float = 1.0) -> str:
+    """For people."""
+    return "-" if found is None else f"{scale * found['mean']:.2f} ± {scale * found['within']:.2f}"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#8C510A")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 
 
 def draw_sweep(steps: Sequence[Mapping[str, Any]], saturation: float, title: str, path: Path) -> None:
@@ -40,7 +40,7 @@ def draw_sweep(steps: Sequence[Mapping[str, Any]], saturation: float, title: str
 
 def draw_tasks(step: Mapping[str, Any], path: Path) -> None:
     """Share in time and goodput by task type at one load."""
-    figure, panels = _figure(2)
+    figure, panels = _figure(2, width=7.5)
     arms = list(step["arms"])
     tasks = list(step["arms"][arms[0]]["by_task"])
     width = 0.8 / len(arms)
@@ -60,23 +60,41 @@ def draw_tasks(step: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_labels(labels: Mapping[str, Any], load: float, path: Path) -> None:
-    """The paper's Fig. 19."""
-    figure, panels = _figure(2)
-    steps = labels["by_accuracy"]
+    """The paper's Fig. 19, and beside it its Fig. 13: task-aware against task-agnostic, by task."""
+    figure, panels = _figure(3)
+    steps, without = labels["by_accuracy"], labels["without_labels"]
     for panel, (key, label) in zip(
-        panels, (("latency_change_percent", "mean latency, % over right labels"), ("goodput", "in time, requests/s")),
-        strict=True,
+        panels[:2], (("latency_change_percent", "mean latency, % over right labels"),
+                     ("goodput", "goodput, requests/s in time")), strict=True,
     ):  # fmt: skip
         panel.errorbar(
             [100 * step["accuracy"] for step in steps], [step[key]["mean"] for step in steps],
-            yerr=[step[key]["within"] for step in steps], marker="o", capsize=2, color=_COLOURS[0], label="emoe",
+            yerr=[step[key]["within"] for step in steps], marker="o", capsize=2, color=_COLOURS[0],
+            label="emoe, labels",
         )  # fmt: skip
-        if labels["without_labels"]:
-            panel.axhline(labels["without_labels"][key]["mean"], color="0.5", linestyle=":", label="no labels at all")
+        if without:
+            mean, within = without[key]["mean"], without[key]["within"]
+            panel.axhline(mean, color=_COLOURS[1], linestyle=":", label="emoe, no labels at all")
+            panel.axhspan(mean - within, mean + within, color=_COLOURS[1], alpha=0.12, linewidth=0)
         panel.set_xlabel("labels that are right, %")
         panel.set_ylabel(label)
         _tidy(panel)
-    _finish(figure, panels[0], f"task classification, at {load:g} × saturation", path)
+    _by_task(panels[2], steps[0]["by_task"], without["by_task"] if without else None)
+    _finish(figure, panels[0], f"task classification, simulated, at {load:g} × saturation", path)
+
+
+def _by_task(panel: Any, aware: Mapping[str, Any], agnostic: Mapping[str, Any] | None) -> None:
+    """Mean latency with right labels beside that without any."""
+    for place, of in enumerate(one for one in (aware, agnostic) if one is not None):
+        values = [one["mean_latency_ms"] for one in of.values()]
+        panel.bar(
+            [number + 0.38 * (place - 0.5) for number in range(len(values))],
+            [1e-3 * value["mean"] for value in values], 0.36, yerr=[1e-3 * value["within"] for value in values],
+            color=_COLOURS[place], capsize=2, error_kw={"linewidth": 0.8},
+        )  # fmt: skip
+    panel.set_xticks(range(len(aware)), list(aware), fontsize=9)
+    panel.set_ylabel("mean latency, s: right labels, none")
+    _tidy(panel)
 
 
 def draw_memory(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -111,31 +129,36 @@ def draw_memory(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def draw_check(points: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Simulated beside real."""
-    figure, panels = _figure(2)
-    shown = (("mean_latency_ms", "mean latency, ms"), ("goodput", "in time, requests/s"))
+    """Simulated over real, with intervals; within the dotted lines is within 15 %."""
+    figure, panels = _figure(3)
+    shown = (("throughput", "answers/s"), ("mean_latency_ms", "mean latency"), ("goodput", "goodput"))
     for panel, (key, label) in zip(panels, shown, strict=True):
-        top = 0.0
         for place, arm in enumerate(dict.fromkeys(point["arm"] for point in points)):
-            own = [point for point in points if point["arm"] == arm]
-            real, simulated = ([point[of][key] for point in own] for of in ("real", "simulated"))
-            marker, colour = _MARKERS[place % len(_MARKERS)], _COLOURS[place % len(_COLOURS)]
-            panel.plot(real, simulated, marker, label=arm, color=colour)
-            top = max([top, *real, *simulated])
-        panel.plot([0, top], [0, top], color="0.5", linewidth=1, linestyle=":")
-        panel.set_xlabel(f"real: {label}")
-        panel.set_ylabel(f"simulated: {label}")
+            own = [point for point in points if point["arm"] == arm and point["ratio"][key] is not None]
+            panel.errorbar(
+                [point["load"] + 0.02 * place for point in own], [point["ratio"][key]["mean"] for point in own],
+                yerr=[
+                    [point["ratio"][key]["mean"] - point["ratio"][key]["low"] for point in own],
+                    [point["ratio"][key]["high"] - point["ratio"][key]["mean"] for point in own],
+                ],
+                label=arm, color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)],
+                linestyle="none", capsize=3,
+            )  # fmt: skip
+        for level, style in ((0.85, ":"), (1.0, "-"), (1.15, ":")):
+            panel.axhline(level, color="0.5", linewidth=1, linestyle=style)
+        panel.set_xlabel("arrivals, × saturation")
+        panel.set_ylabel(f"{label}: simulated over real")
         _tidy(panel)
-    _finish(figure, panels[0], "the simulator beside real runs", path)
+    _finish(figure, panels[0], "the simulator beside real servers, on the same requests", path)
 
 
-def _figure(panels: int) -> tuple[Any, Any]:
+def _figure(panels: int, *, width: float = 5.4) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(1, panels, figsize=(5.4 * panels, 4.6), squeeze=True)
+    return pyplot.subplots(1, panels, figsize=(width * panels, 4.6), squeeze=True)
 
 
 def _tidy(panel: Any) -> None:

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec import structs
-from tqdm import tqdm
 
+from benchmarks.emoe.step_times import Measured, measure_steps
 from benchmarks.models import EXPERT_MIB, widened
 from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.demo import bundled_model_path
-from greenroom.profiling.config import ProfileConfig
-from greenroom.profiling.profiler import Bar, profile_model
 from greenroom.profiling.prompts import of_bundled_tasks
 from greenroom.profiling.subject import Subject
 from greenroom.worker.config import WorkerConfig
 
 MAX_TOKENS = 64
 QUICK_MIB = 1.0
+PROMPTS_PER_TASK = 12
+
+
+@dataclass(frozen=True)
+class BenchProfile:
+    """``prompt_step_ms``: of steps with many rows, which the profile does not tell of; empty where its own costs are
+    gone by."""
+
+    profile: ModelProfile
+    prompt_step_ms: Mapping[int, float] = field(default_factory=dict)
+
+    def with_steps(self, measured: Measured) -> BenchProfile:
+        return BenchProfile(structs.replace(self.profile, costs=measured.costs), measured.prompt_step_ms)
+
+
+class StepMeter:
+    """A model of its own, all of it in memory, on which steps are timed. A context manager that closes it."""
+
+    def __init__(self, folder: Path, max_running: int) -> None:
+        config = WorkerConfig(model=str(folder), expert_memory="100%", max_running=max_running, progress=False)
+        self._subject = Subject(config)
+        prompts = of_bundled_tasks(PROMPTS_PER_TASK, seed=0, labelled_per_task=1)
+        self._asked, _ = self._subject.tokenised(prompts.run, MAX_TOKENS)
+
+    def measure(self, *, rounds: int, steps: int) -> Measured:
+        return measure_steps(self._subject, self._asked, rounds=rounds, steps=steps)
+
+    def __enter__(self) -> StepMeter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._subject.close()
 
 
 def model_folder(*, quick: bool) -> Path:
@@ -26,25 +57,11 @@ def model_folder(*, quick: bool) -> Path:
     return widened(QUICK_MIB if quick else EXPERT_MIB)
 
 
-def bench_profile(given: Path | None, folder: Path, *, max_running: int, quick: bool) -> ModelProfile:
-    """``given``, or that of the bundled model where it is shipped; what that does not say of costs is measured on
-    ``folder``. Widening changes no routing, so but for costs the profile of one is that of the other."""
-    shipped = bundled_model_path() / "profile.json"
-    known = load_model_profile(given) if given is not None else None
-    if known is None and shipped.exists():
-        known = load_model_profile(shipped)
-    if known is not None and known.costs is not None and given is not None:
+def bench_profile(given: Path | None, folder: Path, *, max_running: int, quick: bool) -> BenchProfile:
+    """``given``, or that of the bundled model; costs that it does not tell are measured on ``folder``. Widening changes
+    no routing, so but for costs the profile of one is that of the other."""
+    known = BenchProfile(load_model_profile(given or bundled_model_path() / "profile.json"))
+    if given is not None and known.profile.costs is not None:
         return known
-    config = ProfileConfig(
-        stages=("lengths", "costs"), prompts_per_task=8 if quick else 40, max_tokens=MAX_TOKENS,
-        rounds=2 if quick else 5, steps=8 if quick else 16,
-    )  # fmt: skip
-    worker = WorkerConfig(model=str(folder), expert_memory="100%", max_running=max_running, progress=False)
-    prompts = of_bundled_tasks(config.prompts_per_task, seed=config.seed, labelled_per_task=1)
-    with Subject(worker) as subject:
-
-        def bar(turns: int) -> Bar:
-            return tqdm(total=turns, desc="profile", unit="turn", disable=not sys.stderr.isatty())
-
-        measured = profile_model(subject, prompts, config, bar, {}).profile
-    return measured if known is None else structs.replace(known, costs=measured.costs)
+    with StepMeter(folder, max_running) as meter:
+        return known.with_steps(meter.measure(rounds=2 if quick else 5, steps=6 if quick else 16))

@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from benchmarks.emoe import plots
 from benchmarks.emoe.jobs import AzureTraffic, of_profile
-from benchmarks.emoe.profile import MAX_TOKENS
+from benchmarks.emoe.measures import spread
+from benchmarks.emoe.profile import MAX_TOKENS, BenchProfile
 from benchmarks.emoe.simulate import Machine
 from benchmarks.emoe.sweep import AT_SATURATION, AZURE, TASKS, Scale, Traffic, figures, points, run_all
-from greenroom.core.model_profile import ModelProfile
 
 KV_TOKENS = 32_768
 TICK_MS = 200.0
@@ -22,16 +22,17 @@ TICK_MS = 200.0
 
 
 def run(
-    profile: ModelProfile, scale: Scale, *, share: float, max_running: int, arrivals: Path | None, out: Path
+    bench: BenchProfile, scale: Scale, *, share: float, max_running: int, arrivals: Path | None, out: Path
 ) -> dict[str, Any]:
     """``share``: of the experts that fit a worker. ``arrivals``: recorded ones, as a second traffic."""
     common: dict[str, Any] = {"max_running": max_running, "kv_tokens": KV_TOKENS, "tick_ms": TICK_MS}
-    machine = Machine(profile=profile, share=share, **common)
-    population = of_profile(profile, max_tokens=MAX_TOKENS)
+    common |= {"profile": bench.profile, "prompt_step_ms": dict(bench.prompt_step_ms)}
+    machine = Machine(share=share, **common)
+    population = of_profile(bench.profile, max_tokens=MAX_TOKENS)
     traffics = [Traffic.of(TASKS, population, None, machine, scale.saturating_requests)]
     if arrivals is not None:
         azure = AzureTraffic.read(arrivals)
-        resident = Machine(profile=profile, **common)
+        resident = Machine(**common)
         traffics.append(Traffic.of(AZURE, azure.population, azure, resident, scale.azure_requests))
     whole = len(points(scale, [traffic.name for traffic in traffics]))
     with tqdm(total=whole, desc="scheduling", unit="run", disable=not sys.stderr.isatty()) as bar:
@@ -75,16 +76,16 @@ def table(found: Mapping[str, Any]) -> str:
         for step in steps:
             for arm, row in step["arms"].items():
                 lines.append(
-                    f"  {step['load']:<14g}{arm:<26}{_spread(row['mean_latency_ms'], 1e-3):>18}"
-                    f"{_spread(row['attainment']):>16}{_spread(row['goodput']):>18}"
+                    f"  {step['load']:<14g}{arm:<26}{spread(row['mean_latency_ms'], 1e-3):>18}"
+                    f"{spread(row['attainment']):>16}{spread(row['goodput']):>18}"
                 )
-            gained = step["goodput_ratio_fcfs"]
-            if gained is not None:
-                share = step["hindsight_share"]
-                way = "" if share is None else f"; {share:.0%} of the way to hindsight"
-                lines.append(f"  {'':<14}emoe over fcfs: {_spread(gained)}{way}")
+            lines.append(f"  {'':<14}{_beside_fcfs(step)}")
+    lines.append(f"not below FCFS by more than the interval at any load: {_yes(found['never_below_fcfs'])}")
     step = at_saturation(found)
     if step is not None:
+        lines.append("\ngoodput over that of FCFS at saturation, seed by seed (95 %)")
+        for arm, gained in step["ratios_fcfs"].items():
+            lines.append(f"  {arm:<26}{_ratio(gained)}")
         lines.append("\nshare in time by task type at saturation")
         for arm, row in step["arms"].items():
             tasks = "  ".join(f"{task} {one['attainment']['mean']:.2f}" for task, one in row["by_task"].items())
@@ -100,8 +101,27 @@ def table(found: Mapping[str, Any]) -> str:
         lines.append(
             f"labels {one['accuracy']:.0%} right: mean latency {change['mean']:+.1f} % (± {change['within']:.1f})"
         )
+    without = found["labels"]["without_labels"]
+    if without is not None:
+        change = without["latency_change_percent"]
+        lines.append(f"no labels at all: mean latency {change['mean']:+.1f} % (± {change['within']:.1f})")
     return "\n".join(lines)
 
 
-def _spread(found: Mapping[str, float] | None, scale: float = 1.0) -> str:
-    return "-" if found is None else f"{scale * found['mean']:.2f} ± {scale * found['within']:.2f}"
+def _beside_fcfs(step: Mapping[str, Any]) -> str:
+    if step["not_below_fcfs"] is None:
+        return "emoe beside fcfs: not both were run"
+    share = step["hindsight_share"]
+    way = "" if share is None else f"; {share:.0%} of the way to hindsight"
+    return (
+        f"emoe over fcfs: {_ratio(step['goodput_ratio_fcfs'])}, {spread(step['goodput_gained'])}/s more; not below: "
+        f"{_yes(step['not_below_fcfs'])}{way}"
+    )
+
+
+def _ratio(found: Mapping[str, float] | None) -> str:
+    return "- (none in time)" if found is None else f"× {found['mean']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
+def _yes(held: bool | None) -> str:
+    return "-" if held is None else "yes" if held else "NO"

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from benchmarks.emoe.jobs import Job
 from benchmarks.emoe.steps import ExpertSets, StepTimes
@@ -28,11 +28,13 @@ VIRTUALLY_ALL = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is simulated. ``share``: of all experts that fit a worker. ``beat_ms``: how often a worker tells of its
+    """What is simulated. ``prompt_step_ms``: of steps with many rows, by their number, where that was measured
+    (``step_times.py``). ``share``: of all experts that fit a worker. ``beat_ms``: how often a worker tells of its
     progress; 0: the scheduler knows it at any time. ``hindsight``: the scheduler is told each answer's true length.
     ``kv_on_demand``: workers as vLLM has them. ``max_queue_wait_ms`` and ``timeout_ms`` as the pool's own."""
 
     profile: ModelProfile
+    prompt_step_ms: Mapping[int, float] = field(default_factory=dict)
     workers: int = 1
     share: float = 1.0
     max_running: int = 32
@@ -99,7 +101,7 @@ class Simulation:
         self.served: dict[str, Served] = {}
         self._expected = expected
         self._estimate = estimate
-        times = StepTimes(costs)
+        times = StepTimes(costs, machine.prompt_step_ms)
         limits = BatchLimits(machine.tokens_per_step, machine.max_running, machine.kv_tokens, machine.prefill_chunk)
         kv = VIRTUALLY_ALL if machine.kv_on_demand else machine.kv_tokens  # then the worker alone looks after it
         capacity = Capacity(max_running=machine.max_running, max_queued=machine.max_queued, kv_tokens=kv)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.engine.figures import Aim
 from greenroom.core.model_profile import ModelProfile
+
+if TYPE_CHECKING:
+    from benchmarks.emoe.profile import BenchProfile
 
 Say = Callable[[str], object]
 MAX_RUNNING = 32
@@ -34,10 +37,14 @@ class Settings:
     profile: Path | None = None
     trace: Path | None = None
     arrivals: Path | None = None
-    measured: ModelProfile | None = field(default=None, init=False)
+    measured: BenchProfile | None = field(default=None, init=False)
 
     @property
     def model_profile(self) -> ModelProfile:
+        return self.bench_profile.profile
+
+    @property
+    def bench_profile(self) -> BenchProfile:
         """Measured once."""
         if self.measured is None:
             from benchmarks.emoe.profile import bench_profile, model_folder
@@ -75,7 +82,7 @@ def _scheduling(settings: Settings, say: Say) -> dict[str, Any]:
     if settings.seeds is not None:
         scale = replace(scale, seeds=settings.seeds)
     found = scheduling.run(
-        settings.model_profile, scale, share=settings.share, max_running=MAX_RUNNING, arrivals=settings.arrivals,
+        settings.bench_profile, scale, share=settings.share, max_running=MAX_RUNNING, arrivals=settings.arrivals,
         out=settings.out,
     )  # fmt: skip
     say(scheduling.table(found))
@@ -100,7 +107,7 @@ def _check(settings: Settings, say: Say) -> dict[str, Any]:
     from benchmarks.emoe.profile import model_folder
 
     scale = real.QUICK if settings.quick else real.Scale()
-    found = real.run(model_folder(quick=settings.quick), settings.model_profile, scale, max_running=MAX_RUNNING)
+    found = real.run(model_folder(quick=settings.quick), settings.bench_profile, scale, max_running=MAX_RUNNING)
     plots.draw_check(found["points"], settings.out / "check.png")
     say(real.table(found))
     return found

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Mapping
+from itertools import accumulate
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,22 +13,35 @@ from greenroom.core.model_profile import MeasuredCosts, ModelProfile
 
 
 class StepTimes:
-    """A forward of so many rows takes as long as a decode step of that many (rows · c(rows)), and each row beyond the
-    largest batch that was measured as long as a prompt's token in a chunk."""
+    """A forward of so many rows takes as long as a decode step of that many (rows · c(rows)). Beyond the largest batch
+    that was measured it is what ``prompt_step_ms`` says of so many rows: a straight line between two that were
+    measured, and on in the direction of the last two. Without that each further row takes as long as a prompt's token.
+    """
 
-    def __init__(self, costs: MeasuredCosts) -> None:
+    def __init__(self, costs: MeasuredCosts, prompt_step_ms: Mapping[int, float] | None = None) -> None:
         self._costs = costs
         self._most = max(costs.token_ms_by_rows)
+        whole = self._most * costs.token_ms(self._most)
+        points = {rows: ms for rows, ms in (prompt_step_ms or {}).items() if rows > self._most}
+        if not points:
+            points = {self._most + 1: whole + costs.prefill_token_ms}
+        ordered = [(self._most, whole), *sorted(points.items())]
+        self._rows = [rows for rows, _ in ordered]
+        self._times = list(accumulate((ms for _, ms in ordered), max))  # a step of more rows takes no less
         self._known: dict[int, float] = {}
 
     def of(self, rows: int) -> float:
         """Milliseconds."""
         found = self._known.get(rows)
         if found is None:
-            measured = min(rows, self._most)
-            found = measured * self._costs.token_ms(measured) + (rows - measured) * self._costs.prefill_token_ms
+            found = rows * self._costs.token_ms(rows) if rows <= self._most else self._beyond(rows)
             self._known[rows] = found
         return found
+
+    def _beyond(self, rows: int) -> float:
+        place = min(bisect.bisect_left(self._rows, rows), len(self._rows) - 1)
+        (low, below), (high, above) = ((self._rows[at], self._times[at]) for at in (place - 1, place))
+        return below + (above - below) * (rows - low) / (high - low)
 
 
 class ExpertSets:

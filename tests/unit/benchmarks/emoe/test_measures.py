@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.emoe.jobs import Job
-from benchmarks.emoe.measures import estimate_errors, interval, over_seeds, percentile, ratio, summary
+from benchmarks.emoe.measures import estimate_errors, geometric, interval, over_seeds, percentile, spread, summary
 from benchmarks.emoe.simulate import Served
 
 JOB = Job("r", "short", 1000.0, 3, 2, 8, slo_e2e_ms=100.0)
@@ -41,13 +41,20 @@ def test_an_estimates_error_is_of_the_time_after_the_queue() -> None:
     assert errors == {"median": -0.5, "mean_size": 0.5, "of": 1}  # 50 of 100 ms
 
 
-def test_a_ratio_is_of_sums_and_its_interval_shrinks_where_seeds_agree() -> None:
-    agreed = ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
-    assert agreed == {"mean": 2.0, "within": pytest.approx(0.0, abs=1e-9)}
-    apart = ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
-    assert apart["mean"] == 2.5
-    assert apart["within"] > 0.3
-    assert ratio([1.0], [0.0])["mean"] == 1000.0  # a peer without success
+def test_a_ratio_is_seed_by_seed_and_its_interval_shrinks_where_seeds_agree() -> None:
+    agreed = geometric([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert agreed == pytest.approx({"mean": 2.0, "within": 0.0, "low": 2.0, "high": 2.0, "pairs": 3}, abs=1e-9)
+    apart = geometric([1.0, 4.0], [1.0, 1.0])
+    assert apart is not None
+    assert apart["mean"] == pytest.approx(2.0)
+    assert apart["low"] * apart["high"] == pytest.approx(4.0)  # as far below as above
+    assert apart["low"] < 1.0 < 4.0 < apart["high"]
+
+
+@pytest.mark.parametrize("theirs", [[1.0, 0.0], [1.0, None]])
+def test_where_one_of_a_pair_has_nothing_there_is_no_ratio(theirs: list[float | None]) -> None:
+    assert geometric([1.0, 1.0], theirs) is None
+    assert spread(geometric([1.0, 1.0], theirs)) == "-"
 
 
 def test_figures_over_seeds_go_as_deep_as_the_summaries() -> None:

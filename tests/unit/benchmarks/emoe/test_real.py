@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.emoe import plots
-from benchmarks.emoe.real import Came, both, plan, table
+from benchmarks.emoe.measures import geometric, interval
+from benchmarks.emoe.real import Came, _point, both, plan, table
 from benchmarks.emoe.simulate import Machine
 from greenroom.demo.tasks import TASKS
 from tests.unit.benchmarks.emoe.profiles import profile
@@ -34,9 +35,23 @@ def test_the_simulation_has_the_tokens_that_requests_really_had_and_of_those_wit
     assert simulated[-1].latency_ms is not None
 
 
-def test_a_check_is_shown(tmp_path: Path) -> None:
-    point = {"mean_latency_ms": 100.0, "goodput": 2.0, "attainment": 0.5}
-    points = [{"arm": "fcfs", "load": 1.0, "real": point, "simulated": point}]
-    said = table({"saturation_per_s": {"real": 3.0, "simulated": 2.5}, "alone_ms": ALONE, "points": points})
-    assert "saturated at 3.00/s, simulated 2.50/s" in said
-    plots.draw_check(points, tmp_path / "check.png")
+def test_a_check_says_how_far_the_simulator_is_from_real_servers(tmp_path: Path) -> None:
+    def side(times: float) -> dict[str, float]:
+        return {"mean_latency_ms": 100.0 * times, "throughput": 3.0 / times, "goodput": 2.0, "attainment": 0.5,
+                "given_up": 0}  # fmt: skip
+
+    runs = [
+        {"arm": "fcfs", "load": 1.0, "real": side(1.0), "simulated": side(times)} for times in (1.1, 1.1)
+    ] + [{"arm": "fcfs", "load": 0.5, "real": side(1.0), "simulated": side(9.0)}]  # fmt: skip
+    point = _point("fcfs", 1.0, runs)
+    assert point["ratio"]["mean_latency_ms"]["mean"] == pytest.approx(1.1)
+    assert point["ratio"]["throughput"]["mean"] == pytest.approx(1 / 1.1)
+    found = {
+        "saturation_per_s": {"real": interval([3.0, 3.0]), "simulated": interval([2.5, 2.5])},
+        "saturation_ratio": geometric([2.5, 2.5], [3.0, 3.0]), "alone_ms": {"real": ALONE, "simulated": ALONE},
+        "points": [point],
+    }  # fmt: skip
+    said = table(found)
+    assert "saturated at 3.00 ± 0.00/s, simulated 2.50 ± 0.00/s: × 0.83 ± 0.00" in said
+    assert "1.10 ± 0.00" in said
+    plots.draw_check([point], tmp_path / "check.png")

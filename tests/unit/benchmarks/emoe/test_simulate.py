@@ -30,6 +30,12 @@ def test_a_step_takes_what_a_decode_step_of_its_rows_takes_and_a_prompts_token_f
     assert [times.of(rows) for rows in (1, 2, 3, 4, 6)] == [10.0, 16.0, 21.0, 24.0, 34.0]
 
 
+def test_steps_with_many_rows_take_what_was_measured_of_them() -> None:
+    times = StepTimes(COSTS, {8: 32.0, 16: 40.0, 2: 1000.0})
+    assert [times.of(rows) for rows in (2, 4, 6, 8, 12, 16, 24)] == [16.0, 24.0, 28.0, 32.0, 36.0, 40.0, 48.0]
+    assert [StepTimes(COSTS, {8: 20.0}).of(rows) for rows in (4, 8, 16)] == [24.0, 24.0, 24.0]  # never less
+
+
 def test_a_request_alone_reads_its_prompt_in_one_step_and_then_decodes() -> None:
     (one,) = fcfs([job(0, at_ms=100.0, tokens_in=3, tokens_out=3)])
     assert one.placed_ms == 100.0

@@ -1,0 +1,74 @@
+"""How long the engine's forwards take: what a profile says of decode steps, and of steps with many rows of prompts.
+
+A profile has one cost of a prompt's token, of prompts that come one by one. A step that reads many of them together is
+cheaper than that: an expert is read once for all of its rows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from greenroom.core.model_profile import MeasuredCosts
+from greenroom.profiling.costs import measure_costs
+from greenroom.profiling.subject import Asked, Subject, request_of
+
+PROMPT_ROWS = (64, 128, 256, 448)
+"""Rows of prompts in a step, about: whole prompts until there are as many."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Milliseconds. ``prompt_step_ms``: of a step by its rows, beyond the largest batch that decodes."""
+
+    costs: MeasuredCosts
+    prompt_step_ms: Mapping[int, float] = field(default_factory=dict)
+
+
+def measure_steps(subject: Subject, asked: Sequence[Asked], *, rounds: int, steps: int, seed: int = 0) -> Measured:
+    """Everything that the simulator goes by, now."""
+    drawn = Random(seed).sample(list(asked), len(asked))
+    costs = measure_costs(subject, drawn, rounds=rounds, steps=steps, seed=seed, done=lambda: None)
+    return Measured(costs, measure_prompt_steps(subject, drawn, rounds=rounds))
+
+
+def measure_prompt_steps(subject: Subject, asked: Sequence[Asked], *, rounds: int) -> dict[int, float]:
+    """Medians over ``rounds`` rounds, in which every size has its turn."""
+    most = subject.engine.config.tokens_per_step
+    crowds = [_crowd(subject, asked, rows) for rows in PROMPT_ROWS if rows <= most]
+    sizes = {sum(len(one.prompt_ids) for one in crowd): crowd for crowd in crowds}
+    times: dict[int, list[float]] = {rows: [] for rows in sizes if max(PROMPT_ROWS[0] // 2, 1) <= rows <= most}
+    for turn in range(rounds + 1):
+        for rows, found in times.items():
+            took = _one_step(subject, sizes[rows])
+            if turn:  # the first has grown what is kept for so many rows
+                found.append(took)
+    return {rows: round(1e3 * statistics.median(found), 5) for rows, found in times.items()}
+
+
+def _crowd(subject: Subject, asked: Sequence[Asked], rows: int) -> list[Asked]:
+    """Prompts that have at most so many tokens together, and are read in one step."""
+    config = subject.engine.config
+    found: list[Asked] = []
+    left = rows
+    for one in asked:
+        fits = len(one.prompt_ids) <= min(left, config.prefill_chunk or left)
+        if fits and len(found) < config.max_running:
+            found.append(one)
+            left -= len(one.prompt_ids)
+    return found
+
+
+def _one_step(subject: Subject, crowd: Sequence[Asked]) -> float:
+    """Seconds in which these prompts are read and each has its only token."""
+    engine = subject.engine
+    for place, one in enumerate(crowd):
+        engine.add(engine.new_sequence(request_of(one, 1, name=f"crowd-{place}"), lambda _: None))
+    started = time.perf_counter()
+    subject.step()
+    took = time.perf_counter() - started
+    assert not engine.busy, "prompts that fit a step took more than one"
+    return took
