@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,20 @@ from tqdm import tqdm
 
 from benchmarks.emoe import table2
 from benchmarks.emoe.foresight import Predictors, learn
-from benchmarks.emoe.memory_arms import EXACT, KINDS, PAPER, RESIDENT, WHOLE, Arm, Ask, Kind, World, agreement
+from benchmarks.emoe.measures import geometric, interval
+from benchmarks.emoe.memory_arms import (
+    EXACT,
+    KINDS,
+    PAPER,
+    RESIDENT,
+    VARIANTS,
+    WHOLE,
+    Arm,
+    Ask,
+    Kind,
+    World,
+    agreements,
+)
 from benchmarks.emoe.profile import MAX_TOKENS
 from greenroom.core.model_profile import ModelProfile
 from greenroom.demo.tasks import TASKS, sample
@@ -25,18 +39,23 @@ from greenroom.profiling.forced import Given
 
 SEED = 52_000
 MAIN_SHARE = 0.6
+AIMED = (0.6, 0.8)
+"""The shares at which there are aims."""
 DOMINANT = 0.9
 """Share of a block's prompts that are of its own task type; the others are of any. Each block has another type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """``prompts`` in blocks of ``block``, after one that warms up; ``recorded`` of others for the predictors.
-    ``other_batches``: prompts at a time at which eMoE-A's time at ``MAIN_SHARE`` is measured too (Fig. 16).
+    """``seeds`` streams, each of a block of ``block`` prompts for every task type, after a block that warms up; at
+    ``shares`` that are not ``AIMED`` ``few_seeds`` of them. ``recorded`` other prompts are what the predictors learn.
+    ``other_batches``: prompts at a time at which eMoE-A's time at ``MAIN_SHARE`` is measured too (Fig. 16), on
+    ``few_seeds`` streams.
     """
 
     shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
-    prompts: int = 50
+    seeds: int = 5
+    few_seeds: int = 2
     block: int = 10
     at_once: int = 8
     other_batches: tuple[int, ...] = (1, 16)
@@ -46,28 +65,48 @@ class Scale:
 
 
 QUICK = Scale(
-    shares=(MAIN_SHARE,), prompts=10, block=5, at_once=4, other_batches=(), recorded=40, epochs=2,
+    shares=(MAIN_SHARE,), seeds=1, few_seeds=1, block=4, at_once=4, other_batches=(), recorded=40, epochs=2,
     kinds=tuple(kind for kind in KINDS if kind.fidelity == PAPER and kind.seed in (None, 0)),
 )  # fmt: skip
 
 
-def stream(world: World, scale: Scale) -> list[Ask]:
-    """Held-out prompts whose mix of task types shifts from block to block, after a block to warm up with."""
-    return [
-        world.ask(drawn.task, drawn.prompt, drawn.answer)
-        for drawn in (
-            sample(task, seed=SEED, index=number, split="heldout")
-            for number, task in enumerate(tasks_of_stream(scale.prompts + scale.block, scale.block))
-        )
-    ]
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Prompts as they come. ``blocks[0]`` warms up; ``seeds[n]``: of which stream the n-th of the others is."""
+
+    blocks: tuple[tuple[Ask, ...], ...]
+    seeds: tuple[int, ...]
+
+    @property
+    def kept(self) -> list[Ask]:
+        return [ask for block in self.blocks[1:] for ask in block]
+
+    def by_seed(self, values: Sequence[float]) -> list[list[float]]:
+        """``values`` of the kept prompts, or blocks, by stream."""
+        each = len(values) // len(self.seeds)
+        found: dict[int, list[float]] = {}
+        for place, seed in enumerate(self.seeds):
+            found.setdefault(seed, []).extend(values[place * each : (place + 1) * each])
+        return list(found.values())
 
 
-def tasks_of_stream(prompts: int, block: int) -> list[str]:
-    rng = Random(SEED)
-    return [
-        TASKS[number // block % len(TASKS)] if rng.random() < DOMINANT else rng.choice(TASKS)
-        for number in range(prompts)
+def stream(world: World, seeds: int, block: int) -> Stream:
+    """Held-out prompts whose mix of task types shifts from block to block."""
+    tasks = [(0, tasks_of_block(0, 0, block))]
+    tasks += [(seed, tasks_of_block(seed, place, block)) for seed in range(1, seeds + 1) for place in range(len(TASKS))]
+    numbers = count()
+    drawn = [
+        tuple(sample(task, seed=SEED, index=next(numbers), split="heldout") for task in own) for _, own in tasks
     ]  # fmt: skip
+    blocks = tuple(tuple(world.ask(one.task, one.prompt, one.answer) for one in own) for own in drawn)
+    return Stream(blocks, tuple(seed for seed, _ in tasks[1:]))
+
+
+def tasks_of_block(seed: int, place: int, block: int) -> list[str]:
+    """Each of a stream's blocks has another type; their order follows from the seed."""
+    order = Random(SEED + seed).sample(TASKS, len(TASKS))
+    rng = Random(f"{SEED + seed}, {place}")
+    return [order[place] if rng.random() < DOMINANT else rng.choice(TASKS) for _ in range(block)]
 
 
 def trained(scale: Scale) -> Predictors:
@@ -79,21 +118,34 @@ def trained(scale: Scale) -> Predictors:
 
 def run(folder: Path, profile: ModelProfile, scale: Scale, predictors: Predictors) -> dict[str, Any]:
     with World(folder, profile) as world:
-        asks = stream(world, scale)
-        plans = [(share, _kinds(scale, share), scale.at_once) for share in scale.shares]
-        plans += [(MAIN_SHARE, _kinds_by_batch(scale), at_once) for at_once in scale.other_batches]
-        turns = sum(len(kinds) + 1 for _, kinds, _ in plans) * (len(asks) // scale.block + 1)
+        plans = [_Plan(share, _kinds(scale, share), scale.at_once, scale.seeds if share in AIMED else scale.few_seeds)
+                 for share in scale.shares]  # fmt: skip
+        plans += [_Plan(MAIN_SHARE, _kinds_by_batch(scale), size, scale.few_seeds) for size in scale.other_batches]
+        turns = sum((len(plan.kinds) + 1) * (plan.seeds * len(TASKS) + 2) for plan in plans)
         rows: list[dict[str, Any]] = []
         with tqdm(total=turns, desc="memory", unit="block", disable=not sys.stderr.isatty()) as bar:
-            for share, kinds, at_once in plans:
-                rows += _in_turns(world, share, kinds, at_once, asks, scale, predictors, bar)
-    return {**figures(rows), "rows": rows, "settings": {"prompts": scale.prompts, "at_once": scale.at_once}}
+            for plan in plans:
+                rows += _in_turns(world, plan, stream(world, plan.seeds, scale.block), predictors, bar)
+    settings = {"seeds": scale.seeds, "few_seeds": scale.few_seeds, "block": scale.block, "at_once": scale.at_once}
+    return {**figures(rows), "rows": rows, "settings": settings}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Arms that take turns."""
+
+    share: float
+    kinds: tuple[Kind, ...]
+    at_once: int
+    seeds: int
 
 
 def _kinds(scale: Scale, share: float) -> tuple[Kind, ...]:
-    """eMoE without rerouting every miss is measured at one share only."""
+    """eMoE without rerouting every miss is measured at one share only, its variants where there are aims."""
     return tuple(
-        kind for kind in scale.kinds if kind.policy != "emoe" or kind.fidelity == PAPER or share == MAIN_SHARE
+        kind for kind in scale.kinds
+        if (kind.fidelity == PAPER or kind.policy != "emoe" or share == MAIN_SHARE)
+        and (kind.name not in VARIANTS or share in AIMED)
     )  # fmt: skip
 
 
@@ -103,35 +155,24 @@ def _kinds_by_batch(scale: Scale) -> tuple[Kind, ...]:
                  and not (kind.policy == "emoe" and kind.fidelity == EXACT))  # fmt: skip
 
 
-def _in_turns(
-    world: World,
-    share: float,
-    kinds: Sequence[Kind],
-    at_once: int,
-    asks: Sequence[Ask],
-    scale: Scale,
-    predictors: Predictors,
-    bar: Any,
-) -> list[dict[str, Any]]:
-    """All arms with that share of the experts, and the resident one, block by block in turns."""
+def _in_turns(world: World, plan: _Plan, asked: Stream, predictors: Predictors, bar: Any) -> list[dict[str, Any]]:
+    """All arms with that share of the experts, and the resident one, block by block, each time in another order."""
     arms: list[Arm] = []
+    order = Random(SEED)
     try:
-        for kind in (WHOLE, *kinds):
-            own = 1.0 if kind is WHOLE else share
-            arms.append(Arm(kind, world, own, at_once, predictors.get(kind.predictor)))
-        blocks = [asks[start : start + scale.block] for start in range(0, len(asks), scale.block)]
-        for number, block in enumerate(blocks):
-            turn = number % len(arms)
-            for arm in arms[turn:] + arms[:turn]:
+        for kind in (WHOLE, *plan.kinds):
+            own = 1.0 if kind is WHOLE else plan.share
+            arms.append(Arm(kind, world, own, plan.at_once, predictors.get(kind.predictor)))
+        for block in asked.blocks:
+            for arm in order.sample(arms, len(arms)):
                 arm.run(block, MAX_TOKENS)
                 bar.update()
-        whole = arms[0]
-        kept = asks[scale.block :]
-        said = [one.token_ids for one in whole.answers[scale.block :]]
-        given = [Given(ask.prompt_ids, ids, ask.task) for ask, ids in zip(kept, said, strict=True)]
+        whole, warm = arms[0], len(asked.blocks[0])
+        said = [one.token_ids for one in whole.answers[warm:]]
+        given = [Given(ask.prompt_ids, ids, ask.task) for ask, ids in zip(asked.kept, said, strict=True)]
         rows = []
         for arm in arms:
-            rows.append(_row(arm, whole, kept, said, scale, share, agreement(arm.forced(given))))
+            rows.append(_row(arm, whole, asked, said, plan.share, agreements(arm.forced(given))))
             bar.update()
         return rows
     finally:
@@ -142,17 +183,25 @@ def _in_turns(
 def _row(
     arm: Arm,
     whole: Arm,
-    asks: Sequence[Ask],
+    asked: Stream,
     said: Sequence[tuple[int, ...]],
-    scale: Scale,
     share: float,
-    agreed: float,
+    agreed: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """Of the blocks after the first."""
-    answers = arm.answers[scale.block :]
+    """Of the blocks after the first. ``agreed``: by prompt, tokens that the arm would have said itself, and all."""
+    asks, answers = asked.kept, arm.answers[len(asked.blocks[0]) :]
     right = [answer.token_ids == ask.answer_ids for answer, ask in zip(answers, asks, strict=True)]
     same = [answer.token_ids == ids for answer, ids in zip(answers, said, strict=True)]
-    ratios = [own / there for own, there in zip(arm.blocks[1:], whole.blocks[1:], strict=True)]
+    tokens = [of for _, of in agreed]
+    hits = [own for own, _ in agreed]
+    by_seed = zip(asked.by_seed(hits), asked.by_seed(tokens), strict=True)
+
+    def by_task(values: Sequence[float], over: Sequence[float]) -> dict[str, float | None]:
+        places = {task: [place for place, ask in enumerate(asks) if ask.task == task] for task in TASKS}
+        return {task: sum(values[place] for place in own) / sum(over[place] for place in own) if own else None
+                for task, own in places.items()}  # fmt: skip
+
+    ones = [1] * len(asks)
     return {
         "arm": arm.kind.name,
         "fidelity": arm.kind.fidelity,
@@ -163,23 +212,25 @@ def _row(
         "experts_bytes": arm.slots * arm.world.expert_bytes,
         "right": statistics.fmean(right),
         "same_as_resident": statistics.fmean(same),
-        "agreement": agreed,
-        "right_by_task": {task: _mean([hit for hit, ask in zip(right, asks, strict=True) if ask.task == task])
-                          for task in TASKS},
+        "agreement": sum(hits) / sum(tokens),
+        "by_seed": {
+            "right": [statistics.fmean(own) for own in asked.by_seed(right)],
+            "agreement": [sum(own) / sum(of) for own, of in by_seed],
+            "seconds": [sum(own) for own in asked.by_seed(arm.blocks[1:])],
+        },
+        "right_by_task": by_task(right, ones),
+        "same_by_task": by_task(same, ones),
+        "agreement_by_task": by_task(hits, tokens),
         "latency_s": statistics.fmean(one.seconds for one in answers),
         "seconds": sum(arm.blocks[1:]),
         "latency_ratio": sum(arm.blocks[1:]) / sum(whole.blocks[1:]),
-        "latency_ratio_blocks": ratios,
+        "latency_ratio_blocks": [own / there for own, there in zip(arm.blocks[1:], whole.blocks[1:], strict=True)],
         "bytes_moved": int(arm.moved),
         "on_demand": int(arm.on_demand),
         "approximated": statistics.fmean(one.approximated for one in answers),
         "predictor_seconds": arm.predictor_seconds,
         "forecasts": int(arm.forecasts),
-    }  # fmt: skip
-
-
-def _mean(values: Sequence[bool]) -> float | None:
-    return statistics.fmean(values) if values else None
+    }
 
 
 # -- figures -------------------------------------------------------------------------------------------------------
@@ -204,28 +255,50 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found["recovered"][f"{share:g}"] = recovered
         ours = recovered.get(f"emoe-a, {PAPER}")
         if ours is not None and share in (0.6, 0.8):
-            found[f"recovered_at_{round(100 * share)}"] = min(ours.values(), default=None)
+            found[f"recovered_at_{round(100 * share)}"] = min((one["mean"] for one in ours.values()), default=None)
     at_60 = _row_of(rows, "emoe-a", 0.6)
     if at_60 is not None:
+        whole = next(row for row in rows if row["arm"] == RESIDENT and row["beside"] == MAIN_SHARE)
         found["latency_ratio_resident"] = at_60["latency_ratio"] if at_60["bytes_moved"] > 0 else None
+        found["latency_ratio_interval"] = geometric(at_60["by_seed"]["seconds"], whole["by_seed"]["seconds"])
         plain = _row_of(rows, "no predictor", 0.6)
         if plain is not None:
             found["overhead_share"] = 1 - plain["seconds"] / at_60["seconds"]
+            found["overhead_interval"] = geometric(plain["by_seed"]["seconds"], at_60["by_seed"]["seconds"])
             found["predictor_share"] = at_60["predictor_seconds"] / at_60["seconds"]
     return found
 
 
-def recovery(row: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """(accuracy - random) / (1 - random), the resident model's accuracy being 1; random is the mean of its draws."""
+def recovery(row: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """(accuracy - random) / (1 - random), the resident model's accuracy being 1; random is the mean of its draws. All
+    streams together, with the 95 % interval that leaving out each of them in turn tells of (jackknife)."""
     whole = next(one for one in own if one["arm"] == RESIDENT)
     drawn = [one for one in own if one["arm"] == "random"]
     found = {}
     for name, key in (("answers", "right"), ("agreement", "agreement")):
-        if drawn and whole[key]:
-            random = statistics.fmean(one[key] for one in drawn) / whole[key]
-            if random < 1:
-                found[name] = (row[key] / whole[key] - random) / (1 - random)
+        if not drawn:
+            continue
+        seeds = range(len(row["by_seed"][key]))
+        every = _recovered(row, whole, drawn, key, seeds)
+        if every is None:
+            continue
+        without = [_recovered(row, whole, drawn, key, [one for one in seeds if one != left]) for left in seeds]
+        count = len(seeds)
+        pseudo = [count * every - (count - 1) * one for one in without if one is not None] if count > 1 else [every]
+        found[name] = {"mean": every, "within": interval(pseudo or [every])["within"]}
     return found
+
+
+def _recovered(
+    row: Mapping[str, Any], whole: Mapping[str, Any], drawn: Sequence[Mapping[str, Any]], key: str, seeds: Sequence[int]
+) -> float | None:
+    def mean(one: Mapping[str, Any]) -> float:
+        return statistics.fmean(one["by_seed"][key][seed] for seed in seeds)
+
+    if not seeds or not mean(whole):
+        return None
+    random = statistics.fmean(mean(one) for one in drawn) / mean(whole)
+    return (mean(row) / mean(whole) - random) / (1 - random) if random < 1 else None
 
 
 def row_name(row: Mapping[str, Any]) -> str:
@@ -249,16 +322,22 @@ def table(found: Mapping[str, Any]) -> str:
         "moved",
         "predictor",
     )
-    lines = ["".join(f"{head:>13}" if place != 1 else f"  {head:<24}" for place, head in enumerate(heads))]
+    widths = (13, -26, 13, 13, 13, 23, 13, 13, 13)
+    lines = [
+        "".join(
+            f"{head:>{width}}" if width > 0 else f"  {head:<{-width}}"
+            for head, width in zip(heads, widths, strict=True)
+        )
+    ]
     for row in found["rows"]:
         recovered = found["recovered"][f"{row['beside']:g}"].get(row_name(row), {})
-        said = "/".join(f"{value:.2f}" for value in recovered.values()) or "-"
+        said = "/".join(f"{one['mean']:.2f}±{one['within']:.2f}" for one in recovered.values()) or "-"
         name = row_name(row) + ("" if row["seed"] is None else f" ({row['seed']})")
         if row["at_once"] != found["settings"]["at_once"]:
             name += f", {row['at_once']} at once"
         lines.append(
-            f"{row['share']:>13.0%}  {name:<24}{row['right']:>13.2f}{row['same_as_resident']:>13.2f}"
-            f"{row['agreement']:>13.3f}{said:>13}{row['latency_ratio']:>13.3f}"
+            f"{row['share']:>13.0%}  {name:<26}{row['right']:>13.2f}{row['same_as_resident']:>13.2f}"
+            f"{row['agreement']:>13.3f}{said:>23}{row['latency_ratio']:>13.3f}"
             f"{row['bytes_moved'] / 2**20:>9.0f} MiB{row['predictor_seconds'] / row['seconds']:>13.1%}"
         )
     return "\n".join(lines)

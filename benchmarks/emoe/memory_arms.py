@@ -6,13 +6,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.emoe.foresight import EVERY, Forecaster, Predictor
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
@@ -26,6 +25,7 @@ from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.ragged import RaggedModel
+from greenroom.policies.events import UNKNOWN_TASK
 from greenroom.policies.fidelity import Fidelity
 from greenroom.policies.registry import create_policy
 from greenroom.profiling.forced import Forced, Given, force
@@ -50,7 +50,8 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """An arm before it is opened. ``predictor``: which of those that were trained; "" is none. ``every``: prompts
-    between two forecasts. ``seed``: of what is drawn at random. ``waits``: layers for their own part of a target."""
+    between two forecasts. ``seed``: of what is drawn at random. ``waits``: layers for their own part of a target.
+    ``sensitivity``: Eq. 2's s, as the policy's option. ``aware``: of tasks; else all prompts are of one type."""
 
     name: str
     policy: str
@@ -59,6 +60,8 @@ class Kind:
     every: int = EVERY
     seed: int | None = None
     waits: bool = True
+    sensitivity: str = "graded"
+    aware: bool = True
 
     @property
     def key(self) -> str:
@@ -70,6 +73,8 @@ KINDS = (
     Kind("emoe-l", "emoe", PAPER, "emoe-l"),
     Kind("emoe-e", "emoe", PAPER, "emoe-a", every=1),
     Kind("no predictor", "emoe", PAPER),
+    Kind("emoe-a agnostic", "emoe", PAPER, "emoe-a", aware=False),
+    Kind("emoe-a binary", "emoe", PAPER, "emoe-a", sensitivity="binary"),
     Kind("emoe-a no wait", "emoe", PAPER, "emoe-a", waits=False),
     *(Kind("random", "static", PAPER, seed=draw) for draw in range(RANDOM_DRAWS)),
     Kind("static", "static", PAPER),
@@ -78,6 +83,8 @@ KINDS = (
     Kind("on-demand", "lru", EXACT),
     Kind("look-ahead", "look-ahead", EXACT),
 )
+VARIANTS = ("emoe-a agnostic", "emoe-a binary", "emoe-a no wait")
+"""eMoE-A without one of its parts each: labels (Fig. 13), graded sensitivity, waiting."""
 WHOLE = Kind(RESIDENT, "lru", EXACT)
 
 
@@ -169,7 +176,7 @@ class Arm:
     def _options(self) -> dict[str, Any]:
         kind = self.kind
         if kind.policy == "emoe":
-            return {"profile": self.world.profile, "fidelity": kind.fidelity}
+            return {"profile": self.world.profile, "fidelity": kind.fidelity, "sensitivity": kind.sensitivity}
         if kind.policy == "static" and kind.seed is not None:
             return {"fidelity": kind.fidelity, "share": self.share, "seed": kind.seed}
         if kind.policy == "static":
@@ -198,7 +205,8 @@ class Arm:
 
     def _begin(self, place: int, ask: Ask, max_tokens: int, found: dict[int, Answered]) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-        request = GenerationRequest(f"{len(self.answers)}-{place}", ask.prompt_ids, sampling, ask.task)
+        task = self._label(ask.task)
+        request = GenerationRequest(f"{len(self.answers)}-{place}", ask.prompt_ids, sampling, task)
         tokens: list[int] = []
         began = time.perf_counter()
         number = -1
@@ -210,11 +218,11 @@ class Arm:
             if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
                 raise RuntimeError(f"a prompt of {ask.task} has no answer: {event.error or event.reason}")
             found[place] = Answered(tuple(tokens), time.perf_counter() - began, event.approximated)
-            self._finished(number, ask.task)
+            self._finished(number, task)
 
         sequence = self.batch.new_sequence(request, take)
         number = sequence.number
-        self._tasks[number] = ask.task
+        self._tasks[number] = task
         if self.forecaster is not None:
             self.forecaster.prompt_begun(list(self._tasks.values()))
         self.batch.add(sequence)
@@ -236,14 +244,18 @@ class Arm:
 
         def begun(place: int, number: int) -> None:
             numbers[place] = number
-            self._tasks[number] = given[place].task
+            self._tasks[number] = self._label(given[place].task)
             while len(self._tasks) > self.at_once:
                 first = next(iter(self._tasks))
                 self._finished(first, self._tasks[first])
             if self.forecaster is not None:
                 self.forecaster.prompt_begun(list(self._tasks.values()))
 
-        return force(self.batch, given, observer=self.experts, begun=begun)
+        told = [replace(one, task=self._label(one.task)) for one in given]
+        return force(self.batch, told, observer=self.experts, begun=begun)
+
+    def _label(self, task: str) -> str:
+        return task if self.kind.aware else UNKNOWN_TASK
 
     def bytes_moved(self) -> int:
         return int(sum(self.experts.refresh_counters().bytes_by_link.values()))
@@ -256,10 +268,9 @@ class Arm:
         self.experts.close()
 
 
-def agreement(forced: Sequence[Forced]) -> float:
-    """Share of the tokens that it would have said itself."""
-    every: NDArray[np.bool_] = np.concatenate([one.agreed for one in forced])
-    return float(every.mean())
+def agreements(forced: Sequence[Forced]) -> list[tuple[int, int]]:
+    """By prompt: how many of the answer's tokens it would have said itself, and how many there are."""
+    return [(int(one.agreed.sum()), len(one.agreed)) for one in forced]
 
 
 Found = Mapping[str, Any]

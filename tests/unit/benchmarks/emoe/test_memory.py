@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from typing import Any
 
@@ -9,7 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.emoe.foresight import Forecaster
-from benchmarks.emoe.memory import figures, recovery, table, tasks_of_stream
+from benchmarks.emoe.measures import interval
+from benchmarks.emoe.memory import Stream, figures, recovery, table, tasks_of_block
 from benchmarks.emoe.memory_arms import EXACT, KINDS, PAPER, RESIDENT
 from greenroom.policies.events import Prediction
 from greenroom.worker.engine import Routed
@@ -21,7 +21,9 @@ def row(arm: str, *, share: float = 0.6, right: float = 1.0, agreement: float = 
         "arm": arm, "fidelity": EXACT if arm == RESIDENT else PAPER, "seed": None, "beside": share,
         "share": 1.0 if arm == RESIDENT else share, "right": right, "agreement": agreement, "same_as_resident": right,
         "seconds": 10.0, "latency_ratio": 1.0, "bytes_moved": 0, "predictor_seconds": 0.0,
-        "at_once": 8, "latency_s": 1.0, **more,
+        "at_once": 8, "latency_s": 1.0,
+        "by_seed": {"right": [right] * 3, "agreement": [agreement] * 3, "seconds": [more.get("seconds", 10.0) / 3] * 3},
+        **more,
     }  # fmt: skip
 
 
@@ -36,8 +38,22 @@ ROWS = [
 
 def test_what_is_recovered_lies_between_random_and_resident() -> None:
     found = recovery(ROWS[1], ROWS)
-    assert found == {"answers": pytest.approx(0.75), "agreement": pytest.approx(0.75)}
-    assert recovery(ROWS[0], ROWS) == {"answers": pytest.approx(1.0), "agreement": pytest.approx(1.0)}
+    assert {name: one["mean"] for name, one in found.items()} == {
+        "answers": pytest.approx(0.75), "agreement": pytest.approx(0.75)
+    }  # fmt: skip
+    assert {name: one["mean"] for name, one in recovery(ROWS[0], ROWS).items()} == {
+        "answers": pytest.approx(1.0), "agreement": pytest.approx(1.0)
+    }  # fmt: skip
+
+
+def test_the_interval_is_that_of_streams_left_out() -> None:
+    """Where random and resident are the same in all streams, what is recovered is linear and so is the interval."""
+    rights = [0.7, 0.5, 0.9]
+    ours = {**ROWS[1], "by_seed": {**ROWS[1]["by_seed"], "right": rights}}
+    found = recovery(ours, ROWS)["answers"]
+    linear = interval([(one / 0.8 - 0.5) / 0.5 for one in rights])
+    assert found == {"mean": pytest.approx(linear["mean"]), "within": pytest.approx(linear["within"])}
+    assert recovery(ROWS[1], ROWS)["answers"]["within"] == pytest.approx(0)
 
 
 def test_figures_are_of_emoe_a_with_every_miss_rerouted() -> None:
@@ -46,6 +62,7 @@ def test_figures_are_of_emoe_a_with_every_miss_rerouted() -> None:
     assert "recovered_at_80" not in found
     assert found["latency_ratio_resident"] == 1.04
     assert found["overhead_share"] == pytest.approx(1 - 10.2 / 10.4)
+    assert found["latency_ratio_interval"]["mean"] == pytest.approx(1.04)
     assert "emoe-a, paper" in table({**found, "rows": ROWS, "settings": {"at_once": 8}})
     assert found["by_batch"]["8"]["emoe-a, paper"]["ratio"] == 1.04
 
@@ -60,11 +77,17 @@ def test_every_arm_has_a_name_of_its_own_and_says_its_fidelity() -> None:
 
 
 def test_each_block_has_a_task_type_that_most_of_its_prompts_are_of_and_the_next_another() -> None:
-    tasks = tasks_of_stream(200, 20)
-    most = [Counter(tasks[start : start + 20]).most_common(1)[0] for start in range(0, 200, 20)]
-    assert all(count >= 14 for _, count in most)
-    assert all(one != other for (one, _), (other, _) in itertools.pairwise(most))
-    assert len({task for task, _ in most}) == 5
+    for seed in range(1, 6):
+        most = [Counter(tasks_of_block(seed, place, 20)).most_common(1)[0] for place in range(5)]
+        assert all(count >= 14 for _, count in most)
+        assert len({task for task, _ in most}) == 5
+    assert tasks_of_block(1, 0, 20) == tasks_of_block(1, 0, 20) != tasks_of_block(2, 0, 20)
+
+
+def test_what_prompts_or_blocks_gave_is_told_apart_by_stream() -> None:
+    made = Stream(((), *(((),) * 4)), (1, 1, 2, 2))
+    assert made.by_seed([1, 2, 3, 4]) == [[1, 2], [3, 4]]
+    assert made.by_seed([1, 2, 3, 4, 5, 6, 7, 8]) == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
 class Fixed:

@@ -10,11 +10,12 @@ from benchmarks.emoe.memory import Scale, run
 from benchmarks.emoe.memory_arms import EXACT, PAPER, RESIDENT, Kind
 from greenroom.core.model_profile import load_model_profile
 from greenroom.demo import bundled_model_path, bundled_profile_path
+from greenroom.demo.tasks import TASKS
 
 SCALE = Scale(
-    shares=(0.4,), prompts=6, block=3, at_once=3, other_batches=(),
+    shares=(0.4,), few_seeds=1, block=2, at_once=3, other_batches=(),
     kinds=(Kind("emoe-a", "emoe", PAPER, "flat", every=2), Kind("random", "static", PAPER, seed=0),
-           Kind("on-demand", "lru", EXACT)),
+           Kind("agnostic", "emoe", PAPER, "flat", every=2, aware=False), Kind("on-demand", "lru", EXACT)),
 )  # fmt: skip
 
 
@@ -40,6 +41,9 @@ def test_arms_take_turns_on_the_same_prompts_and_only_those_that_reroute_differ_
     assert emoe["approximated"] > 0
     assert emoe["on_demand"] == 0
     assert emoe["experts_bytes"] == pytest.approx(0.4 * resident["experts_bytes"], rel=0.03)
-    assert len(emoe["latency_ratio_blocks"]) == 2
+    assert len(emoe["latency_ratio_blocks"]) == 5
     assert rows["random", PAPER]["bytes_moved"] == 0
-    assert set(found["recovered"]["0.4"]) == {"emoe-a, paper", "on-demand, exact"}
+    assert set(found["recovered"]["0.4"]) == {"emoe-a, paper", "agnostic, paper", "on-demand, exact"}
+    assert set(emoe["agreement_by_task"]) == set(TASKS)
+    assert all(share is None or 0 <= share <= 1 for share in emoe["same_by_task"].values())
+    assert 0 < rows["agnostic", PAPER]["forecasts"] <= emoe["forecasts"], "there is but one type to ask of"
