@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TESTS_AT_ONCE ?= 2
 # Several at once: a file's tests share what they brought up, so they stay together, and the files keep their order, which
-# has the long ones early.
-PYTEST = $(BIN)/pytest $(if $(filter-out 1,$(TESTS_AT_ONCE)),--numprocesses $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder)
+# has the long ones early (tests/conftest.py). Bytecode is kept even where the environment says not to: without it every
+# run would compile all tests anew, and every process that they start all of greenroom.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(if $(filter-out 1,$(TESTS_AT_ONCE)),--numprocesses $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder)
 PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)

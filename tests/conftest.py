@@ -1,16 +1,41 @@
-"""For all tests: tiny models compute on one thread, so that suites do not fight over cores with other processes."""
+"""For all tests: tiny models compute on one thread, so that suites do not fight over cores with other processes; and
+what takes longest begins where it hinders least.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-import torch
 from hypothesis import settings
+
+TESTS = Path(__file__).parent
 
 # Time on the wall says nothing of an example on a busy machine; what hangs meets the timeout of its test.
 settings.register_profile("greenroom", deadline=None)
 settings.load_profile("greenroom")
 
+BEGINS = {"integration/pipeline/test_chaos.py": "contract", "integration/pipeline/test_failures.py": "unit"}
+"""The two files that take minutes, each a whole cluster under load, and the folder that each goes first in. Tests of
+those folders compute in one process: beside them a cluster gets on, while two clusters at once keep each other waiting.
+"""
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
+    import torch  # takes seconds, for which a process that only hands tests out would wait as well
+
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: place(item.path))
+
+
+def place(path: Path) -> tuple[str, bool]:
+    """What tests are sorted by: folder by folder, and in each as they were found."""
+    if not path.is_relative_to(TESTS):
+        return "", True
+    within = path.relative_to(TESTS)
+    folder = BEGINS.get(within.as_posix())
+    return (within.parts[0], True) if folder is None else (folder, False)

@@ -16,6 +16,7 @@ from greenroom.policies.registry import create_policy
 from greenroom.replay import ReplayResult, RoutingTrace, TraceStep, count_hits, optimum, replay
 from tests.real_data import real_data
 
+TOKENS = 30_000
 SLOTS = (96, 192, 256, 384)
 PUBLISHED = {
     ("lru", 1): (44.6, 62.4, 75.4, 90.7),
@@ -48,6 +49,9 @@ EVERY_DAY = [
     ("decayed", 8, 256),
 ]
 
+# Every day over a third of the stream, in which each of them evicts thousands of times.
+BOTH_WAYS = [("lru", 1, 384), ("decayed", 8, 192), ("next-use", 8, 256)]
+
 
 @pytest.fixture(scope="module")
 def trace() -> RoutingTrace:
@@ -73,19 +77,22 @@ def test_hit_rates_are_the_published_ones_to_a_tenth_of_a_point(
 
 
 @pytest.mark.parametrize(
-    ("policy", "concurrent", "slots"),
+    ("policy", "concurrent", "slots", "tokens"),
     [
-        ("lru", 1, 384),
-        ("decayed", 8, 192),
-        ("next-use", 8, 256),
-        *(pytest.param(policy, 1, 192, marks=pytest.mark.full) for policy in ("lfu", "lfu-reset", "fifo", "next-use")),
-        pytest.param("neighbour-aware", 8, 384, marks=pytest.mark.full),
+        *(pytest.param(*case, TOKENS // 3, id="-".join(map(str, case))) for case in BOTH_WAYS),
+        *(pytest.param(*case, TOKENS, marks=pytest.mark.full) for case in BOTH_WAYS),
+        *(
+            pytest.param(policy, 1, 192, TOKENS, marks=pytest.mark.full)
+            for policy in ("lfu", "lfu-reset", "fifo", "next-use")
+        ),
+        pytest.param("neighbour-aware", 8, 384, TOKENS, marks=pytest.mark.full),
     ],
 )
-def test_both_ways_count_the_same(trace: RoutingTrace, policy: str, concurrent: int, slots: int) -> None:
-    quick, plain = (counted(way, trace, policy, {}, concurrent, slots) for way in (count_hits, replay))
+def test_both_ways_count_the_same(trace: RoutingTrace, policy: str, concurrent: int, slots: int, tokens: int) -> None:
+    quick, plain = (counted(way, trace, policy, {}, concurrent, slots, tokens) for way in (count_hits, replay))
 
     assert quick == plain
+    assert quick.evictions > 1000
 
 
 def counted(
@@ -95,14 +102,15 @@ def counted(
     options: Mapping[str, float],
     concurrent: int,
     slots: int,
+    tokens: int = TOKENS,
 ) -> ReplayResult:
     expert_policy = create_policy(policy, catalogue=trace.catalogue(), options=options)
-    return way(expert_policy, trace.steps(concurrent=concurrent, tokens=30_000), slots)
+    return way(expert_policy, trace.steps(concurrent=concurrent, tokens=tokens), slots)
 
 
 @pytest.mark.parametrize(("concurrent", "slots"), [(8, SLOTS), pytest.param(1, SLOTS, marks=pytest.mark.full)])
 def test_beladys_hit_rates_are_the_published_ones(trace: RoutingTrace, concurrent: int, slots: tuple[int, ...]) -> None:
     for budget, published in zip(slots, BELADY[concurrent], strict=True):
-        result = optimum(trace.catalogue(), trace.steps(concurrent=concurrent, tokens=30_000), budget)
+        result = optimum(trace.catalogue(), trace.steps(concurrent=concurrent, tokens=TOKENS), budget)
 
         assert 100 * result.hit_rate == pytest.approx(published, abs=0.0501)
