@@ -80,6 +80,28 @@ if TYPE_CHECKING:
 @click.option(
     "--learn-timeout", type=float, default=900.0, show_default=True, help="Seconds that one training may take."
 )
+@click.option(
+    "--learn-tolerance",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="By how much overlap with prompts it has not seen what was learnt may be worse than popularity, and than what "
+    "is served; if it is worse it is kept and not served.",
+)
+@click.option(
+    "--learn-asked-within",
+    type=float,
+    default=6 * 3600.0,
+    show_default=True,
+    help="With `asked`: seconds after which what nobody asked for is learnt no more.",
+)
+@click.option(
+    "--learn-forecast-timeout",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="Seconds that a learned forecast may take; then statistics answer.",
+)
 def predictor(
     state_dir: Path | None,
     half_life: float,
@@ -93,6 +115,9 @@ def predictor(
     learn_again: int,
     learn_memory: str,
     learn_timeout: float,
+    learn_tolerance: float,
+    learn_asked_within: float,
+    learn_forecast_timeout: float,
     **options: Any,
 ) -> None:
     """Learn from the topic `traces` which experts are used, and answer forecasts over gRPC.
@@ -123,6 +148,9 @@ def predictor(
         max_bytes=parse_bytes(learn_memory, field="learn_memory"),
         max_sequences=max(2000, 2 * learn_after),
         timeout_s=learn_timeout,
+        tolerance=learn_tolerance,
+        asked_within_s=learn_asked_within,
+        forecast_s=learn_forecast_timeout,
     )
     config = PredictorConfig(
         state_dir=state_dir,

@@ -101,6 +101,7 @@ def predictor_train(
         from tqdm import tqdm
 
         from greenroom.predictor.learned.comparison import places_to_test, trivial
+        from greenroom.predictor.learned.gate import why_withheld
         from greenroom.predictor.learned.training import measure, split, train
 
         with tqdm(total=config.epochs, desc="training", unit="epoch", disable=not sys.stderr.isatty()) as bar:
@@ -121,6 +122,8 @@ def predictor_train(
             click.echo(json.dumps({"report": artifact.report, "test_sequences": len(places), "scores": rows}))
         else:
             click.echo(_table(scores, artifact, len(places)))
+        if worse := why_withheld(artifact.report, 0.0):
+            click.echo(f"A service would not need it: {worse}.", err=True)
         # Behind the report, which is then seen wherever it can not be kept, and each whatever became of the other.
         try:
             if out is not None:

@@ -66,6 +66,12 @@ class PredictorMetrics:
             ["kind", "result"],
             registry=registry,
         )
+        self._forgone = Counter(
+            "greenroom_predictor_learned_forecasts_forgone",
+            "Forecasts that statistics made though a learned predictor is served",
+            ["kind", "why"],
+            registry=registry,
+        )
         self._serving_learned = Gauge(
             "greenroom_predictor_serving_learned_version",
             "The version of a learned predictor that is served",
@@ -73,8 +79,10 @@ class PredictorMetrics:
             registry=registry,
         )
         for kind in LEARNED_KINDS:
-            for result in ("published", "failed", "timed_out"):
+            for result in ("published", "withheld", "failed", "timed_out"):
                 self._trainings.labels(kind, result)
+            for why in ("late", "crowded", "failed"):
+                self._forgone.labels(kind, why)
         for what in ("task_type", "model"):
             self._evicted.labels(what)
         for source in Source:
@@ -94,6 +102,9 @@ class PredictorMetrics:
 
     def trained(self, kind: str, result: str) -> None:
         self._trainings.labels(kind, result).inc()
+
+    def forgone(self, kind: str, why: str) -> None:
+        self._forgone.labels(kind, why).inc()
 
     def learning_from(self, sequences: int, nbytes: int) -> None:
         self._learning_sequences.set(sequences)

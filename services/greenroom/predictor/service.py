@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -131,16 +132,18 @@ class PredictorService(Runner):
             return self.publisher
         return self.learner.shelves[_learned(kind, "kind")]
 
-    async def forecast(self, model: str, task_type: str, previous: bytes, predictor: str = "") -> Forecast:
-        """By what was learnt of the kind ``predictor``, if that is served of the model; else by statistics: see
-        Served.forecast. Raises InvalidRequest."""
+    async def forecast(
+        self, model: str, task_type: str, previous: bytes, predictor: str = "", within_s: float = math.inf
+    ) -> Forecast:
+        """By what was learnt of the kind ``predictor``, if that is served of the model and answers in time; else by
+        statistics: see Served.forecast. ``within_s``: what is left to who asks. Raises InvalidRequest."""
         began = time.perf_counter()
         forecast = None
         if predictor not in ("", STATISTICS):
             kind = _learned(predictor, "predictor")
             known = self.publisher.showcase.models.get(model)
             shape = None if known is None else known.snapshot.shape
-            answer = await self.learner.forecast(model, task_type, previous, kind, shape)
+            answer = await self.learner.forecast(model, task_type, previous, kind, shape, within_s)
             if answer is not None:
                 artifact, distribution = answer
                 forecast = Forecast(LEARNED_SOURCES[kind], distribution, artifact.version, artifact.sequences)

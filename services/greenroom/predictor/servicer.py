@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 
 import grpc
@@ -27,9 +28,14 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
         request: predictor_pb2.ForecastRequest,
         context: Context,
     ) -> predictor_pb2.ForecastResponse:
+        left_s = context.time_remaining()
         forecast = await self._service.forecast(
-            request.model, request.task_type, request.previous, request.predictor
-        )  # fmt: skip
+            request.model,
+            request.task_type,
+            request.previous,
+            request.predictor,
+            within_s=math.inf if left_s is None else left_s,
+        )
         layers, experts = forecast.distribution.shape
         return predictor_pb2.ForecastResponse(
             version=forecast.version,

@@ -18,9 +18,9 @@ S = TypeVar("S")
 
 
 class Shelf(Generic[A, S]):
-    """Each model's newest version is served, unless one was pinned by ``roll_back``: that one is, across restarts and
-    whatever is published meanwhile, until another is pinned or none (version 0). ``S`` is what a version becomes when
-    it is served."""
+    """Each model's newest version that is not withheld is served, unless one was pinned by ``roll_back``: that one is,
+    across restarts and whatever is published meanwhile, until another is pinned or none (version 0). ``S`` is what a
+    version becomes when it is served."""
 
     def __init__(self, store: Versions[A]) -> None:
         self._store = store
@@ -69,12 +69,17 @@ class Shelf(Generic[A, S]):
             return next(info for info in infos if info.version == wanted), data
 
     async def roll_back(self, model: str, version: int) -> ArtifactInfo:
-        """Serve ``version`` from now on; 0: the newest, and whatever becomes it. Raises NotKept, OSError."""
+        """Serve ``version`` from now on, a withheld one too; 0: the newest that is not, and whatever becomes it. Raises
+        NotKept, OSError."""
         async with self._turn:
             kept = self._store.versions(model)
             if not kept:
                 raise NotKept(f"nothing is kept of the model {model!r:.100}")
-            wanted = version or kept[-1].version
+            wanted = version or next((info.version for info in reversed(kept) if not info.withheld), 0)
+            if not wanted:
+                raise NotKept(
+                    f"every version of the model {model!r:.100} is withheld; name the one to serve all the same"
+                )
             artifact, prepared = await self._load(model, wanted)
             await self._blocking(self._store.pin, model, version or None)
             self._serve(artifact, prepared)
@@ -84,15 +89,19 @@ class Shelf(Generic[A, S]):
     # -- for one kind ----------------------------------------------------------------------------------------------
 
     async def _show(self, newest: A) -> None:
-        """At the start: what was pinned, else the newest. Raises Damaged where that can not be served."""
-        pinned = self._store.pinned(newest.model)
-        if pinned is not None and pinned != newest.version:
+        """At the start: what was pinned, else the newest that is not withheld and can be served, if any."""
+        model, pinned = newest.model, self._store.pinned(newest.model)
+        servable = [info.version for info in reversed(self._store.versions(model)) if not info.withheld]
+        for version in servable if pinned is None else [pinned, *servable]:
             try:
-                self._serve(*await self._load(newest.model, pinned))
+                if version == newest.version:
+                    self._serve(newest, await self._prepare(newest))
+                else:
+                    self._serve(*await self._load(model, version))
                 return
-            except NotKept as error:
-                _LOG.warning("the newest is served: %s", error)
-        self._serve(newest, await self._prepare(newest))
+            except (NotKept, Damaged) as error:
+                _LOG.warning("%r: version %d can not be served, the next that can is: %s", model, version, error)
+        _LOG.info("%r: none of what is kept is served", model)
 
     async def _load(self, model: str, version: int) -> tuple[A, S]:
         """Raises NotKept."""

@@ -22,7 +22,8 @@ KIND = "statistics"
 
 @dataclass(frozen=True, slots=True)
 class ArtifactInfo:
-    """What a list of artifacts says of each. ``created_ms``: Unix time. ``bytes``: of the file."""
+    """What a list of artifacts says of each. ``created_ms``: Unix time. ``bytes``: of the file. ``withheld``: why it is
+    not served unless someone pins it; "": it may be."""
 
     version: int
     model: str
@@ -30,6 +31,7 @@ class ArtifactInfo:
     sequences: int
     bytes: int = 0
     kind: str = KIND
+    withheld: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

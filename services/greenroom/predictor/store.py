@@ -60,7 +60,7 @@ STATISTICS = Codec(dump_snapshot, load_snapshot)
 
 
 class Versions(Protocol[A]):
-    """Versions of one kind by model, the last ``keep`` of each and the pinned one."""
+    """Versions of one kind by model: the last ``keep`` of each, the pinned one, and the newest that is not withheld."""
 
     codec: Codec[A]
 
@@ -131,7 +131,8 @@ class MemoryVersions(Generic[A]):
         info = replace(artifact.info, bytes=len(data))
         files = self._files.setdefault(artifact.model, {})
         files[artifact.version] = (info, data)
-        for version in _superfluous(files, self._keep, self.pinned(artifact.model)):
+        infos = {version: info for version, (info, _) in files.items()}
+        for version in _superfluous(infos, self._keep, self.pinned(artifact.model)):
             del files[version]
         return info
 
@@ -325,8 +326,9 @@ def make_store(folder: Path | None, keep: int) -> ArtifactStore:
     return MemoryArtifacts(keep) if folder is None else FileArtifacts(folder, keep)
 
 
-def _superfluous(files: Mapping[int, object], keep: int, pinned: int | None) -> list[int]:
-    return [version for version in sorted(files)[:-keep] if version != pinned]
+def _superfluous(infos: Mapping[int, ArtifactInfo], keep: int, pinned: int | None) -> list[int]:
+    served = max((version for version, info in infos.items() if not info.withheld), default=None)
+    return [version for version in sorted(infos)[:-keep] if version not in (pinned, served)]
 
 
 def _not_kept(model: str, version: int, files: Mapping[int, object]) -> NotKept:

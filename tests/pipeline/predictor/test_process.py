@@ -67,6 +67,7 @@ async def test_what_is_learnt_is_served_by_the_process_and_the_next(kafka_broker
     prefix = f"p{uuid.uuid4().hex[:8]}."
     arguments = ["predictor", "--brokers", kafka_broker.address, "--topic-prefix", prefix, "--publish-after", "0.1"]
     arguments += ["--state-dir", str(tmp_path / "state"), "--learn", "emoe-a", "--learn-after", "12"]
+    arguments += ["--learn-tolerance", "1", "--learn-forecast-timeout", "5"]
     async with KafkaLog(LogConfig(brokers=(kafka_broker.address,), prefix=prefix)) as log:
         await log.ensure(all_topics(Topics()))
         for number in range(12):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from greenroom.core.errors import InvalidConfig
 from greenroom.predictor.counts import Shape
 from greenroom.predictor.learned.config import BACKBONES, LEARNED_KINDS
+from greenroom.predictor.learned.gate import WITHHELD
 from greenroom.predictor.learned.priors import ALL_TASKS, Priors
 from greenroom.predictor.snapshot import ArtifactInfo
 from greenroom.predictor.tensors import Damaged, dump_tensors, load_tensors
@@ -75,12 +76,22 @@ class LearnedArtifact:
     @property
     def info(self) -> ArtifactInfo:
         kind = self.architecture.kind
-        return ArtifactInfo(self.version, self.model, self.created_ms, self.sequences, kind=kind)
+        return ArtifactInfo(
+            self.version, self.model, self.created_ms, self.sequences, kind=kind, withheld=self.withheld
+        )
+
+    @property
+    def withheld(self) -> str:
+        """Why it is not served unless someone pins it; "": it may be."""
+        return str(self.report.get(WITHHELD, ""))
 
     @property
     def nbytes(self) -> int:
         """Of what a predictor holds in memory."""
         return sum(one.nbytes for one in self.weights.values()) + self.priors.by_slot.nbytes
+
+    def withheld_for(self, why: str) -> LearnedArtifact:
+        return replace(self, report={**self.report, WITHHELD: why})
 
     def as_version(self, version: int, created_ms: int) -> LearnedArtifact:
         return replace(self, version=version, created_ms=created_ms)

@@ -13,6 +13,8 @@ EMOE_A = "emoe-a"
 EMOE_L = "emoe-l"
 LEARNED_KINDS = (EMOE_A, EMOE_L)
 BACKBONES = ("xlnet", "gpt2", "bert")
+LEAST_SEQUENCES = 10
+"""From fewer nothing is learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +61,13 @@ class TrainingConfig:
 class LearningConfig:
     """What a predictor service learns beside its statistics. Raises InvalidConfig or UnknownName.
 
-    ``kinds``: always; ``when_asked``: also those that someone asks forecasts of. ``after``: sequences of a model from
-    which on it is learnt, and ``again``: so many more, and it is learnt anew. ``max_bytes``: of the sequences kept to
-    learn from, over all models, and ``max_sequences`` of one model; the oldest go. ``timeout_s``: of one training, a
-    process of its own that is killed then. ``max_waiting``: forecasts that wait for a learned predictor; beyond them
-    statistics answer.
+    ``kinds``: always; ``when_asked``: also those that someone asked forecasts of within the last ``asked_within_s``.
+    ``after``: sequences of a model from which on it is learnt, and ``again``: so many more, and it is learnt anew.
+    ``max_bytes``: of the sequences kept to learn from, over all models, and ``max_sequences`` of one model; the oldest
+    go, and where the bytes do not hold ``after`` of them it is learnt from as many as they hold. ``timeout_s``: of one
+    training, a process of its own that is killed then. ``tolerance``: by how much overlap what was learnt may be worse
+    than popularity, and than what is served, to be served itself. ``forecast_s``: how long one forecast may take or
+    wait, and ``max_waiting``: how many wait; beyond either statistics answer.
     """
 
     kinds: tuple[str, ...] = ()
@@ -74,6 +78,9 @@ class LearningConfig:
     max_bytes: int = 64 * MIB
     max_sequences: int = 2000
     timeout_s: float = 900.0
+    tolerance: float = 0.01
+    asked_within_s: float = 6 * 3600.0
+    forecast_s: float = 0.5
     max_waiting: int = 64
     seed: int = 0
 
@@ -83,15 +90,22 @@ class LearningConfig:
                 raise UnknownName("kind to learn", kind, LEARNED_KINDS)
         if self.backbone not in BACKBONES:
             raise UnknownName("backbone", self.backbone, BACKBONES)
-        if self.after < 10:
-            raise InvalidConfig("learn_after", self.after, "at least 10 sequences")
+        if self.after < LEAST_SEQUENCES:
+            raise InvalidConfig("learn_after", self.after, f"at least {LEAST_SEQUENCES} sequences")
         for name in ("again", "max_bytes", "max_waiting"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"learn_{name}", getattr(self, name), "it is a number from 1")
         if self.max_sequences < self.after:
             raise InvalidConfig("learn_max_sequences", self.max_sequences, "it is at least learn_after")
-        if not 0 < self.timeout_s < math.inf:
-            raise InvalidConfig("learn_timeout", self.timeout_s, "it is a number of seconds above 0")
+        for name, seconds in (
+            ("learn_timeout", self.timeout_s),
+            ("learn_asked_within", self.asked_within_s),
+            ("learn_forecast_timeout", self.forecast_s),
+        ):
+            if not 0 < seconds < math.inf:
+                raise InvalidConfig(name, seconds, "it is a number of seconds above 0")
+        if not 0 <= self.tolerance <= 1:
+            raise InvalidConfig("learn_tolerance", self.tolerance, "it is a share of overlap, 0 to 1")
 
     @property
     def off(self) -> bool:

@@ -20,15 +20,14 @@ def main() -> None:
     os.nice(_NICE)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
+    from greenroom.core.files import write_whole
     from greenroom.predictor.learned.artifact import dump_learned
     from greenroom.predictor.learned.jobs import load_job
     from greenroom.predictor.learned.training import train
 
     job = load_job(source.read_bytes())
-    artifact = train(job.sequences, job.config, model=job.model)
-    partial = target.with_suffix(".partial")
-    partial.write_bytes(dump_learned(artifact))
-    partial.replace(target)
+    artifact = train(job.sequences, job.config, model=job.model, served=job.served)
+    write_whole(target, dump_learned(artifact))
 
 
 def _end_with(parent: int) -> None:

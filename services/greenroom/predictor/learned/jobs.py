@@ -7,21 +7,26 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from greenroom.core.errors import GreenroomError, InvalidConfig
-from greenroom.predictor.learned.artifact import LearnedArtifact, load_learned
+from greenroom.core.units import KIB
+from greenroom.predictor.learned.artifact import LearnedArtifact, dump_learned, load_learned
 from greenroom.predictor.learned.config import TrainingConfig
 from greenroom.predictor.learned.samples import Sample, Sequences, stack
+from greenroom.predictor.learned.workspace import workspace
 from greenroom.predictor.tensors import Damaged, dump_tensors, load_tensors
 
 TRAINER = (sys.executable, "-m", "greenroom.predictor.learned.job")
 """Started with the file of its job, the one to write its artifact to, and the process without which it ends."""
 _FORMAT = "greenroom-training"
+_SERVED = "served"
 _MAX_LINE = 500
+_MAX_LOG_BYTES = 64 * KIB
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -35,9 +40,12 @@ class TrainingFailed(GreenroomError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
+    """``served``: what is served now, which is measured on the same prompts."""
+
     model: str
     sequences: Sequences
     config: TrainingConfig
+    served: LearnedArtifact | None = None
 
 
 def dump_job(job: Job) -> bytes:
@@ -47,7 +55,8 @@ def dump_job(job: Job) -> bytes:
         "tasks": json.dumps(job.sequences.tasks),
         "config": json.dumps(asdict(job.config)),
     }
-    return dump_tensors({"counts": job.sequences.counts}, metadata)
+    served = b"" if job.served is None else dump_learned(job.served)
+    return dump_tensors({"counts": job.sequences.counts, _SERVED: np.frombuffer(served, np.uint8)}, metadata)
 
 
 def load_job(data: bytes) -> Job:
@@ -57,7 +66,8 @@ def load_job(data: bytes) -> Job:
         if metadata["format"] != _FORMAT:
             raise ValueError(f"its format is {metadata['format']!r:.50}")
         sequences = Sequences(tuple(json.loads(metadata["tasks"])), arrays["counts"])
-        return Job(metadata["model"], sequences, TrainingConfig(**json.loads(metadata["config"])))
+        served = load_learned(arrays[_SERVED].tobytes()) if arrays[_SERVED].size else None
+        return Job(metadata["model"], sequences, TrainingConfig(**json.loads(metadata["config"])), served)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError, InvalidConfig) as error:
         raise Damaged(f"it is no training: {error!r:.200}") from error
 
@@ -69,16 +79,16 @@ async def train_apart(
     *,
     timeout_s: float,
     command: Sequence[str] = TRAINER,
+    served: LearnedArtifact | None = None,
 ) -> LearnedArtifact:
-    """In a process of its own, which is killed after ``timeout_s`` or when this is cancelled. Raises TrainingFailed,
-    OSError."""
-    with tempfile.TemporaryDirectory(prefix="greenroom-training-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    """In a process of its own, which is killed after ``timeout_s`` or when this is cancelled. ``served``: what is
+    served now, which it is to be compared with. Raises TrainingFailed, OSError."""
+    with workspace() as folder:
         source, target = folder / "job.safetensors", folder / "artifact.safetensors"
-        await asyncio.to_thread(_write_job, source, model, samples, config)
+        await asyncio.to_thread(_write_job, source, model, samples, config, served)
         await _run([*command, str(source), str(target), str(os.getpid())], folder / "log", timeout_s)
         try:
-            artifact = load_learned(await asyncio.to_thread(target.read_bytes))
+            artifact = await asyncio.to_thread(_read_artifact, target)
         except (OSError, Damaged) as error:
             raise TrainingFailed(f"the trainer left no artifact: {error}") from error
     if artifact.model != model or artifact.architecture.kind != config.kind:
@@ -86,8 +96,14 @@ async def train_apart(
     return artifact
 
 
-def _write_job(path: Path, model: str, samples: Sequence[Sample], config: TrainingConfig) -> None:
-    path.write_bytes(dump_job(Job(model, stack(samples), config)))
+def _read_artifact(path: Path) -> LearnedArtifact:
+    return load_learned(path.read_bytes())
+
+
+def _write_job(
+    path: Path, model: str, samples: Sequence[Sample], config: TrainingConfig, served: LearnedArtifact | None
+) -> None:
+    path.write_bytes(dump_job(Job(model, stack(samples), config, served)))
 
 
 async def _run(command: Sequence[str], log: Path, timeout_s: float) -> None:
@@ -116,5 +132,7 @@ async def _run(command: Sequence[str], log: Path, timeout_s: float) -> None:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_LOG_BYTES))
+        lines = file.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
     return lines[-1][:_MAX_LINE]

@@ -115,6 +115,7 @@ class SampleRing:
     max_sequences: int
     nbytes: int = 0
     _models: dict[str, deque[Sample]] = field(default_factory=dict)
+    _full: set[str] = field(default_factory=set)
 
     def __len__(self) -> int:
         return sum(map(len, self._models.values()))
@@ -137,14 +138,21 @@ class SampleRing:
         if len(kept) > self.max_sequences:
             self._drop(model)
         while self.nbytes > self.max_bytes:
-            self._drop(max(self._models, key=lambda name: len(self._models[name]) * self._size(name)))
+            largest = max(self._models, key=lambda name: len(self._models[name]) * self._size(name))
+            self._drop(largest)
+            self._full.add(largest)
         return True
+
+    def is_full(self, model: str) -> bool:
+        """Whether the bytes had no room for more of it than are kept, since room came back the last time."""
+        return model in self._full
 
     def sequences(self, model: str) -> list[Sample]:
         """Oldest first."""
         return list(self._models.get(model, ()))
 
     def forget(self, model: str) -> None:
+        self._full.clear()
         for sample in self._models.pop(model, ()):
             self.nbytes -= sample.counts.nbytes
 

@@ -7,7 +7,10 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from greenroom.predictor.counts import Floats
 from greenroom.predictor.learned.artifact import LearnedArtifact, dump_learned, load_learned
@@ -57,19 +60,17 @@ class LearnedShelf(Shelf[LearnedArtifact, "LearnedPredictor"]):
             if self._executor is None:
                 return
             for artifact in waiting:
-                try:
-                    await self._show(artifact)
-                except Damaged as error:
-                    _LOG.warning("%s of %r can not be served: %s", self.kind, artifact.model, error)
+                await self._show(artifact)
 
     async def publish(self, artifact: LearnedArtifact) -> ArtifactInfo:
-        """As its model's next version. Raises OSError, Damaged; then nothing has changed."""
+        """As its model's next version, which is served unless it is withheld or another pinned. Raises OSError,
+        Damaged; then nothing has changed."""
         async with self._turn:
             version = self._store.next_version(artifact.model)
             numbered = artifact.as_version(version, self._now_ms())
             prepared = await self._prepare(numbered)
             info = await self._blocking(self._store.write, numbered)
-            if self._store.pinned(artifact.model) is None:
+            if self._store.pinned(artifact.model) is None and not numbered.withheld:
                 self._serve(numbered, prepared)
             return info
 
@@ -81,13 +82,9 @@ class LearnedShelf(Shelf[LearnedArtifact, "LearnedPredictor"]):
         predictor = self._served.get(model)
         return None if predictor is None else predictor.artifact
 
-    async def forecast(self, model: str, task_type: str, previous: Floats | None) -> tuple[LearnedArtifact, Floats]:
-        """From what is ``served``."""
-        predictor = self._served[model]
-        loop = asyncio.get_running_loop()
-        return predictor.artifact, await loop.run_in_executor(
-            self._executor, predictor.forecast, task_type, previous
-        )  # fmt: skip
+    def forecast(self, model: str, task_type: str, previous: Floats | None) -> Callable[[], Floats]:
+        """From what is ``served`` now; to be called on the executor's thread."""
+        return partial(self._served[model].forecast, task_type, previous)
 
     def serving(self, model: str) -> int:
         artifact = self.served(model)
@@ -114,4 +111,7 @@ class LearnedShelf(Shelf[LearnedArtifact, "LearnedPredictor"]):
 def _predictor(artifact: LearnedArtifact) -> LearnedPredictor:
     from greenroom.predictor.learned.networks import LearnedPredictor
 
-    return LearnedPredictor(artifact)
+    predictor = LearnedPredictor(artifact)
+    if not np.isfinite(predictor.forecast("", None)).all():  # the first one takes longest, too
+        raise Damaged("what it forecasts are no numbers")
+    return predictor

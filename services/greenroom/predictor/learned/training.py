@@ -16,8 +16,9 @@ from torch import Tensor
 from greenroom.core.errors import GreenroomError
 from greenroom.predictor.counts import Floats
 from greenroom.predictor.learned.artifact import Architecture, LearnedArtifact, width_for
-from greenroom.predictor.learned.config import TrainingConfig
+from greenroom.predictor.learned.config import LEAST_SEQUENCES, TrainingConfig
 from greenroom.predictor.learned.evaluate import Score, score
+from greenroom.predictor.learned.gate import POPULARITY_OVERLAP, SERVED_OVERLAP
 from greenroom.predictor.learned.networks import (
     ExpertNetwork,
     LearnedPredictor,
@@ -28,7 +29,6 @@ from greenroom.predictor.learned.networks import (
 from greenroom.predictor.learned.priors import Priors, priors_of, tasks_of, without_each
 from greenroom.predictor.learned.samples import Sequences
 
-LEAST_SEQUENCES = 10
 _FORGET_TASK = 0.1
 _FORGET_PREVIOUS = 0.1
 _WEIGHT_DECAY = 0.05
@@ -104,14 +104,22 @@ def train(
     config: TrainingConfig,
     *,
     model: str = "",
+    served: LearnedArtifact | None = None,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> LearnedArtifact:
-    """What was learnt from the first ``1 - test_share`` of ``sequences``, with a report on the others.
+    """What was learnt from the first ``1 - test_share`` of ``sequences``, with a report on the others: the measures of
+    ``measure``, and beside its ``overlap`` that of popularity by task type, and of what is ``served`` where that is of
+    the same shape.
 
     ``on_epoch``: is told each epoch's loss on the tail. Raises TooFewSequences.
     """
     with _on_one_thread():
-        return _train(sequences, config, model, on_epoch)
+        artifact = _train(sequences, config, model, on_epoch)
+        test = np.arange(split(sequences, config).train, len(sequences))
+        report = {**artifact.report, POPULARITY_OVERLAP: _usual(artifact.priors, sequences, test)}
+        if served is not None and served.shape == artifact.shape and served.architecture.slots == sequences.slots:
+            report[SERVED_OVERLAP] = measure(served, sequences, test).overlap
+        return replace(artifact, report=report)
 
 
 @contextmanager
@@ -176,6 +184,12 @@ def measure(artifact: LearnedArtifact, sequences: Sequences, places: npt.NDArray
     before = before_of(sequences, artifact.priors, places)
     predicted = predictor.forecasts([sequences.tasks[place] for place in places], before)
     return score(predicted, sequences.counts[places])
+
+
+def _usual(priors: Priors, sequences: Sequences, places: npt.NDArray[np.int64]) -> float:
+    """The overlap of popularity by task type with the prompts at ``places``."""
+    numbers = [priors.number(sequences.tasks[place]) for place in places]
+    return score(priors.by_slot[numbers], sequences.counts[places]).overlap
 
 
 class _Training:

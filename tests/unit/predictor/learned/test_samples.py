@@ -87,3 +87,17 @@ def test_another_shape_does_not_enter() -> None:
     assert not ring.add("other", sample(600))
     assert ring.count("m") == 1
     assert len(stack(ring.sequences("m"))) == 1
+
+
+def test_it_says_when_the_bytes_hold_no_more_of_a_model() -> None:
+    ring = SampleRing(max_bytes=60, max_sequences=9)
+    for _ in range(8):
+        ring.add("m", sample(4))
+        ring.add("n", sample(1))
+    assert ring.is_full("m")
+    assert not ring.is_full("n")
+    ring.forget("n")
+    assert not ring.is_full("m")  # there is room again
+    for _ in range(3):
+        ring.add("m", sample(4))
+    assert ring.is_full("m")

@@ -100,3 +100,20 @@ def test_slots_and_layers_without_a_pick_do_no_harm() -> None:
     artifact = train(sequences, TrainingConfig(kind=EMOE_L, epochs=2, **QUICK))
     assert all(np.isfinite(one).all() for one in artifact.weights.values())
     assert np.isfinite(artifact.report["overlap"])
+
+
+def test_the_report_compares_it_on_the_same_prompts() -> None:
+    """With popularity by task type, and with what is served where that is of the same shape."""
+    sequences = topics(40)
+    config = TrainingConfig(epochs=2, **QUICK)
+    first = train(sequences, config)
+    again = train(sequences, config, served=first)
+    assert "served_overlap" not in first.report
+    assert again.report["served_overlap"] == pytest.approx(first.report["overlap"])
+    assert again.report["overlap"] == first.report["overlap"]
+    trained = Sequences(sequences.tasks[:32], sequences.counts[:32])
+    priors = priors_of(trained, tasks_of(trained))
+    numbers = [priors.number(task) for task in sequences.tasks[32:]]
+    expected = score(priors.by_slot[numbers], sequences.counts[32:]).overlap
+    assert first.report["popularity_overlap"] == pytest.approx(expected)
+    assert "served_overlap" not in train(topics(40, layers=4), config, served=first).report
