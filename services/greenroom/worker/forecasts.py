@@ -57,11 +57,12 @@ class Forecaster:
         running: Callable[[], Mapping[str, int]],
         foresee: Callable[[Prediction], None],
         sensitive: Callable[[str], bool] = lambda task: True,
-        previous: Callable[[str], bytes] = lambda task: b"",
+        previous: Callable[[str], Callable[[], bytes]] = lambda task: bytes,
     ) -> None:
         """``experts``: of all layers. ``running``: how many requests of each task type are here. ``sensitive``: whether
         a task type's answers depend on which experts are here, in some layer. ``previous``: where the last prompt of a
-        task type was routed, as ForecastRequest has it; for predictors that go by it. Asked in a thread.
+        task type was routed, as ForecastRequest has it; for predictors that go by it. What it returns is
+        called in a thread.
         """
         self._dialer = dialer
         self._members = members
@@ -137,7 +138,7 @@ class Forecaster:
         stub = self._dialer.stub(predictor_pb2_grpc.PredictorStub, self._address())
         timeout_s = self._config.timeout_ms / 1000.0
         config = self._config
-        previous = await asyncio.to_thread(self._previous, task) if config.by_previous else b""
+        previous = await asyncio.to_thread(self._previous(task)) if config.by_previous else b""
         request = predictor_pb2.ForecastRequest(
             model=self._model,
             task_type=task,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +17,7 @@ _MOST_TASKS = 16
 
 class LastPrompts:
     """Where the rows of the last finished prompt of a task type were routed; of a type that has had none here the
-    popularity in the ``profile``, where there is one. ``of`` may be asked from another thread."""
+    popularity in the ``profile``, where there is one."""
 
     def __init__(self, profile: ModelProfile | None = None) -> None:
         self._profile = profile
@@ -29,12 +32,21 @@ class LastPrompts:
 
     def of(self, task: str) -> bytes:
         """float32[layers, experts], little-endian, each row 1 in sum; empty where nothing is known."""
+        return self.now(task)()
+
+    def now(self, task: str) -> Callable[[], bytes]:
+        """``of`` as things are now, to be reckoned later: that takes milliseconds, and may be done in a thread."""
         routed = self._last.get(task)
         if routed is not None:
-            return distribution_of(routed).astype("<f4", copy=False).tobytes()
-        if self._profile is not None and task in self._profile.tasks:
-            return np.array(self._profile.popularity(task), dtype="<f4").tobytes()
-        return b""
+            return functools.partial(_encoded, routed)
+        profile = self._profile
+        if profile is not None and task in profile.tasks:
+            return lambda: np.array(profile.popularity(task), dtype="<f4").tobytes()
+        return bytes
+
+
+def _encoded(routed: Routed) -> bytes:
+    return distribution_of(routed).astype("<f4", copy=False).tobytes()
 
 
 def distribution_of(routed: Routed) -> NDArray[np.float32]:

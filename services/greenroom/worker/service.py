@@ -118,7 +118,7 @@ class WorkerService(Part):
             running=self._mix,
             foresee=engine.foresee,
             sensitive=lambda task: profile is None or profile.insensitive_layers(task) < profile.layers,
-            previous=lambda task: b"" if self._last_prompts is None else self._last_prompts.of(task),
+            previous=lambda task: bytes if self._last_prompts is None else self._last_prompts.now(task),
         )
 
     # -- its life ------------------------------------------------------------------------------------------------

@@ -40,6 +40,16 @@ def test_the_newest_of_a_type_counts_and_of_many_types_those_that_finished_last(
     assert last.of("task39") != b""
 
 
+def test_what_was_asked_for_is_as_it_was_then() -> None:
+    last = LastPrompts()
+    nothing = last.now("sort")
+    last.finished("sort", routed([[0, 0], [1, 1]]))
+    then = last.now("sort")
+    last.finished("sort", routed([[2, 2], [2, 2]]))
+    assert nothing() == b""
+    assert np.frombuffer(then(), "<f4").tolist() == [1, 0, 0, 0, 1, 0]
+
+
 def test_one_without_rows_says_nothing() -> None:
     last = LastPrompts()
     last.finished("sort", Routed(np.empty((0, 2, 2), dtype=np.uint8), 0, 3))
