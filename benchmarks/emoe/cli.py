@@ -25,7 +25,9 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Only these.  [default: all]")
 @click.option("--quick", is_flag=True, help="Small models and few requests: to see that it works.")
-@click.option("--seeds", type=click.IntRange(min=2), help="Runs of everything that is random.  [default: 5; quick: 2]")
+@click.option(
+    "--seeds", type=click.IntRange(min=2), help="Runs of everything that is random.  [default: 5 to 8; quick: 2 or 3]"
+)
 @click.option("--share", type=click.FloatRange(min=0.1, max=1.0), default=0.6, show_default=True,
               help="Of the experts that fit a worker, where schedulers are compared.")  # fmt: skip
 @click.option("--profile", type=click.Path(exists=True, dir_okay=False, path_type=Path),

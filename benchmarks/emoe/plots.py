@@ -22,18 +22,21 @@ def draw_sweep(steps: Sequence[Mapping[str, Any]], saturation: float, title: str
         for place, arm in enumerate(steps[0]["arms"]):
             points = [(step["load"], step["arms"][arm][key]) for step in steps if arm in step["arms"]]
             points = [(load, value) for load, value in points if value is not None]
+            beside = 0.006 * (place - (len(steps[0]["arms"]) - 1) / 2)  # so that intervals do not hide one another
             panel.errorbar(
-                [load * saturation for load, _ in points], [scale * value["mean"] for _, value in points],
+                [(load + beside) * saturation for load, _ in points], [scale * value["mean"] for _, value in points],
                 yerr=[scale * value["within"] for _, value in points], label=arm, capsize=2, linewidth=1.5,
                 markersize=4, color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)],
             )  # fmt: skip
         panel.axvline(saturation, color="0.5", linewidth=1, linestyle=":")
         panel.set_xlabel("arrivals/s (dotted: what saturates FCFS)")
         panel.set_ylabel(label)
+        means = [scale * row[key]["mean"] for step in steps for row in step["arms"].values() if row[key] is not None]
         if key == "mean_latency_ms":
             panel.set_yscale("log")
+            panel.set_ylim(0.5 * min(means, default=0.1), 2 * max(means, default=1.0))
         else:
-            panel.set_ylim(bottom=0)
+            _from_nothing(panel, means, share=key == "attainment")
         _tidy(panel)
     _finish(figure, panels[0], title, path)
 
@@ -51,12 +54,14 @@ def draw_tasks(step: Mapping[str, Any], path: Path) -> None:
             panel.bar(
                 [number + (place - (len(arms) - 1) / 2) * width for number in range(len(tasks))],
                 [value["mean"] for value in values], width, yerr=[value["within"] for value in values], label=arm,
-                color=_COLOURS[place % len(_COLOURS)], error_kw={"linewidth": 0.8},
+                color=_COLOURS[place % len(_COLOURS)], ecolor="0.45", error_kw={"linewidth": 0.9},
             )  # fmt: skip
         panel.set_xticks(range(len(tasks)), tasks)
         panel.set_ylabel(label)
+        means = [row["by_task"][task][key]["mean"] for row in step["arms"].values() for task in tasks]
+        _from_nothing(panel, means, share=key == "attainment")
         _tidy(panel)
-    _finish(figure, panels[0], f"by task type at {step['load']:g} × saturation", path)
+    _finish(figure, panels[0], f"schedulers, simulated, by task type at {step['load']:g} × saturation", path)
 
 
 def draw_labels(labels: Mapping[str, Any], load: float, path: Path) -> None:
@@ -94,6 +99,9 @@ def _by_task(panel: Any, aware: Mapping[str, Any], agnostic: Mapping[str, Any] |
         )  # fmt: skip
     panel.set_xticks(range(len(aware)), list(aware), fontsize=9)
     panel.set_ylabel("mean latency, s: right labels, none")
+    _from_nothing(
+        panel, [1e-3 * one["mean_latency_ms"]["mean"] for one in (*aware.values(), *(agnostic or {}).values())]
+    )
     _tidy(panel)
 
 
@@ -159,6 +167,11 @@ def _figure(panels: int, *, width: float = 5.4) -> tuple[Any, Any]:
     from matplotlib import pyplot
 
     return pyplot.subplots(1, panels, figsize=(width * panels, 4.6), squeeze=True)
+
+
+def _from_nothing(panel: Any, means: Sequence[float], *, share: bool = False) -> None:
+    """From 0 on, as high as what is shown; where there are few seeds an interval may go on beyond the edge."""
+    panel.set_ylim(0, 1.0 if share else 1.4 * max(means, default=0.0) or 1.0)
 
 
 def _tidy(panel: Any) -> None:

@@ -157,7 +157,8 @@ async def _compare(
 ) -> dict[str, Any]:
     """``machine``: measures its steps when it is called, while no server has anything to do."""
     first = next(iter(servers.values()))
-    alone = [await _alone(first.url, model, task, scale.alone, machine()) for task in TASKS]
+    now = machine()
+    alone = [await _alone(first.url, model, task, scale.alone, now) for task in TASKS]
     alone_ms = {task: found["real"] for task, found in zip(TASKS, alone, strict=True)}
     rates = [await _saturated(first.url, model, scale, max_running, seed, machine()) for seed in range(scale.seeds)]
     real_rate = statistics.fmean(one["real"] for one in rates)

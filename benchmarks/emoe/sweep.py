@@ -52,7 +52,7 @@ class Scale:
 
 
 QUICK = Scale(
-    seeds=2, times_at_saturation=1, requests=120, loads=(0.5, 1.0, 1.5), azure_loads=(1.0,), azure_requests=60,
+    seeds=3, times_at_saturation=1, requests=100, loads=(0.5, 1.0, 1.5), azure_loads=(1.0,), azure_requests=60,
     label_accuracies=(1.0, 0.5, 0.0), saturating_requests=120,
 )  # fmt: skip
 
