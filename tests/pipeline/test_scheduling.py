@@ -26,7 +26,8 @@ from tests.waiting import until
 
 LIMIT_S = 20.0
 SAYS = 20
-PROFILE = model_profile({"code": task_profile([[1, 1]], writes=SAYS)}, load_ms={1: 1.0})
+PROFILE = model_profile({"code": task_profile([[1, 1, 1], [1, 1, 1]], writes=SAYS)}, load_ms={1: 1.0})
+OF_ANOTHER = model_profile({"code": task_profile([[1, 1]], writes=SAYS)}, load_ms={1: 1.0})
 
 
 class Costly(ScriptedEngine):
@@ -80,9 +81,13 @@ def metrics(registry: CollectorRegistry) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
-async def test_one_that_would_spoil_anothers_slo_is_begun_when_that_has_ended(text: TextProcessor) -> None:
+@pytest.mark.parametrize("profile", [None, OF_ANOTHER], ids=["no profile", "another model's"])
+async def test_one_that_would_spoil_anothers_slo_is_begun_when_that_has_ended(
+    text: TextProcessor, profile: ModelProfile | None
+) -> None:
+    """By what the worker says: a profile of a model with other experts does not count."""
     engine = Costly()
-    async with served(text, engine) as (gateway, registry):
+    async with served(text, engine, profile) as (gateway, registry):
         first = asyncio.create_task(ask(gateway, E2E=30_000))  # 22 s alone, 44 beside the other
         await until(lambda: len(engine.begun) == 1)
         second = asyncio.create_task(ask(gateway))
@@ -102,7 +107,9 @@ async def test_the_workers_profile_is_the_schedulers_too(text: TextProcessor) ->
     """By it a token takes a millisecond, so the second does no harm."""
     engine = Costly()
     async with served(text, engine, PROFILE) as (gateway, _):
-        asked = [asyncio.create_task(ask(gateway, E2E=30_000)), asyncio.create_task(ask(gateway))]
+        asked = [asyncio.create_task(ask(gateway, E2E=30_000))]
+        await until(lambda: len(engine.begun) == 1)
+        asked.append(asyncio.create_task(ask(gateway)))
         await until(lambda: len(engine.begun) == 2)
         engine.step(SAYS)
         assert await asyncio.gather(*asked) == [200, 200]
