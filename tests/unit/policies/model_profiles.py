@@ -29,7 +29,7 @@ def task_profile(
     table /= table.sum(axis=1, keepdims=True)
     worth = None
     if loss is not None or weight is not None:
-        weights = np.ones(table.shape).tolist() if weight is None else weight
+        weights = [[1.0] * table.shape[1]] * len(table) if weight is None else weight
         worth = PickWorth(
             loss=tuple(loss or [1.0] * len(table)), weight=tuple(tuple(float(one) for one in row) for row in weights)
         )
