@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks.emoe import plots
+from benchmarks.emoe import plots, real
 from benchmarks.emoe.measures import geometric, interval
-from benchmarks.emoe.real import Came, _point, both, plan, table
+from benchmarks.emoe.real import Came, Scale, Sent, _compare, _point, both, plan, table
 from benchmarks.emoe.simulate import Machine
 from greenroom.demo.tasks import TASKS
 from tests.unit.benchmarks.emoe.profiles import profile
@@ -27,11 +31,11 @@ def test_the_simulation_has_the_tokens_that_requests_really_had_and_of_those_wit
     sent = plan(rate=50.0, count=30, seed=1, alone_ms=ALONE)
     came = [Came(3, 2, one.at_s + 0.05) for one in sent[:-1]] + [Came(why="shed")]
     machine = Machine(profile=profile(), max_running=4, kv_tokens=4096)
-    real, simulated = both("fcfs", sent, came, machine)
-    assert [one.job for one in real] == [one.job for one in simulated]
+    really, simulated = both("fcfs", sent, came, machine)
+    assert [one.job for one in really] == [one.job for one in simulated]
     assert {(one.job.input_tokens, one.job.output_tokens) for one in simulated} == {(3, 2)}
-    assert real[0].latency_ms == pytest.approx(50.0)
-    assert real[-1].latency_ms is None
+    assert really[0].latency_ms == pytest.approx(50.0)
+    assert really[-1].latency_ms is None
     assert simulated[-1].latency_ms is not None
 
 
@@ -55,3 +59,36 @@ def test_a_check_says_how_far_the_simulator_is_from_real_servers(tmp_path: Path)
     assert "saturated at 3.00 ± 0.00/s, simulated 2.50 ± 0.00/s: × 0.83 ± 0.00" in said
     assert "1.10 ± 0.00" in said
     plots.draw_check([point], tmp_path / "check.png")
+
+
+def test_servers_take_turns_on_the_same_requests_and_steps_are_measured_before_each_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, tuple[Sent, ...]]] = []
+    measured = 0
+
+    async def send(url: str, model: str, sent: Sequence[Sent], *, at_once: int = 0) -> tuple[list[Came], float]:
+        if len(sent) == scale.requests:
+            asked.append((url, tuple(sent)))
+        return [Came(3, 2, one.at_s + 0.05) for one in sent], 2.0
+
+    def machine() -> Machine:
+        nonlocal measured
+        measured += 1
+        return Machine(profile=profile(), max_running=4, kv_tokens=4096)
+
+    monkeypatch.setattr(real, "send", send)
+    scale = Scale(requests=9, loads=(0.5, 1.0), seeds=2, saturating=10, alone=1)
+    servers: Any = {arm: SimpleNamespace(url=arm) for arm in ("fcfs", "emoe")}
+    found = asyncio.run(_compare(servers, "small", machine, scale, max_running=4))
+    assert found["saturation_per_s"]["real"]["mean"] == 5.0
+    assert measured == 1 + scale.seeds + len(scale.loads) * scale.seeds
+    rounds = list(zip(asked[::2], asked[1::2], strict=True))
+    assert len(rounds) == 4
+    assert all({first[0], second[0]} == {"fcfs", "emoe"} and first[1] == second[1] for first, second in rounds)
+    assert [(point["arm"], point["load"]) for point in found["points"]] == [
+        ("fcfs", 0.5), ("emoe", 0.5), ("fcfs", 1.0), ("emoe", 1.0)
+    ]  # fmt: skip
+    assert found["alone_ms"]["real"]["classify"] == 2000.0
+    assert found["alone_ms"]["simulated"]["classify"] == 31.0
+    assert set(found["simulator_error"]) == {"mean_latency_ms", "throughput", "goodput"}
