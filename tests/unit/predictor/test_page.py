@@ -23,7 +23,7 @@ def test_every_metric_is_on_the_page() -> None:
     registry = CollectorRegistry()
     PredictorMetrics(registry)
     names = {family.name.removeprefix("greenroom_predictor_") for family in registry.collect()}
-    assert len(names) == 21
+    assert len(names) == 22
     assert [name for name in names if not re.search(rf"`{name}(_total)?(\{{|`)", PAGE)] == []
 
 
