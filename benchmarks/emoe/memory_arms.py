@@ -77,7 +77,8 @@ KINDS = (
     Kind("emoe-a binary", "emoe", PAPER, "emoe-a", sensitivity="binary"),
     Kind("emoe-a no wait", "emoe", PAPER, "emoe-a", waits=False),
     *(Kind("random", "static", PAPER, seed=draw) for draw in range(RANDOM_DRAWS)),
-    Kind("static", "static", PAPER),
+    Kind("static", "static", PAPER, sensitivity="binary"),
+    Kind("static graded", "static", PAPER),
     Kind("emoe-a", "emoe", SENSITIVE, "emoe-a"),
     Kind("emoe-a", "emoe", EXACT, "emoe-a"),
     Kind("on-demand", "lru", EXACT),
@@ -180,7 +181,7 @@ class Arm:
         if kind.policy == "static" and kind.seed is not None:
             return {"fidelity": kind.fidelity, "share": self.share, "seed": kind.seed}
         if kind.policy == "static":
-            return {"fidelity": kind.fidelity, "profile": self.world.profile}
+            return {"fidelity": kind.fidelity, "profile": self.world.profile, "sensitivity": kind.sensitivity}
         return {}
 
     def run(self, asks: Sequence[Ask], max_tokens: int) -> None:

@@ -136,6 +136,34 @@ def draw_memory(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     _finish(figure, panels[0], "a share of the experts", path)
 
 
+def draw_memory_tasks(rows: Sequence[Mapping[str, Any]], share: float, path: Path) -> None:
+    """Answers and tokens as the resident model's, by task type: task-aware against task-agnostic loading (the paper's
+    Fig. 13), and against random draws."""
+    shown = ("emoe-a", "emoe-a agnostic", "emoe-a binary", "static", "random")
+    arms = {name: [row for row in rows if row["arm"] == name and row["beside"] == share and row["fidelity"] == "paper"]
+            for name in shown}  # fmt: skip
+    arms = {name: own for name, own in arms.items() if own}
+    if not arms:
+        return
+    figure, panels = _figure(2, width=7.5)
+    tasks = list(next(iter(arms.values()))[0]["same_by_task"])
+    width = 0.8 / len(arms)
+    labels = (
+        ("same_by_task", "answers as the resident model's"),
+        ("agreement_by_task", "tokens as the resident model's"),
+    )
+    for panel, (key, label) in zip(panels, labels, strict=True):
+        for place, (name, own) in enumerate(arms.items()):
+            values = [statistics.fmean(row[key][task] or 0.0 for row in own) for task in tasks]
+            where = [number + (place - (len(arms) - 1) / 2) * width for number in range(len(tasks))]
+            panel.bar(where, values, width, label=name, color=_COLOURS[place])
+        panel.set_xticks(range(len(tasks)), tasks)
+        panel.set_ylabel(label)
+        panel.set_ylim(0, 1.02)
+        _tidy(panel)
+    _finish(figure, panels[0], f"by task type with {share:.0%} of the experts, every miss rerouted", path)
+
+
 def draw_check(points: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Simulated over real, with intervals; within the dotted lines is within 15 %."""
     figure, panels = _figure(3)

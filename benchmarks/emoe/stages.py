@@ -98,6 +98,7 @@ def _memory(settings: Settings, say: Say) -> dict[str, Any]:
     found = memory.run(model_folder(quick=settings.quick), settings.model_profile, scale, predictors)
     shown = [row for row in found["rows"] if row["at_once"] == scale.at_once]
     plots.draw_memory(shown, settings.out / "memory.png")
+    plots.draw_memory_tasks(shown, memory.MAIN_SHARE, settings.out / "memory-tasks.png")
     say(memory.table(found))
     return found
 

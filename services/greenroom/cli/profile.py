@@ -56,10 +56,17 @@ def _without_own(command: F) -> F:
     "--stages",
     default="all",
     show_default=True,
-    help="Some of lengths,sensitivity,reuse,costs,keywords,observations. A new profile always has lengths.",
+    help="Some of lengths,sensitivity,worth,reuse,costs,keywords,observations. A new profile always has lengths.",
 )
 @click.option("--prompts-per-task", type=int, help="Prompts of each task that are run.  [default: 40]")
 @click.option("--seeds", type=int, default=3, show_default=True, help="Repeats of what is random, at least 3.")
+@click.option(
+    "--worth-prompts",
+    type=int,
+    default=12,
+    show_default=True,
+    help="Prompts of each task that are run without an expert, for each expert (as many turns as experts times this).",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="What all of them follow from.")
 @click.option(
     "--threshold",
@@ -91,6 +98,7 @@ def profile(
     stages: str,
     prompts_per_task: int | None,
     seeds: int,
+    worth_prompts: int,
     seed: int,
     threshold: float,
     share: float,
@@ -124,6 +132,7 @@ def profile(
     config = ProfileConfig(
         stages=stages_of(stages),
         seeds=seeds,
+        worth_prompts=worth_prompts,
         seed=seed,
         threshold=threshold,
         share=share,

@@ -55,14 +55,11 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PickWorth(msgspec.Struct, frozen=True, kw_only=True):
-    """What it is worth that rows get the experts that their router picks.
-
-    ``loss[l]``: nats by which an answer's token is less probable, on the mean, with layer l alone routed at random.
-    ``weight[l][e]``: the mean router weight of picks of layer l's expert e (of the layer, where nobody picked it).
+    """What it is worth that rows get the experts that their router picks. ``loss[l][e]``: nats by which a token of the
+    task's answers is less probable, on the mean, where layer l's expert e alone can not be had.
     """
 
-    loss: Annotated[tuple[NotBelow, ...], Meta(min_length=1)]
-    weight: tuple[tuple[NotBelow, ...], ...]
+    loss: tuple[tuple[NotBelow, ...], ...]
 
 
 class TaskProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,15 +185,9 @@ def parse_model_profile(data: bytes, name: str) -> ModelProfile:
             raise InvalidConfig("profile", place, "the shares of every layer in popularity are 1 in sum")
         worth = one.pick_worth
         if worth is not None and (
-            len(worth.loss) != profile.layers
-            or len(worth.weight) != profile.layers
-            or any(len(row) != profile.experts for row in worth.weight)
+            len(worth.loss) != profile.layers or any(len(row) != profile.experts for row in worth.loss)
         ):
-            raise InvalidConfig(
-                "profile",
-                place,
-                f"pick_worth has {profile.layers} losses, and as many rows of {profile.experts} weights",
-            )
+            raise InvalidConfig("profile", place, f"pick_worth has {profile.layers} rows of {profile.experts} losses")
         if one.sensitivity is not None and one.sensitivity.insensitive_layers > profile.layers:
             raise InvalidConfig("profile", place, f"at most all {profile.layers} layers are insensitive")
     return profile

@@ -53,10 +53,6 @@ def take_seat(module: torch.nn.Module, seat: Seat) -> None:
     object.__setattr__(module, _ATTRIBUTE, seat)
 
 
-def has_seat(module: torch.nn.Module) -> bool:
-    return isinstance(getattr(module, _ATTRIBUTE, None), Seat)
-
-
 def seat_of(module: torch.nn.Module) -> Seat:
     seat: Any = getattr(module, _ATTRIBUTE, None)
     if not isinstance(seat, Seat):

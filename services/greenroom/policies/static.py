@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.allocation import Allocation, Shares
 from greenroom.policies.catalogue import Catalogue
@@ -13,16 +13,17 @@ from greenroom.policies.expert_policy import Target
 from greenroom.policies.fidelity import FIDELITIES
 from greenroom.policies.ranking import RankingPolicy
 from greenroom.policies.selection import Worth
-from greenroom.policies.task_shares import popularity_of
+from greenroom.policies.task_shares import SENSITIVITIES, popularity_of, worth_of_picks
 
 
 class Static(RankingPolicy):
     """Wants the same experts all the time, at least the router's k of each layer.
 
     By default the most popular ones of the ``profile``, all its tasks alike, as many as the device holds; without one
-    the first of every layer. With ``share`` that share of all experts, drawn at random by ``seed``. Others make room
-    first. What is fetched on demand has to have a place: but for ``fidelity`` "paper", under which there are no misses,
-    the set leaves room for one row's experts of a layer.
+    the first of every layer. With ``sensitivity`` "graded" popularity counts by what the profile says that picks are
+    worth. With ``share`` that share of all experts, drawn at random by ``seed``. Others make room first. What is fetched
+    on demand has to have a place: but for ``fidelity`` "paper", under which there are no misses, the set leaves room for
+    one row's experts of a layer.
     """
 
     def __init__(
@@ -33,20 +34,26 @@ class Static(RankingPolicy):
         fidelity: str = "exact",
         share: float | None = None,
         seed: int = 0,
+        sensitivity: str = "binary",
     ) -> None:
-        """Raises InvalidConfig for a share that is not above 0 and at most 1, or a profile of other experts."""
+        """Raises InvalidConfig for a share that is not above 0 and at most 1, or a profile of other experts; UnknownName
+        for an unknown sensitivity.
+        """
         if share is not None and not 0 < share <= 1:
             raise InvalidConfig("share", share, "above 0, at most 1")
         if seed < 0:
             raise InvalidConfig("seed", seed, "a whole number from 0")
         if fidelity not in FIDELITIES:
             raise InvalidConfig("fidelity", fidelity, f"allowed: {', '.join(FIDELITIES)}")
+        if sensitivity not in SENSITIVITIES:
+            raise UnknownName("sensitivity", sensitivity, SENSITIVITIES)
         super().__init__(catalogue)
         whole = int(catalogue.bytes_of.sum())
         if share is not None:
             self._worth: Shares = 1.0 - np.random.default_rng(seed).random(catalogue.size)
         elif profile is not None:
-            self._worth = popularity_of(catalogue, profile)
+            graded = worth_of_picks(catalogue, profile) if sensitivity == "graded" else None
+            self._worth = popularity_of(catalogue, profile) * (1.0 if graded is None else graded)
         else:
             self._worth = (1.0 / (1.0 + catalogue.index_of)).astype(np.float64)
         self._most = whole if share is None else round(share * whole)

@@ -29,28 +29,32 @@ def popularity_of(catalogue: Catalogue, profile: ModelProfile, task: str | None 
 
 
 SENSITIVITIES = ("graded", "binary")
-_LEAST_WORTH = 0.01
-_OF_ALL = 0.2
-"""How much of a task's losses by layer is taken from all tasks: few prompts of each were run."""
+_OF_ALL = 0.1
+"""How much of a task's losses is taken from all tasks: few prompts of each were run."""
+_LITTLE = 0.001
+"""A share of a layer's tokens so small that what one of them is worth hangs on too few."""
 
 
 def worth_of_picks(catalogue: Catalogue, profile: ModelProfile, task: str | None = None) -> NDArray[np.float64] | None:
-    """``[N]``: s of Eq. 2 as a number that says how much is lost where the expert can not be had: what the task's
-    answers lose without the layer, times the router's weight of the expert; 1 on the mean over all tasks and experts.
-    Of no ``task``, or one that was not profiled: the mean over all. None where the profile does not say.
+    """``[N]``: s of Eq. 2 as a number that says what a token loses that is to go to the expert and can not: what the
+    task's answers lose without it, over its share of the tokens; of experts that hardly get any, as in their layer.
+    Times the profile's own shares it is 1 a layer on the mean over all tasks. Of no ``task``, or one that was not
+    profiled: the mean over all. None where the profile does not say.
     """
     every = {name: one.pick_worth for name, one in profile.tasks.items() if one.pick_worth is not None}
     if len(every) < len(profile.tasks):
         return None
-    losses = np.array([one.loss for one in every.values()])  # [tasks, layers]
-    weights = np.array([one.weight for one in every.values()])  # [tasks, layers, experts]
-    worth = (losses * (1 - _OF_ALL) + losses.mean(axis=0) * _OF_ALL)[:, :, None] * weights
-    flat = worth[:, catalogue.layer_of, catalogue.index_of]
-    if not flat.any():
+    where = catalogue.layer_of, catalogue.index_of
+    losses = np.array([one.loss for one in every.values()])[:, *where]  # [tasks, N]
+    scale = losses.sum() / (len(losses) * catalogue.layers)
+    if scale <= 0:
         return None
-    own = flat[list(every).index(task)] if task in every else flat.mean(axis=0)
-    least = _LEAST_WORTH * flat.mean()
-    return np.asarray(np.maximum(own, least) / flat.mean())
+    mean = losses.mean(axis=0)
+    loss = mean if task not in every else (1 - _OF_ALL) * losses[list(every).index(task)] + _OF_ALL * mean
+    shares = popularity_of(catalogue, profile, task if task in every else None)
+    of_layer = np.add.reduceat(loss, catalogue.first[:-1])[catalogue.layer_of]
+    of_layer = np.maximum(of_layer, _LITTLE * scale)
+    return np.asarray((loss + _LITTLE * of_layer) / ((shares + _LITTLE) * scale))
 
 
 class TaskShares:

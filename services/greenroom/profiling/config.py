@@ -8,7 +8,7 @@ from typing import Final
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.profiling.similarity import SIMILARITIES
 
-STAGES: Final = ("lengths", "sensitivity", "reuse", "costs", "keywords", "observations")
+STAGES: Final = ("lengths", "sensitivity", "worth", "reuse", "costs", "keywords", "observations")
 """In the order in which they are run; ``lengths`` with the experts that tasks are routed to."""
 
 LEAST_SEEDS: Final = 3
@@ -19,7 +19,8 @@ class ProfileConfig:
     """``prompts_per_task``: how many of each are run. ``seeds``: how often what is random is repeated; ``seed``: what
     all of it follows from. ``threshold``: the similarity from which on a layer counts as insensitive. ``share``: of the
     experts, kept where their reuse is measured. ``max_tokens``: most of an answer. ``similarity``: how answers are
-    compared. ``rounds`` and ``steps``: how often costs are measured, and over how many steps each time.
+    compared. ``worth_prompts``: how many prompts of a task are run without an expert. ``rounds`` and
+    ``steps``: how often costs are measured, and over how many steps each time.
 
     Raises InvalidConfig and UnknownName, naming the field.
     """
@@ -32,6 +33,7 @@ class ProfileConfig:
     share: float = 0.6
     max_tokens: int = 256
     similarity: str = "embedding"
+    worth_prompts: int = 12
     rounds: int = 5
     steps: int = 24
 
@@ -46,6 +48,7 @@ class ProfileConfig:
             ("seeds", LEAST_SEEDS),
             ("seed", 0),
             ("max_tokens", 1),
+            ("worth_prompts", 1),
             ("rounds", 1),
             ("steps", 1),
         ):

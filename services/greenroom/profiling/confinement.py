@@ -47,6 +47,21 @@ class RandomRouting:
         return mask
 
 
+class LackingOne:
+    """In ``layer`` each sequence may go to all experts but one: ``lacking[sequence]``."""
+
+    def __init__(self, catalogue: Catalogue, layer: int, lacking: dict[int, int]) -> None:
+        self._experts = int(catalogue.experts_per_layer[layer])
+        self._layer = layer
+        self._lacking = lacking
+
+    def mask(self, sequences: Ids, positions: Ids, layer: int) -> Mask | None:
+        if layer != self._layer:
+            return None
+        lacking = np.array([self._lacking[sequence] for sequence in sequences.tolist()])
+        return np.asarray(lacking[:, None] != np.arange(self._experts)[None, :])
+
+
 class KeptExperts:
     """Each sequence has the experts that were kept for it: ``kept[sequence]``, a mask over all keys."""
 
@@ -69,8 +84,6 @@ class ConfiningPolicy(NextUse):
         self._confined = 0
         self._seen: dict[int, int] = {}
         self._positions: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self.row_sequences: Ids = np.empty(0, dtype=np.int64)
-        """Of the step that runs, or ran last."""
 
     def confine(self, to: Confinement | None) -> int:
         """From now on, while nothing runs: None frees all rows. Returns at how many layers of steps rows were confined
@@ -83,7 +96,6 @@ class ConfiningPolicy(NextUse):
 
     def on_step_started(self, step: Step) -> None:
         super().on_step_started(step)
-        self.row_sequences = step.row_sequences
         if self._confinement is not None:
             self._positions = np.empty(step.rows, dtype=np.int64)
             for row, sequence in enumerate(step.row_sequences.tolist()):

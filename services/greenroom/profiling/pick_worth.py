@@ -1,22 +1,21 @@
-"""What it is worth that a row gets the experts its router picks: eMoE's sensitivity s (Eq. 2), by layer and expert,
+"""What it is worth that a row gets an expert that its router picks: eMoE's sensitivity s (Eq. 2) by layer and expert,
 instead of 0 or 1.
 
-How much an answer loses without an expert is the more, the more the answers hang on its layer, and the larger the
-router's weight of the picks. Both are measured with given answers: a layer and seed are one pass over the prompts.
+Measured with given answers: how much less probable they become where one expert can not be had and its rows go to the
+next best. A prompt that never picks the expert loses nothing, so only those that do are run again, and of these some.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from greenroom.core.model_profile import PickWorth
-from greenroom.moe.router_weights import RouterWeights
 from greenroom.policies.catalogue import Catalogue
-from greenroom.profiling.confinement import RandomRouting
+from greenroom.profiling.confinement import LackingOne
 from greenroom.profiling.forced import Forced, Given, force
 from greenroom.profiling.subject import Asked, ProfileFailed, Subject
 
@@ -25,49 +24,64 @@ def measure_pick_worth(
     subject: Subject,
     asked: Sequence[Asked],
     answers: Sequence[Sequence[int]],
+    counts: Sequence[NDArray[np.int64]],
     *,
-    seeds: int,
+    prompts: int,
     seed: int,
-    done: Callable[[], object] = lambda: None,
+    done: Callable[[], object],
 ) -> dict[str, PickWorth]:
-    """By task. ``answers``: the undisturbed ones. Raises ProfileFailed where rows can not be confined."""
+    """By task. ``answers``: the undisturbed ones; ``counts[place]``: ``[layers, experts]``, the prompts' own picks.
+    ``prompts``: how many of a task's prompts run without an expert at most. ``done`` hears ``turns_of`` times.
+
+    Raises ProfileFailed where rows can not be confined.
+    """
+    catalogue, random = subject.catalogue, Random(seed)
     given = [Given(one.prompt_ids, answer, one.task) for one, answer in zip(asked, answers, strict=True)]
-    tasks = sorted({one.task for one in asked})
-    weights = _WeightSums(subject, tasks)
-    with RouterWeights(subject.engine.model.model, weights.add):
-        undisturbed = force(
-            subject.engine, given, begun=lambda place, number: weights.begins(number, asked[place].task), done=done
-        )
-    losses = np.zeros((subject.catalogue.layers, len(tasks)))
-    for layer in range(subject.catalogue.layers):
-        for repeat in range(seeds):
-            forced = _force_without(subject, given, layer, seed + repeat, done)
-            losses[layer] += _losses(undisturbed, forced, given, tasks)
-    losses = np.maximum(losses / seeds, 0.0)
-    return {
-        task: PickWorth(
-            loss=tuple(round(float(value), 5) for value in losses[:, place]),
-            weight=tuple(tuple(round(float(value), 5) for value in row) for row in weights.means(place)),
-        )
-        for place, task in enumerate(tasks)
-    }
+    places = {task: [one.place for one in asked if one.task == task] for task in sorted({one.task for one in asked})}
+    undisturbed = force(subject.engine, given, done=done)
+    loss = {task: np.zeros(counts[0].shape) for task in places}
+    left = turns_of(catalogue, [len(own) for own in places.values()], prompts) - len(given)
+    for layer, experts in enumerate(catalogue.experts_per_layer.tolist()):
+        if experts <= catalogue.top_k[layer]:
+            continue
+        for task, own in places.items():
+            tokens = sum(len(given[place].answer_ids) for place in own)
+            users = [[place for place in own if counts[place][layer, expert]] for expert in range(experts)]
+            runs = [(place, expert) for expert, of in enumerate(users) for place in chosen(of, prompts, random)]
+            forced = _force_lacking(subject, layer, [(given[place], expert) for place, expert in runs], done)
+            left -= len(runs)
+            for (place, expert), lacking in zip(runs, forced, strict=True):
+                lost = float((undisturbed[place].log_probabilities - lacking.log_probabilities).sum())
+                share = len(users[expert]) / min(len(users[expert]), prompts)
+                loss[task][layer, expert] += share * lost / tokens
+    for _ in range(left):
+        done()
+    return {task: PickWorth(loss=_rounded(np.maximum(values, 0.0))) for task, values in loss.items()}
 
 
-def passes_of(catalogue: Catalogue, seeds: int) -> int:
-    """How often ``measure_pick_worth`` tells of every prompt."""
-    return 1 + catalogue.layers * seeds
+def chosen(users: Sequence[int], prompts: int, random: Random) -> list[int]:
+    return sorted(random.sample(users, prompts)) if len(users) > prompts else list(users)
 
 
-def _force_without(
-    subject: Subject, given: Sequence[Given], layer: int, seed: int, done: Callable[[], object]
+def turns_of(catalogue: Catalogue, prompts_by_task: Sequence[int], prompts: int) -> int:
+    """How often ``measure_pick_worth`` tells of a prompt: if each of them picked every expert."""
+    return sum(prompts_by_task) + catalogue.size * sum(min(prompts, own) for own in prompts_by_task)
+
+
+def _force_lacking(
+    subject: Subject, layer: int, runs: Sequence[tuple[Given, int]], done: Callable[[], object]
 ) -> list[Forced]:
-    """With that layer alone routed at random."""
-    names: dict[int, int] = {}
-    subject.policy.confine(RandomRouting(subject.catalogue, range(layer, layer + 1), seed=seed, names=names))
+    """Each without the one expert of the layer."""
+    if not runs:
+        return []
+    lacking: dict[int, int] = {}
+
+    def begun(place: int, number: int) -> None:
+        lacking[number] = runs[place][1]
+
+    subject.policy.confine(LackingOne(subject.catalogue, layer, lacking))
     try:
-        forced = force(
-            subject.engine, given, begun=lambda place, number: names.__setitem__(number, place), done=done
-        )  # fmt: skip
+        forced = force(subject.engine, [given for given, _ in runs], begun=begun, done=done)
     finally:
         confined = subject.policy.confine(None)
     if not confined:
@@ -75,43 +89,5 @@ def _force_without(
     return forced
 
 
-def _losses(
-    undisturbed: Sequence[Forced], forced: Sequence[Forced], given: Sequence[Given], tasks: Sequence[str]
-) -> NDArray[np.float64]:
-    """``[tasks]``: nats by which a token of the answers is less probable, on the mean."""
-    lost = [one.log_probabilities - other.log_probabilities for one, other in zip(undisturbed, forced, strict=True)]
-    return np.array(
-        [np.concatenate([own for own, one in zip(lost, given, strict=True) if one.task == task]).mean()
-         for task in tasks]
-    )  # fmt: skip
-
-
-class _WeightSums:
-    """Adds up the weights that routers give to their picks, by task, layer and expert."""
-
-    def __init__(self, subject: Subject, tasks: Sequence[str]) -> None:
-        shape = len(tasks), subject.catalogue.layers, int(subject.catalogue.experts_per_layer.max())
-        self._subject = subject
-        self._places = {task: place for place, task in enumerate(tasks)}
-        self._task_of: dict[int, int] = {}
-        self._sums: NDArray[np.float64] = np.zeros(shape)
-        self._counts: NDArray[np.float64] = np.zeros(shape)
-
-    def begins(self, sequence: int, task: str) -> None:
-        self._task_of[sequence] = self._places[task]
-
-    def add(self, layer: int, picks: torch.Tensor, weights: torch.Tensor) -> None:
-        """``[T, k]`` each, of the step that runs."""
-        tasks = np.array([self._task_of[sequence] for sequence in self._subject.policy.row_sequences.tolist()])
-        experts = picks.cpu().numpy()
-        rows = np.repeat(tasks, experts.shape[1])
-        known = experts.ravel() < self._subject.catalogue.experts_per_layer[layer]
-        where = rows[known], experts.ravel()[known]
-        np.add.at(self._sums[:, layer], where, weights.detach().float().cpu().numpy().ravel()[known])
-        np.add.at(self._counts[:, layer], where, 1.0)
-
-    def means(self, place: int) -> NDArray[np.float64]:
-        """``[layers, experts]`` of the task at that place; of an expert that nobody picked the mean of its layer."""
-        sums, counts = self._sums[place], self._counts[place]
-        of_layer = sums.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), of_layer))
+def _rounded(table: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(round(float(value), 6) for value in row) for row in table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -15,7 +16,8 @@ from greenroom.profiling.config import ProfileConfig
 from greenroom.profiling.costs import measure_costs, turns_of
 from greenroom.profiling.lengths import counts_of, lengths_of, rounded, shares_of
 from greenroom.profiling.merging import merged
-from greenroom.profiling.pick_worth import measure_pick_worth, passes_of
+from greenroom.profiling.pick_worth import measure_pick_worth
+from greenroom.profiling.pick_worth import turns_of as worth_turns_of
 from greenroom.profiling.prompts import TaskPrompts
 from greenroom.profiling.reuse import measure_reuse, runs_of
 from greenroom.profiling.sensitivity import disturb
@@ -83,11 +85,11 @@ def profile_model(
     if left_out:
         said["left out"] = f"{left_out} of {len(prompts.run)} prompts are too long for the model"
     refusal = subject.masking_refusal
-    confined = [stage for stage in ("sensitivity", "reuse") if stage in config.stages]
+    confined = [stage for stage in ("sensitivity", "worth", "reuse") if stage in config.stages]
     stages = [stage for stage in config.stages if refusal is None or stage not in confined]
     if refusal is not None:
         said |= dict.fromkeys(confined, f"not measured: the rows of this model can not be confined: {refusal}")
-    with make_bar(_turns(subject, stages, config, len(asked))) as bar:
+    with make_bar(_turns(subject, stages, config, asked)) as bar:
 
         def done() -> None:
             bar.update()
@@ -107,11 +109,14 @@ def profile_model(
         if "sensitivity" in stages:
             bar.set_description("sensitivity")
             sensitivity = _sensitivity(subject, undisturbed, tasks, config, done, said)
+        if "worth" in stages:
+            bar.set_description("worth")
             worth = measure_pick_worth(
                 subject,
                 asked,
                 [answer.token_ids for answer in undisturbed.answers],
-                seeds=config.seeds,
+                undisturbed.counts,
+                prompts=config.worth_prompts,
                 seed=config.seed,
                 done=done,
             )
@@ -216,10 +221,13 @@ def _sensitivity(
     return {task: disturbed.of(labels == task, config.threshold) for task in tasks}
 
 
-def _turns(subject: Subject, stages: Sequence[str], config: ProfileConfig, prompts: int) -> int:
-    turns = prompts
+def _turns(subject: Subject, stages: Sequence[str], config: ProfileConfig, asked: Sequence[Asked]) -> int:
+    turns = prompts = len(asked)
     if "sensitivity" in stages:
-        turns += prompts * (config.seeds * subject.catalogue.layers + passes_of(subject.catalogue, config.seeds))
+        turns += prompts * config.seeds * subject.catalogue.layers
+    if "worth" in stages:
+        of_tasks = Counter(one.task for one in asked)
+        turns += worth_turns_of(subject.catalogue, list(of_tasks.values()), config.worth_prompts)
     if "reuse" in stages:
         turns += prompts * runs_of(config.seeds)
     if "costs" in stages:

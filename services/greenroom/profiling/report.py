@@ -65,11 +65,11 @@ def _sensitivity(profile: ModelProfile) -> str:
 
 def _losses(profile: ModelProfile) -> str:
     rows: list[Sequence[str]] = [
-        ("nats that a token loses with one layer at random", *(f"layer {n}" for n in range(profile.layers)))
+        ("nats that a token loses without an expert, added up", *(f"layer {n}" for n in range(profile.layers)))
     ]
     for name, task in profile.tasks.items():
         if task.pick_worth is not None:
-            rows.append((name, *(f"{value:.3f}" for value in task.pick_worth.loss)))
+            rows.append((name, *(f"{sum(row):.3f}" for row in task.pick_worth.loss)))
     return _table(rows)
 
 

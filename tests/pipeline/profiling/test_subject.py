@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import transformers
-from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams, Token
@@ -18,11 +16,14 @@ from greenroom.policies.events import SequenceEnd, SequenceInfo
 from greenroom.profiling.confinement import KeptExperts, RandomRouting
 from greenroom.profiling.costs import measure_costs, turns_of
 from greenroom.profiling.forced import Given, force, perplexity
-from greenroom.profiling.pick_worth import measure_pick_worth, passes_of
+from greenroom.profiling.lengths import counts_of
+from greenroom.profiling.pick_worth import measure_pick_worth
+from greenroom.profiling.pick_worth import turns_of as worth_turns_of
 from greenroom.profiling.prompts import TaskPrompt
 from greenroom.profiling.sensitivity import disturb
 from greenroom.profiling.similarity import TokenOverlap
 from greenroom.profiling.subject import Answer, Asked, ProfileFailed, Subject
+from greenroom.replay.record import TraceRecorder
 from greenroom.worker.config import WorkerConfig
 from tests.random_checkpoints import save_random
 
@@ -149,8 +150,6 @@ def test_random_routing_changes_answers_the_same_way_each_time(subject: Subject,
 
 
 def test_what_is_routed_at_random_is_never_an_expert_that_was_not_drawn(subject: Subject, asked: list[Asked]) -> None:
-    from greenroom.replay.record import TraceRecorder
-
     names: dict[int, int] = {}
     routing = RandomRouting(subject.catalogue, range(subject.catalogue.layers), seed=3, names=names)
     subject.policy.confine(routing)
@@ -193,42 +192,43 @@ def test_sensitivity_of_answers_that_nothing_disturbs_is_none(subject: Subject, 
     assert said(subject, asked) == answers, "what was disturbed is put right"
 
 
-def test_the_worth_of_picks_is_what_answers_lose_and_what_routers_weigh(subject: Subject, asked: list[Asked]) -> None:
+def test_the_worth_of_picks_is_what_answers_lose_without_them(subject: Subject, asked: list[Asked]) -> None:
     answers = said(subject, asked)
+    given = [answer.token_ids for answer in answers]
+    recorder = subject.worker.experts.listener = TraceRecorder(subject.catalogue)
+    assert said(subject, asked) == answers
+    subject.worker.experts.listener = None
+    counts = [counts_of(recorder.trace(), [place]) for place in range(len(asked))]
     turns = []
     found = measure_pick_worth(
-        subject, asked, [one.token_ids for one in answers], seeds=3, seed=0, done=lambda: turns.append(1)
-    )
-    assert len(turns) == passes_of(subject.catalogue, 3) * len(asked)
+        subject, asked, given, counts, prompts=2, seed=0, done=lambda: turns.append(1)
+    )  # fmt: skip
+    assert len(turns) == worth_turns_of(subject.catalogue, [2, 2], 2)
     assert set(found) == {"task 0", "task 1"}
-    assert sum(sum(worth.loss) for worth in found.values()) > 0
     for task, worth in found.items():
-        expected = weights_by_transformers(
-            subject, [one for one in zip(asked, answers, strict=True) if one[0].task == task]
-        )
-        np.testing.assert_allclose(worth.weight, expected, atol=0.02)
-    assert subject.worker.experts.listener is None
+        own = [place for place, one in enumerate(asked) if one.task == task]
+        used = np.sum([counts[place] for place in own], axis=0) > 0
+        assert (np.array(worth.loss)[~used] == 0).all(), "nothing is lost that nobody picked"
+        layer, expert = np.unravel_index(np.argmax(worth.loss), used.shape)
+        expected = lost_without(subject, [(asked[place], given[place]) for place in own], int(layer), int(expert))
+        assert worth.loss[layer][expert] == pytest.approx(expected, rel=1e-3)
+        assert expected > 0
     assert said(subject, asked) == answers, "the model is as it was"
 
 
-def weights_by_transformers(subject: Subject, said: list[tuple[Asked, Answer]]) -> NDArray[np.float64]:
-    """``[layers, experts]``: the mean weight of picks, by the library's own model and its routers' logits."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(subject.worker.checkpoint.folder, dtype=torch.float32)
-    normalised = bool(model.config.norm_topk_prob)
-    sums = np.zeros((subject.catalogue.layers, int(subject.catalogue.experts_per_layer.max())))
-    counts = np.zeros(sums.shape)
-    for one, answer in said:
-        tokens = torch.tensor([[*one.prompt_ids, *answer.token_ids][:-1]])
-        with torch.inference_mode():
-            routed = model(tokens, output_router_logits=True).router_logits
-        for layer, logits in enumerate(routed):
-            weights, picks = logits.float().softmax(dim=-1).topk(int(subject.catalogue.top_k[layer]))
-            if normalised:
-                weights = weights / weights.sum(dim=-1, keepdim=True)
-            np.add.at(sums[layer], picks.numpy(), weights.numpy())
-            np.add.at(counts[layer], picks.numpy(), 1)
-    of_layer = sums.sum(axis=1, keepdims=True) / counts.sum(axis=1, keepdims=True)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), of_layer)
+def lost_without(subject: Subject, said: list[tuple[Asked, tuple[int, ...]]], layer: int, expert: int) -> float:
+    """Nats a token, by masking the expert for everybody."""
+    given = [Given(one.prompt_ids, answer, one.task) for one, answer in said]
+    kept = np.ones(subject.catalogue.size, dtype=np.bool_)
+    before = force(subject.engine, given)
+    kept[subject.catalogue.first[layer] + expert] = False
+    subject.policy.confine(KeptExperts(subject.catalogue, defaultdict(lambda: kept)))
+    after = force(subject.engine, given)
+    subject.policy.confine(None)
+    return float(
+        np.concatenate([one.log_probabilities for one in before]).mean()
+        - np.concatenate([one.log_probabilities for one in after]).mean()
+    )
 
 
 def test_costs_are_measured_and_leave_the_model_as_it_was(subject: Subject, asked: list[Asked]) -> None:

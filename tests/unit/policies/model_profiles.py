@@ -19,27 +19,18 @@ def task_profile(
     reads: float = 10.0,
     writes: float = 10.0,
     insensitive: int = 0,
-    loss: Sequence[float] | None = None,
-    weight: Sequence[Sequence[float]] | None = None,
+    loss: Sequence[Sequence[float]] | None = None,
 ) -> TaskProfile:
-    """``popularity`` in any unit; the first ``insensitive`` layers are so. ``loss``, ``weight``: the worth of picks; by
-    themselves 1 everywhere, without both none.
-    """
+    """``popularity`` in any unit; the first ``insensitive`` layers are so. ``loss[l][e]``: without that expert."""
     table = np.array(popularity, dtype=np.float64)
     table /= table.sum(axis=1, keepdims=True)
-    worth = None
-    if loss is not None or weight is not None:
-        weights = [[1.0] * table.shape[1]] * len(table) if weight is None else weight
-        worth = PickWorth(
-            loss=tuple(loss or [1.0] * len(table)), weight=tuple(tuple(float(one) for one in row) for row in weights)
-        )
     return TaskProfile(
         prompts=10,
         input_tokens=lengths(reads),
         generated_tokens=lengths(writes),
         popularity=tuple(tuple(row) for row in table.tolist()),
         sensitivity=Sensitivity(threshold=0.85, insensitive_layers=insensitive),
-        pick_worth=worth,
+        pick_worth=None if loss is None else PickWorth(loss=tuple(tuple(float(one) for one in row) for row in loss)),
     )
 
 

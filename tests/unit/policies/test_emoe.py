@@ -450,8 +450,9 @@ EVEN = [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
 
 
 def test_places_go_where_their_lack_would_cost_most() -> None:
-    """Both layers get as many tokens for each expert; answers hang on the first."""
-    graded = worth_profile(sort=task_profile(SORTS, loss=[0.9, 0.1]), chat=task_profile(SORTS, loss=[0.9, 0.1]))
+    """Both layers get as many tokens for each expert; answers hang on the first, and on an expert that few are for."""
+    losses = [[0.5, 0.2, 0.9, 0.0], [0.0, 0.1, 0.01, 0.0]]
+    graded = worth_profile(sort=task_profile(SORTS, loss=losses), chat=task_profile(SORTS, loss=losses))
     made, plain = (policy(4, profile=graded, sensitivity=how) for how in ("graded", "binary"))
     for one in (made, plain):
         comes(one, 1, "sort")
@@ -460,53 +461,55 @@ def test_places_go_where_their_lack_would_cost_most() -> None:
     assert wanted(plain) == [0, 1, 5, 6]
 
 
-def test_an_expert_counts_by_the_routers_weight() -> None:
-    weights = [[1.0, 1.0, 9.0, 1.0], [1.0, 1.0, 1.0, 9.0]]
-    made = policy(2, profile=worth_profile(sort=task_profile(EVEN, weight=weights)))
-    comes(made, 1, "sort")
-    step(made, 1)
-    assert wanted(made) == [2, 7]
-
-
 def test_forecasts_are_graded_too() -> None:
-    made = policy(3, profile=worth_profile(sort=task_profile(SORTS, loss=[0.1, 0.9])))
-    forecast(made, "sort", EVEN)
+    made = policy(3, profile=worth_profile(sort=task_profile(EVEN, loss=[[0.1] * 4, [0.9] * 4])))
+    forecast(made, "sort", SORTS)
     comes(made, 1, "sort")
     step(made, 1)
-    assert wanted(made) == [0, 4, 5]
+    assert wanted(made) == [0, 5, 6]
 
 
-@given(st.lists(st.floats(0, 5), min_size=2, max_size=2), st.lists(st.floats(0.01, 1), min_size=8, max_size=8))
-def test_the_worth_of_picks_is_1_on_the_mean_and_never_0(loss: list[float], weight: list[float]) -> None:
-    tables = [[*weight[:4]], [*weight[4:]]], EVEN
-    profile = worth_profile(
-        sort=task_profile(SORTS, loss=loss, weight=tables[0]), chat=task_profile(CHATS, loss=[1.0, 0.5], weight=EVEN)
+TABLES = st.lists(st.lists(st.floats(0, 5), min_size=4, max_size=4), min_size=2, max_size=2)
+
+
+@given(TABLES, TABLES)
+def test_by_the_profiles_own_shares_a_layer_loses_what_was_measured(
+    sorting: list[list[float]], chatting: list[list[float]]
+) -> None:
+    """But for the part that is taken from all tasks, and what experts without tokens are said to be worth."""
+    tasks = {"sort": task_profile(EVEN, loss=sorting), "chat": task_profile(EVEN, loss=chatting)}
+    both = np.array([sorting, chatting]).reshape(2, 8)
+    if both.sum() <= 0:
+        assert worth_of_picks(CATALOGUE, model_profile(tasks), "sort") is None
+        return
+    scale = both.sum() / 4
+    for task, losses in zip(tasks, 0.9 * both + 0.1 * both.mean(axis=0), strict=True):
+        worth = worth_of_picks(CATALOGUE, model_profile(tasks), task)
+        assert worth is not None
+        assert (worth > 0).all()
+        np.testing.assert_allclose(worth * 0.25, losses / scale, atol=0.01 * losses.sum() / scale + 0.01)
+    others = worth_of_picks(CATALOGUE, model_profile(tasks), "unheard of")
+    assert others is not None
+    np.testing.assert_allclose(others * 0.25, both.mean(axis=0) / scale, atol=0.05)
+
+
+def test_what_an_expert_is_worth_that_a_task_never_used_is_that_of_its_layer() -> None:
+    worth = worth_of_picks(
+        CATALOGUE, worth_profile(sort=task_profile(FILED, loss=[[0, 0, 2.0, 0], [0, 0, 1.0, 0]])), "sort"
     )
-    found = {task: worth_of_picks(CATALOGUE, profile, task) for task in ("sort", "chat", "unheard of")}
-    every = [one for one in found.values() if one is not None]
-    assert len(every) == 3
-    assert all((one > 0).all() for one in every)
-    assert float(np.mean(every[:2])) == pytest.approx(1, rel=0.02)
-    np.testing.assert_allclose(every[2], np.mean(every[:2], axis=0), rtol=0.05, atol=0.02)
-
-
-def test_a_layer_that_costs_a_task_nothing_keeps_what_it_costs_the_others() -> None:
-    """Few prompts are run of each: that none of them suffered does not say that none will."""
-    profile = worth_profile(sort=task_profile(SORTS, loss=[1.0, 0.0]), chat=task_profile(CHATS, loss=[1.0, 1.0]))
-    worth = worth_of_picks(CATALOGUE, profile, "sort")
     assert worth is not None
-    assert 0 < worth[4] < worth[0] / 5
+    assert worth[[0, 1, 3]] == pytest.approx(worth[2], rel=0.01)
+    assert worth[[4, 5, 7]] == pytest.approx(worth[6], rel=0.01)
+    assert worth[2] == pytest.approx(2 * worth[6], rel=0.01)
 
 
 def test_where_it_was_not_measured_of_all_tasks_picks_are_worth_the_same() -> None:
-    half = worth_profile(sort=task_profile(SORTS, loss=[0.9, 0.1]), chat=task_profile(CHATS))
-    nothing = worth_profile(sort=task_profile(SORTS, loss=[0.0, 0.0]))
+    half = worth_profile(sort=task_profile(SORTS, loss=EVEN), chat=task_profile(CHATS))
     assert worth_of_picks(CATALOGUE, half, "sort") is None
-    assert worth_of_picks(CATALOGUE, nothing, "sort") is None
 
 
 def test_an_insensitive_layer_wants_nothing_however_much_a_pick_is_worth() -> None:
-    made = policy(8, profile=worth_profile(sort=task_profile(SORTS, loss=[0.9, 0.1], insensitive=1)))
+    made = policy(8, profile=worth_profile(sort=task_profile(SORTS, loss=[[0.9] * 4, [0.1] * 4], insensitive=1)))
     comes(made, 1, "sort")
     step(made, 1)
     assert all(key >= 4 for key in wanted(made))

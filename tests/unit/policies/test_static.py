@@ -34,6 +34,17 @@ def test_the_most_popular_of_all_tasks_alike() -> None:
     assert wanted(Static(CATALOGUE, profile=PROFILE, fidelity="paper"), 12) == best
 
 
+def test_graded_it_is_those_that_answers_lose_most_without() -> None:
+    losses = np.zeros((3, 8))
+    losses[0, :5] = 1.0
+    losses[1, 3] = losses[2, 6] = 0.5
+    profile = model_profile({"a": task_profile(TABLES[0].tolist(), loss=losses.tolist())})
+    graded = wanted(Static(CATALOGUE, profile=profile, fidelity="paper", sensitivity="graded"), 9)
+    assert {0, 1, 2, 3, 4, 11, 22} < graded
+    plain = wanted(Static(CATALOGUE, profile=profile, fidelity="paper"), 9)
+    assert graded != plain == wanted(Static(CATALOGUE, profile=profile, fidelity="paper", sensitivity="binary"), 9)
+
+
 def test_without_a_profile_the_first_of_every_layer() -> None:
     assert wanted(Static(CATALOGUE, fidelity="paper"), 9) == {0, 1, 2, 8, 9, 10, 16, 17, 18}
 

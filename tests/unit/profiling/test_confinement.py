@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from greenroom.policies.arrays import Mask
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Step
-from greenroom.profiling.confinement import ConfiningPolicy, KeptExperts, RandomRouting
+from greenroom.profiling.confinement import ConfiningPolicy, KeptExperts, LackingOne, RandomRouting
 
 CATALOGUE = Catalogue("", experts_per_layer=[6, 9, 4], top_k=[2, 3, 1], expert_bytes=[1, 1, 1])
 NAMES = {10: 0, 11: 1, 12: 2}
@@ -49,6 +49,14 @@ def test_draws_are_even_and_differ_between_seeds_rows_and_layers() -> None:
     assert np.abs(first.mean(axis=0) - 3 / 9).max() < 0.03
     assert (first == second).all(axis=1).mean() < 0.05
     assert len(np.unique(first[:1000], axis=0)) > 70, "of 84 sets of 3"
+
+
+def test_a_sequence_lacks_one_expert_in_one_layer() -> None:
+    lacking = LackingOne(CATALOGUE, 1, {7: 0, 9: 8})
+    assert lacking.mask(np.array([7]), np.zeros(1, dtype=np.int64), 0) is None
+    got = lacking.mask(np.array([9, 7, 9]), np.zeros(3, dtype=np.int64), 1)
+    assert got is not None
+    assert [np.flatnonzero(~row).tolist() for row in got] == [[8], [0], [8]]
 
 
 def test_a_sequence_has_the_experts_that_were_kept_for_it() -> None:

@@ -40,7 +40,7 @@ def profile(mark: int, tasks: set[str], measured: set[str]) -> ModelProfile:
                 generated_tokens=lengths,
                 popularity=((0.5, 0.5),),
                 sensitivity=sensitivity if "sensitivity" in measured else None,
-                pick_worth=PickWorth(loss=(mark,), weight=((mark, mark),)) if "sensitivity" in measured else None,
+                pick_worth=PickWorth(loss=((mark, mark),)) if "worth" in measured else None,
             )
             for name in sorted(tasks)
         },
@@ -65,7 +65,12 @@ def test_what_was_measured_is_new_and_the_rest_is_kept(
         elif "sensitivity" in once and name in old_tasks:
             expected = 0.01
         assert (task.sensitivity.similarity[1] if task.sensitivity else None) == expected
-        assert (task.pick_worth.loss[0] / 100 if task.pick_worth else None) == expected
+        worth = None
+        if "worth" in now and name in new_tasks:
+            worth = 2
+        elif "worth" in once and name in old_tasks:
+            worth = 1
+        assert (task.pick_worth.loss[0][0] if task.pick_worth else None) == worth
     assert (both.costs or earlier.costs) == (new.costs or earlier.costs)
     assert both.costs == (new.costs if "costs" in now else earlier.costs)
     assert both.reuse == (new.reuse if "reuse" in now else earlier.reuse)
