@@ -106,7 +106,8 @@ def _by_task(panel: Any, aware: Mapping[str, Any], agnostic: Mapping[str, Any] |
 
 
 def draw_memory(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Memory, accuracy and latency against the share of experts (the paper's Figs 14-16)."""
+    """Memory, accuracy and latency against the share of experts (the paper's Figs 14-16); several draws with their
+    range. Arms that were measured at one share are in the table."""
     figure, panels = _figure(4)
     shown = (
         ("experts_bytes", "experts in memory, GiB", 2.0**-30),
@@ -115,15 +116,21 @@ def draw_memory(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         ("latency_ratio", "time over the resident model's", 1.0),
     )
     whole = [row for row in rows if row["arm"] == "resident"]
-    names = dict.fromkeys((row["arm"], row["fidelity"]) for row in rows if row["arm"] != "resident")
+    every = {row["beside"] for row in rows}
+    names = [name for name in dict.fromkeys((row["arm"], row["fidelity"]) for row in rows if row["arm"] != "resident")
+             if {row["beside"] for row in rows if (row["arm"], row["fidelity"]) == name} == every]  # fmt: skip
     for panel, (key, label, scale) in zip(panels, shown, strict=True):
         for place, name in enumerate(names):
             own = [row for row in rows if (row["arm"], row["fidelity"]) == name]
             shares = sorted({row["share"] for row in own})
-            means = [statistics.fmean(row[key] for row in own if row["share"] == share) for share in shares]
-            panel.plot(
-                [100 * share for share in shares], [scale * mean for mean in means], label=", ".join(name),
-                color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)], markersize=4,
+            drawn = [[scale * row[key] for row in own if row["share"] == share] for share in shares]
+            means = [statistics.fmean(values) for values in drawn]
+            below = [mean - min(values) for mean, values in zip(means, drawn, strict=True)]
+            above = [max(values) - mean for mean, values in zip(means, drawn, strict=True)]
+            panel.errorbar(
+                [100 * share for share in shares], means, yerr=[below, above] if any(above) else None,
+                label=", ".join(name), capsize=2, color=_COLOURS[place % len(_COLOURS)],
+                marker=_MARKERS[place % len(_MARKERS)], markersize=4,
                 linestyle="-" if name[1] == "paper" else "--",
             )  # fmt: skip
         if whole:
@@ -148,11 +155,11 @@ def draw_memory_tasks(rows: Sequence[Mapping[str, Any]], share: float, path: Pat
     figure, panels = _figure(2, width=7.5)
     tasks = list(next(iter(arms.values()))[0]["same_by_task"])
     width = 0.8 / len(arms)
-    labels = (
+    keys = (
         ("same_by_task", "answers as the resident model's"),
         ("agreement_by_task", "tokens as the resident model's"),
     )
-    for panel, (key, label) in zip(panels, labels, strict=True):
+    for panel, (key, label) in zip(panels, keys, strict=True):
         for place, (name, own) in enumerate(arms.items()):
             values = [statistics.fmean(row[key][task] or 0.0 for row in own) for task in tasks]
             where = [number + (place - (len(arms) - 1) / 2) * width for number in range(len(tasks))]

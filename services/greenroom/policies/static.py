@@ -21,9 +21,9 @@ class Static(RankingPolicy):
 
     By default the most popular ones of the ``profile``, all its tasks alike, as many as the device holds; without one
     the first of every layer. With ``sensitivity`` "graded" popularity counts by what the profile says that picks are
-    worth. With ``share`` that share of all experts, drawn at random by ``seed``. Others make room first. What is fetched
-    on demand has to have a place: but for ``fidelity`` "paper", under which there are no misses, the set leaves room for
-    one row's experts of a layer.
+    worth. With ``share`` that share of all experts, drawn at random by ``seed``. Others make room first. What is
+    fetched on demand has to have a place: but for ``fidelity`` "paper", under which there are no misses, the set leaves
+    room for one row's experts of a layer.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Static(RankingPolicy):
         seed: int = 0,
         sensitivity: str = "binary",
     ) -> None:
-        """Raises InvalidConfig for a share that is not above 0 and at most 1, or a profile of other experts; UnknownName
-        for an unknown sensitivity.
+        """Raises InvalidConfig for a share that is not above 0 and at most 1, or a profile of other experts, and
+        UnknownName for an unknown sensitivity.
         """
         if share is not None and not 0 < share <= 1:
             raise InvalidConfig("share", share, "above 0, at most 1")

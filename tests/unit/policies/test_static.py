@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Prediction, PredictionRequest, Reason, SequenceInfo, Tier, VictimRequest
 from greenroom.policies.popularity import POPULARITY
@@ -94,5 +94,7 @@ def test_a_bad_value_is_refused_by_name() -> None:
             Static(CATALOGUE, **options)
     with pytest.raises(InvalidConfig, match="fidelity"):
         Static(CATALOGUE, fidelity="none")
+    with pytest.raises(UnknownName, match="sensitivity"):
+        Static(CATALOGUE, sensitivity="high")
     with pytest.raises(InvalidConfig, match="profile"):
         Static(Catalogue.uniform("pool", layers=2, experts=8, top_k=2), profile=PROFILE)
