@@ -55,8 +55,8 @@ class Scale:
 
     shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
     seeds: int = 5
-    few_seeds: int = 2
-    block: int = 10
+    few_seeds: int = 1
+    block: int = 8
     at_once: int = 8
     other_batches: tuple[int, ...] = (1, 16)
     recorded: int = 300
