@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 from collections import Counter
@@ -178,6 +179,8 @@ def _in_turns(world: World, plan: _Plan, asked: Stream, predictors: Predictors, 
     finally:
         for arm in arms:
             arm.close()
+        arms.clear()
+        gc.collect()  # an engine and its policy know each other, and a gigabyte hangs on each until they are found
 
 
 def _row(
