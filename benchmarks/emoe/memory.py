@@ -127,6 +127,7 @@ def run(folder: Path, profile: ModelProfile, scale: Scale, predictors: Predictor
         with tqdm(total=turns, desc="memory", unit="block", disable=not sys.stderr.isatty()) as bar:
             for plan in plans:
                 rows += _in_turns(world, plan, stream(world, plan.seeds, scale.block), predictors, bar)
+                gc.collect()  # an engine and its policy know each other: without, their gigabyte may stay for long
     settings = {"seeds": scale.seeds, "few_seeds": scale.few_seeds, "block": scale.block, "at_once": scale.at_once}
     return {**figures(rows), "rows": rows, "settings": settings}
 
@@ -179,8 +180,7 @@ def _in_turns(world: World, plan: _Plan, asked: Stream, predictors: Predictors, 
     finally:
         for arm in arms:
             arm.close()
-        arms.clear()
-        gc.collect()  # an engine and its policy know each other, and a gigabyte hangs on each until they are found
+        world.detach()
 
 
 def _row(

@@ -113,6 +113,11 @@ class World:
             (*own, *sorted(self.loaded.eos_token_ids)[:1]),
         )
 
+    def detach(self) -> None:
+        """From whatever engine had it last."""
+        attach(self.loaded, None)
+        self.model.source = None
+
     @property
     def expert_bytes(self) -> int:
         return int(self.catalogue.bytes_of.max())
