@@ -114,7 +114,7 @@ def test_generate_says_what_was_approximated(run: Run, checkpoint: Path) -> None
     exact, said = run(*common, "--json", "one")
     assert json.loads(exact)["approximated"] == 0
     assert "approximated" not in said
-    near, said = run(*common, "--json", "--fidelity", "paper", "--policy", "lru", "one", "two")
+    near, said = run(*common, "--json", "--cold-start", "--fidelity", "paper", "--policy", "lru", "one", "two")
     shares = [json.loads(line)["approximated"] for line in near.splitlines()]
     assert all(0 < share <= 1 for share in shares)
     mean, most = sum(shares) / 2, max(shares)
