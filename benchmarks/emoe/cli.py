@@ -18,8 +18,20 @@ Examples:
   make bench-emoe                                   the whole, within an hour; leave the machine alone meanwhile
   make bench-emoe QUICK=1                           all of it in three minutes: to see that it works
   make bench-emoe TRACE=routing.npz                 Table 2 on a recorded routing too
+  python -m benchmarks.emoe --stage memory --arm emoe-a --experts 0.6
   python -m benchmarks.emoe --stage scheduling --profile profile/profile.json --seeds 8
 """
+
+
+def _known_arms(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    if names:
+        from benchmarks.emoe.memory_arms import KINDS  # torch comes with it
+
+        known = list(dict.fromkeys(kind.name for kind in KINDS if kind.name != "random"))
+        for name in names:
+            if name not in known:
+                raise click.BadParameter(f"there is no arm {name!r}; known: {', '.join(known)}")
+    return names
 
 
 @click.command(epilog=EXAMPLES)
@@ -30,6 +42,10 @@ Examples:
 )
 @click.option("--share", type=click.FloatRange(min=0.1, max=1.0), default=0.6, show_default=True,
               help="Of the experts that fit a worker, where schedulers are compared.")  # fmt: skip
+@click.option("--arm", "arms", multiple=True, callback=_known_arms,
+              help="Only these of the memory figures, with the random ones.  [default: all]")  # fmt: skip
+@click.option("--experts", multiple=True, type=click.FloatRange(min=0.1, max=1.0),
+              help="Shares of the experts for the memory figures.  [default: 0.2, 0.4, 0.6 and 0.8]")  # fmt: skip
 @click.option("--profile", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Of `greenroom profile`.  [default: the bundled model's, with costs measured now]")  # fmt: skip
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -43,6 +59,8 @@ def main(
     quick: bool,
     seeds: int | None,
     share: float,
+    arms: tuple[str, ...],
+    experts: tuple[float, ...],
     profile: Path | None,
     trace: Path | None,
     arrivals: Path | None,
@@ -54,8 +72,9 @@ def main(
     """
     out.mkdir(parents=True, exist_ok=True)
     settings = Settings(
-        quick=quick, seeds=seeds, share=share, profile=profile, trace=trace, arrivals=arrivals or _arrivals(), out=out
-    )
+        quick=quick, seeds=seeds, share=share, arms=arms, experts=experts, profile=profile, trace=trace,
+        arrivals=arrivals or _arrivals(), out=out,
+    )  # fmt: skip
     began = time.monotonic()
     result = run_stages(stages or STAGES, settings, click.echo)
     result |= {

@@ -34,6 +34,10 @@ class Settings:
     share: float
     out: Path
     seeds: int | None = None
+    arms: tuple[str, ...] = ()
+    """Of the memory figures; empty: all."""
+    experts: tuple[float, ...] = ()
+    """Shares for the memory figures; empty: as ``memory.Scale`` has them."""
     profile: Path | None = None
     trace: Path | None = None
     arrivals: Path | None = None
@@ -94,6 +98,13 @@ def _memory(settings: Settings, say: Say) -> dict[str, Any]:
     from benchmarks.emoe.profile import model_folder
 
     scale = memory.QUICK if settings.quick else memory.Scale()
+    if settings.seeds is not None:
+        scale = replace(scale, seeds=settings.seeds)
+    if settings.experts:
+        scale = replace(scale, shares=settings.experts)
+    if settings.arms:
+        kinds = tuple(kind for kind in scale.kinds if kind.name in (*settings.arms, "random"))
+        scale = replace(scale, kinds=kinds, other_batches=())
     predictors = memory.trained(scale)
     found = memory.run(model_folder(quick=settings.quick), settings.model_profile, scale, predictors)
     shown = [row for row in found["rows"] if row["at_once"] == scale.at_once]
