@@ -9,7 +9,6 @@ out: the arms are given token ids.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from greenroom.core.errors import UnknownName, UnsupportedModel
+from greenroom.core.files import synchronise
 from greenroom.moe.packing import default_cache_dir
 
 DTYPES = ("bf16", "f16")
@@ -179,7 +179,7 @@ def write(checkpoint: Path, path: Path, dtype: str, *, progress: bool = True) ->
             for target, (item, _) in zip(tqdm(wanted, desc=f"GGUF {dtype}", disable=not progress), kinds, strict=True):
                 writer.write_tensor_data(weights.read(target, item))
         writer.close()
-        _synchronise(folder / path.name)
+        synchronise(folder / path.name)
         (folder / path.name).replace(path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -203,14 +203,6 @@ def _kind(target: Target, dtype: str) -> tuple[np.dtype[Any], Any]:
     if dtype == "f16":
         return np.dtype(np.float16), GGMLQuantizationType.F16
     return np.dtype(np.uint16), GGMLQuantizationType.BF16
-
-
-def _synchronise(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Weights:

@@ -28,11 +28,12 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
         partial.unlink(missing_ok=True)
         raise
     if durable:
-        _sync_folder(path.parent)
+        synchronise(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def synchronise(path: Path) -> None:
+    """What was written to the file, or the names in the folder, outlast a crash of the machine. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -46,9 +46,9 @@ class Emoe(RankingPolicy):
     summed over the tasks, and the places go to the largest (``Allocation``). That set is the target. f is the newest
     forecast; before the first, and without a predictor, what ``profile`` has; without one what was seen.
 
-    s is 0 where the task is insensitive. Else, "graded", it is what the profile says that a pick is worth (the answers'
-    loss without the layer, times the router's weight), so that those get places whose lack would cost answers most;
-    "binary", and without such a profile, 1 as in the paper.
+    s is 0 where the task is insensitive. Else, "graded", it is what the profile says that a pick is worth (what the
+    task's answers lose without the expert, over its share of the tokens), so that those get places whose lack would
+    cost answers most; "binary", and without such a profile, 1 as in the paper.
 
     Who makes room for it among the others, and for a miss among all, is the one of least worth to ``retention``. An
     expert of the target that had to go is wanted again when requests are next queued, not before: else every miss would

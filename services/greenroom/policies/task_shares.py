@@ -71,6 +71,7 @@ class TaskShares:
         self._profile = profile
         self._graded = graded
         self._known: dict[str, Shares] = {}
+        self._sensitivities: dict[str | None, Shares | float] = {}
         self._seen: dict[str, NDArray[np.float64]] = {}
         self._all_seen: NDArray[np.float64] = np.zeros(catalogue.size)
         self.popularity: Shares = np.zeros(catalogue.size) if profile is None else popularity_of(catalogue, profile)
@@ -118,11 +119,18 @@ class TaskShares:
         return shares_of(self._catalogue, seen) if seen.any() else None
 
     def _sensitivity(self, task: str | None) -> Shares | float:
-        """``[N]``: s of Eq. 2. ``task`` None: of those that were not profiled."""
+        """``[N]``: s of Eq. 2; reckoned once, since forecasts come to the thread that runs the model."""
         if self._profile is None:
             return 1.0
-        worth = worth_of_picks(self._catalogue, self._profile, task) if self._graded else None
-        insensitive = 0 if task is None else self._profile.insensitive_layers(task)
+        known = task if task in self._profile.tasks else None
+        if known not in self._sensitivities:
+            self._sensitivities[known] = self._reckoned(self._profile, known)
+        return self._sensitivities[known]
+
+    def _reckoned(self, profile: ModelProfile, task: str | None) -> Shares | float:
+        """``task`` None: of those that were not profiled."""
+        worth = worth_of_picks(self._catalogue, profile, task) if self._graded else None
+        insensitive = 0 if task is None else profile.insensitive_layers(task)
         if not insensitive:
             return 1.0 if worth is None else worth
         sensitive = self._catalogue.layer_of >= insensitive

@@ -22,13 +22,13 @@ class Confinement(Protocol):
 
 
 class RandomRouting:
-    """The MoE layers ``layers`` send each row to as many experts as ever, drawn at random.
+    """The first ``layers`` MoE layers send each row to as many experts as ever, drawn at random.
 
     What is drawn follows from the seed, the sequence's name, the row's position and the layer alone: not from what else
-    runs, nor from ``layers``, so a longer range has the shorter one's draws in it.
+    runs, nor from ``layers``, so a longer prefix has the shorter one's draws in it.
     """
 
-    def __init__(self, catalogue: Catalogue, layers: range, *, seed: int, names: dict[int, int]) -> None:
+    def __init__(self, catalogue: Catalogue, layers: int, *, seed: int, names: dict[int, int]) -> None:
         """``names``: of each sequence, what its draws follow from (its prompt's place, say)."""
         self._catalogue = catalogue
         self._layers = layers
@@ -36,7 +36,7 @@ class RandomRouting:
         self._names = names
 
     def mask(self, sequences: Ids, positions: Ids, layer: int) -> Mask | None:
-        if layer not in self._layers:
+        if layer >= self._layers:
             return None
         experts, k = int(self._catalogue.experts_per_layer[layer]), int(self._catalogue.top_k[layer])
         names = np.array([self._names[sequence] for sequence in sequences.tolist()], dtype=np.uint64)

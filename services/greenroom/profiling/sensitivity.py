@@ -76,7 +76,7 @@ def disturb(
     for repeat in range(seeds):
         for count in range(1, layers + 1):
             names: dict[int, int] = {}
-            subject.policy.confine(RandomRouting(subject.catalogue, range(count), seed=seed + repeat, names=names))
+            subject.policy.confine(RandomRouting(subject.catalogue, count, seed=seed + repeat, names=names))
             try:
                 answers = subject.answers(asked, limits, places=names, answered=answered)
             finally:

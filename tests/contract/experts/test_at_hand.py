@@ -98,6 +98,15 @@ def closing() -> Iterator[list[ExpertEngine]]:
         engine.close()
 
 
+def change_target(policy: Quiet, engine: ExpertEngine) -> Mask:
+    """Four of every layer are there; from now on two of them are wanted, and two others."""
+    engine.preload([*range(4), *range(6, 10), *range(12, 16)])
+    wanted = np.zeros(SIZE, dtype=np.bool_)
+    wanted[[0, 1, 4, 5, 6, 7, 10, 11, 12, 13, 16, 17]] = True
+    policy.target = Target(1, wanted)
+    return wanted
+
+
 def run(engine: ExpertEngine, rows: int, picks_of: Any) -> list[bool]:
     """One step as compiled layers run it; ``picks_of(layer, allowed)`` is the router. Which were in one call."""
     at_once = []
@@ -196,10 +205,7 @@ def test_whoever_listens_hears_of_layers_where_all_are_here(closing: list[Expert
 def test_a_layer_waits_for_its_own_part_of_a_target_and_for_no_other(closing: list[ExpertEngine]) -> None:
     policy, engine, store = make(Quiet, 12)
     closing.append(engine)
-    engine.preload([*range(4), *range(6, 10), *range(12, 16)])
-    wanted = np.zeros(SIZE, dtype=np.bool_)
-    wanted[[0, 1, 4, 5, 6, 7, 10, 11, 12, 13, 16, 17]] = True
-    policy.target = Target(1, wanted)
+    change_target(policy, engine)
     allowed: list[list[int]] = []
 
     def seen(layer: int, mask: Mask | None) -> list[list[int]]:
@@ -222,10 +228,7 @@ def test_a_layer_does_not_wait_for_what_is_another_ones(closing: list[ExpertEngi
 
     policy, engine, _ = make(Quiet, 12, before_read=late)
     closing.append(engine)
-    engine.preload([*range(4), *range(6, 10), *range(12, 16)])
-    wanted = np.zeros(SIZE, dtype=np.bool_)
-    wanted[[0, 1, 4, 5, 6, 7, 10, 11, 12, 13, 16, 17]] = True
-    policy.target = Target(1, wanted)
+    wanted = change_target(policy, engine)
 
     def release(layer: int, mask: Mask | None) -> list[list[int]]:
         if layer == 1:  # reached though the third layer's expert is held back
@@ -273,10 +276,7 @@ def test_a_target_that_has_no_room_is_not_waited_for(closing: list[ExpertEngine]
 def test_a_target_that_changes_moves_experts_and_no_layer_waits(closing: list[ExpertEngine]) -> None:
     policy, engine, store = make(Quiet, 12, waits=False)
     closing.append(engine)
-    engine.preload([*range(4), *range(6, 10), *range(12, 16)])
-    wanted = np.zeros(SIZE, dtype=np.bool_)
-    wanted[[0, 1, 4, 5, 6, 7, 10, 11, 12, 13, 16, 17]] = True
-    policy.target = Target(1, wanted)
+    wanted = change_target(policy, engine)
     before = engine.counters.stall_seconds
     deadline = time.monotonic() + DEADLINE_S
     while not engine.device.resident[wanted].all():

@@ -136,7 +136,7 @@ def test_random_routing_changes_answers_the_same_way_each_time(subject: Subject,
 
     def disturbed(layers: int, seed: int) -> list[Answer]:
         names: dict[int, int] = {}
-        subject.policy.confine(RandomRouting(subject.catalogue, range(layers), seed=seed, names=names))
+        subject.policy.confine(RandomRouting(subject.catalogue, layers, seed=seed, names=names))
         answers = subject.answers(asked, [LIMIT] * len(asked), places=names)
         subject.policy.confine(None)
         return answers
@@ -151,7 +151,7 @@ def test_random_routing_changes_answers_the_same_way_each_time(subject: Subject,
 
 def test_what_is_routed_at_random_is_never_an_expert_that_was_not_drawn(subject: Subject, asked: list[Asked]) -> None:
     names: dict[int, int] = {}
-    routing = RandomRouting(subject.catalogue, range(subject.catalogue.layers), seed=3, names=names)
+    routing = RandomRouting(subject.catalogue, subject.catalogue.layers, seed=3, names=names)
     subject.policy.confine(routing)
     recorder = subject.worker.experts.listener = TraceRecorder(subject.catalogue)
     subject.answers(asked, [4] * len(asked), places=names)

@@ -23,26 +23,26 @@ def mask(routing: RandomRouting, drawn: list[tuple[int, int]], layer: int) -> Ma
 def test_each_row_has_k_experts_that_follow_from_its_place_alone(
     drawn: list[tuple[int, int]], layer: int, seed: int
 ) -> None:
-    routing = RandomRouting(CATALOGUE, range(3), seed=seed, names=NAMES)
+    routing = RandomRouting(CATALOGUE, 3, seed=seed, names=NAMES)
     together = mask(routing, drawn, layer)
     assert together is not None
     assert (together.sum(axis=1) == CATALOGUE.top_k[layer]).all()
     for row, own in zip(drawn, together, strict=True):
-        alone = mask(RandomRouting(CATALOGUE, range(layer + 1), seed=seed, names=NAMES), [row], layer)
+        alone = mask(RandomRouting(CATALOGUE, layer + 1, seed=seed, names=NAMES), [row], layer)
         assert alone is not None
         assert (alone[0] == own).all()
 
 
 def test_layers_behind_the_prefix_are_left_alone() -> None:
-    routing = RandomRouting(CATALOGUE, range(1), seed=0, names=NAMES)
+    routing = RandomRouting(CATALOGUE, 1, seed=0, names=NAMES)
     assert mask(routing, [(10, 0)], 0) is not None
     assert mask(routing, [(10, 0)], 1) is None
-    assert mask(RandomRouting(CATALOGUE, range(0), seed=0, names=NAMES), [(10, 0)], 0) is None
+    assert mask(RandomRouting(CATALOGUE, 0, seed=0, names=NAMES), [(10, 0)], 0) is None
 
 
 def test_draws_are_even_and_differ_between_seeds_rows_and_layers() -> None:
     many = [(10 + place % 3, place // 3) for place in range(6000)]
-    one, other = (RandomRouting(CATALOGUE, range(3), seed=seed, names=NAMES) for seed in (0, 1))
+    one, other = (RandomRouting(CATALOGUE, 3, seed=seed, names=NAMES) for seed in (0, 1))
     first, second = mask(one, many, 1), mask(other, many, 1)
     assert first is not None
     assert second is not None
