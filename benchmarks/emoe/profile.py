@@ -42,8 +42,8 @@ class StepMeter:
         prompts = of_bundled_tasks(PROMPTS_PER_TASK, seed=0, labelled_per_task=1)
         self._asked, _ = self._subject.tokenised(prompts.run, MAX_TOKENS)
 
-    def measure(self, *, rounds: int, steps: int) -> Measured:
-        return measure_steps(self._subject, self._asked, rounds=rounds, steps=steps)
+    def measure(self, *, rounds: int, steps: int, loads: bool = True) -> Measured:
+        return measure_steps(self._subject, self._asked, rounds=rounds, steps=steps, loads=loads)
 
     def __enter__(self) -> StepMeter:
         return self

@@ -2,8 +2,9 @@
 
 A ``greenroom serve`` for each scheduler, all experts resident, so that what is checked is the scheduling and the step
 times. The servers take turns, in an order that is drawn for each round; one that has nothing to do takes no time from
-the other. The simulator goes by what steps took right before the round, and what a request really had of tokens is what
-it has in the simulation.
+the other. The simulator goes by what the engine's steps took right before and right after, and by what the server takes
+beside them (``overhead.py``), which is taken from requests alone and from a queue that never empties, not from the
+rounds that it is held against. What a request really had of tokens is what it has in the simulation.
 """
 
 from __future__ import annotations
@@ -12,44 +13,43 @@ import asyncio
 import json
 import random
 import statistics
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+from tqdm import tqdm
 
 from benchmarks.emoe.arms import ARMS, EMOE, FCFS
-from benchmarks.emoe.jobs import SLO_MULTIPLES, Job
+from benchmarks.emoe.jobs import Job
 from benchmarks.emoe.measures import geometric, interval, over_seeds, spread, summary
+from benchmarks.emoe.overhead import Beyond, overhead_of
 from benchmarks.emoe.profile import MAX_TOKENS, BenchProfile, StepMeter
+from benchmarks.emoe.real_requests import SEED, Came, Crowd, Sent, all_at_once, alone_requests, crowd, plan, send
 from benchmarks.emoe.scheduling import KV_TOKENS
-from benchmarks.emoe.simulate import Machine, Served, simulate
+from benchmarks.emoe.simulate import Machine, Served, Simulation
+from benchmarks.emoe.step_times import Measured, mean_of
 from benchmarks.machine import cache_folder
 from greenroom.core.model_profile import dump_model_profile
-from greenroom.demo.tasks import TASKS, sample
+from greenroom.demo.tasks import TASKS
 from greenroom.worker.machine import usable_cores
-from greenroom_load.arrivals import Poisson
 from tests.integration.server import Server
-
-SEED = 77_000
-TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
     """``requests`` at each of ``loads`` (shares of the saturating rate), ``seeds`` times for each scheduler."""
 
-    requests: int = 80
+    requests: int = 60
     loads: tuple[float, ...] = (0.5, 1.0)
     seeds: int = 3
-    saturating: int = 96
+    saturating: int = 64
     alone: int = 3
     steps: int = 8
-    """Of each size that are timed before a round."""
+    """Of each size that are timed before and after."""
 
 
 QUICK = Scale(requests=16, loads=(1.0,), seeds=1, saturating=24, alone=1, steps=4)
@@ -57,90 +57,26 @@ SIDES = ("real", "simulated")
 COMPARED = ("mean_latency_ms", "throughput", "goodput")
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One request to be sent. ``at_s`` from the start of its run."""
-
-    at_s: float
-    task: str
-    prompt: str
-    slo_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Came:
-    """Its answer. ``why``: what it was told instead."""
-
-    tokens_in: int = 0
-    tokens_out: int = 0
-    end_s: float | None = None
-    why: str = ""
-
-
-def plan(rate: float, count: int, seed: int, alone_ms: Mapping[str, float]) -> list[Sent]:
-    rng = random.Random(f"{SEED}/{seed}")
-    times = Poisson(rate).times(random.Random(f"{seed}/gaps"))
-    found = []
-    for number, arrival in zip(range(count), times, strict=False):
-        task = rng.choice(TASKS)
-        drawn = sample(task, seed=SEED + seed, index=number, split="heldout")
-        slo = rng.choice(SLO_MULTIPLES) * alone_ms[task] if alone_ms else None
-        found.append(Sent(arrival.at_s or 0.0, task, drawn.prompt, slo))
-    return found
-
-
-async def send(url: str, model: str, sent: Sequence[Sent], *, at_once: int = 0) -> tuple[list[Came], float]:
-    """As planned, or ``at_once`` at a time; with how many seconds all of it took."""
-    places = asyncio.Semaphore(at_once or len(sent))
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        began = time.perf_counter()
-
-        async def one(planned: Sent) -> Came:
-            async with places:
-                due = began + planned.at_s
-                if not at_once:
-                    await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                return await _call(session, f"{url}/v1/chat/completions", model, planned, began)
-
-        came = list(await asyncio.gather(*(one(planned) for planned in sent)))
-        return came, time.perf_counter() - began
-
-
-async def _call(session: aiohttp.ClientSession, url: str, model: str, planned: Sent, began: float) -> Came:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": planned.prompt}],
-        "temperature": 0,
-        "max_tokens": MAX_TOKENS,
-        "task_type": planned.task,
-    }
-    headers = {} if planned.slo_ms is None else {"x-slo-e2e-ms": f"{planned.slo_ms:.3f}"}
-    try:
-        async with session.post(url, json=body, headers=headers) as response:
-            answer = json.loads(await response.read())
-            if response.status != 200:
-                return Came(why=str(answer["error"]["code"]))
-    except (aiohttp.ClientError, TimeoutError) as error:
-        return Came(why=type(error).__name__)
-    usage = answer["usage"]
-    return Came(usage["prompt_tokens"], usage["completion_tokens"], time.perf_counter() - began)
-
-
 def run(folder: Path, bench: BenchProfile, scale: Scale, *, max_running: int) -> dict[str, Any]:
+    """``overhead`` is a ``ServingOverhead``, the rest is for people and pictures."""
     with tempfile.TemporaryDirectory(prefix="bench-emoe-") as temporary, ExitStack() as stack:
         file = Path(temporary) / "profile.json"
         file.write_bytes(dump_model_profile(bench.profile))
         meter = stack.enter_context(StepMeter(folder, max_running))
         servers = {arm: stack.enter_context(_server(arm, folder, file, max_running)) for arm in (FCFS, EMOE)}
 
-        def machine() -> Machine:
-            now = bench.with_steps(meter.measure(rounds=1, steps=scale.steps))
-            return Machine(
-                profile=now.profile, prompt_step_ms=now.prompt_step_ms, max_running=max_running, kv_tokens=KV_TOKENS
-            )
+        def steps() -> Measured:
+            return meter.measure(rounds=1, steps=scale.steps, loads=False)
 
-        return asyncio.run(_compare(servers, folder.name, machine, scale, max_running))
+        really = asyncio.run(_measured(servers, folder.name, steps, scale, max_running))
+
+    def machine(steps: Measured) -> Machine:
+        now = bench.with_steps(steps)
+        return Machine(
+            profile=now.profile, prompt_step_ms=now.prompt_step_ms, max_running=max_running, kv_tokens=KV_TOKENS
+        )
+
+    return compared(really, machine, scale)
 
 
 def _server(arm: str, folder: Path, profile: Path, max_running: int) -> Server:
@@ -152,41 +88,137 @@ def _server(arm: str, folder: Path, profile: Path, max_running: int) -> Server:
     )  # fmt: skip
 
 
-async def _compare(
-    servers: Mapping[str, Server], model: str, machine: Callable[[], Machine], scale: Scale, max_running: int
-) -> dict[str, Any]:
-    """``machine``: measures its steps when it is called, while no server has anything to do."""
-    first = next(iter(servers.values()))
-    now = machine()
-    alone = [await _alone(first.url, model, task, scale.alone, now) for task in TASKS]
-    alone_ms = {task: found["real"] for task, found in zip(TASKS, alone, strict=True)}
-    rates = [await _saturated(first.url, model, scale, max_running, seed, machine()) for seed in range(scale.seeds)]
-    real_rate = statistics.fmean(one["real"] for one in rates)
-    rounds = [(load, seed) for seed in range(scale.seeds) for load in scale.loads]
-    order = random.Random(SEED)
-    order.shuffle(rounds)
-    runs: list[dict[str, Any]] = []
-    for load, seed in rounds:
-        asked = plan(load * real_rate, scale.requests, seed, alone_ms)
-        now = machine()
-        for arm in order.sample(list(servers), len(servers)):
-            came, _ = await send(servers[arm].url, model, asked)
-            real, simulated = both(arm, asked, came, now)
-            runs.append({"arm": arm, "load": load, "real": _summary(real), "simulated": _summary(simulated)})
-    points = [_point(arm, load, runs) for load in scale.loads for arm in servers]
-    return {
-        "alone_ms": {of: {task: one[of] for task, one in zip(TASKS, alone, strict=True)} for of in SIDES},
-        "saturation_per_s": {of: interval([one[of] for one in rates]) for of in SIDES},
-        "saturation_ratio": geometric([one["simulated"] for one in rates], [one["real"] for one in rates]),
-        "points": points,
-        "simulator_error": {key: _error(points, key) for key in COMPARED},
+@dataclass(frozen=True, slots=True)
+class Round:
+    arm: str
+    load: float
+    seed: int
+    asked: Sequence[Sent]
+    came: Sequence[Came]
+
+
+@dataclass(frozen=True)
+class Really:
+    """What servers did. ``steps[0]`` and ``steps[1]`` were measured before and after what came ``alone`` and in
+    ``crowds``, ``steps[n + 1]`` and ``steps[n + 2]`` before and after the rounds of seed n."""
+
+    alone: Mapping[str, Sequence[Crowd]]
+    crowds: Sequence[Crowd]
+    rounds: Sequence[Round]
+    steps: Sequence[Measured]
+
+    @property
+    def alone_ms(self) -> dict[str, float]:
+        return {task: 1e3 * statistics.median(one.seconds for one in own) for task, own in self.alone.items()}
+
+
+async def _measured(
+    servers: Mapping[str, Server], model: str, measure: Callable[[], Measured], scale: Scale, max_running: int
+) -> Really:
+    """``measure``: what the engine's steps take now, while no server has anything to do."""
+    url = servers[FCFS].url
+    steps = [measure()]
+    alone = {
+        task: [await crowd(url, model, one) for one in alone_requests(task, scale.alone + 1)][1:] for task in TASKS
     }
+    crowds = [
+        await crowd(url, model, all_at_once(scale.saturating, seed), at_once=2 * max_running)
+        for seed in range(scale.seeds)
+    ]
+    steps.append(measure())
+    really = Really(alone, crowds, [], steps)
+    rate = statistics.fmean(len(one.asked) / one.seconds for one in crowds)
+    order = random.Random(SEED)
+    rounds: list[Round] = []
+    with tqdm(
+        total=scale.seeds * len(scale.loads) * len(servers), desc="check", unit="run", disable=not sys.stderr.isatty()
+    ) as bar:
+        for seed in range(scale.seeds):
+            for load in order.sample(scale.loads, len(scale.loads)):
+                asked = plan(load * rate, scale.requests, seed, really.alone_ms)
+                for arm in order.sample(list(servers), len(servers)):
+                    came, _ = await send(servers[arm].url, model, asked)
+                    rounds.append(Round(arm, load, seed, asked, came))
+                    bar.update()
+            steps.append(measure())
+    return replace(really, rounds=rounds)
+
+
+def compared(really: Really, machine: Callable[[Measured], Machine], scale: Scale) -> dict[str, Any]:
+    """Beside the simulation of the same requests. Points are told without the server's own time too (``bare``)."""
+    before = machine(mean_of(really.steps[0], really.steps[1]))
+    alone = {task: [_beyond(one, before) for one in own] for task, own in really.alone.items()}
+    crowds = [_beyond(one, before) for one in really.crowds]
+    overhead = overhead_of([one for own in alone.values() for one in own], crowds)
+    served = replace(before, overhead=overhead)
+    runs: list[dict[str, Any]] = []
+    for one in really.rounds:
+        steps = machine(mean_of(*really.steps[1 + one.seed : 3 + one.seed]))
+        real, simulated = both(one.arm, one.asked, one.came, replace(steps, overhead=overhead))
+        _, bare = both(one.arm, one.asked, one.came, steps)
+        runs.append(
+            {"arm": one.arm, "load": one.load, "seed": one.seed}
+            | {of: _summary(found) for of, found in zip((*SIDES, "bare"), (real, simulated, bare), strict=True)}
+        )
+    arms = list(dict.fromkeys(one.arm for one in sorted(really.rounds, key=lambda one: one.arm != FCFS)))
+    points = [_point(arm, load, runs) for load in scale.loads for arm in arms]
+    rates = {
+        "real": [len(one.asked) / one.seconds for one in really.crowds],
+        "simulated": [1e3 * len(one.asked) / _takes_ms(one, served) for one in really.crowds],
+    }
+    return {
+        "overhead": {key: round(getattr(overhead, key), 4) for key in ("request_ms", "step_ms", "row_ms")},
+        "alone_ms": {
+            "real": really.alone_ms,
+            "simulated": {
+                task: statistics.median(_takes_ms(one, served) for one in own) for task, own in really.alone.items()
+            },
+        },
+        "saturation_per_s": {of: interval(found) for of, found in rates.items()},
+        "saturation_ratio": geometric(rates["simulated"], rates["real"]),
+        "points": points,
+        "simulator_error": {key: _error(points, key, "ratio") for key in COMPARED},
+        "simulator_error_bare": {key: _error(points, key, "ratio_bare") for key in COMPARED},
+        "goodput_over_fcfs": {f"{load:g}": _over_fcfs(load, runs) for load in scale.loads},
+    }
+
+
+def _over_fcfs(load: float, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """eMoE's goodput over that of first come first served, really and in the simulation, seed by seed."""
+    own = {(run["arm"], run["seed"]): run for run in runs if run["load"] == load}
+    seeds = sorted({seed for _, seed in own})
+    return {of: geometric(*([own[arm, seed][of]["goodput"] for seed in seeds] for arm in (EMOE, FCFS))) for of in SIDES}
+
+
+def _played(crowd: Crowd, machine: Machine) -> tuple[Simulation, list[Served]]:
+    jobs = [
+        _job(number, one, got, 0.0) for number, (one, got) in enumerate(zip(crowd.asked, crowd.came, strict=True))
+    ]  # fmt: skip
+    simulation = _simulation(FCFS, jobs, machine)
+    return simulation, simulation.run()
+
+
+def _takes_ms(crowd: Crowd, machine: Machine) -> float:
+    _, served = _played(crowd, machine)
+    return max(one.end_ms or 0.0 for one in served)
+
+
+def _beyond(crowd: Crowd, machine: Machine) -> Beyond:
+    simulation, served = _played(crowd, machine)
+    (worker,) = simulation.workers.values()
+    took = max(one.end_ms or 0.0 for one in served)
+    return Beyond(1e3 * crowd.seconds - took, worker.steps, worker.step_rows)
 
 
 def _point(arm: str, load: float, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     own = [run for run in runs if (run["arm"], run["load"]) == (arm, load)]
-    ratios = {key: geometric(*([run[of][key] for run in own] for of in reversed(SIDES))) for key in COMPARED}
-    return {"arm": arm, "load": load, "ratio": ratios} | {
+
+    def ratios(of: str) -> dict[str, Any]:
+        return {
+            key: geometric([run[of][key] for run in own], [run["real"][key] for run in own]) for key in COMPARED
+        }  # fmt: skip
+
+    return {"arm": arm, "load": load, "ratio": ratios("simulated"), "ratio_bare": ratios("bare")} | {
         of: _figures(over_seeds([run[of] for run in own])) for of in SIDES
     }
 
@@ -198,35 +230,10 @@ def _summary(served: Sequence[Served]) -> dict[str, Any]:
     return {**summary(served), "throughput": len(ends) / seconds if ends else 0.0}
 
 
-def _error(points: Sequence[Mapping[str, Any]], key: str) -> float | None:
+def _error(points: Sequence[Mapping[str, Any]], key: str, of: str) -> float | None:
     """Mean size of (simulated - real) / real."""
-    ratios = [one["ratio"][key]["mean"] for one in points if one["ratio"][key] is not None]
+    ratios = [one[of][key]["mean"] for one in points if one[of][key] is not None]
     return statistics.fmean(abs(one - 1) for one in ratios) if ratios else None
-
-
-async def _alone(url: str, model: str, task: str, times: int, machine: Machine) -> dict[str, float]:
-    """Medians of what a request of the task takes with nobody beside it; one more comes before to warm up."""
-    real, simulated = [], []
-    for number in range(times + 1):
-        drawn = sample(task, seed=SEED - 1, index=number, split="heldout")
-        sent = Sent(0.0, task, drawn.prompt)
-        (came,), seconds = await send(url, model, [sent])
-        (served,) = _simulated(FCFS, [_job(0, sent, came, 0.0)], machine)
-        real.append(1e3 * seconds)
-        simulated.append(served.end_ms or 0.0)
-    return {"real": statistics.median(real[1:]), "simulated": statistics.median(simulated[1:])}
-
-
-async def _saturated(
-    url: str, model: str, scale: Scale, max_running: int, seed: int, machine: Machine
-) -> dict[str, float]:
-    """Answers a second of first come first served where twice as many wait as can run."""
-    crowd = [replace(one, at_s=0.0) for one in plan(1.0, scale.saturating, seed=-1 - seed, alone_ms={})]
-    came, seconds = await send(url, model, crowd, at_once=2 * max_running)
-    pairs = [(one, got) for one, got in zip(crowd, came, strict=True) if got.end_s is not None]
-    jobs = [_job(number, one, got, 0.0) for number, (one, got) in enumerate(pairs)]
-    ends = [one.end_ms or 0.0 for one in _simulated(FCFS, jobs, machine)]
-    return {"real": len(pairs) / seconds, "simulated": len(jobs) / max(ends) * 1e3}
 
 
 def both(arm: str, asked: Sequence[Sent], came: Sequence[Came], machine: Machine) -> tuple[list[Served], list[Served]]:
@@ -241,7 +248,7 @@ def both(arm: str, asked: Sequence[Sent], came: Sequence[Came], machine: Machine
         jobs.append(job)
         end_ms = None if got.end_s is None else 1e3 * got.end_s
         real.append(Served(job, None, None, end_ms, got.why))
-    return real, _simulated(arm, jobs, machine)
+    return real, _simulation(arm, jobs, machine).run()
 
 
 def _job(number: int, one: Sent, got: Came, at_ms: float) -> Job:
@@ -251,8 +258,9 @@ def _job(number: int, one: Sent, got: Came, at_ms: float) -> Job:
     )  # fmt: skip
 
 
-def _simulated(arm: str, jobs: Sequence[Job], machine: Machine) -> list[Served]:
-    return simulate(jobs, ARMS[arm].create(), ARMS[arm].machine(machine))
+def _simulation(arm: str, jobs: Sequence[Job], machine: Machine) -> Simulation:
+    expected = machine.profile.expected_tokens
+    return Simulation(jobs, ARMS[arm].create(), ARMS[arm].machine(machine), lambda job: expected(job.label))
 
 
 def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,8 +271,10 @@ def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    rates, alone = found["saturation_per_s"], found["alone_ms"]
+    rates, alone, beside = found["saturation_per_s"], found["alone_ms"], found["overhead"]
     lines = [
+        f"beside the engine a server takes {beside['request_ms']:.1f} ms a request, {beside['step_ms']:.2f} ms a step, "
+        f"{beside['row_ms']:.3f} ms a sequence in it",
         f"saturated at {spread(rates['real'])}/s, simulated {spread(rates['simulated'])}/s: "
         f"× {spread(found['saturation_ratio'])}",
         "alone, ms (simulated): "
@@ -280,4 +290,18 @@ def table(found: Mapping[str, Any]) -> str:
             f"{real['throughput']:>18.2f}{simulated['throughput']:>12.2f}{spread(ratios['throughput']):>16}"
             f"{real['attainment']:>16.2f}{simulated['attainment']:>12.2f}"
         )
+    errors, bare = found["simulator_error"], found["simulator_error_bare"]
+    lines.append(
+        "mean error of the simulator (without the server's own time): "
+        + ", ".join(f"{key} {_percent(errors[key])} ({_percent(bare[key])})" for key in COMPARED)
+    )
+    for load, gained in found["goodput_over_fcfs"].items():
+        lines.append(
+            f"goodput of emoe over fcfs at {load}: really {spread(gained['real'])}, "
+            f"simulated {spread(gained['simulated'])}"
+        )
     return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"

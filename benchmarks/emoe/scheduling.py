@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.emoe.jobs import AzureTraffic, of_profile
 from benchmarks.emoe.measures import spread
 from benchmarks.emoe.profile import MAX_TOKENS, BenchProfile
 from benchmarks.emoe.simulate import Machine
+from benchmarks.emoe.steps import ServingOverhead
 from benchmarks.emoe.sweep import AT_SATURATION, AZURE, TASKS, Scale, Traffic, figures, points, run_all
 
 KV_TOKENS = 32_768
@@ -22,10 +24,21 @@ TICK_MS = 200.0
 
 
 def run(
-    bench: BenchProfile, scale: Scale, *, share: float, max_running: int, arrivals: Path | None, out: Path
+    bench: BenchProfile,
+    scale: Scale,
+    *,
+    share: float,
+    max_running: int,
+    arrivals: Path | None,
+    out: Path,
+    overhead: ServingOverhead | None = None,
 ) -> dict[str, Any]:
-    """``share``: of the experts that fit a worker. ``arrivals``: recorded ones, as a second traffic."""
-    common: dict[str, Any] = {"max_running": max_running, "kv_tokens": KV_TOKENS, "tick_ms": TICK_MS}
+    """``share``: of the experts that fit a worker. ``arrivals``: recorded ones, as a second traffic. ``overhead``: what
+    a server takes beside its engine; nothing, where it was not measured."""
+    beside = overhead or ServingOverhead()
+    common: dict[str, Any] = {
+        "max_running": max_running, "kv_tokens": KV_TOKENS, "tick_ms": TICK_MS, "overhead": beside
+    }  # fmt: skip
     common |= {"profile": bench.profile, "prompt_step_ms": dict(bench.prompt_step_ms)}
     machine = Machine(share=share, **common)
     population = of_profile(bench.profile, max_tokens=MAX_TOKENS)
@@ -43,7 +56,7 @@ def run(
     }
     found["settings"] = {
         "share": share, "max_running": max_running, "kv_tokens": KV_TOKENS, "requests": scale.requests,
-        "seeds": scale.seeds, "beat_ms": machine.beat_ms, "tick_ms": machine.tick_ms,
+        "seeds": scale.seeds, "beat_ms": machine.beat_ms, "tick_ms": machine.tick_ms, "overhead": asdict(beside),
     }  # fmt: skip
     _draw(found, scale, out)
     return found

@@ -2,8 +2,7 @@
 
 A discrete-event simulation: requests arrive, steps end, the scheduler's tick comes round, and workers tell of their
 progress with every beat. Everything that decides is the real thing: the policy, the seat that shows a worker to it,
-and the engine's batching. What is modelled is how long a step takes (``steps.py``); the way between processes takes no
-time.
+and the engine's batching. What is modelled is how long a step takes (``steps.py``), and what a server takes beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from benchmarks.emoe.jobs import Job
-from benchmarks.emoe.steps import ExpertSets, StepTimes
+from benchmarks.emoe.steps import ExpertSets, ServingOverhead, StepTimes
 from benchmarks.emoe.worker_model import KvOnDemandWorker, ModelledWorker
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.batch_policy import BatchLimits
@@ -29,12 +28,14 @@ VIRTUALLY_ALL = 1 << 40
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """What is simulated. ``prompt_step_ms``: of steps with many rows, by their number, where that was measured
-    (``step_times.py``). ``share``: of all experts that fit a worker. ``beat_ms``: how often a worker tells of its
-    progress; 0: the scheduler knows it at any time. ``hindsight``: the scheduler is told each answer's true length.
+    (``step_times.py``). ``overhead``: what a server takes beside its engine. ``share``: of all experts that fit a
+    worker. ``beat_ms``: how often a worker tells of its progress; 0: the scheduler knows it at any time.
+    ``hindsight``: the scheduler is told each answer's true length.
     ``kv_on_demand``: workers as vLLM has them. ``max_queue_wait_ms`` and ``timeout_ms`` as the pool's own."""
 
     profile: ModelProfile
     prompt_step_ms: Mapping[int, float] = field(default_factory=dict)
+    overhead: ServingOverhead = field(default_factory=ServingOverhead)
     workers: int = 1
     share: float = 1.0
     max_running: int = 32
@@ -108,9 +109,12 @@ class Simulation:
         made = KvOnDemandWorker if machine.kv_on_demand else ModelledWorker
         names = [f"worker{number}" for number in range(machine.workers)]
         self.workers = {
-            name: made(name, limits, times, None if machine.share >= 1 else ExpertSets(machine.profile, machine.share))
+            name: made(
+                name, limits, times, overhead=machine.overhead,
+                sets=None if machine.share >= 1 else ExpertSets(machine.profile, machine.share),
+            )
             for name in names
-        }
+        }  # fmt: skip
         self.seats = {name: Seat(name, capacity, math.inf, listed=True) for name in names}
         self._waiting: dict[str, Entry] = {}
         self._by_id = {job.request_id: job for job in jobs}
@@ -174,9 +178,8 @@ class Simulation:
             request_id = sequence.job.request_id
             placed_ms, estimates = self._placed[request_id]
             del self.seats[worker.name].placed[request_id]
-            self.served[request_id] = Served(
-                sequence.job, placed_ms, sequence.first_ms, now, estimates=estimates
-            )  # fmt: skip
+            end_ms = now + self.machine.overhead.request_ms
+            self.served[request_id] = Served(sequence.job, placed_ms, sequence.first_ms, end_ms, estimates=estimates)
         if finished:
             self._schedule(now)
         worker.begin_step(now)

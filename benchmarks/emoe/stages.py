@@ -12,6 +12,7 @@ from greenroom.core.model_profile import ModelProfile
 
 if TYPE_CHECKING:
     from benchmarks.emoe.profile import BenchProfile
+    from benchmarks.emoe.steps import ServingOverhead
 
 Say = Callable[[str], object]
 MAX_RUNNING = 32
@@ -42,6 +43,8 @@ class Settings:
     trace: Path | None = None
     arrivals: Path | None = None
     measured: BenchProfile | None = field(default=None, init=False)
+    overhead: ServingOverhead | None = field(default=None, init=False)
+    """Of a real server, where the check has run."""
 
     @property
     def model_profile(self) -> ModelProfile:
@@ -87,7 +90,7 @@ def _scheduling(settings: Settings, say: Say) -> dict[str, Any]:
         scale = replace(scale, seeds=settings.seeds)
     found = scheduling.run(
         settings.bench_profile, scale, share=settings.share, max_running=MAX_RUNNING, arrivals=settings.arrivals,
-        out=settings.out,
+        out=settings.out, overhead=settings.overhead,
     )  # fmt: skip
     say(scheduling.table(found))
     return found
@@ -117,9 +120,11 @@ def _memory(settings: Settings, say: Say) -> dict[str, Any]:
 def _check(settings: Settings, say: Say) -> dict[str, Any]:
     from benchmarks.emoe import plots, real
     from benchmarks.emoe.profile import model_folder
+    from benchmarks.emoe.steps import ServingOverhead
 
     scale = real.QUICK if settings.quick else real.Scale()
     found = real.run(model_folder(quick=settings.quick), settings.bench_profile, scale, max_running=MAX_RUNNING)
+    settings.overhead = ServingOverhead(**found["overhead"])
     plots.draw_check(found["points"], settings.out / "check.png")
     say(real.table(found))
     return found
@@ -156,8 +161,8 @@ def _table2(settings: Settings, say: Say) -> dict[str, Any]:
 _STAGES: dict[str, Callable[[Settings, Say], dict[str, Any]]] = {
     "table2": _table2,
     "memory": _memory,
-    "scheduling": _scheduling,
     "check": _check,
+    "scheduling": _scheduling,
     "decision": _decision,
 }
 STAGES = tuple(_STAGES)

@@ -28,11 +28,28 @@ class Measured:
     prompt_step_ms: Mapping[int, float] = field(default_factory=dict)
 
 
-def measure_steps(subject: Subject, asked: Sequence[Asked], *, rounds: int, steps: int, seed: int = 0) -> Measured:
-    """Everything that the simulator goes by, now."""
+def measure_steps(
+    subject: Subject, asked: Sequence[Asked], *, rounds: int, steps: int, loads: bool = True, seed: int = 0
+) -> Measured:
+    """Everything that the simulator goes by, now; what loading experts takes only with ``loads``."""
     drawn = Random(seed).sample(list(asked), len(asked))
-    costs = measure_costs(subject, drawn, rounds=rounds, steps=steps, seed=seed, done=lambda: None)
+    costs = measure_costs(subject, drawn, rounds=rounds, steps=steps, seed=seed, done=lambda: None, loads=loads)
     return Measured(costs, measure_prompt_steps(subject, drawn, rounds=rounds))
+
+
+def mean_of(before: Measured, after: Measured) -> Measured:
+    """Of the same sizes, measured before and after what they are to tell of."""
+
+    def means(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+        return {size: (one[size] + other[size]) / 2 for size in one if size in other}
+
+    a, b = before.costs, after.costs
+    costs = MeasuredCosts(
+        token_ms_by_rows=means(a.token_ms_by_rows, b.token_ms_by_rows),
+        prefill_token_ms=(a.prefill_token_ms + b.prefill_token_ms) / 2,
+        load_ms_by_experts=means(a.load_ms_by_experts, b.load_ms_by_experts),
+    )
+    return Measured(costs, means(before.prompt_step_ms, after.prompt_step_ms))
 
 
 def measure_prompt_steps(subject: Subject, asked: Sequence[Asked], *, rounds: int) -> dict[int, float]:

@@ -1,9 +1,11 @@
-"""How long a step takes, and what an expert set costs to bring: the simulator's machine, from a profile's costs."""
+"""How long a step takes, what a server takes beside it, and what an expert set costs to bring: the simulator's machine,
+from a profile's costs."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -42,6 +44,19 @@ class StepTimes:
         place = min(bisect.bisect_left(self._rows, rows), len(self._rows) - 1)
         (low, below), (high, above) = ((self._rows[at], self._times[at]) for at in (place - 1, place))
         return below + (above - below) * (rows - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingOverhead:
+    """What a server takes beyond its engine's forwards, milliseconds: ``request_ms`` on a request's way in and out,
+    while the engine goes on; ``step_ms`` with every step, and ``row_ms`` more with every sequence in it."""
+
+    request_ms: float = 0.0
+    step_ms: float = 0.0
+    row_ms: float = 0.0
+
+    def of_step(self, sequences: int) -> float:
+        return self.step_ms + self.row_ms * sequences
 
 
 class ExpertSets:

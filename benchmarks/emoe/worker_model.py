@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from benchmarks.emoe.jobs import Job
-from benchmarks.emoe.steps import ExpertSets, StepTimes
+from benchmarks.emoe.steps import ExpertSets, ServingOverhead, StepTimes
 from greenroom.policies.batch_policy import (
     BatchLimits,
     BatchState,
@@ -58,10 +58,14 @@ class ModelledWorker:
     limits: BatchLimits
     times: StepTimes
     sets: ExpertSets | None = None
+    overhead: ServingOverhead = field(default_factory=ServingOverhead)
     until: float = math.inf
     waiting: dict[str, Sequence] = field(default_factory=dict)
     running: dict[str, Sequence] = field(default_factory=dict)
     busy_ms: float = 0.0
+    steps: int = 0
+    step_rows: int = 0
+    """Sequences in steps, over all steps."""
     loaded: int = 0
     """Experts brought."""
     preempted: int = 0
@@ -116,7 +120,9 @@ class ModelledWorker:
             sequence = self._numbers[rows.sequence]
             if sequence.begun_ms is None:
                 sequence.begun_ms = now
-        took = self._stall_ms + self.times.of(plan.tokens)
+        took = self._stall_ms + self.times.of(plan.tokens) + self.overhead.of_step(len(plan.rows))
+        self.steps += 1
+        self.step_rows += len(plan.rows)
         self._stall_ms = 0.0
         self._plan, self.until = plan, now + took
         self.busy_ms += took

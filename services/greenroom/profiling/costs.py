@@ -33,10 +33,18 @@ def load_counts(experts: int) -> list[int]:
 
 
 def measure_costs(
-    subject: Subject, asked: Sequence[Asked], *, rounds: int, steps: int, seed: int, done: Callable[[], object]
+    subject: Subject,
+    asked: Sequence[Asked],
+    *,
+    rounds: int,
+    steps: int,
+    seed: int,
+    done: Callable[[], object],
+    loads: bool = True,
 ) -> MeasuredCosts:
     """Medians over ``rounds`` rounds, in each of which every size has its turn, so that what else the machine does
-    falls on all alike. ``done`` is told of each turn (``turns_of``). Raises ProfileFailed where a prompt is refused.
+    falls on all alike. ``done`` is told of each turn (``turns_of``). Without ``loads`` nothing is said of what loading
+    experts takes. Raises ProfileFailed where a prompt is refused.
     """
     sizes = row_counts(subject.engine.config.max_running)
     decoding: dict[int, list[float]] = {size: [] for size in sizes}
@@ -50,7 +58,7 @@ def measure_costs(
         done()
     loading: dict[int, list[float]] = {}
     random = Random(seed)
-    for count in load_counts(subject.catalogue.size):
+    for count in load_counts(subject.catalogue.size) if loads else ():
         loading[count] = _load_times(subject, count, rounds, random)
         done()
     return MeasuredCosts(

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.emoe import plots, real
+from benchmarks.emoe import plots, real, real_requests
+from benchmarks.emoe.arms import FCFS
 from benchmarks.emoe.measures import geometric, interval
-from benchmarks.emoe.real import Came, Scale, Sent, _compare, _point, both, plan, table
+from benchmarks.emoe.overhead import Beyond, overhead_of
+from benchmarks.emoe.real import Really, Round, Scale, _measured, _point, both, compared, table
+from benchmarks.emoe.real_requests import Came, Crowd, Sent, all_at_once, alone_requests, plan
 from benchmarks.emoe.simulate import Machine
+from benchmarks.emoe.step_times import Measured
+from benchmarks.emoe.steps import ServingOverhead
 from greenroom.demo.tasks import TASKS
 from tests.unit.benchmarks.emoe.profiles import profile
 
@@ -45,50 +50,122 @@ def test_a_check_says_how_far_the_simulator_is_from_real_servers(tmp_path: Path)
                 "given_up": 0}  # fmt: skip
 
     runs = [
-        {"arm": "fcfs", "load": 1.0, "real": side(1.0), "simulated": side(times)} for times in (1.1, 1.1)
-    ] + [{"arm": "fcfs", "load": 0.5, "real": side(1.0), "simulated": side(9.0)}]  # fmt: skip
+        {"arm": "fcfs", "load": load, "real": side(1.0), "simulated": side(times), "bare": side(times / 2)}
+        for load, times in ((1.0, 1.1), (1.0, 1.1), (0.5, 9.0))
+    ]
     point = _point("fcfs", 1.0, runs)
     assert point["ratio"]["mean_latency_ms"]["mean"] == pytest.approx(1.1)
     assert point["ratio"]["throughput"]["mean"] == pytest.approx(1 / 1.1)
+    assert point["ratio_bare"]["mean_latency_ms"]["mean"] == pytest.approx(0.55)
     found = {
         "saturation_per_s": {"real": interval([3.0, 3.0]), "simulated": interval([2.5, 2.5])},
         "saturation_ratio": geometric([2.5, 2.5], [3.0, 3.0]), "alone_ms": {"real": ALONE, "simulated": ALONE},
-        "points": [point],
+        "points": [point], "overhead": {"request_ms": 8.0, "step_ms": 1.0, "row_ms": 0.5},
+        "simulator_error": {"mean_latency_ms": 0.1, "throughput": 0.09, "goodput": None},
+        "simulator_error_bare": {"mean_latency_ms": 0.45, "throughput": 0.8, "goodput": None},
+        "goodput_over_fcfs": {"1": {"real": geometric([3.0], [2.0]), "simulated": None}},
     }  # fmt: skip
     said = table(found)
     assert "saturated at 3.00 ± 0.00/s, simulated 2.50 ± 0.00/s: × 0.83 ± 0.00" in said
     assert "1.10 ± 0.00" in said
+    assert "8.0 ms a request, 1.00 ms a step, 0.500 ms a sequence" in said
+    assert "mean_latency_ms 10% (45%)" in said
+    assert "at 1: really 1.50 ± 0.00, simulated -" in said
     plots.draw_check([point], tmp_path / "check.png")
 
 
-def test_servers_take_turns_on_the_same_requests_and_steps_are_measured_before_each_round(
+def measured(times: float = 1.0) -> Measured:
+    costs = profile().costs
+    assert costs is not None
+    return Measured(costs, {8: 40.0 * times})
+
+
+def machine(steps: Measured) -> Machine:
+    return Machine(profile=profile(), prompt_step_ms=steps.prompt_step_ms, max_running=4, kv_tokens=4096)
+
+
+def test_servers_take_turns_on_the_same_requests_and_steps_are_measured_before_and_after_each_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    done: list[str] = []
     asked: list[tuple[str, tuple[Sent, ...]]] = []
-    measured = 0
 
     async def send(url: str, model: str, sent: Sequence[Sent], *, at_once: int = 0) -> tuple[list[Came], float]:
         if len(sent) == scale.requests:
             asked.append((url, tuple(sent)))
+            done.append("run")
         return [Came(3, 2, one.at_s + 0.05) for one in sent], 2.0
 
-    def machine() -> Machine:
-        nonlocal measured
-        measured += 1
-        return Machine(profile=profile(), max_running=4, kv_tokens=4096)
+    def measure() -> Measured:
+        done.append("steps")
+        return measured(len(done))
 
+    monkeypatch.setattr(real_requests, "send", send)
     monkeypatch.setattr(real, "send", send)
     scale = Scale(requests=9, loads=(0.5, 1.0), seeds=2, saturating=10, alone=1)
     servers: Any = {arm: SimpleNamespace(url=arm) for arm in ("fcfs", "emoe")}
-    found = asyncio.run(_compare(servers, "small", machine, scale, max_running=4))
-    assert found["saturation_per_s"]["real"]["mean"] == 5.0
-    assert measured == 1 + scale.seeds + len(scale.loads) * scale.seeds
+    really = asyncio.run(_measured(servers, "small", measure, scale, max_running=4))
+    assert done == ["steps", "steps", *["run"] * 4, "steps", *["run"] * 4, "steps"]
     rounds = list(zip(asked[::2], asked[1::2], strict=True))
-    assert len(rounds) == 4
     assert all({first[0], second[0]} == {"fcfs", "emoe"} and first[1] == second[1] for first, second in rounds)
+    found = compared(really, machine, scale)
+    assert found["saturation_per_s"]["real"]["mean"] == 5.0
     assert [(point["arm"], point["load"]) for point in found["points"]] == [
         ("fcfs", 0.5), ("emoe", 0.5), ("fcfs", 1.0), ("emoe", 1.0)
     ]  # fmt: skip
     assert found["alone_ms"]["real"]["classify"] == 2000.0
-    assert found["alone_ms"]["simulated"]["classify"] == 31.0
     assert set(found["simulator_error"]) == {"mean_latency_ms", "throughput", "goodput"}
+
+
+def test_a_server_that_takes_what_the_simulator_is_told_is_simulated_to_the_point() -> None:
+    """The overhead is found again from requests alone and crowds, and the rounds then come out as they were."""
+    truth = ServingOverhead(request_ms=8.0, step_ms=2.0, row_ms=0.5)
+    slow = Machine(profile=profile(), max_running=4, kv_tokens=4096, overhead=truth)
+    scale = Scale(requests=30, loads=(1.0,), seeds=2, saturating=20, alone=3)
+
+    def served(arm: str, asked: Sequence[Sent], *, tokens: int = 2) -> tuple[Came, ...]:
+        came = [Came(3, tokens + number % 3, 0.0) for number in range(len(asked))]
+        _, simulated = both(arm, asked, came, slow)
+        return tuple(
+            Came(got.tokens_in, got.tokens_out, 1e-3 * (one.end_ms or 0.0))
+            for got, one in zip(came, simulated, strict=True)
+        )
+
+    def crowd(asked: Sequence[Sent], tokens: int = 2) -> Crowd:
+        came = served(FCFS, asked, tokens=tokens)
+        return Crowd(tuple(asked), came, max(one.end_s or 0.0 for one in came))
+
+    alone = {
+        task: [crowd(one, tokens=2 + place) for one in alone_requests(task, 3)] for place, task in enumerate(TASKS)
+    }
+    rounds = [
+        Round(arm, 1.0, seed, asked, served(arm, asked))
+        for seed in range(2) for asked in [plan(20.0, 30, seed, ALONE)] for arm in ("fcfs", "emoe")
+    ]  # fmt: skip
+    really = Really(alone, [crowd(all_at_once(20, seed)) for seed in range(2)], rounds, [measured()] * 4)
+
+    def same(steps: Measured) -> Machine:
+        return Machine(profile=profile(), max_running=4, kv_tokens=4096)
+
+    found = compared(really, same, scale)
+    assert found["overhead"] == pytest.approx({"request_ms": 8.0, "step_ms": 2.0, "row_ms": 0.5}, rel=0.15)
+    assert all(error < 0.02 < found["simulator_error_bare"][key] for key, error in found["simulator_error"].items()
+               if key == "mean_latency_ms")  # fmt: skip
+
+
+def test_what_a_server_takes_is_split_into_requests_steps_and_sequences_and_is_never_below_nothing() -> None:
+    alone = [Beyond(ms=8.0 + 2.5 * steps, steps=steps, rows=steps) for steps in (2, 5, 9, 20)]
+    crowd = Beyond(ms=8.0 + 2.0 * 50 + 0.5 * 800, steps=50, rows=800)
+    found = overhead_of(alone, [crowd])
+    assert (found.request_ms, found.step_ms, found.row_ms) == pytest.approx((8.0, 2.0, 0.5))
+    assert overhead_of([Beyond(-3.0, 2, 2), Beyond(-9.0, 4, 4)], [crowd]) == ServingOverhead()
+    assert overhead_of(alone, [Beyond(-10.0, 50, 800)]).row_ms == 0.0
+
+
+def test_a_server_that_answers_nothing_ends_the_check_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(url: str, model: str, sent: Sequence[Sent], *, at_once: int = 0) -> tuple[list[Came], float]:
+        return [Came(why="model_not_found") for _ in sent], 1.0
+
+    monkeypatch.setattr(real_requests, "send", send)
+    with pytest.raises(RuntimeError, match="none of 4 requests: model_not_found"):
+        asyncio.run(real_requests.crowd("url", "small", all_at_once(4, 0)))

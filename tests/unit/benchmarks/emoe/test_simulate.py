@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.emoe.arms import ARMS, estimates
 from benchmarks.emoe.jobs import Job
 from benchmarks.emoe.simulate import Machine, Served, Simulation, simulate
-from benchmarks.emoe.steps import StepTimes
+from benchmarks.emoe.steps import ServingOverhead, StepTimes
 from greenroom.policies.placement_policy import FcfsPlacement
 from tests.unit.benchmarks.emoe.profiles import COSTS, profile
 
@@ -46,6 +46,18 @@ def test_a_request_alone_reads_its_prompt_in_one_step_and_then_decodes() -> None
 def test_a_prompt_longer_than_a_chunk_is_read_in_several_steps() -> None:
     (one,) = fcfs([job(0, tokens_in=6, tokens_out=1)], replace(MACHINE, prefill_chunk=4))
     assert one.first_ms == one.end_ms == 24.0 + 16.0
+
+
+def test_what_a_server_takes_beside_its_engine_is_added_to_each_step_and_to_each_request() -> None:
+    beside = ServingOverhead(request_ms=5.0, step_ms=2.0, row_ms=0.5)
+    (one,) = fcfs([job(0, tokens_in=3, tokens_out=3)], replace(MACHINE, overhead=beside))
+    assert one.first_ms == 21.0 + 2.5
+    assert one.end_ms == 21.0 + 10.0 + 10.0 + 3 * 2.5 + 5.0
+    first, second = fcfs([job(0), job(1)], replace(MACHINE, overhead=beside))
+    without = fcfs([job(0), job(1)])[0].first_ms
+    assert without is not None
+    assert first.first_ms in (without + 2.5, without + 3.0)  # alone, or beside the second
+    assert second.end_ms is not None
 
 
 def test_who_comes_during_a_step_joins_the_next_beside_those_that_decode() -> None:

@@ -1,0 +1,41 @@
+"""What a server takes beside its engine, from what it really took beyond the engine's steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.emoe.steps import ServingOverhead
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """``ms`` that were not the engine's, of a request alone or of many together: ``steps`` steps, ``rows`` sequences in
+    them."""
+
+    ms: float
+    steps: int
+    rows: int
+
+
+def overhead_of(alone: Sequence[Beyond], crowds: Sequence[Beyond]) -> ServingOverhead:
+    """Of requests alone by least squares: what each of them takes, and what each step of one sequence takes. What part
+    of that comes again with every further sequence then follows from ``crowds``, in which all ways but one are hidden
+    behind the others' steps. Nothing is below 0."""
+    request_ms, each = _line([one.steps for one in alone], [one.ms for one in alone])
+    more_rows = sum(one.rows - one.steps for one in crowds)
+    left = sum(one.ms - request_ms - each * one.steps for one in crowds)
+    row_ms = min(max(0.0, left / more_rows), each) if more_rows else 0.0
+    return ServingOverhead(request_ms=request_ms, step_ms=each - row_ms, row_ms=row_ms)
+
+
+def _line(steps: Sequence[int], ms: Sequence[float]) -> tuple[float, float]:
+    """Least squares with neither part below 0: milliseconds at no step, and for each."""
+    if len(set(steps)) > 1:
+        each, request_ms = statistics.linear_regression(steps, ms)
+        if request_ms < 0:
+            each, request_ms = statistics.linear_regression(steps, ms, proportional=True)
+        if each >= 0:
+            return request_ms, each
+    return max(0.0, statistics.fmean(ms)), 0.0
