@@ -325,7 +325,7 @@ def table(found: Mapping[str, Any]) -> str:
         "moved",
         "predictor",
     )
-    widths = (13, -26, 13, 13, 13, 23, 13, 13, 13)
+    widths = (13, -36, 13, 13, 13, 23, 13, 13, 13)
     lines = [
         "".join(
             f"{head:>{width}}" if width > 0 else f"  {head:<{-width}}"
@@ -339,7 +339,7 @@ def table(found: Mapping[str, Any]) -> str:
         if row["at_once"] != found["settings"]["at_once"]:
             name += f", {row['at_once']} at once"
         lines.append(
-            f"{row['share']:>13.0%}  {name:<26}{row['right']:>13.2f}{row['same_as_resident']:>13.2f}"
+            f"{row['share']:>13.0%}  {name:<36}{row['right']:>13.2f}{row['same_as_resident']:>13.2f}"
             f"{row['agreement']:>13.3f}{said:>23}{row['latency_ratio']:>13.3f}"
             f"{row['bytes_moved'] / 2**20:>9.0f} MiB{row['predictor_seconds'] / row['seconds']:>13.1%}"
         )

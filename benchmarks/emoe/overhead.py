@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from benchmarks.emoe.steps import ServingOverhead
 
@@ -20,7 +21,7 @@ class Beyond:
 
 
 def overhead_of(alone: Sequence[Beyond], crowds: Sequence[Beyond]) -> ServingOverhead:
-    """Of requests alone by least squares: what each of them takes, and what each step of one sequence takes. What part
+    """Of requests alone by a line: what each of them takes, and what each step of one sequence takes. What part
     of that comes again with every further sequence then follows from ``crowds``, in which all ways but one are hidden
     behind the others' steps. Nothing is below 0."""
     request_ms, each = _line([one.steps for one in alone], [one.ms for one in alone])
@@ -31,11 +32,8 @@ def overhead_of(alone: Sequence[Beyond], crowds: Sequence[Beyond]) -> ServingOve
 
 
 def _line(steps: Sequence[int], ms: Sequence[float]) -> tuple[float, float]:
-    """Least squares with neither part below 0: milliseconds at no step, and for each."""
-    if len(set(steps)) > 1:
-        each, request_ms = statistics.linear_regression(steps, ms)
-        if request_ms < 0:
-            each, request_ms = statistics.linear_regression(steps, ms, proportional=True)
-        if each >= 0:
-            return request_ms, each
-    return max(0.0, statistics.fmean(ms)), 0.0
+    """Milliseconds at no step, and for each: Theil and Sen's line, which a few slow requests do not move."""
+    points = list(zip(steps, ms, strict=True))
+    slopes = [(b - a) / (n - m) for (m, a), (n, b) in combinations(points, 2) if n != m]
+    each = max(0.0, statistics.median(slopes)) if slopes else 0.0
+    return max(0.0, statistics.median(one - each * count for count, one in points)), each

@@ -33,7 +33,7 @@ def draw_sweep(steps: Sequence[Mapping[str, Any]], saturation: float, title: str
         panel.set_ylabel(label)
         means = [scale * row[key]["mean"] for step in steps for row in step["arms"].values() if row[key] is not None]
         if key == "mean_latency_ms":
-            panel.set_yscale("log")
+            _logarithmic(panel)
             panel.set_ylim(0.5 * min(means, default=0.1), 2 * max(means, default=1.0))
         else:
             _from_nothing(panel, means, share=key == "attainment")
@@ -139,7 +139,7 @@ def draw_memory(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         panel.set_xlabel("experts that fit, %")
         panel.set_ylabel(label)
         _tidy(panel)
-    panels[3].set_yscale("log")
+    _logarithmic(panels[3])
     _finish(figure, panels[0], "a share of the experts", path)
 
 
@@ -207,6 +207,16 @@ def _figure(panels: int, *, width: float = 5.4) -> tuple[Any, Any]:
 def _from_nothing(panel: Any, means: Sequence[float], *, share: bool = False) -> None:
     """From 0 on, as high as what is shown; where there are few seeds an interval may go on beyond the edge."""
     panel.set_ylim(0, 1.0 if share else 1.4 * max(means, default=0.0) or 1.0)
+
+
+def _logarithmic(panel: Any) -> None:
+    """With ticks as people write numbers."""
+    from matplotlib.ticker import LogLocator, ScalarFormatter
+
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter(ScalarFormatter())
+    panel.yaxis.set_minor_locator(LogLocator(subs=()))
 
 
 def _tidy(panel: Any) -> None:
