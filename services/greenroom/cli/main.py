@@ -9,6 +9,7 @@ import click
 
 from greenroom import __version__
 from greenroom.cli.demo import demo
+from greenroom.cli.eamc import eamc
 from greenroom.cli.gateway import gateway
 from greenroom.cli.generate import generate
 from greenroom.cli.info import info
@@ -73,6 +74,7 @@ def main(log_level: str) -> None:
       greenroom trace --prompts FILE --out T.npz           record which experts prompts are routed to
       greenroom replay T.npz --plot hits.png               which policy and budget suit that routing
       greenroom predictor-train T.npz                      what can be foretold of that routing, and by what
+      greenroom eamc build --prompts FILE                  what --policy moe-infinity predicts by
       greenroom keywords learn FILE --output mine.json     what tells your kinds of tasks apart
       greenroom keys add ann                               who may use a server that others can reach
 
@@ -94,4 +96,5 @@ main.add_command(trace)
 main.add_command(replay)
 main.add_command(predictor_train)
 main.add_command(keywords)
+main.add_command(eamc)
 main.add_command(demo)

@@ -71,6 +71,11 @@ runtime_options = stack(
         type=click.Path(dir_okay=False, path_type=Path),
         help="What `greenroom profile` measured of the model by task type.  [default: profile.json in its folder]",
     ),
+    click.option(
+        "--eamc",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="What `greenroom eamc build` made, for --policy moe-infinity.  [default: eamc.safetensors in its folder]",
+    ),
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
     click.option(
         "--products",
@@ -116,7 +121,18 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
     folder = local_folder(chosen["model"], chosen.get("revision"))
     if chosen.get("profile") is None and folder is not None:
         chosen["profile"] = _profile_beside(folder)
+    if chosen.get("eamc") is None and folder is not None and chosen.get("policy") == "moe-infinity":
+        chosen["eamc"] = _eamc_beside(folder)
     return WorkerConfig(**chosen)
+
+
+def _eamc_beside(folder: Path) -> Path | None:
+    """One that can not be used says so when it is loaded."""
+    path = folder / "eamc.safetensors"
+    if not path.is_file():
+        log.warning("moe-infinity only caches: there is no %s (greenroom eamc build makes it), and no --eamc", path)
+        return None
+    return path
 
 
 def _profile_beside(folder: Path) -> Path | None:

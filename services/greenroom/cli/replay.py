@@ -82,6 +82,12 @@ TIMED_ROWS_WORTH_A_PROCESS = 500
     help="Answer the policies' requests for predictions from the trace, with this recall.  [default: no answers]",
 )
 @click.option(
+    "--eamc",
+    "eamc_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What moe-infinity predicts by, a file of `greenroom eamc build`.  [default: none: it only caches]",
+)
+@click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
@@ -106,6 +112,7 @@ def replay(
     host_memory: str | None,
     host_link: str | None,
     recall: float | None,
+    eamc_file: Path | None,
     jobs: int | None,
     json_file: Path | None,
     plot_file: Path | None,
@@ -128,8 +135,10 @@ def replay(
     """
     from tqdm import tqdm
 
+    from greenroom.core.eamc_file import read_eamc
     from greenroom.core.pictures import check_plot
     from greenroom.core.units import parse_bytes
+    from greenroom.policies.eamc import artifact_of
     from greenroom.replay import report
     from greenroom.replay.plot import plot
     from greenroom.replay.sweep import Sweep, slots_of, specs_of
@@ -172,6 +181,7 @@ def replay(
         tokens=tokens or None,
         timed=timed,
         belady=belady,
+        artifacts=() if eamc_file is None else (artifact_of(catalogue, read_eamc(eamc_file), str(eamc_file)),),
     )
     click.echo(report.heading(trace.name, sweep, size))
     count = len(sweep.places)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,10 @@ import click
 
 from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.prompts import Prompt, read_prompts
-from greenroom.core.errors import InvalidRequest
+from greenroom.cli.recording import record, requests_of
 
 if TYPE_CHECKING:
-    from greenroom.core.generation import GenerationRequest, SamplingParams
-    from greenroom.experts.layout import PackManifest
+    from greenroom.core.generation import GenerationRequest
     from greenroom.moe.completions import Completion
     from greenroom.worker.worker import Worker
 
@@ -63,11 +61,7 @@ def trace(
       greenroom trace --model ./checkpoint --prompts prompts.txt --out t.npz --max-tokens 256 --concurrency 1
       head -50 prompts.jsonl | greenroom trace --prompts - --out t.npz --meta --expert-memory 25%
     """
-    from dataclasses import replace
-
-    from tqdm import tqdm
-
-    from greenroom.core.generation import Finished, FinishReason, SamplingParams
+    from greenroom.core.generation import FinishReason, SamplingParams
     from greenroom.core.units import format_bytes
 
     if out.suffix != ".npz":
@@ -82,24 +76,12 @@ def trace(
     config = worker_config(options)
 
     # torch takes seconds: what can be refused without it, was.
-    from greenroom.moe.completions import complete
-    from greenroom.replay import TraceRecorder
     from greenroom.worker.worker import Worker
 
     with Worker(config) as worker:
         click.echo(worker.describe(), err=True)
-        asked = _requests(worker, prompts, sampling, raw=raw, system=system, skip_too_long=skip_too_long)
-        recorder = worker.experts.listener = TraceRecorder(worker.experts.catalogue)
-        shown = sys.stderr.isatty() if config.progress is None else config.progress
-        with tqdm(total=len(asked), desc="recording", unit="prompt", disable=not shown) as bar:
-
-            def finished(place: int, end: Finished) -> None:
-                bar.update()
-
-            answers = complete(worker.loop, [request for _, request in asked], on_finished=finished)
-        worker.experts.listener = None
-        trace = recorder.trace(model=worker.served.name, layer_ids=_layer_ids(worker.pack.manifest))
-        trace = replace(trace, request=tuple(request.request_id for _, request in asked))
+        asked = requests_of(worker, prompts, sampling, raw=raw, system=system, skip_too_long=skip_too_long)
+        trace, answers = record(worker, asked)
         texts = [_text(worker, answer) for answer in answers] if meta else []
     trace.save(out)
     if meta:
@@ -111,47 +93,6 @@ def trace(
         f"{out}: {trace.tokens} tokens of {trace.sequences} sequences, {trace.layers} MoE layers, "
         f"{format_bytes(out.stat().st_size)}"
     )
-
-
-def _requests(
-    worker: Worker,
-    prompts: list[Prompt],
-    sampling: SamplingParams,
-    *,
-    raw: bool,
-    system: str | None,
-    skip_too_long: bool,
-) -> list[tuple[Prompt, GenerationRequest]]:
-    """Tokenised; a prompt's own id, or its place in the file, names its request. Raises InvalidRequest."""
-    from greenroom.core.generation import GenerationRequest
-
-    text, tokenizer = worker.text, worker.text.tokenizer
-    asked, left_out = [], 0
-    for place, prompt in enumerate(prompts):
-        if raw or not text.has_chat:
-            ids = tokenizer.encode(prompt.text(), add_special_tokens=True)
-        else:
-            ids = tokenizer.encode(text.chat.render(prompt.conversation(system)), add_special_tokens=False)
-        request = GenerationRequest(prompt.name or str(place), tuple(ids), sampling, prompt.task)
-        try:
-            worker.loop.engine.admit_check(request)
-        except InvalidRequest as error:
-            if not skip_too_long or error.code != "context_length_exceeded":
-                raise InvalidRequest(f"prompt {place + 1}: {error}", param=error.param, code=error.code) from error
-            left_out += 1
-            continue
-        asked.append((prompt, request))
-    if left_out:
-        click.echo(f"{left_out} of {len(prompts)} prompts are too long and were left out", err=True)
-    if not asked:
-        raise InvalidRequest("none of the prompts fits the model")
-    return asked
-
-
-def _layer_ids(manifest: PackManifest) -> list[int] | None:
-    """The number of each MoE layer's block in the model; None where the modules' names do not tell."""
-    numbers = [[int(part) for part in layer.name.split(".") if part.isdigit()] for layer in manifest.layers]
-    return [number for (number,) in numbers] if all(len(found) == 1 for found in numbers) else None
 
 
 def _text(worker: Worker, answer: Completion) -> str:

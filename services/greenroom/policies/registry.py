@@ -19,6 +19,7 @@ from greenroom.policies.fifo import Fifo
 from greenroom.policies.lfu import Lfu, LfuReset
 from greenroom.policies.look_ahead import LookAhead
 from greenroom.policies.lru import Lru
+from greenroom.policies.moe_infinity import MoeInfinity
 from greenroom.policies.neighbour_aware import NeighbourAware
 from greenroom.policies.next_layer import NextLayer, TopK, TracedTopK
 from greenroom.policies.next_use import NextUse
@@ -35,6 +36,7 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "lfu-reset": LfuReset,
     "look-ahead": LookAhead,
     "lru": Lru,
+    "moe-infinity": MoeInfinity,
     "neighbour-aware": NeighbourAware,
     "next-layer": NextLayer,
     "next-use": NextUse,

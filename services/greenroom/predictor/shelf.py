@@ -8,9 +8,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from greenroom.core.tensors import Damaged
 from greenroom.predictor.snapshot import ArtifactInfo
 from greenroom.predictor.store import A, NotKept, Versions
-from greenroom.predictor.tensors import Damaged
 
 _LOG = logging.getLogger(__name__)
 R = TypeVar("R")

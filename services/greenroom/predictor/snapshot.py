@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.counts import Shape
 from greenroom.predictor.seen import DIGEST_BYTES
 from greenroom.predictor.statistics import Statistics
-from greenroom.predictor.tensors import Damaged, dump_tensors, load_tensors
 
 FORMAT = "greenroom-predictor"
 FORMAT_VERSION = "1"

@@ -20,8 +20,8 @@ import xxhash
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.core.files import PARTIAL, write_whole
+from greenroom.core.tensors import Damaged
 from greenroom.predictor.snapshot import ArtifactInfo, Snapshot, dump_snapshot, load_snapshot
-from greenroom.predictor.tensors import Damaged
 
 _LOG = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{12})-([0-9a-f]{32})\.safetensors")

@@ -12,6 +12,7 @@ from greenroom.core.units import parse_bytes
 from greenroom.policies.belady import Belady, Future
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.emoe import Emoe
+from greenroom.policies.events import Artifact
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.popularity import POPULARITY
 from greenroom.policies.prefetching import PrefetchingPolicy
@@ -148,7 +149,7 @@ class Sweep:
     """Every policy under every budget (``slots``) at every concurrency (None: as recorded) on up to ``tokens`` rows.
 
     With ``timed`` the engine runs on simulated links, else hits are counted alone. ``belady``: the optimum beside them,
-    in the place of a policy that is called so.
+    in the place of a policy that is called so. ``artifacts``: what every policy is told before it begins (an EAMC).
     """
 
     trace: RoutingTrace
@@ -158,6 +159,7 @@ class Sweep:
     tokens: int | None = None
     timed: TimedReplay | None = None
     belady: bool = True
+    artifacts: tuple[Artifact, ...] = ()
 
     def __post_init__(self) -> None:
         if None in self.concurrency and self.trace.step is None:
@@ -195,16 +197,22 @@ class Sweep:
         concurrent, spec, slots = place
         timed = None
         if self.timed is not None:
-            policy = spec.create(self.timed.catalogue(), lambda: self._steps(place, go_on))
+            policy = self._policy(self.timed.catalogue(), place, go_on)
             timed = self.timed.run(policy, self._steps(place, go_on), slots)
         if self.belady and spec == OPTIMUM:
             counted = optimum(self.trace.catalogue(), self._steps(place, go_on), slots)
         elif timed is not None:
             counted = timed.cache
         else:
-            policy = spec.create(self.trace.catalogue(), lambda: self._steps(place, go_on))
+            policy = self._policy(self.trace.catalogue(), place, go_on)
             counted = count_hits(policy, self._steps(place, go_on), slots, tasks=self.trace.task)
         return Cell(spec.label, slots, concurrent, self.rows, counted, timed)
+
+    def _policy(self, catalogue: Catalogue, place: Place, go_on: Callable[[], object]) -> ExpertPolicy:
+        policy = place[1].create(catalogue, lambda: self._steps(place, go_on))
+        for artifact in self.artifacts:
+            policy.on_artifact_swapped(artifact)
+        return policy
 
     def _steps(self, place: Place, go_on: Callable[[], object]) -> Iterator[TraceStep]:
         concurrent = place[0]

@@ -36,7 +36,7 @@ class WorkerConfig:
     not in memory: ``exact``: it is loaded; ``sensitive``: it is loaded where the row's task is sensitive to the layer,
     else the row goes to those that are there; ``paper``: every row does. ``await_target``: with these two a layer
     waits for its own of the experts that the policy has just decided to keep. ``profile``: a file that `greenroom
-    profile` made.
+    profile` made. ``eamc``: one that `greenroom eamc build` made, for the policy that predicts by it.
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
 
@@ -56,6 +56,7 @@ class WorkerConfig:
     fidelity: str = "exact"
     await_target: bool = True
     profile: Path | None = None
+    eamc: Path | None = None
     max_model_len: int | None = None
     max_running: int = 32
     max_waiting: int = 256

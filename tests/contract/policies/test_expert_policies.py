@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.eamc import EAMC, MATRICES
 from greenroom.policies.events import (
     Artifact,
     LayerRouting,
@@ -165,6 +166,8 @@ class World:
         self.policy.on_artifact_swapped(
             Artifact("popularity", str(a), {"weights": self._weights(self.catalogue.size, b)})
         )
+        members = self._weights((1 + b % 3, self.catalogue.size + (c % 4 == 0)), c)  # now and then of another pool
+        self.policy.on_artifact_swapped(Artifact(EAMC, str(b), {MATRICES: members}))
 
     # -- what is asked -----------------------------------------------------------------------------------------
 
@@ -310,6 +313,7 @@ WITH_OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "decayed, host": ("decayed", {"host": True}),
     "next-use, host": ("next-use", {"host": True}),
     "emoe, paper": ("emoe", {"fidelity": "paper"}),
+    "moe-infinity, literal": ("moe-infinity", {"literal": True}),
     "static, random": ("static", {"share": 0.4, "seed": 3}),
 }
 every_policy = pytest.mark.parametrize("name", sorted([*EXPERT_POLICIES, *WITH_OPTIONS]))

@@ -18,13 +18,13 @@ import pytest
 
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.messages import Trace
+from greenroom.core.tensors import Damaged
 from greenroom.predictor.learned.artifact import LearnedArtifact, dump_learned, load_learned
 from greenroom.predictor.learned.config import EMOE_A, EMOE_L, LearningConfig, TrainingConfig, learning_of
 from greenroom.predictor.learned.jobs import Job, TrainingFailed, dump_job, load_job, train_apart
 from greenroom.predictor.learned.samples import Sample
 from greenroom.predictor.learned.shelf import LEARNED
 from greenroom.predictor.store import FileVersions
-from greenroom.predictor.tensors import Damaged
 from greenroom.v1 import predictor_pb2
 from tests.pipeline.predictor.conftest import DEADLINE_S, Running, World
 from tests.pipeline.predictor.test_predictor import one

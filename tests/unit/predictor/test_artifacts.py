@@ -16,11 +16,11 @@ from safetensors.numpy import load as load_by_safetensors
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.files import PARTIAL
+from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.counts import count
 from greenroom.predictor.library import Library
 from greenroom.predictor.snapshot import Snapshot, dump_snapshot, load_snapshot
 from greenroom.predictor.store import ArtifactStore, FileArtifacts, MemoryArtifacts, NotKept
-from greenroom.predictor.tensors import Damaged, dump_tensors, load_tensors
 from tests.unit.predictor.test_library import config, one
 
 KEEP = 3

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from greenroom.core.tensors import load_tensors
 from greenroom.predictor import PredictorConfig, PredictorMetrics
 from greenroom.predictor.learned.artifact import dump_learned
 from greenroom.predictor.learned.priors import MAX_TASKS
 from greenroom.predictor.serving import Source
 from greenroom.predictor.snapshot import dump_snapshot
-from greenroom.predictor.tensors import load_tensors
 from tests.unit.predictor.learned.test_networks import untrained
 from tests.unit.predictor.test_artifacts import snapshot
 

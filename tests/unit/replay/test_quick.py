@@ -40,7 +40,7 @@ RULES: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("look-ahead", {}),
     ("look-ahead", {"retention": "lfu"}),
 ]
-WITHOUT = {"belady", "emoe", "next-layer", "popularity", "static", "top-k", "traced-top-k"}
+WITHOUT = {"belady", "emoe", "moe-infinity", "next-layer", "popularity", "static", "top-k", "traced-top-k"}
 
 
 @st.composite

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.counts import Shape
 from greenroom.predictor.learned.config import BACKBONES, LEARNED_KINDS
 from greenroom.predictor.learned.gate import WITHHELD
 from greenroom.predictor.learned.priors import ALL_TASKS, Priors
 from greenroom.predictor.snapshot import ArtifactInfo
-from greenroom.predictor.tensors import Damaged, dump_tensors, load_tensors
 
 FORMAT = "greenroom-learned-predictor"
 FORMAT_VERSION = "1"

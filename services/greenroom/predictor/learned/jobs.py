@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
+from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.core.units import KIB
 from greenroom.predictor.learned.artifact import LearnedArtifact, dump_learned, load_learned
 from greenroom.predictor.learned.config import TrainingConfig
 from greenroom.predictor.learned.samples import Sample, Sequences, stack
 from greenroom.predictor.learned.workspace import workspace
-from greenroom.predictor.tensors import Damaged, dump_tensors, load_tensors
 
 TRAINER = (sys.executable, "-m", "greenroom.predictor.learned.job")
 """Started with the file of its job, the one to write its artifact to, and the process without which it ends."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.tensors import Damaged
 from greenroom.predictor.counts import Floats, Shape
 from greenroom.predictor.forecast import parse_previous
 from greenroom.predictor.learned.artifact import LearnedArtifact
@@ -27,7 +28,6 @@ from greenroom.predictor.learned.thread import Crowded, Waiting
 from greenroom.predictor.learned.workspace import remove_abandoned
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.store import FileVersions, MemoryVersions, Versions
-from greenroom.predictor.tensors import Damaged
 
 _LOG = logging.getLogger(__name__)
 _NEEDED = ("torch", "transformers")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, XLNetConfig, XLNetModel
 
+from greenroom.core.tensors import Damaged
 from greenroom.predictor.counts import Floats
 from greenroom.predictor.learned.artifact import Architecture, LearnedArtifact
 from greenroom.predictor.learned.config import EMOE_L
-from greenroom.predictor.tensors import Damaged
 
 _DROPOUT = 0.1
 _EPSILON = 1e-4

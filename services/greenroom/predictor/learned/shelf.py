@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from greenroom.core.tensors import Damaged
 from greenroom.predictor.counts import Floats
 from greenroom.predictor.learned.artifact import LearnedArtifact, dump_learned, load_learned
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.shelf import Shelf
 from greenroom.predictor.snapshot import ArtifactInfo
 from greenroom.predictor.store import Codec, Versions
-from greenroom.predictor.tensors import Damaged
 
 if TYPE_CHECKING:
     from greenroom.predictor.learned.networks import LearnedPredictor

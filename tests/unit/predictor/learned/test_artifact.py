@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load as load_by_safetensors
 
+from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.learned.artifact import dump_learned, load_learned, width_for
-from greenroom.predictor.tensors import Damaged, dump_tensors, load_tensors
 from tests.unit.predictor.learned.test_networks import EXPERTS, LAYERS, SLOTS, untrained
 
 DATA = dump_learned(dataclasses.replace(untrained("emoe-a"), report={"overlap": 0.5}))

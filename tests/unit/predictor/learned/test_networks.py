@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from greenroom.core.tensors import Damaged
 from greenroom.predictor.learned.artifact import Architecture, LearnedArtifact
 from greenroom.predictor.learned.config import BACKBONES, EMOE_A, EMOE_L, LEARNED_KINDS
 from greenroom.predictor.learned.networks import ExpertNetwork, LearnedPredictor, by_slot, weights_of
 from greenroom.predictor.learned.priors import priors_of, tasks_of
-from greenroom.predictor.tensors import Damaged
 from tests.unit.predictor.learned.worlds import random_sequences
 
 LAYERS, SLOTS, EXPERTS = 4, 2, 6

@@ -1,0 +1,78 @@
+"""MoE-Infinity's replacement rule (§6, Algorithm 2)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.policies.activation_matrix import ActivationMatrices, Matrix
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import LayerRouting, Phase, SequenceEnd, Tier
+from greenroom.policies.ranking import RankingPolicy
+from greenroom.policies.selection import Worth
+
+EPSILON: Final = 1e-3
+"""Of an expert that no token was routed to: less than one in a thousand of a layer's tokens, so that the layer decides
+among such experts, and only among them."""
+
+
+class ActivationRetention(RankingPolicy):
+    """Evicts the expert of the least (ratio + ε) · (1 − l / L).
+
+    *ratio*: the share of its layer's tokens that the running sequences sent to it, summed over them (Algorithm 2, steps
+    6 and 7: of one sequence). *l*: its layer, L of them, so that the first layers stay, which nothing could foretell
+    (step 8). When an encoder-decoder has encoded, l counts from the decoder's first layer, and the encoder's layers
+    come after the last of the decoder's. ``by_ratio`` and ``by_layer`` switch one of the two off (§8.4).
+    """
+
+    def __init__(self, catalogue: Catalogue, *, by_ratio: bool = True, by_layer: bool = True) -> None:
+        super().__init__(catalogue)
+        self.matrices = ActivationMatrices(catalogue)
+        self._by_ratio = by_ratio
+        self._ratios: Matrix = np.zeros(catalogue.size, dtype=np.float32)
+        self._decays = {start: _decay(catalogue, start, by_layer) for start in (0, catalogue.decoder_start)}
+        self._decay = self._decays[0]
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        self.add(routing)
+
+    def add(self, routing: LayerRouting) -> NDArray[np.intp]:
+        """The layer's tokens count; the rows of ``matrices`` that they belong to."""
+        rows = self.matrices.rows_of(routing.step.sequences)
+        self.matrices.add(routing, rows)
+        span = self.catalogue.spans[routing.layer]
+        if len(self.matrices.rows) == 1:
+            self._ratios[span] = self.matrices.ratios[rows[0], span]
+        else:
+            self.matrices.ratios[:, span].sum(axis=0, out=self._ratios[span])  # rows of nobody are 0
+        if routing.step.phase is not Phase.ENCODE:
+            self._decay = self._decays[self.catalogue.decoder_start]
+        else:
+            self._decay = self._decays[0]
+        return rows
+
+    def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
+        self.end(sequence)
+
+    def end(self, sequence: int) -> int | None:
+        """The row that is free now."""
+        row = self.matrices.end(sequence)
+        if row is not None:
+            self.matrices.ratios.sum(axis=0, out=self._ratios)
+        return row
+
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        if not self._by_ratio:
+            return self._decay, None
+        return (self._ratios + np.float32(EPSILON)) * self._decay, None
+
+
+def _decay(catalogue: Catalogue, start: int, by_layer: bool) -> Matrix:
+    """``[N]``: 1 − l / L, l counted from ``start``."""
+    if not by_layer:
+        return np.ones(catalogue.size, dtype=np.float32)
+    layer = (catalogue.layer_of - start) % catalogue.layers
+    decay: Matrix = (1 - layer / catalogue.layers).astype(np.float32)
+    return decay

@@ -1,0 +1,169 @@
+"""MoE-Infinity: prefetching and caching by the activation of each running sequence (sections 5 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.activation_matrix import tokens_by_sequence
+from greenroom.policies.activation_retention import EPSILON, ActivationRetention
+from greenroom.policies.arrays import NO_KEYS, Keys, Mask, Scores
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.eamc import EAMC, Eamc, NearestMembers
+from greenroom.policies.events import Artifact, LayerRouting, Reason, SequenceEnd, Tier, Transfer, VictimRequest
+from greenroom.policies.expert_policy import ExpertPolicy, Prefetch
+from greenroom.policies.selection import lowest
+
+RECALL: Final = "prefetch_recall"
+
+
+class MoeInfinity(ExpertPolicy):
+    """Prefetches what the nearest prior activation matrix says of the layers to come, and keeps what the running
+    sequences use most.
+
+    When a layer's router has spoken its tokens are added to the matrix of each sequence, the member of the EAMC nearest
+    to it is found anew, and every expert of a later layer has the priority (p + ε) · (1 − (fl − l) / L), where p is the
+    share of the layer's tokens that the member gives the expert, summed over the running sequences (Algorithm 1). Who
+    leaves is ``ActivationRetention``'s to say (Algorithm 2), but what was fetched ahead stays until it is used or no
+    longer foreseen. Without an EAMC it only caches; one comes as the artifact ``eamc``.
+
+    As read here, experts whose p is 0 only fill free slots, and no prefetch displaces another that is still foreseen.
+    ``literal``: they displace as the others do. ``refine`` False: one prediction a step, after the first router
+    (§8.3). ``by_ratio`` and ``by_layer`` are the retention's.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        *,
+        literal: bool = False,
+        refine: bool = True,
+        by_ratio: bool = True,
+        by_layer: bool = True,
+    ) -> None:
+        super().__init__(catalogue)
+        self.retention = ActivationRetention(catalogue, by_ratio=by_ratio, by_layer=by_layer)
+        self.version = ""
+        """Of the EAMC that is used."""
+        self._literal = literal
+        self._refine = refine
+        self._nearest: NearestMembers | None = None
+        self._ahead: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # fetched, and neither used nor given up since
+        self._decays = _layer_decays(catalogue)
+        self._recall = _Recall()
+
+    # -- what it is told -------------------------------------------------------------------------------------------
+
+    def on_artifact_swapped(self, artifact: Artifact) -> None:
+        """One of another kind or shape is passed over: whoever hands it over has said so."""
+        if artifact.kind != EAMC:
+            return
+        try:
+            eamc = Eamc.of_artifact(self.catalogue, artifact)
+        except InvalidConfig:
+            return
+        self.version = artifact.version
+        matrices = self.retention.matrices
+        self._nearest = NearestMembers(eamc, matrices.room)
+        rows = np.array(sorted(matrices.rows.values()), dtype=np.intp)
+        if len(rows):
+            for layer, span in enumerate(self.catalogue.spans):
+                self._nearest.update(layer, rows, matrices.ratios[rows, span])
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        layer, nearest = routing.layer, self._nearest
+        self._ahead[routing.experts] = False
+        rows = self.retention.add(routing)
+        if nearest is None:
+            return
+        matrices = self.retention.matrices
+        nearest.grow(matrices.room)
+        span = self.catalogue.spans[layer]
+        self._recall.note(routing, nearest.eamc.ratios[nearest.nearest[rows], span])
+        nearest.update(layer, rows, matrices.ratios[rows, span])
+        if self._refine or layer == 0:
+            self._want(layer, nearest)
+
+    def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
+        row = self.retention.end(sequence)
+        self._recall.end(sequence)
+        if row is not None and self._nearest is not None and row < len(self._nearest.nearest):
+            self._nearest.clear(row)
+
+    def on_transfer_done(self, transfer: Transfer) -> None:
+        if transfer.target is Tier.DEVICE and transfer.reason is Reason.PREFETCH:
+            self._ahead[transfer.expert] = True
+
+    def on_evicted(self, tier: Tier, experts: Keys) -> None:
+        if tier is Tier.DEVICE:
+            self._ahead[experts] = False
+
+    # -- what is asked of it ---------------------------------------------------------------------------------------
+
+    def victims(self, request: VictimRequest) -> Keys:
+        worth, tie = self.retention.worth(request.tier)
+        if request.tier is not Tier.DEVICE or not self._ahead.any():
+            return lowest(self.catalogue, request, worth, tie)
+        victims = lowest(self.catalogue, request, np.where(self._ahead, worth + (1 + worth.max()), worth), tie)
+        if request.reason is Reason.PREFETCH and not self._literal and self._ahead[victims].any():
+            return NO_KEYS
+        return victims
+
+    def report(self, sequence: int) -> Mapping[str, float]:
+        recall = self._recall.of(sequence)
+        return {} if recall is None else {RECALL: recall}
+
+    # -- Algorithm 1, steps 16 to 26 -------------------------------------------------------------------------------
+
+    def _want(self, layer: int, nearest: NearestMembers) -> None:
+        members = nearest.nearest[list(self.retention.matrices.rows.values())]
+        ratios = nearest.eamc.ratios
+        foreseen = ratios[members[0]] if len(members) == 1 else ratios[members].sum(axis=0)
+        priority: Scores = (foreseen + np.float32(EPSILON)) * self._decays[layer]
+        self._ahead &= foreseen > 0
+        generation = 0 if self.prefetch is None else self.prefetch.generation + 1
+        self.prefetch = Prefetch(generation, priority, None if self._literal else foreseen > 0)
+
+
+def _layer_decays(catalogue: Catalogue) -> NDArray[np.float32]:
+    """``[layers, N]``: by the layer l that runs, 1 − (fl − l) / L of the experts of every later layer fl; else 0."""
+    after = catalogue.layer_of - np.arange(catalogue.layers)[:, None]
+    decays: NDArray[np.float32] = np.where(after > 0, 1 - after / catalogue.layers, 0).astype(np.float32)
+    return decays
+
+
+class _Recall:
+    """Of the experts that a sequence's tokens went to, which share was foreseen: was, in its layer, among as many of
+    the nearest member's likeliest as were used. What a link brings in time is another matter.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, list[int]] = {}
+        self._ended: tuple[int, float] | None = None
+
+    def note(self, routing: LayerRouting, foreseen: Scores) -> None:
+        """``foreseen[S, experts]``, from before this layer was known."""
+        used = tokens_by_sequence(routing) > 0
+        counts = used.sum(axis=1).tolist()
+        for place, sequence in enumerate(routing.step.sequences.tolist()):
+            count = counts[place]
+            if not count:
+                continue
+            of = self._seen.setdefault(sequence, [0, 0])
+            likely = foreseen[place]
+            bound = np.partition(likely, -count)[-count]
+            of[0] += int(np.count_nonzero(used[place] & (likely >= bound) & (likely > 0)))
+            of[1] += count
+
+    def end(self, sequence: int) -> None:
+        found = self._seen.pop(sequence, None)
+        self._ended = None if found is None else (sequence, found[0] / found[1])
+
+    def of(self, sequence: int) -> float | None:
+        """Of the one that ended last."""
+        ended, self._ended = self._ended, None
+        return ended[1] if ended is not None and ended[0] == sequence else None

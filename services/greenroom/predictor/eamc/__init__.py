@@ -1,0 +1,1 @@
+"""Expert activation matrix collections: chosen from the routing of many sequences (MoE-Infinity, §4.2)."""
