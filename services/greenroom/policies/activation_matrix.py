@@ -42,14 +42,13 @@ class ActivationMatrices:
     def add(self, routing: LayerRouting, rows: Rows) -> None:
         """The layer's router has spoken; ``rows``: of the step's sequences."""
         span = self.catalogue.spans[routing.layer]
-        tokens = tokens_by_sequence(routing)
-        if len(rows) == 1:
-            row = int(rows[0])
+        if len(rows) == 1:  # all tokens are its own
+            row = rows.item()
+            self.counts[row, routing.experts] += routing.rows
             counts = self.counts[row, span]
-            counts += tokens[0]
-            np.divide(counts, max(float(counts.sum()), 1.0), out=self.ratios[row, span])
+            np.multiply(counts, 1 / max(float(counts.sum()), 1.0), out=self.ratios[row, span])
             return
-        counts = self.counts[rows, span] + tokens
+        counts = self.counts[rows, span] + tokens_by_sequence(routing)
         self.counts[rows, span] = counts
         self.ratios[rows, span] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
 

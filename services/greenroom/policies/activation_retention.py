@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from greenroom.policies.activation_matrix import ActivationMatrices, Matrix
+from greenroom.policies.activation_matrix import ActivationMatrices, Matrix, Rows
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Phase, SequenceEnd, Tier
+from greenroom.policies.events import LayerRouting, Phase, SequenceEnd, Step, Tier
 from greenroom.policies.ranking import RankingPolicy
 from greenroom.policies.selection import Worth
 
@@ -34,24 +33,32 @@ class ActivationRetention(RankingPolicy):
         self._ratios: Matrix = np.zeros(catalogue.size, dtype=np.float32)
         self._decays = {start: _decay(catalogue, start, by_layer) for start in (0, catalogue.decoder_start)}
         self._decay = self._decays[0]
+        self._step: Step | None = None
+        self._rows: Rows = np.empty(0, dtype=np.intp)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self.add(routing)
 
-    def add(self, routing: LayerRouting) -> NDArray[np.intp]:
+    def add(self, routing: LayerRouting) -> Rows:
         """The layer's tokens count; the rows of ``matrices`` that they belong to."""
-        rows = self.matrices.rows_of(routing.step.sequences)
+        if routing.step is not self._step:
+            self._begin(routing.step)
+        rows = self._rows
+        if not len(rows):
+            return rows
         self.matrices.add(routing, rows)
         span = self.catalogue.spans[routing.layer]
         if len(self.matrices.rows) == 1:
-            self._ratios[span] = self.matrices.ratios[rows[0], span]
+            self._ratios[span] = self.matrices.ratios[rows.item(), span]
         else:
             self.matrices.ratios[:, span].sum(axis=0, out=self._ratios[span])  # rows of nobody are 0
-        if routing.step.phase is not Phase.ENCODE:
-            self._decay = self._decays[self.catalogue.decoder_start]
-        else:
-            self._decay = self._decays[0]
         return rows
+
+    def _begin(self, step: Step) -> None:
+        """What is the same for all of its layers."""
+        self._step = step
+        self._rows = self.matrices.rows_of(step.sequences)
+        self._decay = self._decays[0 if step.phase is Phase.ENCODE else self.catalogue.decoder_start]
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self.end(sequence)
@@ -60,6 +67,7 @@ class ActivationRetention(RankingPolicy):
         """The row that is free now."""
         row = self.matrices.end(sequence)
         if row is not None:
+            self._step = None  # whoever had a row may get another
             self.matrices.ratios.sum(axis=0, out=self._ratios)
         return row
 

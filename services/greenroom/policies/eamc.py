@@ -21,8 +21,8 @@ MATRICES: Final = "matrices"
 class Eamc:
     """Prior EAMs. Immutable.
 
-    ``ratios[P, N]``: of each member every layer's tokens as shares. ``directions[l][experts of l, P]``: the same as
-    vectors of length 1, which is what Eq. 1 compares.
+    ``ratios[P, N]``: of each member every layer's tokens as shares; ``used[P, N]``: those above 0.
+    ``directions[l][experts of l, P]``: the same as vectors of length 1, which is what Eq. 1 compares.
     """
 
     def __init__(self, catalogue: Catalogue, matrices: NDArray[np.generic]) -> None:
@@ -36,6 +36,7 @@ class Eamc:
             raise InvalidConfig(MATRICES, "negative numbers or none", "counts of tokens")
         self.catalogue = catalogue
         self.ratios = layer_shares(catalogue, counts)
+        self.used: NDArray[np.bool_] = self.ratios > 0
         unit = unit_layers(catalogue, counts)
         self.directions: tuple[Matrix, ...] = tuple(
             np.ascontiguousarray(unit[:, span].T) for span in catalogue.spans

@@ -53,8 +53,9 @@ class MoeInfinity(ExpertPolicy):
         self._refine = refine
         self._nearest: NearestMembers | None = None
         self._ahead: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # fetched, and neither used nor given up since
+        self._any_ahead = False  # False: certainly none
         self._decays = _layer_decays(catalogue)
-        self._recall = _Recall()
+        self._recall = _Recall(catalogue)
 
     # -- what it is told -------------------------------------------------------------------------------------------
 
@@ -76,9 +77,11 @@ class MoeInfinity(ExpertPolicy):
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         layer, nearest = routing.layer, self._nearest
-        self._ahead[routing.experts] = False
+        if self._any_ahead:
+            self._ahead[routing.experts] = False
+            self._any_ahead = bool(self._ahead.any())
         rows = self.retention.add(routing)
-        if nearest is None:
+        if nearest is None or not len(rows):
             return
         matrices = self.retention.matrices
         nearest.grow(matrices.room)
@@ -96,7 +99,7 @@ class MoeInfinity(ExpertPolicy):
 
     def on_transfer_done(self, transfer: Transfer) -> None:
         if transfer.target is Tier.DEVICE and transfer.reason is Reason.PREFETCH:
-            self._ahead[transfer.expert] = True
+            self._ahead[transfer.expert] = self._any_ahead = True
 
     def on_evicted(self, tier: Tier, experts: Keys) -> None:
         if tier is Tier.DEVICE:
@@ -106,7 +109,7 @@ class MoeInfinity(ExpertPolicy):
 
     def victims(self, request: VictimRequest) -> Keys:
         worth, tie = self.retention.worth(request.tier)
-        if request.tier is not Tier.DEVICE or not self._ahead.any():
+        if request.tier is not Tier.DEVICE or not self._any_ahead:
             return lowest(self.catalogue, request, worth, tie)
         victims = lowest(self.catalogue, request, np.where(self._ahead, worth + (1 + worth.max()), worth), tie)
         if request.reason is Reason.PREFETCH and not self._literal and self._ahead[victims].any():
@@ -120,13 +123,17 @@ class MoeInfinity(ExpertPolicy):
     # -- Algorithm 1, steps 16 to 26 -------------------------------------------------------------------------------
 
     def _want(self, layer: int, nearest: NearestMembers) -> None:
-        members = nearest.nearest[list(self.retention.matrices.rows.values())]
-        ratios = nearest.eamc.ratios
-        foreseen = ratios[members[0]] if len(members) == 1 else ratios[members].sum(axis=0)
-        priority: Scores = (foreseen + np.float32(EPSILON)) * self._decays[layer]
-        self._ahead &= foreseen > 0
+        eamc, members = nearest.eamc, nearest.nearest[list(self.retention.matrices.rows.values())]
+        if len(members) == 1:
+            foreseen, used = eamc.ratios[members[0]], eamc.used[members[0]]
+        else:
+            foreseen, used = eamc.ratios[members].sum(axis=0), eamc.used[members].any(axis=0)
+        priority: Scores = foreseen + np.float32(EPSILON)
+        priority *= self._decays[layer]
+        if self._any_ahead:
+            self._ahead &= used
         generation = 0 if self.prefetch is None else self.prefetch.generation + 1
-        self.prefetch = Prefetch(generation, priority, None if self._literal else foreseen > 0)
+        self.prefetch = Prefetch(generation, priority, None if self._literal else used)
 
 
 def _layer_decays(catalogue: Catalogue) -> NDArray[np.float32]:
@@ -136,27 +143,34 @@ def _layer_decays(catalogue: Catalogue) -> NDArray[np.float32]:
     return decays
 
 
+_LEAST: Final = 1e-30
+"""Of a share that is one."""
+
+
 class _Recall:
     """Of the experts that a sequence's tokens went to, which share was foreseen: was, in its layer, among as many of
     the nearest member's likeliest as were used. What a link brings in time is another matter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._seen: dict[int, list[int]] = {}
         self._ended: tuple[int, float] | None = None
 
     def note(self, routing: LayerRouting, foreseen: Scores) -> None:
         """``foreseen[S, experts]``, from before this layer was known."""
-        used = tokens_by_sequence(routing) > 0
-        counts = used.sum(axis=1).tolist()
-        for place, sequence in enumerate(routing.step.sequences.tolist()):
-            count = counts[place]
+        sequences = routing.step.sequences.tolist()
+        if len(sequences) == 1:
+            used = [routing.experts - self._catalogue.spans[routing.layer].start]
+        else:
+            used = [row.nonzero()[0] for row in tokens_by_sequence(routing)]
+        for sequence, own, likely in zip(sequences, used, foreseen, strict=True):
+            count = len(own)
             if not count:
                 continue
             of = self._seen.setdefault(sequence, [0, 0])
-            likely = foreseen[place]
-            bound = np.partition(likely, -count)[-count]
-            of[0] += int(np.count_nonzero(used[place] & (likely >= bound) & (likely > 0)))
+            bound = max(float(np.partition(likely, -count)[-count]), _LEAST)
+            of[0] += int(np.count_nonzero(likely[own] >= bound))
             of[1] += count
 
     def end(self, sequence: int) -> None:

@@ -115,6 +115,31 @@ def test_a_new_collection_is_used_for_the_sequences_that_run_from_the_next_layer
     assert priorities(policy) == pytest.approx({9: 0.75}, abs=EPSILON)
 
 
+def test_a_step_of_nobody_changes_nothing() -> None:
+    policy = with_members()
+    policy.on_layer_routed(routed(0, 0))
+    before = policy.prefetch
+    policy.on_layer_routed(
+        LayerRouting(POOL, Step("pool", 1, keys_of([]), np.empty(0, np.uint8)), 1, keys_of([]), keys_of([]))
+    )
+    assert policy.prefetch is before
+    assert policy.retention.matrices.counts.sum() == 1
+
+
+def test_a_row_that_another_sequence_got_is_not_taken_for_the_first_ones() -> None:
+    """Within a step, too: its sequence is cancelled between two layers, and another one begins."""
+    policy = with_members()
+    step = Step("pool", 0, keys_of([3]), np.full(1, Phase.DECODE, dtype=np.uint8))
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 0, np.array([[0]])))
+    policy.on_sequence_ended(3, SequenceEnd.CANCELLED)
+    policy.on_layer_routed(routed(0, 1, sequences=[4]))
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 1, np.array([[2]])))
+    matrices = policy.retention.matrices
+    assert matrices.rows[3] != matrices.rows[4]
+    assert matrices.counts[matrices.rows[4]].nonzero()[0].tolist() == [1]
+    assert matrices.counts[matrices.rows[3]].nonzero()[0].tolist() == [5]
+
+
 def test_retention_is_the_sequences_share_of_a_layer_less_for_later_layers() -> None:
     rule = ActivationRetention(POOL)
     rule.on_layer_routed(routed(0, 0, 0, 1, 2, sequences=[5, 5, 5, 5]))
