@@ -72,5 +72,6 @@ def _clustered(
         init_method=faiss.ClusteringInitMethod_KMEANS_PLUS_PLUS,
     )  # fmt: skip
     kmeans.train(unit)
+    assert kmeans.centroids is not None, "k-means that was trained has centres"
     _, labels = kmeans.index.search(unit, 1)
     return labels[:, 0].astype(np.intp), kmeans.centroids
