@@ -157,10 +157,11 @@ class Mover:
 
     @property
     def waiting_ahead(self) -> int:
-        """Queued jobs bound for the device that no layer waits for. Without the lock: a copy of a dict of a few is
-        taken whole, and what is begun meanwhile is counted once more at worst.
+        """Queued jobs bound for the device that no layer waits for. Without the lock: ``dict.copy`` takes it whole, and
+        what is begun meanwhile is counted once more at worst. (Going through its values would not: a collection of
+        garbage may come in between, and another thread with it.)
         """
-        return sum(job.bound is Tier.DEVICE for job in tuple(self._ahead.values()))
+        return sum(job.bound is Tier.DEVICE for job in self._ahead.copy().values())
 
     def put(self, job: Job) -> None:
         """Queue a job; bounded by the slots of its target, since each job holds one."""

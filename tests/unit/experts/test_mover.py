@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from collections import Counter
@@ -162,6 +163,29 @@ def test_what_stays_on_the_host_comes_after_all_that_goes_to_the_device() -> Non
         assert mover.least_urgent() == 3, "of those that hold a slot there"
         carrier.let_all()
         assert [job.expert for job in ended(outbox, 6)] == [0, 5, 4, 3, 2, 1]
+
+
+def test_jobs_are_counted_while_others_begin() -> None:
+    """A collection of garbage may come at any allocation, and then the mover's threads may have their turn."""
+    carrier = Carrying()
+    with moving(carrier) as (mover, _):
+        waiting = {number: job(number, Reason.PREFETCH) for number in range(64)}
+
+        def begin_one(phase: str, info: dict[str, int]) -> None:
+            if waiting:
+                waiting.popitem()
+
+        began, thresholds = mover._ahead, gc.get_threshold()
+        gc.callbacks.append(begin_one)
+        try:
+            mover._ahead = waiting
+            gc.set_threshold(1)
+            for _ in range(20):
+                assert 0 <= mover.waiting_ahead <= 64
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(begin_one)
+            mover._ahead = began
 
 
 def test_what_goes_to_the_device_cuts_in_between_two_parts_of_what_stays_on_the_host() -> None:
