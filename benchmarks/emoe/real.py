@@ -147,9 +147,8 @@ async def _measured(
 def compared(really: Really, machine: Callable[[Measured], Machine], scale: Scale) -> dict[str, Any]:
     """Beside the simulation of the same requests. Points are told without the server's own time too (``bare``)."""
     before = machine(mean_of(really.steps[0], really.steps[1]))
-    alone = {task: [_beyond(one, before) for one in own] for task, own in really.alone.items()}
-    crowds = [_beyond(one, before) for one in really.crowds]
-    overhead = overhead_of([one for own in alone.values() for one in own], crowds)
+    alone = [_beyond(one, before) for own in really.alone.values() for one in own]
+    overhead = overhead_of(alone, [_beyond(one, before) for one in really.crowds])
     served = replace(before, overhead=overhead)
     runs: list[dict[str, Any]] = []
     for one in really.rounds:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,8 @@ from greenroom.policies.events import LayerRouting
 
 Matrix = NDArray[np.float32]
 Rows = NDArray[np.intp]
+TINY: Final = np.finfo(np.float32).tiny
+"""What nothing is divided by in the place of 0, so that it stays nothing."""
 _FIRST_ROOM = 4
 
 
@@ -46,11 +50,11 @@ class ActivationMatrices:
             row = rows.item()
             self.counts[row, routing.experts] += routing.rows
             counts = self.counts[row, span]
-            np.multiply(counts, 1 / max(float(counts.sum()), 1.0), out=self.ratios[row, span])
+            np.multiply(counts, 1 / max(float(counts.sum()), float(TINY)), out=self.ratios[row, span])
             return
         counts = self.counts[rows, span] + tokens_by_sequence(routing)
         self.counts[rows, span] = counts
-        self.ratios[rows, span] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+        self.ratios[rows, span] = counts / np.maximum(counts.sum(axis=1, keepdims=True), TINY)
 
     def end(self, sequence: int) -> int | None:
         """The row that it had and that is free now; None for one that never had a token."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.activation_matrix import Matrix, Rows
+from greenroom.policies.activation_matrix import TINY, Matrix, Rows
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Artifact
 
@@ -65,7 +65,7 @@ def artifact_of(catalogue: Catalogue, file: EamcFile, name: str) -> Artifact:
 def layer_shares(catalogue: Catalogue, matrices: Matrix) -> Matrix:
     """``[P, N]``: each layer's part of each row divided by its sum; one of no tokens stays 0."""
     sums = np.add.reduceat(matrices, catalogue.first[:-1], axis=1)
-    shares = matrices / np.maximum(sums, np.finfo(np.float32).tiny)[:, catalogue.layer_of]
+    shares = matrices / np.maximum(sums, TINY)[:, catalogue.layer_of]
     return shares.astype(np.float32, copy=False)
 
 
@@ -76,7 +76,7 @@ def unit_layers(catalogue: Catalogue, matrices: Matrix) -> Matrix:
     """
     shares = layer_shares(catalogue, matrices)  # lengths of counts could exceed what a float32 holds
     lengths = np.sqrt(np.add.reduceat(np.square(shares), catalogue.first[:-1], axis=1))
-    unit = shares / np.maximum(lengths, np.finfo(np.float32).tiny)[:, catalogue.layer_of]
+    unit = shares / np.maximum(lengths, TINY)[:, catalogue.layer_of]
     return unit.astype(np.float32, copy=False)
 
 
@@ -117,7 +117,7 @@ class NearestMembers:
             self._update_one(layer, int(rows[0]), ratios[0])
             return
         cosines = ratios @ self.eamc.directions[layer]
-        cosines /= np.maximum(np.sqrt(np.einsum("se,se->s", ratios, ratios)), np.finfo(np.float32).tiny)[:, None]
+        cosines /= np.maximum(np.sqrt(np.einsum("se,se->s", ratios, ratios)), TINY)[:, None]
         sums = self._sums[rows] + (cosines - self._cosines[rows, layer])
         self._cosines[rows, layer] = cosines
         self._sums[rows] = sums

@@ -144,3 +144,6 @@ def test_where_picks_are_not_recorded_tokens_are_shared_by_rows() -> None:
     assert matrices.counts[rows].tolist() == [
         pytest.approx([2 / 3, 0, 1 / 3, 0, 0, 0]), pytest.approx([4 / 3, 0, 2 / 3, 0, 0, 0])
     ]  # fmt: skip
+    fewer = LayerRouting(TWO, step, 1, keys_of([0, 2]), keys_of([1, 1]))  # two thirds of a token for the first
+    matrices.add(fewer, rows)
+    assert matrices.ratios[rows, TWO.spans[1]].tolist() == [pytest.approx([0.5, 0, 0.5])] * 2

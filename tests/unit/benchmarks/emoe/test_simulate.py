@@ -53,11 +53,10 @@ def test_what_a_server_takes_beside_its_engine_is_added_to_each_step_and_to_each
     (one,) = fcfs([job(0, tokens_in=3, tokens_out=3)], replace(MACHINE, overhead=beside))
     assert one.first_ms == 21.0 + 2.5
     assert one.end_ms == 21.0 + 10.0 + 10.0 + 3 * 2.5 + 5.0
-    first, second = fcfs([job(0), job(1)], replace(MACHINE, overhead=beside))
-    without = fcfs([job(0), job(1)])[0].first_ms
-    assert without is not None
-    assert first.first_ms in (without + 2.5, without + 3.0)  # alone, or beside the second
-    assert second.end_ms is not None
+    first, second = fcfs([job(0, tokens_out=3), job(1, at_ms=5.0)], replace(MACHINE, overhead=beside))
+    # 3 rows alone; then one that decodes beside 3 of a prompt; then two that decode: two sequences in each of these
+    assert (first.first_ms, second.first_ms) == (21.0 + 2.5, 21.0 + 2.5 + 24.0 + 3.0)
+    assert first.end_ms == second.end_ms == 21.0 + 2.5 + 24.0 + 3.0 + 16.0 + 3.0 + 5.0
 
 
 def test_who_comes_during_a_step_joins_the_next_beside_those_that_decode() -> None:
