@@ -16,15 +16,8 @@ Run = Callable[..., tuple[str, str]]
 """Runs a command, checks its exit status, returns its stdout and stderr."""
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random("olmoe", tmp_path_factory.mktemp("model") / "m", tokenizer=True)
-
-
 @pytest.fixture
-def run(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path_factory.getbasetemp() / "cli-cache"))
-
+def run(pack_cache: None) -> Run:
     def invoke(*arguments: str, text: str | None = None, status: int = 0) -> tuple[str, str]:
         result = CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
         assert result.exit_code == status, result.output

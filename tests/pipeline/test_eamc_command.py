@@ -18,7 +18,8 @@ from greenroom.replay import RoutingTrace
 from greenroom.replay.activations import activation_matrices
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.worker import Worker
-from tests.random_checkpoints import save_random
+
+pytestmark = pytest.mark.usefixtures("pack_cache")
 
 LAYERS, EXPERTS = 4, 8
 
@@ -28,16 +29,6 @@ def run(*arguments: str, text: str | None = None, status: int = 0) -> str:
     assert result.exit_code == status, result.output
     assert "Traceback" not in result.output
     return result.output
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random("olmoe", tmp_path_factory.mktemp("model") / "m", tokenizer=True)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path_factory.getbasetemp() / "trace-cache"))
 
 
 def of_kinds(sequences: int, tokens: int, *, seed: int) -> RoutingTrace:

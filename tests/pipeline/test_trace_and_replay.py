@@ -21,22 +21,13 @@ from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.timed import ComputeProfile, TimedReplay
 from greenroom.worker.warm_start import first_residents
-from tests.random_checkpoints import save_random
 from tests.unit.replay.traces import trace_of
+
+pytestmark = pytest.mark.usefixtures("pack_cache")
 
 Run = Callable[..., tuple[str, str]]
 PROMPTS = ["one two three", "four", "five six seven eight nine", "ten eleven"]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random("olmoe", tmp_path_factory.mktemp("model") / "m", tokenizer=True)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path_factory.getbasetemp() / "trace-cache"))
 
 
 def run(*arguments: str, text: str | None = None, status: int = 0) -> tuple[str, str]:
