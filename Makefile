@@ -12,11 +12,11 @@ PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
 
-.PHONY: help run test test-full test-compose image lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe clean
+.PHONY: help run test test-full test-compose image lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity clean
 .DEFAULT_GOAL := help
 
 help: ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
 
 run: $(STAMP) ## Serve the bundled model at http://127.0.0.1:8000 with a third of its experts in memory
 	$(BIN)/greenroom serve --expert-memory 33%
@@ -66,6 +66,9 @@ bench-pipeline: $(STAMP) ## What Kafka, gRPC and the services add to the engine 
 
 bench-emoe: $(STAMP) ## eMoE: prediction, loading, scheduling (within an hour; QUICK=1: three minutes; TRACE=PATH: a recorded routing)
 	$(BIN)/python -m benchmarks.emoe $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
+
+bench-moe-infinity: $(STAMP) ## MoE-Infinity and reuse: caching, prefetching, the engine (within an hour; QUICK=1: three minutes; TRACE=PATH)
+	$(BIN)/python -m benchmarks.moe_infinity $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -23,8 +23,8 @@ def cache_folder() -> Path:
 
 
 def describe_machine(folder: Path) -> dict[str, Any]:
-    """Processor, memory, the disk that ``folder`` is on, versions, and the commit where it is known."""
-    read_ahead = ReadAhead(folder)
+    """Processor, memory, the disk of ``folder``, which may not be there yet, versions, and the commit if known."""
+    read_ahead = ReadAhead(next(place for place in (folder, *folder.absolute().parents) if place.exists()))
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.engine.figures import Aim
+from benchmarks.stages import Say, run_named
 from greenroom.core.model_profile import ModelProfile
 
 if TYPE_CHECKING:
     from benchmarks.emoe.profile import BenchProfile
     from benchmarks.emoe.steps import ServingOverhead
 
-Say = Callable[[str], object]
 MAX_RUNNING = 32
 
 AIMS = {
@@ -62,23 +63,9 @@ class Settings:
 
 
 def run_stages(stages: Iterable[str], settings: Settings, say: Say) -> dict[str, Any]:
-    """Figures with aims on top, then what each stage found under its name. A stage that fails costs only itself."""
-    found: dict[str, Any] = dict.fromkeys((*AIMS, "hindsight_share"))
-    for stage in stages:
-        say(f"\n== {stage}")
-        try:
-            own = _STAGES[stage](settings, say)
-        except Exception as error:
-            own = {"error": f"{type(error).__name__}: {error}"}
-            say(f"failed: {own['error']}")
-        found |= {name: own[name] for name in found if own.get(name) is not None}
-        found[stage] = own
-    say("")
-    for name, aim in AIMS.items():
-        value = found[name]
-        verdict = "not measured" if value is None else "met" if aim.met(value) else "missed"
-        say(f"{name:<24}{'-' if value is None else f'{value:.3f}':>10}   aim {aim!s:<8} {verdict}")
-    return found
+    """See ``run_named``."""
+    chosen = {stage: partial(_STAGES[stage], settings, say) for stage in stages}
+    return run_named(chosen, AIMS, say, beside=("hindsight_share",))
 
 
 def _scheduling(settings: Settings, say: Say) -> dict[str, Any]:

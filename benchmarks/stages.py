@@ -1,0 +1,36 @@
+"""Running the parts of a benchmark one after the other, and how their figures stand to their aims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from benchmarks.engine.figures import Aim
+
+Say = Callable[[str], object]
+Stage = Callable[[], dict[str, Any]]
+
+
+def run_named(
+    stages: Mapping[str, Stage], aims: Mapping[str, Aim], say: Say, *, beside: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Figures with aims on top, then what each stage found under its name. A stage that fails costs only itself.
+
+    ``beside``: figures without an aim that are put on top too. Whatever no stage measured is None.
+    """
+    found: dict[str, Any] = dict.fromkeys((*aims, *beside))
+    for name, stage in stages.items():
+        say(f"\n== {name}")
+        try:
+            own = stage()
+        except Exception as error:
+            own = {"error": f"{type(error).__name__}: {error}"}
+            say(f"failed: {own['error']}")
+        found |= {figure: own[figure] for figure in found if own.get(figure) is not None}
+        found[name] = own
+    say("")
+    for figure, aim in aims.items():
+        value = found[figure]
+        verdict = "not measured" if value is None else "met" if aim.met(value) else "missed"
+        say(f"{figure:<24}{'-' if value is None else f'{value:.3f}':>10}   aim {aim!s:<8} {verdict}")
+    return found

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.moe_infinity import cli
+from benchmarks.moe_infinity.stages import AIMS, STAGES, Settings, run_stages, scale_of
+from greenroom.core.pictures import PlotUnavailable
+
+
+@dataclass(frozen=True)
+class Much:
+    rows: int = 1000
+    seeds: int = 5
+    trace: Path | None = None
+
+
+class Stage(ModuleType):
+    """Says how much it was told to do."""
+
+    Scale = Much
+    QUICK = Much(rows=10, seeds=2)
+
+    def run(self, scale: Much) -> dict[str, Any]:
+        return {"rows": scale.rows, "oracle_gap_points": 4.0}
+
+    def table(self, found: dict[str, Any]) -> str:
+        return f"{found['rows']} rows"
+
+    def draw(self, found: dict[str, Any], path: Path) -> None:
+        raise PlotUnavailable("no colours")
+
+
+def test_a_stage_gives_figures_table_and_picture_and_one_that_is_missing_costs_only_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "benchmarks.moe_infinity.cache", Stage("cache"))
+    monkeypatch.setitem(sys.modules, "benchmarks.moe_infinity.drift", None)  # cannot be imported
+    said: list[str] = []
+    found = run_stages(("drift", "cache"), Settings(quick=True, out=tmp_path), said.append)
+    assert found["oracle_gap_points"] == 4.0
+    assert found["cache"]["rows"] == 10
+    assert found["drift"]["error"].startswith("ModuleNotFoundError")
+    assert found["real_gap_points"] is None
+    shown = "\n".join(said)
+    assert "10 rows\nno picture: no colours" in shown
+    assert "4.000   aim ≤ 5      met" in shown
+
+
+def test_what_is_asked_for_goes_to_whoever_knows_it(tmp_path: Path) -> None:
+    trace = tmp_path / "t.npz"
+    assert scale_of(Stage("cache"), Settings(quick=False, out=tmp_path)) == Much()
+    asked = Settings(quick=True, out=tmp_path, seeds=9, trace=trace)
+    assert scale_of(Stage("cache"), asked) == Much(10, 9, trace)
+
+
+def test_the_last_line_is_json_with_every_figure_that_has_an_aim(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_stages(chosen: Any, settings: Settings, say: Any) -> dict[str, Any]:
+        assert chosen == STAGES
+        assert settings.quick
+        return dict.fromkeys(AIMS)
+
+    monkeypatch.setattr(cli, "run_stages", no_stages)
+    result = CliRunner().invoke(cli.main, ["--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output.splitlines()[-1])
+    assert set(AIMS) <= set(found)
+    assert found == json.loads((tmp_path / "moe-infinity.json").read_text())
+    assert "make bench-moe-infinity QUICK=1" in CliRunner().invoke(cli.main, ["--help"]).output
