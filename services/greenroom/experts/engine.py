@@ -7,7 +7,7 @@ Three concerns meet here and live elsewhere: bookkeeping (``ledger``), deciding 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +32,7 @@ from greenroom.experts.tiers import Tiers
 from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import (
+    Artifact,
     LayerRouting,
     Phase,
     Prediction,
@@ -65,7 +66,7 @@ class EngineConfig:
     fidelity: Fidelity | None = None
 
 
-def catalogue_of(manifest: PackManifest, pool: str = "model") -> Catalogue:
+def catalogue_of(manifest: PackManifest, pool: str = "model", *, decoder_start: int = 0) -> Catalogue:
     """The experts of a pack; each occupies a slot, whose size is that of the largest record."""
     slot_bytes = max(layer.layout.nbytes for layer in manifest.layers)
     return Catalogue(
@@ -73,6 +74,7 @@ def catalogue_of(manifest: PackManifest, pool: str = "model") -> Catalogue:
         experts_per_layer=[layer.experts for layer in manifest.layers],
         top_k=[layer.top_k for layer in manifest.layers],
         expert_bytes=[slot_bytes] * len(manifest.layers),
+        decoder_start=decoder_start,
     )
 
 
@@ -94,6 +96,10 @@ class RoutingListener(Protocol):
 
     def step_ended(self, step: Step, *, failed: bool) -> None:
         """The forward is over; after a failure its rows come again."""
+        ...
+
+    def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
+        """The sequence has ended, and the policy has this to say of it (ExpertPolicy.report)."""
         ...
 
 
@@ -175,10 +181,13 @@ class ExpertEngine:
 
     # -- what the model's hooks ask (ExpertSource) ------------------------------------------------------------
 
-    @contextmanager
-    def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> Iterator[None]:
+    def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> AbstractContextManager[None]:
         """One forward; ``sequences[T]`` and ``prefill[T]`` tell whose row each is and in which phase."""
-        phases = np.where(prefill, Phase.PREFILL, Phase.DECODE).astype(np.uint8)
+        return self.step_of(sequences, np.where(prefill, Phase.PREFILL, Phase.DECODE).astype(np.uint8))
+
+    @contextmanager
+    def step_of(self, sequences: NDArray[np.int64], phases: NDArray[np.uint8]) -> Iterator[None]:
+        """As ``step``, with any phase for each row: ``phases[T]``, values of Phase."""
         self._steps += 1
         self._step = Step(self.catalogue.pool, self._steps, sequences, phases)
         self.counters.steps += 1
@@ -203,6 +212,11 @@ class ExpertEngine:
 
     def predicted(self, prediction: Prediction) -> None:
         self.policy.on_prediction(prediction)
+        self._ahead.pump()
+
+    def swapped(self, artifact: Artifact) -> None:
+        """What the policy predicts by is another version from now on. Between steps."""
+        self.policy.on_artifact_swapped(artifact)
         self._ahead.pump()
 
     def layer_entered(self, layer: int) -> None:
@@ -365,6 +379,8 @@ class ExpertEngine:
         if self._confinement is not None:
             self._confinement.sequence_ended(sequence)
         self.policy.on_sequence_ended(sequence, end)
+        if "report" in self.policy.hooks and (report := self.policy.report(sequence)) and self.listener is not None:
+            self.listener.sequence_reported(sequence, report)
 
     def audit_idle(self) -> None:
         """As ``audit``, while nothing waits or runs; what still landed is booked first."""

@@ -18,11 +18,11 @@ from greenroom.experts.counters import Counters
 from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
+from greenroom.experts.source import Arriving
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import (
     ROUTER,
     UNKNOWN_TASK,
-    Phase,
     Prediction,
     PredictionRequest,
     SequenceEnd,
@@ -166,7 +166,8 @@ class TimedReplay:
 
     def catalogue(self) -> Catalogue:
         """What a policy for it is made with."""
-        return catalogue_of(SimulatedStore(self.trace, self.expert_bytes).manifest, "replay")
+        manifest = SimulatedStore(self.trace, self.expert_bytes).manifest
+        return catalogue_of(manifest, "replay", decoder_start=getattr(self.trace, "decoder_start", 0))
 
     def run(
         self,
@@ -175,25 +176,33 @@ class TimedReplay:
         device_slots: int,
         *,
         resident: Sequence[int] = (),
+        waits: list[float] | None = None,
     ) -> TimedResult:
         """Time and counts of ``steps`` under ``device_slots``, with ``resident`` brought in before, in this order.
-
-        Raises BudgetTooSmall as the engine does.
+        ``waits``: see TimedEngine. Raises BudgetTooSmall as the engine does.
         """
-        with TimedEngine(self, policy, device_slots, resident) as engine:
+        with TimedEngine(self, policy, device_slots, resident, waits=waits) as engine:
             return engine.run(steps)
 
 
 class TimedEngine:
     """An engine on simulated hardware that can be given one run of steps after the other; a context manager.
 
-    ``compute`` and ``disk`` may change between two runs.
+    ``compute`` and ``disk`` may change between two runs. To ``waits``, where it is given, each look-up adds the seconds
+    that its layer was blocked for it: 0 where the expert was here, or had landed while others ran.
     """
 
     def __init__(
-        self, setup: TimedReplay, policy: ExpertPolicy, device_slots: int, resident: Sequence[int] = ()
+        self,
+        setup: TimedReplay,
+        policy: ExpertPolicy,
+        device_slots: int,
+        resident: Sequence[int] = (),
+        *,
+        waits: list[float] | None = None,
     ) -> None:
         self.compute = setup.compute
+        self._waits = waits
         self._tasks = setup.trace.task
         self._predictions = None if setup.recall is None else TracePredictions(policy.catalogue, setup.recall)
         self._hardware = SimulatedHardware(setup.disk, setup.upload, setup.reads)
@@ -238,9 +247,9 @@ class TimedEngine:
             engine.sequence_started(info)
         picks = step.picks.astype(np.int64)
         before_experts = compute.layer_s + compute.layer_row_s * len(picks)
-        with engine.step(step.sequences, step.phases == Phase.PREFILL):
+        with engine.step_of(step.sequences, step.phases):
             clock.advance(compute.step_s)
-            for layer in range(picks.shape[1]):
+            for layer in self._layers_of(picks):
                 engine.layer_entered(layer)
                 clock.advance(before_experts)
                 own = picks[:, layer]
@@ -249,11 +258,25 @@ class TimedEngine:
                         request = engine.take_request(ROUTER)
                         if request is not None:
                             engine.predicted(self._predictions.answer(request, picks))
-                    seconds = np.bincount(own.ravel()) * compute.row_s + compute.expert_s
-                    for expert, _ in landing:
-                        clock.advance(float(seconds[expert]))
+                    self._compute(landing, np.bincount(own.ravel()) * compute.row_s + compute.expert_s)
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
+
+    def _layers_of(self, picks: NDArray[np.int64]) -> list[int]:
+        """Those that run: of an encoder-decoder a step runs the one part or the other."""
+        width = self._engine.catalogue.experts_per_layer[:, None]
+        layers: list[int] = np.flatnonzero((picks < width).any(axis=(0, 2))).tolist()
+        return layers
+
+    def _compute(self, landing: Arriving, seconds: NDArray[np.float64]) -> None:
+        """Each expert as it is handed out, for its ``seconds``."""
+        clock, waits = self._hardware.clock, self._waits
+        asked = clock.now
+        for expert, _ in landing:
+            if waits is not None:
+                waits.append(clock.now - asked)
+            clock.advance(float(seconds[expert]))
+            asked = clock.now
 
 
 def _copy(counters: Counters) -> dict[str, float]:

@@ -319,3 +319,43 @@ def test_what_is_no_time_is_refused() -> None:
         parse_seconds("3", field="compute")
     with pytest.raises(InvalidConfig, match="expert_s"):
         ComputeProfile(expert_s=-1)
+
+
+def test_each_look_up_says_how_long_its_layer_was_blocked_for_it() -> None:
+    picks = np.array([[[0, 1, 2]], [[0, 1, 3]]], dtype=np.uint8)
+    trace = RoutingTrace(picks, np.array([0, 2]), 4)
+    setup = timed(trace, compute=ComputeProfile(expert_s=0.25))
+    waits: list[float] = []
+
+    result = setup.run(Lru(setup.catalogue()), trace.steps(), 4, waits=waits)
+
+    # 0, 1 and 2 land after 1, 2 and 3 s, computed in between; then only 3 is missing, while 0 and 1 are computed.
+    assert waits == pytest.approx([1.0, 0.75, 0.75, 0.0, 0.0, 0.5])
+    assert sum(waits) == pytest.approx(result.stall_seconds)
+    assert len(waits) == result.lookups
+
+
+class Phases(Lru):
+    """Notes what each routed layer's step is."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue)
+        self.heard: list[tuple[int, Phase | None]] = []
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        super().on_layer_routed(routing)
+        self.heard.append((routing.layer, routing.step.phase))
+
+
+def test_a_layer_that_no_row_picks_in_does_not_run() -> None:
+    none = 255
+    picks = np.array([[[0], [none]], [[1], [none]], [[none], [0]]], dtype=np.uint8)  # two encoded rows, one decoded
+    phase = np.array([Phase.ENCODE, Phase.ENCODE, Phase.DECODE], dtype=np.uint8)
+    trace = RoutingTrace(picks, np.array([0, 3]), 4, phase=phase)
+    setup = timed(trace, compute=ComputeProfile(layer_s=0.5))
+    policy = Phases(setup.catalogue())
+
+    result = setup.run(policy, trace.steps(), 4)
+
+    assert policy.heard == [(0, Phase.ENCODE), (1, Phase.DECODE)]
+    assert result.compute_seconds == pytest.approx(2 * 0.5)
