@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ class RoutingRecord:
         self.steps.add(step.number)
 
     def step_ended(self, step: Step, *, failed: bool) -> None:
+        pass
+
+    def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
         pass
 
     def future(self, times: int) -> Future:

@@ -101,7 +101,7 @@ class Target:
     drop_others: bool = False
 
 
-_DECLARATIONS = ("hooks", "asks")
+_DECLARATIONS = ("hooks", "asks", "artifacts")
 
 
 class ExpertPolicy(ABC):
@@ -118,6 +118,9 @@ class ExpertPolicy(ABC):
 
     asks: ClassVar[frozenset[str]] = frozenset()
     """Kinds of predictions that this class may request; where there are none ``take_requests`` is never called."""
+
+    artifacts: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of artifacts that this class predicts by: whoever runs it hands over their newest versions."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

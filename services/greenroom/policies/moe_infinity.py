@@ -36,6 +36,8 @@ class MoeInfinity(ExpertPolicy):
     (§8.3). ``by_ratio`` and ``by_layer`` are the retention's.
     """
 
+    artifacts = frozenset({EAMC})
+
     def __init__(
         self,
         catalogue: Catalogue,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +62,9 @@ class TraceRecorder:
         if not failed and len(layers) == self._catalogue.layers and step.rows:
             picks = np.stack([layers[layer] for layer in range(len(layers))], axis=1)
             self._steps.append(_RecordedStep(step.row_sequences.copy(), step.row_phases.copy(), picks))
+
+    def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
+        """Routing alone is kept."""
 
     # -- what came of it -------------------------------------------------------------------------------------------
 

@@ -36,11 +36,13 @@ class EngineState:
 @dataclass(frozen=True, slots=True, eq=False)
 class Routed:
     """Where a sequence's first rows were routed: ``experts[rows, layers, k]``, indices within the layer, the largest
-    value of the type where there was none. Its first ``prompt_rows`` rows are the prompt's."""
+    value of the type where there was none. Its first ``prompt_rows`` rows are the prompt's. ``report``: what the expert
+    policy says of the sequence."""
 
     experts: NDArray[np.unsignedinteger]
     prompt_rows: int
     num_experts: int
+    report: Mapping[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):

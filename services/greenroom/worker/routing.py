@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,12 +17,13 @@ _FIRST_ROWS = 64
 class _Rows:
     """One sequence's rows so far."""
 
-    __slots__ = ("count", "experts", "prompt_tokens")
+    __slots__ = ("count", "experts", "prompt_tokens", "report")
 
     def __init__(self, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.count = 0
         self.experts: NDArray[np.unsignedinteger] | None = None
+        self.report: Mapping[str, float] = {}
 
 
 class RoutingRecorder:
@@ -72,6 +75,11 @@ class RoutingRecorder:
             if rows is not None and rows.count < self._most_rows:
                 self._keep(rows, starts[place], starts[place + 1])
 
+    def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
+        rows = self._sequences.get(sequence)
+        if rows is not None:
+            rows.report = report
+
     def _keep(self, rows: _Rows, start: int, stop: int) -> None:
         count = min(stop - start, self._most_rows - rows.count)
         end = rows.count + count
@@ -93,7 +101,7 @@ class RoutingRecorder:
             return None
         experts = rows.experts[: rows.count].copy()
         experts[experts >= self._catalogue.experts_per_layer[None, :, None]] = self._none
-        return Routed(experts, min(rows.prompt_tokens, rows.count), self._num_experts)
+        return Routed(experts, min(rows.prompt_tokens, rows.count), self._num_experts, rows.report)
 
     @property
     def held(self) -> int:

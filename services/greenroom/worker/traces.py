@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 
 from greenroom.core.messages import Task, Trace, encode
+from greenroom.core.messages.traces import MAX_REPORTED
 from greenroom.fabric.log import AppendFailed, AppendUnknown, Log
 from greenroom.worker.engine import Routed
 from greenroom.worker.service_config import TraceConfig
@@ -96,4 +98,5 @@ def trace_of(task: Task, routed: Routed, *, pool: int, model: str, worker: str) 
         dtype="uint16" if wide else "uint8",
         experts=routed.experts.astype("<u2" if wide else "u1", copy=False).tobytes(),
         worker=worker,
+        report=dict(itertools.islice(routed.report.items(), MAX_REPORTED)),
     )

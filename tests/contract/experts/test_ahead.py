@@ -206,6 +206,9 @@ class Recorder:
     def step_ended(self, step: object, *, failed: bool) -> None:
         assert not failed
 
+    def sequence_reported(self, sequence: int, report: object) -> None:
+        pass
+
     @property
     def picks(self) -> list[NDArray[np.integer]]:
         return [np.stack(layers, axis=1) for layers in self.steps]

@@ -7,7 +7,7 @@ import ctypes
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,10 +62,11 @@ class Hears(Lru):
 
 
 class Listens:
-    """A listener that keeps picks."""
+    """A listener that keeps picks, and what the policy reports."""
 
     def __init__(self) -> None:
         self.picks: list[tuple[int, list[list[int]]]] = []
+        self.reports: list[tuple[int, dict[str, float]]] = []
 
     def sequence_queued(self, sequence: SequenceInfo) -> None: ...
 
@@ -73,6 +74,9 @@ class Listens:
         self.picks.append((layer, picks.tolist()))
 
     def step_ended(self, step: Step, *, failed: bool) -> None: ...
+
+    def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
+        self.reports.append((sequence, dict(report)))
 
 
 def make(
@@ -344,6 +348,27 @@ def test_rows_that_got_other_experts_count_for_their_sequences(closing: list[Exp
     assert engine.approximated(9, 0) == 0
     engine.sequence_ended(3, SequenceEnd.FINISHED)
     assert engine.approximated(3, 3) == 0
+
+
+class Reports(Quiet):
+    """Has something to say of sequences with an odd number."""
+
+    def report(self, sequence: int) -> Mapping[str, float]:
+        return {"recall": sequence / 10} if sequence % 2 else {}
+
+
+def test_what_the_policy_says_of_a_sequence_is_told_once_at_its_end(closing: list[ExpertEngine]) -> None:
+    for policy in (Reports, Quiet):
+        _, engine, _ = make(policy, 9)
+        closing.append(engine)
+        engine.sequence_ended(1, SequenceEnd.FINISHED)  # nobody listens
+        heard = engine.listener = Listens()
+        for sequence in (3, 4, 5):
+            engine.sequence_queued(SequenceInfo(sequence, "task"))
+        assert heard.reports == []
+        for sequence in (3, 4):
+            engine.sequence_ended(sequence, SequenceEnd.FINISHED)
+        assert heard.reports == ([(3, {"recall": 0.3})] if policy is Reports else [])
 
 
 def test_sensitive_rows_are_confined_where_their_task_does_not_mind() -> None:

@@ -91,6 +91,22 @@ def test_sequences_that_nobody_announced_are_left_alone() -> None:
     assert recorder.held == 0
 
 
+def test_what_the_policy_says_of_a_sequence_goes_with_its_rows() -> None:
+    recorder = RoutingRecorder(UNEVEN, most_rows=4)
+    for sequence in (0, 1):
+        recorder.sequence_queued(SequenceInfo(sequence))
+    step = step_of(UNEVEN, 0, [0, 1])
+    for layer in range(3):
+        recorder.layer_routed(step, layer, picks_of(UNEVEN, layer, 2, 0))
+    recorder.step_ended(step, failed=False)
+    recorder.sequence_reported(0, {"recall": 0.5})
+    recorder.sequence_reported(7, {"recall": 0.5})  # nobody announced it
+    told, silent = recorder.take(0), recorder.take(1)
+    assert told is not None
+    assert silent is not None
+    assert (told.report, silent.report) == ({"recall": 0.5}, {})
+
+
 @pytest.mark.parametrize("rows", [63, 64, 65, 500])
 def test_a_step_may_be_of_any_size(rows: int) -> None:
     recorder = RoutingRecorder(UNEVEN, most_rows=1000)

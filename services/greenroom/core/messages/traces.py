@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from greenroom.core.messages.codec import Message
 from greenroom.core.messages.requests import Name, PoolNumber, RequestId
+
+MAX_REPORTED: Final = 16
+"""Figures of one sequence."""
 
 
 class Trace(Message, frozen=True, kw_only=True, tag="trace"):
@@ -15,6 +18,7 @@ class Trace(Message, frozen=True, kw_only=True, tag="trace"):
 
     ``experts``: ``dtype``[rows, layers, k], little-endian, C order; indices within the layer, the largest value of
     the type where there was none. The first ``prompt_rows`` rows are the prompt's. ``num_experts``: of a layer.
+    ``report``: what the worker's expert policy says of the sequence, by name (ExpertPolicy.report).
     """
 
     request_id: RequestId
@@ -29,3 +33,4 @@ class Trace(Message, frozen=True, kw_only=True, tag="trace"):
     dtype: Literal["uint8", "uint16"]
     experts: bytes
     worker: Name = ""
+    report: Annotated[dict[Name, float], Meta(max_length=MAX_REPORTED)] = field(default_factory=dict)
