@@ -14,7 +14,7 @@ from greenroom.policies.activation_retention import EPSILON, ActivationRetention
 from greenroom.policies.arrays import NO_KEYS, Keys, Mask, Scores
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.eamc import EAMC, Eamc, NearestMembers
-from greenroom.policies.events import Artifact, LayerRouting, Reason, SequenceEnd, Tier, Transfer, VictimRequest
+from greenroom.policies.events import Artifact, LayerRouting, Reason, SequenceEnd, Step, Tier, Transfer, VictimRequest
 from greenroom.policies.expert_policy import ExpertPolicy, Prefetch
 from greenroom.policies.selection import lowest
 
@@ -33,6 +33,7 @@ class MoeInfinity(ExpertPolicy):
 
     As read here, experts whose p is 0 only fill free slots, and no prefetch displaces another that is still foreseen.
     ``literal``: they displace as the others do. ``refine`` False: one prediction a step, after the first router
+    (§8.3). ``priorities`` False: all later experts are wanted alike, in the order in which Algorithm 1 submits them
     (§8.3). ``by_ratio`` and ``by_layer`` are the retention's.
     """
 
@@ -44,6 +45,7 @@ class MoeInfinity(ExpertPolicy):
         *,
         literal: bool = False,
         refine: bool = True,
+        priorities: bool = True,
         by_ratio: bool = True,
         by_layer: bool = True,
     ) -> None:
@@ -53,6 +55,9 @@ class MoeInfinity(ExpertPolicy):
         """Of the EAMC that is used."""
         self._literal = literal
         self._refine = refine
+        self._priorities = priorities
+        self._step: Step | None = None  # the newest
+        self._used: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # whose p is above 0
         self._nearest: NearestMembers | None = None
         self._ahead: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # fetched, and neither used nor given up since
         self._any_ahead = False  # False: certainly none
@@ -90,8 +95,11 @@ class MoeInfinity(ExpertPolicy):
         span = self.catalogue.spans[layer]
         self._recall.note(routing, nearest.eamc.ratios[nearest.nearest[rows], span])
         nearest.update(layer, rows, matrices.ratios[rows, span])
-        if self._refine or layer == 0:
-            self._want(layer, nearest)
+        if self._refine or routing.step is not self._step:
+            self._step = routing.step
+            self._publish(self._foreseen(layer, nearest))
+        elif self.prefetch is not None:
+            self._publish(np.where(self._decays[layer] > 0, self.prefetch.priority, np.float32(0)))
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         row = self.retention.end(sequence)
@@ -124,18 +132,25 @@ class MoeInfinity(ExpertPolicy):
 
     # -- Algorithm 1, steps 16 to 26 -------------------------------------------------------------------------------
 
-    def _want(self, layer: int, nearest: NearestMembers) -> None:
+    def _foreseen(self, layer: int, nearest: NearestMembers) -> Scores:
+        """``[N]``: everyone's priority."""
         eamc, members = nearest.eamc, nearest.nearest[list(self.retention.matrices.rows.values())]
         if len(members) == 1:
-            foreseen, used = eamc.ratios[members[0]], eamc.used[members[0]]
+            foreseen, self._used = eamc.ratios[members[0]], eamc.used[members[0]]
         else:
-            foreseen, used = eamc.ratios[members].sum(axis=0), eamc.used[members].any(axis=0)
+            foreseen, self._used = eamc.ratios[members].sum(axis=0), eamc.used[members].any(axis=0)
+        decays = self._decays[layer]
+        if not self._priorities:
+            return (decays > 0).astype(np.float32)
         priority: Scores = foreseen + np.float32(EPSILON)
-        priority *= self._decays[layer]
+        priority *= decays
+        return priority
+
+    def _publish(self, priority: Scores) -> None:
         if self._any_ahead:
-            self._ahead &= used
+            self._ahead &= self._used
         generation = 0 if self.prefetch is None else self.prefetch.generation + 1
-        self.prefetch = Prefetch(generation, priority, None if self._literal else used)
+        self.prefetch = Prefetch(generation, priority, None if self._literal else self._used)
 
 
 def _layer_decays(catalogue: Catalogue) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.eamc import EAMC, MATRICES
 from greenroom.policies.events import Artifact, LayerRouting, Phase, Reason, SequenceEnd, Step, Tier
 from greenroom.policies.moe_infinity import RECALL, MoeInfinity
-from tests.unit.policies.bench import Bench, keys_of, transfer_of
+from tests.unit.policies.bench import Bench, keys_of, step_of, transfer_of
 
 POOL = Catalogue.uniform("pool", layers=4, experts=3, top_k=1)  # keys 3 l + e
 MEMBERS = np.array(
@@ -69,10 +69,27 @@ def test_the_prediction_is_made_anew_at_every_layer_and_ends_with_the_last() -> 
 
 def test_without_refinement_it_is_made_once_after_the_first_router() -> None:
     policy = with_members(refine=False)
-    policy.on_layer_routed(routed(0, 0))
-    first = policy.prefetch
-    policy.on_layer_routed(routed(1, 2))
-    assert policy.prefetch is first
+    step = step_of(0)
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 0, np.array([[0]])))
+    assert policy.prefetch is not None
+    first = policy.prefetch.priority.tolist()
+    # The other member's expert, and too late for what was wanted of this layer.
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 1, np.array([[2]])))
+    assert policy.prefetch.priority.tolist() == [0] * 6 + first[6:]
+
+
+def test_the_first_router_of_a_step_is_that_of_the_first_layer_that_runs() -> None:
+    policy = with_members(refine=False)
+    policy.on_layer_routed(routed(2, 0))  # a decoder's first
+    assert priorities(policy) == pytest.approx({9: 0.75}, abs=EPSILON)
+
+
+def test_without_priorities_all_later_experts_are_wanted_alike() -> None:
+    policy = with_members(priorities=False)
+    policy.on_layer_routed(routed(1, 0))
+    assert policy.prefetch is not None and policy.prefetch.may_evict is not None
+    assert policy.prefetch.priority.tolist() == [0] * 6 + [1] * 6
+    assert np.flatnonzero(policy.prefetch.may_evict).tolist() == [0, 3, 4, 7, 11]
 
 
 def test_the_literal_form_lets_experts_that_nothing_speaks_for_displace_others() -> None:
