@@ -29,9 +29,12 @@ class ActivationRetention(RankingPolicy):
     def __init__(self, catalogue: Catalogue, *, by_ratio: bool = True, by_layer: bool = True) -> None:
         super().__init__(catalogue)
         self.matrices = ActivationMatrices(catalogue)
-        self._by_ratio = by_ratio
+        self.by_ratio = by_ratio
+        self.by_layer = by_layer
         self._ratios: Matrix = np.zeros(catalogue.size, dtype=np.float32)
-        self._decays = {start: _decay(catalogue, start, by_layer) for start in (0, catalogue.decoder_start)}
+        self._decays = {
+            start: layer_decay(catalogue, start, by_layer=by_layer) for start in (0, catalogue.decoder_start)
+        }
         self._decay = self._decays[0]
         self._step: Step | None = None
         self._rows: Rows = np.empty(0, dtype=np.intp)
@@ -72,13 +75,13 @@ class ActivationRetention(RankingPolicy):
         return row
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
-        if not self._by_ratio:
+        if not self.by_ratio:
             return self._decay, None
         return (self._ratios + np.float32(EPSILON)) * self._decay, None
 
 
-def _decay(catalogue: Catalogue, start: int, by_layer: bool) -> Matrix:
-    """``[N]``: 1 − l / L, l counted from ``start``."""
+def layer_decay(catalogue: Catalogue, start: int = 0, *, by_layer: bool = True) -> Matrix:
+    """``[N]``: 1 − l / L, l counted from ``start``; 1 throughout where layers do not matter."""
     if not by_layer:
         return np.ones(catalogue.size, dtype=np.float32)
     layer = (catalogue.layer_of - start) % catalogue.layers

@@ -9,26 +9,27 @@ its policy, eviction by eviction.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.decayed import LARGEST, Decayed, powers_up_to
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fifo import Fifo
 from greenroom.policies.lfu import Lfu, LfuReset
 from greenroom.policies.look_ahead import LookAhead
 from greenroom.policies.lru import Lru
+from greenroom.policies.moe_infinity import MoeInfinity
 from greenroom.policies.neighbour_aware import NeighbourAware
 from greenroom.policies.next_use import NO_CHANCE, NextUse
 from greenroom.replay.cache import ReplayResult, check_budget, replay
-from greenroom.replay.steps import TraceStep, keys_by_layer
-
-Group = list[int]
-"""The distinct experts of one layer of one step, in the order in which they count as used."""
+from greenroom.replay.quick_activation import LeastActivated
+from greenroom.replay.rule import Group, Rule
+from greenroom.replay.steps import TraceStep, layers_of
 
 _TIME_BITS = 31
 """So many lower bits of a rank say when an expert was used; those above them count more."""
@@ -47,7 +48,7 @@ def count_hits(
     if rule is None or size is None or budget_bytes // size < int(policy.catalogue.experts_per_layer.max()):
         return replay(policy, steps, budget_bytes, tasks=tasks)
     check_budget(policy.catalogue, budget_bytes)
-    return count(rule, keys_by_layer(policy.catalogue, steps), budget_bytes // size)
+    return count(rule, policy.catalogue, steps, budget_bytes // size)
 
 
 def rule_of(policy: ExpertPolicy) -> Rule | None:
@@ -55,28 +56,19 @@ def rule_of(policy: ExpertPolicy) -> Rule | None:
     if type(policy) is LookAhead:
         # Nobody answers its requests here, and without predictions it is its retention.
         return rule_of(policy.retention)
+    if type(policy) is MoeInfinity and policy.catalogue.decoder_start:
+        return None  # which of its layers comes first changes from phase to phase
     rule = _RULES.get(type(policy))
     return None if rule is None else rule(policy)
 
 
-class Rule(ABC):
-    """Who leaves. Knows who is resident by what it was told, and starts with nobody."""
-
-    def begin_step(self, layers: Sequence[Group]) -> None:
-        """These will be routed, layer after layer."""
-        return
-
-    @abstractmethod
-    def route(self, layer: int, group: Group, missing: Group, leaving: int) -> Sequence[int]:
-        """``group`` is used, which brings in those of it that are ``missing``: so many leave, and none of the group."""
-
-
-def count(rule: Rule, steps: Iterable[list[Group]], slots: int) -> ReplayResult:
-    """Run ``steps``, each of them the groups of all layers, through a cache of so many slots that starts empty."""
+def count(rule: Rule, catalogue: Catalogue, steps: Iterable[TraceStep], slots: int) -> ReplayResult:
+    """Run ``steps`` through a cache of so many slots that starts empty."""
     resident: set[int] = set()
     free, lookups, misses, evictions = slots, 0, 0, 0
-    for layers in steps:
-        rule.begin_step(layers)
+    for step in steps:
+        layers = layers_of(catalogue, step)
+        rule.begin_step(step, layers)
         for layer, group in enumerate(layers):
             missing = [expert for expert in group if expert not in resident]
             leaving = max(0, len(missing) - free)
@@ -88,6 +80,7 @@ def count(rule: Rule, steps: Iterable[list[Group]], slots: int) -> ReplayResult:
                 free += leaving - len(missing)
                 misses += len(missing)
                 evictions += leaving
+        rule.end_step(step)
     return ReplayResult(lookups, lookups - misses, evictions)
 
 
@@ -243,7 +236,7 @@ class LeastExpected(Rule):
         self._absent: NDArray[np.float64] = np.full(size, np.inf)  # 0 for residents
         self._rank: NDArray[np.float64] = np.empty(size)
 
-    def begin_step(self, layers: Sequence[Group]) -> None:
+    def begin_step(self, step: TraceStep, layers: Sequence[Group]) -> None:
         used = [expert for group in layers for expert in group]
         self._rates *= self._keep
         self._rates[:, used] += self._gain
@@ -276,5 +269,6 @@ _RULES: dict[type[ExpertPolicy], Callable[[Any], Rule]] = {
     Lfu: LeastFrequent,
     LfuReset: LeastFrequentSinceLoaded,
     Decayed: LeastDecayedSum,
+    MoeInfinity: LeastActivated,
     NextUse: LeastExpected,
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.arrays import Counts
+from greenroom.policies.arrays import Counts, Keys
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Phase
 
@@ -51,25 +51,27 @@ def as_recorded(trace: RoutingTrace, step: Counts, tokens: int | None) -> Iterat
     return _as_recorded(trace, step, trace.tokens if tokens is None else tokens)
 
 
-def keys_by_layer(catalogue: Catalogue, steps: Iterable[TraceStep]) -> Iterator[list[list[int]]]:
-    """For each step the distinct experts that each of its layers uses, as keys of ``catalogue``, in the order in which
-    they count as used: as recorded where a step has one row, else ascending.
+def keys_of(catalogue: Catalogue, step: TraceStep) -> Keys:
+    """``[T, layers, k]``: the step's picks as keys of ``catalogue``, ``NO_KEY`` where one is none."""
+    picks = step.picks.astype(np.int64)
+    return np.where(picks < catalogue.experts_per_layer[:, None], picks + catalogue.first[:-1, None], NO_KEY)
+
+
+def layers_of(catalogue: Catalogue, step: TraceStep) -> list[list[int]]:
+    """The distinct experts that each layer of the step uses, as keys of ``catalogue``, in the order in which they count
+    as used: as recorded where the step has one row, else ascending.
     """
-    first, width = catalogue.first[:-1, None], catalogue.experts_per_layer[:, None]
-    for step in steps:
-        picks = step.picks.astype(np.int64)
-        real = picks < width
-        keys = np.where(real, picks + first, NO_KEY)
-        if len(keys) == 1:
-            layers = keys[0].tolist()
-        else:
-            layers = [sorted(set(layer)) for layer in keys.swapaxes(0, 1).reshape(catalogue.layers, -1).tolist()]
-        yield layers if real.all() else [[key for key in layer if key != NO_KEY] for layer in layers]
+    keys = keys_of(catalogue, step)
+    if len(keys) == 1:
+        layers = keys[0].tolist()
+    else:
+        layers = [sorted(set(layer)) for layer in keys.swapaxes(0, 1).reshape(catalogue.layers, -1).tolist()]
+    return layers if (keys != NO_KEY).all() else [[key for key in layer if key != NO_KEY] for layer in layers]
 
 
 def groups(catalogue: Catalogue, steps: Iterable[TraceStep]) -> Iterator[list[int]]:
-    """The layers of ``keys_by_layer``, one after the other."""
-    return itertools.chain.from_iterable(keys_by_layer(catalogue, steps))
+    """The layers of ``layers_of`` of all steps, one after the other."""
+    return itertools.chain.from_iterable(layers_of(catalogue, step) for step in steps)
 
 
 def _of_single_rows(

@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from greenroom.core.errors import BudgetTooSmall
 from greenroom.policies.arrays import Keys
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Tier
+from greenroom.policies.eamc import EAMC, MATRICES
+from greenroom.policies.events import Artifact, Phase, Tier
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.lru import Lru
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.replay import ReplayResult, RoutingTrace, quick, replay
-from greenroom.replay.quick import Group, Rule, count, count_hits, rule_of
-from greenroom.replay.steps import groups, keys_by_layer
+from greenroom.replay.activations import activation_matrices
+from greenroom.replay.quick import count, count_hits, rule_of
+from greenroom.replay.rule import Group, Rule
+from greenroom.replay.steps import TraceStep, groups
 from tests.unit.replay.traces import trace_of
 
 RULES: Sequence[tuple[str, Mapping[str, Any]]] = [
@@ -39,13 +42,19 @@ RULES: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("decayed", {"host": True}),
     ("look-ahead", {}),
     ("look-ahead", {"retention": "lfu"}),
+    ("moe-infinity", {}),
+    ("moe-infinity", {"literal": True, "refine": False}),
+    ("moe-infinity", {"by_ratio": False}),
+    ("moe-infinity", {"by_layer": False}),
 ]
-WITHOUT = {"belady", "emoe", "moe-infinity", "next-layer", "popularity", "static", "top-k", "traced-top-k"}
+WITHOUT = {"belady", "emoe", "next-layer", "popularity", "static", "top-k", "traced-top-k"}
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> RoutingTrace:
-    """Layers of different widths, rows with fewer picks than others, a few experts picked far more than the rest."""
+    """Layers of different widths, rows with fewer picks than others, a few experts picked far more than the rest, the
+    first rows of a sequence in one step or in one each.
+    """
     widths = np.array(draw(st.lists(st.integers(2, 9), min_size=1, max_size=4)))
     k = draw(st.integers(1, int(widths.min())))
     lengths = draw(st.lists(st.integers(0, 25), min_size=1, max_size=8))
@@ -56,7 +65,12 @@ def traces(draw: st.DrawFn) -> RoutingTrace:
     picks = np.argsort(-scores, axis=-1, kind="stable")[:, :, :k].astype(np.uint8)
     if draw(st.booleans()):
         picks[random.random(picks.shape) < 0.3] = 255
-    return RoutingTrace(picks, np.concatenate(([0], np.cumsum(lengths))), widths)
+    phase = None
+    if draw(st.booleans()):
+        prompt = draw(st.integers(0, 9))
+        places = np.concatenate([np.arange(length) for length in lengths])
+        phase = np.where(places < prompt, Phase.PREFILL, Phase.DECODE).astype(np.uint8)
+    return RoutingTrace(picks, np.concatenate(([0], np.cumsum(lengths))), widths, phase=phase)
 
 
 def plain(policy: ExpertPolicy, trace: RoutingTrace, concurrent: int, slots: int) -> tuple[ReplayResult, list[int]]:
@@ -77,13 +91,16 @@ class Watched(Rule):
         self.rule = rule
         self.left: list[int] = []
 
-    def begin_step(self, layers: Sequence[Group]) -> None:
-        self.rule.begin_step(layers)
+    def begin_step(self, step: TraceStep, layers: Sequence[Group]) -> None:
+        self.rule.begin_step(step, layers)
 
     def route(self, layer: int, group: Group, missing: Group, leaving: int) -> Sequence[int]:
         victims = self.rule.route(layer, group, missing, leaving)
         self.left.extend(victims)
         return victims
+
+    def end_step(self, step: TraceStep) -> None:
+        self.rule.end_step(step)
 
 
 @pytest.mark.parametrize(("name", "options"), RULES, ids=lambda value: value if isinstance(value, str) else str(value))
@@ -102,7 +119,7 @@ def test_who_leaves_is_whom_the_policy_lets_go(
     rule = rule_of(policy())
     assert rule is not None
     watched = Watched(rule)
-    counted = count(watched, keys_by_layer(catalogue, trace.steps(concurrent=concurrent)), slots)
+    counted = count(watched, catalogue, trace.steps(concurrent=concurrent), slots)
 
     assert (counted, watched.left) == plain(policy(), trace, concurrent, slots)
     assert count_hits(policy(), trace.steps(concurrent=concurrent), slots) == counted
@@ -144,6 +161,29 @@ def test_what_has_no_rule_is_replayed_the_plain_way(name: str) -> None:
     counted = count_hits(create_policy(name, catalogue=trace.catalogue()), trace.steps(), 9)
 
     assert counted == replay(create_policy(name, catalogue=trace.catalogue()), trace.steps(), 9)
+
+
+def test_an_eamc_changes_no_hits_where_nothing_is_fetched_ahead() -> None:
+    trace = trace_of(*[40] * 12, layers=4, k=2, experts=8, seed=3)
+    eamc = Artifact(EAMC, "1", {MATRICES: activation_matrices(trace)[:5]})
+
+    def policy() -> ExpertPolicy:
+        made = create_policy("moe-infinity", catalogue=trace.catalogue())
+        made.on_artifact_swapped(eamc)
+        return made
+
+    counted = count_hits(policy(), trace.steps(concurrent=3), 12)
+
+    assert counted == replay(policy(), trace.steps(concurrent=3), 12)
+    assert counted.evictions > 100
+
+
+def test_an_encoder_decoder_is_replayed_the_plain_way() -> None:
+    """What counts as the first layer changes from phase to phase."""
+    catalogue = Catalogue("p", experts_per_layer=[4, 4], top_k=[1, 1], expert_bytes=[1, 1], decoder_start=1)
+
+    assert rule_of(create_policy("moe-infinity", catalogue=catalogue)) is None
+    assert rule_of(Lru(catalogue)) is not None
 
 
 def in_waves(catalogue: Catalogue) -> Catalogue:
