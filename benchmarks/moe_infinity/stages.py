@@ -1,7 +1,7 @@
 """What the benchmark consists of, each part with its table, its picture and its figures.
 
-A stage is a module of its name in this package, imported at its turn. It has ``run(scale)``, which returns what
-becomes its JSON, ``table(found)``, ``draw(found, path)``, a frozen dataclass ``Scale`` whose defaults are the whole run,
+A stage is a module of its name in this package, imported at its turn. It has ``run(scale)``, whose result is its JSON,
+``table(found)``, ``draw(found, path)``, a frozen dataclass ``Scale`` whose defaults are the whole run,
 and ``QUICK``, a small one. A ``Scale`` with a field ``seeds`` takes ``--seeds``, one with ``trace`` ``--trace``.
 """
 

@@ -92,4 +92,5 @@ class TraceRecorder:
             arrival=np.array(arrivals, dtype=np.float64),
             expert_bytes=catalogue.bytes_of[catalogue.first[:-1]].copy(),
             model=model,
+            decoder_start=catalogue.decoder_start,
         )

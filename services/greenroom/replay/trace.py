@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ class RoutingTrace:
 
     By token, None where it was not recorded: ``phase[tokens]``, values of Phase (None: all decoded); ``step[tokens]``,
     the forward in which the row ran, so that rows of one step ran together. By sequence: ``task``, ``request`` and
-    ``arrival``, in seconds. Of the model: its name, and the bytes that an expert of each layer occupies.
+    ``arrival``, in seconds. Of the model: its name, the bytes that an expert of each layer occupies, and the first MoE
+    layer of an encoder-decoder's decoder (0: it has no encoder).
     """
 
     experts: NDArray[np.integer]
@@ -53,6 +54,7 @@ class RoutingTrace:
     arrival: NDArray[np.float64] | None = None
     expert_bytes: int | Counts | None = None
     model: str = ""
+    decoder_start: int = 0
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -95,6 +97,23 @@ class RoutingTrace:
             experts_per_layer=self.experts_per_layer.tolist(),
             top_k=[k] * self.layers if self.top_k is None else self.top_k.tolist(),
             expert_bytes=[expert_bytes] * self.layers,
+            decoder_start=self.decoder_start,
+        )
+
+    def part(self, start: int, stop: int | None = None) -> RoutingTrace:
+        """The sequences ``start`` to ``stop``, as a slice has them."""
+        first, last, _ = slice(start, stop).indices(self.sequences)
+        last = max(first, last)
+        rows = slice(int(self.seq_starts[first]), int(self.seq_starts[last]))
+        return replace(
+            self,
+            experts=self.experts[rows],
+            seq_starts=self.seq_starts[first : last + 1] - rows.start,
+            phase=None if self.phase is None else self.phase[rows],
+            step=None if self.step is None else self.step[rows],
+            task=None if self.task is None else self.task[first:last],
+            request=None if self.request is None else self.request[first:last],
+            arrival=None if self.arrival is None else self.arrival[first:last],
         )
 
     # -- files -----------------------------------------------------------------------------------------------------
@@ -123,6 +142,8 @@ class RoutingTrace:
                 arrays[name] = np.array(texts, dtype=np.str_)
         if self.model:
             arrays["model"] = np.array(self.model)
+        if self.decoder_start:
+            arrays["decoder_start"] = np.array(self.decoder_start)
         trace_file.write(path, arrays)
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -179,6 +200,8 @@ class RoutingTrace:
             raise TraceError(f"top_k must lie from 0 to k, {k}")
         if self.phase is not None and tokens and int(self.phase.max()) > max(Phase):
             raise TraceError(f"phase must be one of {', '.join(f'{int(p)} ({p.name.lower()})' for p in Phase)}")
+        if not 0 <= self.decoder_start < layers:
+            raise TraceError(f"decoder_start must be one of the {layers} layers, from 0")
         if self.arrival is not None and not np.isfinite(self.arrival).all():
             raise TraceError("arrival must be seconds")
 

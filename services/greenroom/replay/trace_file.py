@@ -23,7 +23,8 @@ class TraceError(GreenroomError):
 
 _REQUIRED = ("experts", "seq_starts", "num_experts")
 _OPTIONAL = (
-    "layer_ids", "top_k", "phase", "step", "task", "request", "arrival", "expert_bytes", "model"
+    "layer_ids", "top_k", "phase", "step", "task", "request", "arrival", "expert_bytes", "model",
+    "decoder_start",
 )  # fmt: skip
 _INTEGERS = ("seq_starts", "layer_ids", "top_k", "step")
 _TEXTS = ("task", "request")
@@ -74,6 +75,10 @@ def _fields(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
             fields[name] = array.astype(np.int64)
         elif name in ("num_experts", "expert_bytes"):
             fields[name] = int(array) if array.ndim == 0 else array.astype(np.int64)
+        elif name == "decoder_start":
+            if array.ndim:
+                raise TraceError("decoder_start must be one number")
+            fields[name] = int(array)
         elif name == "phase":
             if array.size and not 0 <= int(array.min()) <= int(array.max()) <= max(Phase):
                 raise TraceError(f"phase must lie from 0 to {max(Phase)}")

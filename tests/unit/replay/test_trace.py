@@ -88,6 +88,8 @@ PICKS = np.tile(np.array([0, 1], dtype=np.uint8), (7, 2, 1))
         ({"request": np.arange(2)}, "request must be text"),
         ({"arrival": np.array([0.0, np.inf])}, "arrival"),
         ({"expert_bytes": np.int64(0)}, "expert_bytes"),
+        ({"decoder_start": np.int64(2)}, "decoder_start must be one of the 2 layers"),
+        ({"decoder_start": np.array([1])}, "decoder_start must be one number"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, change: dict[str, object], complaint: str) -> None:
@@ -135,6 +137,7 @@ def recorded_trace() -> RoutingTrace:
         arrival=np.array([0.0, 0.25]),
         expert_bytes=np.array([4096, 8192]),
         model="small",
+        decoder_start=1,
     )
 
 
@@ -180,6 +183,7 @@ def test_the_catalogue_has_each_layers_own_shape() -> None:
 
     assert catalogue.experts_per_layer.tolist() == [3, 5]
     assert catalogue.top_k.tolist() == [1, 2]
+    assert catalogue.decoder_start == 1
     assert recorded_trace().catalogue(expert_bytes=None).bytes_of.tolist() == [8192] * 8
     with pytest.raises(TraceError, match="how large"):
         trace_of(3).catalogue(expert_bytes=None)
