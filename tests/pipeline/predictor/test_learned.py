@@ -19,9 +19,10 @@ import pytest
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.messages import Trace
 from greenroom.core.tensors import Damaged
+from greenroom.predictor.apart import ApartFailed
 from greenroom.predictor.learned.artifact import LearnedArtifact, dump_learned, load_learned
 from greenroom.predictor.learned.config import EMOE_A, EMOE_L, LearningConfig, TrainingConfig, learning_of
-from greenroom.predictor.learned.jobs import Job, TrainingFailed, dump_job, load_job, train_apart
+from greenroom.predictor.learned.jobs import Job, dump_job, load_job, train_apart
 from greenroom.predictor.learned.samples import Sample
 from greenroom.predictor.learned.shelf import LEARNED
 from greenroom.predictor.store import FileVersions
@@ -454,7 +455,7 @@ async def test_what_a_trainer_leaves_is_checked(world: World, tmp_path: Path, le
 
 async def test_the_last_words_of_a_trainer_are_told() -> None:
     samples = [Sample("a", np.ones((2, 1, 4), np.uint16))] * 3
-    with pytest.raises(TrainingFailed, match="ended with 3: no more memory"):
+    with pytest.raises(ApartFailed, match="ended with 3: no more memory"):
         await train_apart(
             "m", samples, TrainingConfig(), timeout_s=60, command=(*SH, "echo no more memory >&2; exit 3")
         )  # fmt: skip

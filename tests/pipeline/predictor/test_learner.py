@@ -18,8 +18,8 @@ from greenroom.predictor.learned.config import EMOE_A, EMOE_L, LearningConfig
 from greenroom.predictor.learned.jobs import load_job
 from greenroom.predictor.learned.learner import Learner
 from greenroom.predictor.learned.samples import Sample
-from greenroom.predictor.learned.workspace import remove_abandoned, workspace
 from greenroom.predictor.metrics import PredictorMetrics
+from greenroom.predictor.workspace import remove_abandoned, workspace
 from tests.pipeline.predictor.test_learned import SH, leaves
 from tests.unit.predictor.learned.test_networks import EXPERTS, LAYERS, SLOTS, untrained
 from tests.waiting import until

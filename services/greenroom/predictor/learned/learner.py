@@ -15,19 +15,21 @@ import numpy as np
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.tensors import Damaged
+from greenroom.predictor.apart import ApartFailed
 from greenroom.predictor.counts import Floats, Shape
 from greenroom.predictor.forecast import parse_previous
 from greenroom.predictor.learned.artifact import LearnedArtifact
 from greenroom.predictor.learned.config import LEARNED_KINDS, LEAST_SEQUENCES, LearningConfig, TrainingConfig
 from greenroom.predictor.learned.demand import Demand
 from greenroom.predictor.learned.gate import why_withheld
-from greenroom.predictor.learned.jobs import TRAINER, TrainingFailed, train_apart
-from greenroom.predictor.learned.samples import Sample, SampleRing
+from greenroom.predictor.learned.jobs import TRAINER, train_apart
+from greenroom.predictor.learned.samples import Sample
 from greenroom.predictor.learned.shelf import LEARNED, LearnedShelf
 from greenroom.predictor.learned.thread import Crowded, Waiting
-from greenroom.predictor.learned.workspace import remove_abandoned
 from greenroom.predictor.metrics import PredictorMetrics
+from greenroom.predictor.ring import Ring
 from greenroom.predictor.store import FileVersions, MemoryVersions, Versions
+from greenroom.predictor.workspace import remove_abandoned
 
 _LOG = logging.getLogger(__name__)
 _NEEDED = ("torch", "transformers")
@@ -68,7 +70,7 @@ class Learner:
         self.shelves: Mapping[str, LearnedShelf] = {
             kind: LearnedShelf(kind, _store(state_dir, keep, kind), metrics, self._executor) for kind in LEARNED_KINDS
         }
-        self.ring = SampleRing(config.max_bytes, config.max_sequences)
+        self.ring: Ring[str, Sample] = Ring(config.max_bytes, config.max_sequences)
         self._arrived: dict[str, int] = {}
         self._asked = Demand(config.asked_within_s)
         self._tried: dict[tuple[str, str], int] = {}
@@ -189,8 +191,8 @@ class Learner:
                 return  # forgotten meanwhile
             artifact = artifact.withheld_for(why_withheld(artifact.report, self._config.tolerance))
             info = await self.shelves[kind].publish(artifact)
-        except (TrainingFailed, OSError, Damaged) as error:
-            why = error.why if isinstance(error, TrainingFailed) else "failed"
+        except (ApartFailed, OSError, Damaged) as error:
+            why = error.why if isinstance(error, ApartFailed) else "failed"
             self._metrics.trained(kind, why)
             if (model, kind) in self._tried:
                 self._tried[model, kind] -= max(0, self._config.again - self._config.after)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +37,15 @@ class Sample:
 
     task: str
     counts: Counts
+
+    @property
+    def nbytes(self) -> int:
+        return self.counts.nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One sequence of its model's shape."""
+        return (1, *self.counts.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,69 +112,3 @@ def sequences_of(experts: Picks, starts: Iterable[int], tasks: Sequence[str], nu
         for task, begin, end in zip(tasks, places, places[1:], strict=False)
         if end > begin
     ])  # fmt: skip
-
-
-@dataclass(slots=True, eq=False)
-class SampleRing:
-    """The last sequences of each model: at most ``max_sequences`` of one and ``max_bytes`` over all. Beyond the bytes
-    the oldest of the model that has most goes."""
-
-    max_bytes: int
-    max_sequences: int
-    nbytes: int = 0
-    _models: dict[str, deque[Sample]] = field(default_factory=dict)
-    _full: set[str] = field(default_factory=set)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._models.values()))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._models)
-
-    def count(self, model: str) -> int:
-        return len(self._models.get(model, ()))
-
-    def add(self, model: str, sample: Sample) -> bool:
-        """False where it is of another shape than those of its model, which then stay, or has no room at all."""
-        kept = self._models.get(model)
-        if (kept and kept[0].counts.shape != sample.counts.shape) or sample.counts.nbytes > self.max_bytes:
-            return False
-        if kept is None:
-            kept = self._models[model] = deque()
-        kept.append(sample)
-        self.nbytes += sample.counts.nbytes
-        if len(kept) > self.max_sequences:
-            self._drop(model)
-        while self.nbytes > self.max_bytes:
-            largest = max(self._models, key=lambda name: len(self._models[name]) * self._size(name))
-            self._drop(largest)
-            self._full.add(largest)
-        return True
-
-    def is_full(self, model: str) -> bool:
-        """Whether the bytes had no room for more of it than are kept, since room came back the last time."""
-        return model in self._full
-
-    def sequences(self, model: str) -> list[Sample]:
-        """Oldest first."""
-        return list(self._models.get(model, ()))
-
-    def forget(self, model: str) -> None:
-        self._full.clear()
-        for sample in self._models.pop(model, ()):
-            self.nbytes -= sample.counts.nbytes
-
-    def _size(self, model: str) -> int:
-        return self._models[model][0].counts.nbytes
-
-    def _drop(self, model: str) -> None:
-        kept = self._models[model]
-        self.nbytes -= kept.popleft().counts.nbytes
-        if not kept:
-            del self._models[model]
-
-    def audit(self) -> None:
-        """Raises AssertionError where the books do not agree."""
-        assert self.nbytes == sum(one.counts.nbytes for kept in self._models.values() for one in kept)
-        assert self.nbytes <= self.max_bytes
-        assert all(0 < len(kept) <= self.max_sequences for kept in self._models.values())

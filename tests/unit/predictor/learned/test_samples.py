@@ -1,4 +1,4 @@
-"""Counts by slot, and the ring that keeps them."""
+"""Counts by slot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.predictor.learned import samples
-from greenroom.predictor.learned.samples import Sample, SampleRing, Sequences, count_slots, sequences_of, stack
+from greenroom.predictor.learned.samples import Sequences, count_slots, sequences_of
 
 
 @given(rows=st.integers(0, 7), layers=st.integers(1, 3), slots=st.integers(1, 3), seed=st.integers(0, 99))
@@ -56,48 +56,3 @@ def test_sequences_without_a_row_are_left_out() -> None:
 def test_counts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="2 sequences"):
         Sequences(("a", "b"), np.ones((3, 1, 1, 2), np.uint16))
-
-
-def sample(size: int = 4, task: str = "a") -> Sample:
-    return Sample(task, np.ones((1, 1, size), np.uint16))
-
-
-@given(st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from([4, 5])), max_size=60), st.integers(1, 8))
-def test_the_ring_keeps_its_bounds(arrivals: list[tuple[str, int]], most: int) -> None:
-    ring = SampleRing(max_bytes=60, max_sequences=most)
-    taken: dict[str, list[Sample]] = {}
-    for model, size in arrivals:
-        one = sample(size)
-        if ring.add(model, one):
-            taken.setdefault(model, []).append(one)
-        ring.audit()
-        for name in ring:
-            kept = ring.sequences(name)
-            assert ring.count(name) == len(kept)
-            assert kept == taken[name][-len(kept) :]  # the last ones, oldest first
-    for name in "xyz":
-        ring.forget(name)
-    assert (len(ring), ring.nbytes) == (0, 0)
-
-
-def test_another_shape_does_not_enter() -> None:
-    ring = SampleRing(max_bytes=1000, max_sequences=9)
-    assert ring.add("m", sample(4))
-    assert not ring.add("m", sample(5))
-    assert not ring.add("other", sample(600))
-    assert ring.count("m") == 1
-    assert len(stack(ring.sequences("m"))) == 1
-
-
-def test_it_says_when_the_bytes_hold_no_more_of_a_model() -> None:
-    ring = SampleRing(max_bytes=60, max_sequences=9)
-    for _ in range(8):
-        ring.add("m", sample(4))
-        ring.add("n", sample(1))
-    assert ring.is_full("m")
-    assert not ring.is_full("n")
-    ring.forget("n")
-    assert not ring.is_full("m")  # there is room again
-    for _ in range(3):
-        ring.add("m", sample(4))
-    assert ring.is_full("m")
