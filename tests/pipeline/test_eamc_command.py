@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
-from greenroom.core.eamc_file import EamcFile, read_eamc, write_eamc
+from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.moe_infinity import MoeInfinity
 from greenroom.replay import RoutingTrace
@@ -29,6 +30,12 @@ def run(*arguments: str, text: str | None = None, status: int = 0) -> str:
     assert result.exit_code == status, result.output
     assert "Traceback" not in result.output
     return result.output
+
+
+def made_of(model: str, experts: tuple[int, ...], matrices: np.ndarray, sequences: int, **others: Any) -> EamcFile:
+    return EamcFile(
+        model=model, experts_per_layer=experts, matrices=matrices.astype(np.float32), sequences=sequences, **others
+    )
 
 
 def of_kinds(sequences: int, tokens: int, *, seed: int) -> RoutingTrace:
@@ -63,7 +70,7 @@ def test_a_collection_is_built_from_traces_and_shown(trace: Path, tmp_path: Path
     assert run("eamc", "show", str(out)).endswith(said.split(": ", 1)[1])
     shown = json.loads(run("eamc", "show", str(out), "--json"))
     assert (shown["members"], shown["sequences"], shown["capacity"]) == (2, 19, 2)
-    matrices = read_eamc(out).matrices.reshape(2, LAYERS, 2, 4).sum(axis=(1, 3))
+    matrices = EamcFile.read(out).matrices.reshape(2, LAYERS, 2, 4).sum(axis=(1, 3))
     assert sorted((row > 0).tolist() for row in matrices) == [[False, True], [True, False]], "one of each kind"
 
 
@@ -74,7 +81,7 @@ def test_a_collection_is_built_from_prompts_that_are_run(checkpoint: Path, tmp_p
         "--expert-memory", "50%", "--out", str(out), text="one two three\nfour\nfive six\n",
     )  # fmt: skip
     assert "3 members chosen from 3 sequences" in said
-    found = read_eamc(out)
+    found = EamcFile.read(out)
     layers = found.matrices.reshape(3, len(found.experts_per_layer), -1).sum(axis=2)
     assert (layers == layers[:, :1]).all(), "every token has as many picks in every layer"
 
@@ -111,7 +118,7 @@ def test_replay_tells_the_policy_of_it(trace: Path, tmp_path: Path) -> None:
 def test_mistakes_are_explained(arguments: tuple[str, ...], why: str, trace: Path, tmp_path: Path) -> None:
     other, eamc = tmp_path / "other.npz", tmp_path / "e.safetensors"
     RoutingTrace(np.zeros((1, 2, 1), dtype=np.uint8), np.array([0, 1]), 3).save(other)
-    write_eamc(eamc, EamcFile("m", (3,), np.ones((1, 3), dtype=np.float32), 1))
+    made_of("m", (3,), np.ones((1, 3)), 1).write(eamc)
     places = {"TRACE": str(trace), "OTHER": str(other), "EAMC": str(eamc)}
     given = [places.get(one, one) for one in arguments]
     out = () if "--out" in arguments else ("--out", str(tmp_path / "out.safetensors"))
@@ -122,7 +129,7 @@ def test_mistakes_are_explained(arguments: tuple[str, ...], why: str, trace: Pat
 
 def test_a_collection_of_another_model_and_what_is_none_are_refused(trace: Path, tmp_path: Path) -> None:
     eamc = tmp_path / "e.safetensors"
-    write_eamc(eamc, EamcFile("m", (3, 3), np.ones((1, 6), dtype=np.float32), 1))
+    made_of("m", (3, 3), np.ones((1, 6)), 1).write(eamc)
     said = run("replay", str(trace), "--policy", "moe-infinity", "--eamc", str(eamc), status=1)
     assert "2 layers × 3 experts" in said
     assert "one of this model, 4 layers" in said
@@ -153,17 +160,17 @@ def test_a_model_generates_the_same_with_the_one_in_its_folder(checkpoint: Path,
 
 def test_a_file_comes_back_as_it_was_and_nonsense_does_not_go_in(tmp_path: Path) -> None:
     path = tmp_path / "e.safetensors"
-    made = EamcFile("m", (2, 3), np.arange(10, dtype=np.float32).reshape(2, 5), 7, 3, 99, {"seed": 1})
-    write_eamc(path, made)
-    back = read_eamc(path)
+    made = made_of("m", (2, 3), np.arange(10).reshape(2, 5), 7, version=3, created_ms=99, report={"seed": 1})
+    made.write(path)
+    back = EamcFile.read(path)
     assert (back.model, back.experts_per_layer, back.sequences, back.version, back.created_ms, back.report) == (
         "m", (2, 3), 7, 3, 99, {"seed": 1}
     )  # fmt: skip
     assert back.matrices.tolist() == made.matrices.tolist()
     for wrong in (np.ones((1, 4)), np.ones((0, 5)), np.full((1, 5), np.nan), -np.ones((1, 5))):
         with pytest.raises(InvalidConfig, match="matrices"):
-            EamcFile("m", (2, 3), wrong.astype(np.float32), 1)
+            made_of("m", (2, 3), wrong, 1)
     with pytest.raises(InvalidConfig, match="experts_per_layer"):
-        EamcFile("m", (), np.ones((1, 0), dtype=np.float32), 1)
+        made_of("m", (), np.ones((1, 0)), 1)
     with pytest.raises(InvalidConfig, match="can be read"):
-        read_eamc(tmp_path / "none")
+        EamcFile.read(tmp_path / "none")

@@ -23,6 +23,7 @@ def eamc() -> None:
 
 
 @eamc.command()
+@click.argument("named", metavar="[MODEL]", required=False)
 @click.option(
     "--prompts",
     "file",
@@ -52,6 +53,7 @@ def eamc() -> None:
 @click.option("--raw", is_flag=True, help="Complete the text as it is, without the chat template.")
 @model_options
 def build(
+    named: str | None,
     file: Path | None,
     traces: tuple[Path, ...],
     out: Path,
@@ -65,19 +67,22 @@ def build(
     """Choose, of many sequences' expert activation matrices, those that stand for all of them.
 
     The matrix of a sequence says how many of its tokens each expert got. K-means puts alike ones together, and of each
-    cluster the one nearest to its centre is kept.
+    cluster the one nearest to its centre is kept. MODEL, a folder or a hub id, is what runs the prompts, as --model is;
+    without either it is the bundled model. With --trace none runs, and it is a name where the traces have none.
 
     \b
     Examples:
       greenroom eamc build --prompts prompts.jsonl
-      greenroom eamc build --model ./checkpoint --prompts prompts.txt --out ./checkpoint/eamc.safetensors
+      greenroom eamc build ./checkpoint --prompts prompts.txt --out ./checkpoint/eamc.safetensors
       greenroom eamc build --trace monday.npz --trace tuesday.npz --capacity 200
       greenroom replay tuesday.npz --eamc eamc.safetensors --policy moe-infinity --link 2GiB/s --expert-bytes 11MiB
     """
-    from greenroom.core.eamc_file import write_eamc
     from greenroom.core.errors import InvalidConfig
     from greenroom.predictor.eamc.members import check_library
 
+    if named is not None and options["model"] not in (None, named):
+        raise click.UsageError(f"MODEL is {named}, and --model is {options['model']}: give one of them")
+    model = options["model"] = named or options["model"]
     if (file is None) == (not traces):
         raise click.UsageError("give either --prompts, to run them, or --trace, of routing that was recorded")
     if not out.parent.is_dir():
@@ -89,9 +94,9 @@ def build(
         from greenroom.replay import RoutingTrace
 
         recorded = [RoutingTrace.load(path) for path in traces]
-    made = _chosen(recorded, capacity, seed)
+    made = _chosen(recorded, capacity, seed, Path(model or "").name)
     try:
-        write_eamc(out, made)
+        made.write(out)
     except OSError as error:
         raise InvalidConfig("out", str(out), f"it must be a place that can be written: {error.strerror}") from error
     click.echo(f"{out}: {_said(made)}")
@@ -107,9 +112,9 @@ def show(file: Path, as_json: bool) -> None:
     Example:
       greenroom eamc show eamc.safetensors
     """
-    from greenroom.core.eamc_file import read_eamc
+    from greenroom.core.eamc_file import EamcFile
 
-    found = read_eamc(file)
+    found = EamcFile.read(file)
     if as_json:
         click.echo(
             json.dumps(
@@ -144,7 +149,7 @@ def _run(file: Path, max_tokens: int, concurrency: int, raw: bool, options: dict
     return trace
 
 
-def _chosen(traces: list[RoutingTrace], capacity: int, seed: int) -> EamcFile:
+def _chosen(traces: list[RoutingTrace], capacity: int, seed: int, name: str) -> EamcFile:
     import numpy as np
 
     from greenroom.core.eamc_file import EamcFile
@@ -161,8 +166,12 @@ def _chosen(traces: list[RoutingTrace], capacity: int, seed: int) -> EamcFile:
     report = {"capacity": capacity, "seed": seed, "seconds": round(time.monotonic() - began, 3)}
     models = {one.model for one in traces if one.model}
     return EamcFile(
-        models.pop() if len(models) == 1 else "", shapes[0], matrices[members], len(matrices), report=report
-    )  # fmt: skip
+        model=models.pop() if len(models) == 1 else name,
+        experts_per_layer=shapes[0],
+        matrices=matrices[members],
+        sequences=len(matrices),
+        report=report,
+    )
 
 
 def _said(found: EamcFile) -> str:

@@ -135,10 +135,10 @@ def replay(
     """
     from tqdm import tqdm
 
-    from greenroom.core.eamc_file import read_eamc
+    from greenroom.core.eamc_file import EamcFile
     from greenroom.core.pictures import check_plot
     from greenroom.core.units import parse_bytes
-    from greenroom.policies.eamc import artifact_of
+    from greenroom.policies.artifacts import artifact_of
     from greenroom.replay import report
     from greenroom.replay.plot import plot
     from greenroom.replay.sweep import Sweep, slots_of, specs_of
@@ -181,7 +181,7 @@ def replay(
         tokens=tokens or None,
         timed=timed,
         belady=belady,
-        artifacts=() if eamc_file is None else (artifact_of(catalogue, read_eamc(eamc_file), str(eamc_file)),),
+        artifacts=() if eamc_file is None else (artifact_of(catalogue, EamcFile.read(eamc_file), str(eamc_file)),),
     )
     click.echo(report.heading(trace.name, sweep, size))
     count = len(sweep.places)

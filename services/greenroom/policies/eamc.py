@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.activation_matrix import TINY, Matrix, Rows
 from greenroom.policies.catalogue import Catalogue
@@ -52,14 +51,6 @@ class Eamc:
 
     def __len__(self) -> int:
         return len(self.ratios)
-
-
-def artifact_of(catalogue: Catalogue, file: EamcFile, name: str) -> Artifact:
-    """What is told to policies of a file that is called ``name``. Raises InvalidConfig where it is of another model."""
-    if file.experts_per_layer != tuple(catalogue.experts_per_layer.tolist()):
-        allowed = f"one of this model, {catalogue.layers} layers with {catalogue.size} experts in all"
-        raise InvalidConfig("eamc", f"{name}: {file.shape}", allowed)
-    return Artifact(EAMC, str(file.version), {MATRICES: file.matrices})
 
 
 def layer_shares(catalogue: Catalogue, matrices: Matrix) -> Matrix:

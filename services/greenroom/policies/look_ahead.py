@@ -76,12 +76,7 @@ class LookAhead(PrefetchingPolicy):
         for ahead, bins in self._foreseen.pop(layer, ()):
             if routing.picks is not None:
                 self._calibration.learn(ahead, bins, routing.picks)
-        if self._wants_any:
-            stop = self.catalogue.first[layer + 1]
-            if self._priority[:stop].any():
-                priority = self._priority.copy()
-                priority[:stop] = 0
-                self._want(priority)
+        self._passed(layer)
         last = min(layer + 1 + self._layers, self.catalogue.layers)
         if layer + 1 < last:
             self._asked = PredictionRequest(ROUTER, (layer + 1, last), step=routing.step.number)
@@ -107,6 +102,19 @@ class LookAhead(PrefetchingPolicy):
         chance = chances[0] if len(chances) == 1 else 1 - np.prod(1 - chances, axis=0)
         if isinstance(self.retention, NextUse):
             self.retention.expect(span, chance)
+        self._foreseen_chance(span, ahead, chance)
+
+    def _passed(self, layer: int) -> None:
+        """Nothing of it, or of those before it, is wanted any more."""
+        if self._wants_any:
+            stop = self.catalogue.first[layer + 1]
+            if self._priority[:stop].any():
+                priority = self._priority.copy()
+                priority[:stop] = 0
+                self._want(priority)
+
+    def _foreseen_chance(self, span: slice, ahead: Counts, chance: NDArray[np.float64]) -> None:
+        """The routers give the keys of ``span``, of layers so far ``ahead``, these chances."""
         priority = np.zeros_like(self._priority)
         priority[span] = (chance >= self._least) * (self._layers - ahead + chance)
         self._want(priority)

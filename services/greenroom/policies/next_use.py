@@ -88,7 +88,15 @@ class NextUse(RankingPolicy):
             self._expected[:] = np.nan
             self._expecting = False
 
+    def next_turn(self) -> Worth:
+        """``[N]``: how probable a use is in its layer's next turn, before what is expected of the layers ahead."""
+        return self._chance
+
+    def expected(self) -> Worth:
+        """``[N]``: the same, with what is expected."""
+        soon = self.next_turn()
+        return np.where(np.isnan(self._expected), soon, self._expected) if self._expecting else soon
+
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
-        chance = self._chance
-        soon = np.where(np.isnan(self._expected), chance, self._expected) if self._expecting else chance
+        chance, soon = self._chance, self.expected()
         return (soon + self.horizon * chance) * self.discounts[self._layer], None

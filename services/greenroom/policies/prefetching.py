@@ -16,9 +16,12 @@ from greenroom.policies.lfu import Lfu
 from greenroom.policies.lru import Lru
 from greenroom.policies.next_use import NextUse
 from greenroom.policies.ranking import RankingPolicy
+from greenroom.policies.reuse_retention import ReuseRetention
 from greenroom.policies.selection import Worth, lowest
 
-RETENTIONS: Final[dict[str, type[RankingPolicy]]] = {"decayed": Decayed, "lfu": Lfu, "lru": Lru, "next-use": NextUse}
+RETENTIONS: Final[dict[str, type[RankingPolicy]]] = {
+    "decayed": Decayed, "lfu": Lfu, "lru": Lru, "next-use": NextUse, "reuse": ReuseRetention
+}  # fmt: skip
 
 
 class PrefetchingPolicy(ExpertPolicy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -25,6 +25,7 @@ from greenroom.policies.next_layer import NextLayer, TopK, TracedTopK
 from greenroom.policies.next_use import NextUse
 from greenroom.policies.placement_policy import EdfPlacement, FcfsPlacement, PlacementPolicy
 from greenroom.policies.popularity import Popularity
+from greenroom.policies.reuse import Reuse
 from greenroom.policies.static import Static
 
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
@@ -41,6 +42,7 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "next-layer": NextLayer,
     "next-use": NextUse,
     "popularity": Popularity,
+    "reuse": Reuse,
     "static": Static,
     "top-k": TopK,
     "traced-top-k": TracedTopK,
@@ -62,6 +64,14 @@ def create_policy(name: str, *, catalogue: Catalogue, options: Mapping[str, Any]
     Raises UnknownName, listing what is known, for a name or an option that is not; InvalidConfig for a bad value.
     """
     return _create("policy", EXPERT_POLICIES, name, options, catalogue)
+
+
+def check_taken(kind: str, name: str, policies: Collection[str]) -> None:
+    """Raises InvalidConfig where none of ``policies`` predicts by artifacts of the kind of this one, called ``name``."""
+    taking = [policy for policy, made in EXPERT_POLICIES.items() if kind in made.artifacts]
+    if not set(taking).intersection(policies):
+        own, others = " and ".join(policies), " and ".join(taking)
+        raise InvalidConfig(kind, name, f"{own} takes no {kind}: leave it out, or choose the policy {others}")
 
 
 def create_batch_policy(name: str, *, options: Mapping[str, Any] | None = None) -> BatchPolicy:

@@ -16,7 +16,8 @@ from greenroom.policies.events import Artifact
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.popularity import POPULARITY
 from greenroom.policies.prefetching import PrefetchingPolicy
-from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_policy
+from greenroom.policies.reuse import Reuse
 from greenroom.policies.static import Static
 from greenroom.replay.cache import ReplayResult, optimum
 from greenroom.replay.processes import in_processes
@@ -72,15 +73,17 @@ def specs_of(texts: Iterable[str], *, ahead: bool) -> tuple[PolicySpec, ...]:
     specs = []
     for text in texts:
         if text.strip() == "all":
-            named = (name for name, kind in EXPERT_POLICIES.items() if ahead or not issubclass(kind, FETCHING_AHEAD))
+            named = (name for name, kind in EXPERT_POLICIES.items() if ahead or not fetches_ahead(kind))
             specs += [PolicySpec(name, label=name) for name in named if name not in _NOTHING_TO_SHOW]
         else:
             specs.append(PolicySpec.parse(text))
     return tuple(dict.fromkeys(specs))
 
 
-FETCHING_AHEAD = (PrefetchingPolicy, Emoe, Static)
-"""Without a link nothing comes of what these want."""
+def fetches_ahead(kind: type[ExpertPolicy]) -> bool:
+    """Whether it has nothing of its own to show without a link, where nothing comes of what it wants."""
+    return issubclass(kind, (PrefetchingPolicy, Emoe, Static)) and not issubclass(kind, Reuse)
+
 
 _NOTHING_TO_SHOW = (BELADY, POPULARITY, "static")
 
@@ -166,6 +169,8 @@ class Sweep:
             raise TraceError("this trace does not say which rows ran together, so it can not be replayed as recorded")
         for spec in self.policies:
             spec.create(self.trace.catalogue(), lambda: iter(()))
+        for artifact in self.artifacts:
+            check_taken(artifact.kind, artifact.version, [spec.name for spec in self.policies])
 
     @property
     def rows(self) -> int:

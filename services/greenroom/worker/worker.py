@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from greenroom.core.eamc_file import read_eamc
+from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
 from greenroom.core.model_profile import ModelProfile, load_model_profile
@@ -34,7 +34,7 @@ from greenroom.moe.packing import ensure_pack
 from greenroom.moe.products import describe_products
 from greenroom.moe.ragged import RaggedModel
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.eamc import artifact_of
+from greenroom.policies.artifacts import artifact_of
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
@@ -128,7 +128,7 @@ class Worker:
         else:
             policy = own(catalogue)
         if self.config.eamc is not None:
-            policy.on_artifact_swapped(artifact_of(catalogue, read_eamc(self.config.eamc), str(self.config.eamc)))
+            policy.on_artifact_swapped(artifact_of(catalogue, EamcFile.read(self.config.eamc), str(self.config.eamc)))
         if self.config.policy == "belady" and "future" not in self.config.policy_options:
             log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
         slots = EngineConfig(

@@ -47,7 +47,7 @@ RULES: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("moe-infinity", {"by_ratio": False}),
     ("moe-infinity", {"by_layer": False}),
 ]
-WITHOUT = {"belady", "emoe", "next-layer", "popularity", "static", "top-k", "traced-top-k"}
+WITHOUT = {"belady", "emoe", "next-layer", "popularity", "reuse", "static", "top-k", "traced-top-k"}
 
 
 @st.composite

@@ -1,0 +1,219 @@
+"""How probable it is that the next tokens of the running sequences use an expert: a logistic regression on what each of
+them used before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.activation_matrix import Rows, tokens_by_sequence
+from greenroom.policies.arrays import Ids
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import Artifact, LayerRouting
+
+Array = NDArray[np.float32]
+
+REUSE: Final = "reuse"
+"""The kind of artifact that holds the coefficients."""
+
+KEEP_OVER_ALL: Final = 0.9995
+"""What the moving average over all sequences keeps at a token."""
+NEVER: Final = 1e-4
+"""The least that an average counts as, since a logarithm is taken of it."""
+LAST_TOKENS: Final = 2
+"""Whose picks are looked at by themselves."""
+_MOST_TOKENS: Final = 512
+"""Of a prompt's chunk: what the slowest average keeps of one before them is nothing."""
+_FIRST_ROOM: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Coefficients:
+    """Of the regression, as ``core.reuse_file.ReuseFile`` has them. ``followers``: ``[2 E, E]`` a layer, or empty."""
+
+    keep: Array
+    weights: Array
+    bias: Array
+    followers: tuple[Array, ...]
+
+    @classmethod
+    def of_artifact(cls, catalogue: Catalogue, artifact: Artifact) -> Coefficients:
+        """Raises InvalidConfig where it is not one of this pool's."""
+        if artifact.kind != REUSE:
+            raise InvalidConfig("kind", artifact.kind, REUSE)
+        try:
+            keep, weights, bias, flat = (
+                np.asarray(artifact.arrays[name], dtype=np.float32) for name in ("keep", "weights", "bias", "followers")
+            )
+        except KeyError as error:
+            raise InvalidConfig("arrays", sorted(artifact.arrays), f"with {error}") from None
+        widths = catalogue.experts_per_layer.tolist()
+        pairs = LAST_TOKENS * sum(width * width for width in widths)
+        if (weights.shape, bias.shape) != ((catalogue.layers, len(keep) + 1), (catalogue.size,)):
+            raise InvalidConfig("weights", weights.shape, f"those of {catalogue!r}")
+        if len(flat) not in (0, pairs):
+            raise InvalidConfig("followers", len(flat), f"none, or {pairs} for {catalogue!r}")
+        followers, place = [], 0
+        for width in widths if len(flat) else ():
+            size = LAST_TOKENS * width * width
+            followers.append(flat[place : place + size].reshape(LAST_TOKENS * width, width))
+            place += size
+        return cls(keep, weights, bias, tuple(followers))
+
+    @classmethod
+    def untraced(cls, catalogue: Catalogue) -> Coefficients:
+        """For a model whose routing was never recorded: those of gpt-oss-20b, the mean over its layers, without who
+        follows whom. ``greenroom reuse fit --trace PATH --averages-only`` and ``greenroom reuse show`` say them.
+        """
+        weights = np.tile(np.array(_UNTRACED_WEIGHTS, dtype=np.float32), (catalogue.layers, 1))
+        bias = np.full(catalogue.size, _UNTRACED_BIAS, dtype=np.float32)
+        return cls(np.array(_UNTRACED_KEEP, dtype=np.float32), weights, bias, ())
+
+
+_UNTRACED_KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)
+_UNTRACED_WEIGHTS: Final = (0.132, -0.001, 0.069, 0.245, 0.354, 0.025)
+_UNTRACED_BIAS: Final = -0.079
+
+
+def logit(average: Array) -> Array:
+    """Of averages that are no less than ``NEVER`` or more than 1 less that."""
+    clipped = np.clip(average, NEVER, 1 - NEVER)
+    logits: Array = np.log(clipped / (1 - clipped))
+    return logits
+
+
+class ReuseChances:
+    """``soon[N]``: how probable it is that an expert is used in its layer's next turn, by any of the running sequences.
+
+    Of each its own routing is kept as moving averages at several rates, which start as the one over all sequences, and
+    the picks of its last two tokens. Prefill and decode count alike.
+    """
+
+    def __init__(self, catalogue: Catalogue, coefficients: Coefficients) -> None:
+        self.catalogue = catalogue
+        shares = catalogue.top_k / catalogue.experts_per_layer
+        self.over_all: Array = shares.astype(np.float32)[catalogue.layer_of]
+        """``[N]``: the moving average over all sequences' tokens."""
+        self.soon: Array = self.over_all.copy()
+        self.swap(coefficients)
+
+    def swap(self, coefficients: Coefficients) -> None:
+        """Others from now on. What the running sequences used until now is forgotten."""
+        self.coefficients = coefficients
+        self._keep = coefficients.keep[:, None]
+        self._rows: dict[int, int] = {}
+        self._free: list[int] = []
+        rates, size = len(coefficients.keep), self.catalogue.size
+        self._averages: Array = np.zeros((0, rates, size), dtype=np.float32)
+        self._recent: Array = np.zeros((0, LAST_TOKENS, size), dtype=np.float32)
+        self._misses: Array = np.ones((0, size), dtype=np.float32)  # 1 - chance; of nobody 1
+
+    def rows_of(self, sequences: Ids) -> Rows:
+        """Where each of them is; one that is new gets a row, which may make the arrays longer."""
+        known = self._rows
+        return np.array([known[one] if one in known else self._begin(one) for one in sequences.tolist()], dtype=np.intp)
+
+    def end(self, sequence: int) -> None:
+        """It has left."""
+        row = self._rows.pop(sequence, None)
+        if row is None:
+            return
+        self._misses[row] = 1
+        self._free.append(row)
+        if self._rows:  # else those that come will use what the last one did rather than what comes by chance
+            np.subtract(1, self._misses.prod(axis=0), out=self.soon)
+
+    def add(self, routing: LayerRouting, rows: Rows) -> None:
+        """The layer's router has spoken; ``rows``: of the step's sequences, at least one."""
+        span = self.catalogue.spans[routing.layer]
+        of_all = self.over_all[span]
+        kept = KEEP_OVER_ALL**routing.step.rows
+        of_all *= kept
+        of_all[routing.experts - span.start] += routing.rows * np.float32((1 - kept) / routing.step.rows)
+        if len(rows) == 1:
+            self._averages[rows[0], :, span], self._recent[rows[0], :, span] = self._after(
+                self._averages[rows[0], :, span], self._recent[rows[0], :, span], _tokens(routing)
+            )
+        else:
+            self._add_each(routing, rows, span)
+        self._misses[rows, span] = 1 - self._chances(routing.layer, rows)
+        if len(self._rows) == 1:
+            np.subtract(1, self._misses[rows[0], span], out=self.soon[span])
+        else:
+            np.subtract(1, self._misses[:, span].prod(axis=0), out=self.soon[span])
+
+    def _add_each(self, routing: LayerRouting, rows: Rows, span: slice) -> None:
+        """Those of one token together, those of several one by one."""
+        of_row = routing.step.sequence_of_row
+        alone = np.bincount(of_row, minlength=len(rows)) == 1
+        if alone.any():
+            tokens = np.minimum(tokens_by_sequence(routing)[alone], 1)
+            own = rows[alone]
+            averages = self._averages[own, :, span]
+            averages += (1 - self._keep) * (tokens[:, None] - averages)
+            self._averages[own, :, span] = averages
+            self._recent[own, 1, span] = self._recent[own, 0, span]
+            self._recent[own, 0, span] = tokens
+        if alone.all():
+            return
+        tokens = _tokens(routing)
+        for place in np.flatnonzero(~alone).tolist():
+            row = rows[place]
+            self._averages[row, :, span], self._recent[row, :, span] = self._after(
+                self._averages[row, :, span], self._recent[row, :, span], tokens[of_row == place]
+            )
+
+    def _after(self, averages: Array, recent: Array, tokens: Array) -> tuple[Array, Array]:
+        """``averages[R, E]`` and ``recent[2, E]`` after ``tokens[T, E]``."""
+        last = np.concatenate((tokens[: -LAST_TOKENS - 1 : -1], recent))[:LAST_TOKENS]
+        if len(tokens) == 1:
+            return averages + (1 - self._keep) * (tokens - averages), last
+        tokens = tokens[-_MOST_TOKENS:]
+        ages = np.arange(len(tokens) - 1, -1, -1, dtype=np.float32)
+        fresh = ((1 - self._keep) * self._keep**ages) @ tokens
+        return averages * self._keep ** np.float32(len(tokens)) + fresh, last
+
+    def _chances(self, layer: int, rows: Rows) -> Array:
+        """``[S, experts of the layer]``: of a use by each sequence's next token."""
+        span, of = self.catalogue.spans[layer], self.coefficients
+        weights = of.weights[layer]
+        logits = np.einsum("sre,r->se", logit(self._averages[rows, :, span]), weights[:-1])
+        logits += weights[-1] * logit(self.over_all[span]) + of.bias[span]
+        if of.followers:
+            logits += self._recent[rows, :, span].reshape(len(rows), -1) @ of.followers[layer]
+        chances: Array = 1 / (1 + np.exp(-logits))
+        return chances
+
+    def _begin(self, sequence: int) -> int:
+        if not self._free:
+            room = max(len(self._misses), _FIRST_ROOM)
+            self._free = list(range(len(self._misses), len(self._misses) + room))
+            for name, of_nobody in (("_averages", 0), ("_recent", 0), ("_misses", 1)):
+                array: Array = getattr(self, name)
+                more = np.full((room, *array.shape[1:]), of_nobody, dtype=np.float32)
+                setattr(self, name, np.concatenate((array, more)))
+        row = self._free.pop(0)
+        self._rows[sequence] = row
+        self._averages[row] = self.over_all
+        self._recent[row] = 0
+        return row
+
+
+def _tokens(routing: LayerRouting) -> Array:
+    """``[T, experts of the layer]``: 1 where a token was routed. Where the picks were not recorded, one token that was
+    routed to all that were used.
+    """
+    span, picks = routing.catalogue.spans[routing.layer], routing.picks
+    width = span.stop - span.start
+    if picks is None or len(picks) != routing.step.rows:
+        tokens: Array = np.zeros((1 if routing.step.rows == 1 else routing.step.rows, width), dtype=np.float32)
+        tokens[:, routing.experts - span.start] = np.minimum(routing.rows / routing.step.rows, 1)
+        return tokens
+    tokens = np.zeros((len(picks), width + 1), dtype=np.float32)
+    np.put_along_axis(tokens, np.minimum(picks.astype(np.intp), width), 1, axis=1)
+    return tokens[:, :width]

@@ -1,0 +1,57 @@
+"""Retention by the expected time to next use, regressed from what each running sequence used before."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.activation_matrix import Rows
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import Artifact, LayerRouting, SequenceEnd, Step
+from greenroom.policies.next_use import NextUse
+from greenroom.policies.reuse_chances import REUSE, Coefficients, ReuseChances
+from greenroom.policies.selection import Worth
+
+
+class ReuseRetention(NextUse):
+    """``NextUse`` with a better chance for each layer's next turn: that of the sequences that run, each by its own
+    routing (``ReuseChances``). The turns after it count by the chance over all of them, as there.
+
+    Its coefficients come as the artifact ``reuse``; until then, those of another model.
+    """
+
+    def __init__(self, catalogue: Catalogue, *, horizon: float = 0.5) -> None:
+        """Raises InvalidConfig for a horizon that is not above 0."""
+        super().__init__(catalogue, horizon=horizon)
+        self.chances = ReuseChances(catalogue, Coefficients.untraced(catalogue))
+        self.version = ""
+        """Of the coefficients that are used."""
+        self._step: Step | None = None
+        self._rows: Rows = np.empty(0, dtype=np.intp)
+
+    def on_artifact_swapped(self, artifact: Artifact) -> None:
+        """One of another kind or shape is passed over: whoever hands it over has said so."""
+        if artifact.kind != REUSE:
+            return
+        try:
+            coefficients = Coefficients.of_artifact(self.catalogue, artifact)
+        except InvalidConfig:
+            return
+        self.version = artifact.version
+        self.chances.swap(coefficients)
+        self._step = None
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        super().on_layer_routed(routing)
+        if routing.step is not self._step:
+            self._step = routing.step
+            self._rows = self.chances.rows_of(routing.step.sequences)
+        if len(self._rows):
+            self.chances.add(routing, self._rows)
+
+    def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
+        self.chances.end(sequence)
+        self._step = None  # whoever had a row may get another
+
+    def next_turn(self) -> Worth:
+        return self.chances.soon

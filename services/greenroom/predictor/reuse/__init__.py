@@ -1,0 +1,1 @@
+"""The coefficients of the policy reuse, fitted on recorded routing."""
