@@ -108,7 +108,9 @@ class MoeInfinity(ExpertPolicy):
             self._nearest.clear(row)
 
     def on_transfer_done(self, transfer: Transfer) -> None:
-        if transfer.target is Tier.DEVICE and transfer.reason is Reason.PREFETCH:
+        if transfer.target is not Tier.DEVICE or transfer.reason is not Reason.PREFETCH or self.prefetch is None:
+            return
+        if self.prefetch.priority[transfer.expert] > 0:  # else its layer waited for it, or has run without
             self._ahead[transfer.expert] = self._any_ahead = True
 
     def on_evicted(self, tier: Tier, experts: Keys) -> None:

@@ -87,7 +87,8 @@ def test_the_first_router_of_a_step_is_that_of_the_first_layer_that_runs() -> No
 def test_without_priorities_all_later_experts_are_wanted_alike() -> None:
     policy = with_members(priorities=False)
     policy.on_layer_routed(routed(1, 0))
-    assert policy.prefetch is not None and policy.prefetch.may_evict is not None
+    assert policy.prefetch is not None
+    assert policy.prefetch.may_evict is not None
     assert policy.prefetch.priority.tolist() == [0] * 6 + [1] * 6
     assert np.flatnonzero(policy.prefetch.may_evict).tolist() == [0, 3, 4, 7, 11]
 
@@ -239,3 +240,14 @@ def test_a_sequences_recall_is_the_share_of_its_experts_that_were_foreseen() -> 
     assert policy.report(3) == {}
     policy.on_sequence_ended(4, SequenceEnd.FINISHED)
     assert policy.report(4) == {}
+
+
+def test_what_lands_when_its_layer_waits_for_it_or_has_run_is_not_ahead() -> None:
+    policy = with_members()
+    bench = Bench(policy)
+    policy.on_layer_routed(routed(0, 0))
+    policy.on_layer_routed(routed(1, 0))
+    bench.arrive(3, reason=Reason.PREFETCH)  # used right now
+    bench.arrive(4, reason=Reason.PREFETCH)  # not used
+    bench.arrive(7, reason=Reason.PREFETCH)  # of the next layer
+    assert bench.victims(2) == [4, 3]
