@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,10 @@ def test_a_collection_is_built_from_traces_and_shown(trace: Path, tmp_path: Path
 def test_a_collection_is_built_from_prompts_that_are_run(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "e.safetensors"
     said = run(
-        "eamc", "build", "--model", str(checkpoint), "--prompts", "-", "--raw", "--max-tokens", "3",
+        "eamc", "build", str(checkpoint), "--prompts", "-", "--raw", "--max-tokens", "3",
         "--expert-memory", "50%", "--out", str(out), text="one two three\nfour\nfive six\n",
     )  # fmt: skip
-    assert "3 members chosen from 3 sequences" in said
+    assert f"3 members chosen from 3 sequences of {checkpoint}," in said
     found = EamcFile.read(out)
     layers = found.matrices.reshape(3, len(found.experts_per_layer), -1).sum(axis=2)
     assert (layers == layers[:, :1]).all(), "every token has as many picks in every layer"
@@ -113,6 +114,7 @@ def test_replay_tells_the_policy_of_it(trace: Path, tmp_path: Path) -> None:
         (("--trace", "TRACE", "--trace", "OTHER"), "traces of one model"),
         (("--trace", "EAMC"), "is no routing trace"),
         (("--prompts", "-"), "no prompts in the file"),
+        (("one", "--model", "other", "--prompts", "-"), "MODEL is one, and --model is other"),
     ],
 )
 def test_mistakes_are_explained(arguments: tuple[str, ...], why: str, trace: Path, tmp_path: Path) -> None:
@@ -153,9 +155,45 @@ def test_a_model_generates_the_same_with_the_one_in_its_folder(checkpoint: Path,
         answers.append([json.loads(line)["text"] for line in said.splitlines() if line.startswith("{")])
     assert len(answers[0]) == 3
     assert answers[0] == answers[1]
+
+
+def test_what_is_damaged_in_the_models_folder_is_left_out_and_refused_where_it_was_named(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tmp_path / "m"
+    shutil.copytree(checkpoint, model)
+    damaged = model / "eamc.safetensors"
+    damaged.write_bytes(b"nothing")
+    one = ("generate", "--model", str(model), "--policy", "moe-infinity", "--raw", "--max-tokens", "2", "one")
+    run(*one)
+    assert "moe-infinity only caches, since the EAMC in the model's folder can not be used" in caplog.text
+    assert "that `greenroom eamc build` made" in caplog.text
+    assert "that `greenroom eamc build` made" in run(*one, "--eamc", str(damaged), status=1)
+    assert "No such file" in run(*one, "--eamc", str(tmp_path / "none"), status=1)
+
+
+def test_a_policy_that_takes_no_collection_is_given_none(
+    checkpoint: Path, trace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    eamc = tmp_path / "e.safetensors"
+    made_of("m", (EXPERTS,) * LAYERS, np.ones((1, LAYERS * EXPERTS)), 1).write(eamc)
+    takes_none = f"{str(eamc)!r} is not allowed; lru takes no eamc: leave it out, or choose the policy moe-infinity"
+    assert takes_none in run(
+        "generate", "one", "--model", str(checkpoint), "--policy", "lru", "--eamc", str(eamc), status=1
+    )
+    assert takes_none in run("replay", str(trace), "--policy", "lru", "--eamc", str(eamc), status=1)
+    run("replay", str(trace), "--policy", "lru", "--policy", "moe-infinity", "--eamc", str(eamc))
+    model = tmp_path / "m"
+    shutil.copytree(checkpoint, model)
     (model / "eamc.safetensors").write_bytes(b"nothing")
-    said = run("generate", *budget, "--policy", "moe-infinity", "one", status=1)
-    assert "that `greenroom eamc build` made" in said
+    run("generate", "--model", str(model), "--policy", "lru", "--raw", "--max-tokens", "2", "one")
+    assert "EAMC" not in caplog.text
+
+
+def test_a_collection_of_traces_that_name_no_model_has_the_one_that_was_given(tmp_path: Path) -> None:
+    path, out = tmp_path / "t.npz", str(tmp_path / "e.safetensors")
+    replace(of_kinds(4, 5, seed=2), model="").save(path)
+    assert "4 sequences of owner/mine," in run("eamc", "build", "owner/mine", "--trace", str(path), "--out", out)
 
 
 def test_a_file_comes_back_as_it_was_and_nonsense_does_not_go_in(tmp_path: Path) -> None:

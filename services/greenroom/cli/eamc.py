@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.model_options import model_options, worker_config
-from greenroom.cli.prompts import read_prompts
+from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
 
 if TYPE_CHECKING:
     from greenroom.core.eamc_file import EamcFile
-    from greenroom.replay import RoutingTrace
 
 
 @click.group()
@@ -23,20 +21,6 @@ def eamc() -> None:
 
 
 @eamc.command()
-@click.argument("named", metavar="[MODEL]", required=False)
-@click.option(
-    "--prompts",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="Run these prompts, like those to come: one a line, text or JSON with `prompt` or `messages`; - is stdin.",
-)
-@click.option(
-    "--trace",
-    "traces",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take recorded routing instead, an .npz of `greenroom trace`; may be given several times.",
-)
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -48,22 +32,8 @@ def eamc() -> None:
     "--capacity", type=click.IntRange(min=1), default=100, show_default=True, help="Most members of the collection."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed choose the same.")
-@click.option("--max-tokens", default=128, show_default=True, help="Most tokens of an answer, with --prompts.")
-@click.option("--concurrency", default=8, show_default=True, help="Sequences at once, with --prompts.")
-@click.option("--raw", is_flag=True, help="Complete the text as it is, without the chat template.")
-@model_options
-def build(
-    named: str | None,
-    file: Path | None,
-    traces: tuple[Path, ...],
-    out: Path,
-    capacity: int,
-    seed: int,
-    max_tokens: int,
-    concurrency: int,
-    raw: bool,
-    **options: Any,
-) -> None:
+@source_options
+def build(out: Path, capacity: int, seed: int, **options: Any) -> None:
     """Choose, of many sequences' expert activation matrices, those that stand for all of them.
 
     The matrix of a sequence says how many of its tokens each expert got. K-means puts alike ones together, and of each
@@ -77,28 +47,12 @@ def build(
       greenroom eamc build --trace monday.npz --trace tuesday.npz --capacity 200
       greenroom replay tuesday.npz --eamc eamc.safetensors --policy moe-infinity --link 2GiB/s --expert-bytes 11MiB
     """
-    from greenroom.core.errors import InvalidConfig
     from greenroom.predictor.eamc.members import check_library
 
-    if named is not None and options["model"] not in (None, named):
-        raise click.UsageError(f"MODEL is {named}, and --model is {options['model']}: give one of them")
-    model = options["model"] = named or options["model"]
-    if (file is None) == (not traces):
-        raise click.UsageError("give either --prompts, to run them, or --trace, of routing that was recorded")
-    if not out.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+    check_source(options, out)
     check_library()
-    if file is not None:
-        recorded = [_run(file, max_tokens, concurrency, raw, options)]
-    else:
-        from greenroom.replay import RoutingTrace
-
-        recorded = [RoutingTrace.load(path) for path in traces]
-    made = _chosen(recorded, capacity, seed, Path(model or "").name)
-    try:
-        made.write(out)
-    except OSError as error:
-        raise InvalidConfig("out", str(out), f"it must be a place that can be written: {error.strerror}") from error
+    made = _chosen(recorded_of(options), capacity, seed)
+    write_artifact(made, out)
     click.echo(f"{out}: {_said(made)}")
 
 
@@ -129,45 +83,20 @@ def show(file: Path, as_json: bool) -> None:
         click.echo(f"{file}: {_said(found)}")
 
 
-def _run(file: Path, max_tokens: int, concurrency: int, raw: bool, options: dict[str, Any]) -> RoutingTrace:
-    prompts = read_prompts(file)
-    if not prompts:
-        raise click.UsageError("no prompts in the file")
-    options["max_running"] = concurrency
-    config = worker_config(options)
-
-    # torch takes seconds: what can be refused without it, was.
-    from greenroom.cli.recording import record, requests_of
-    from greenroom.core.generation import SamplingParams
-    from greenroom.worker.worker import Worker
-
-    with Worker(config) as worker:
-        click.echo(worker.describe(), err=True)
-        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-        asked = requests_of(worker, prompts, sampling, raw=raw, system=None, skip_too_long=True)
-        trace, _ = record(worker, asked)
-    return trace
-
-
-def _chosen(traces: list[RoutingTrace], capacity: int, seed: int, name: str) -> EamcFile:
+def _chosen(recorded: Recorded, capacity: int, seed: int) -> EamcFile:
     import numpy as np
 
     from greenroom.core.eamc_file import EamcFile
-    from greenroom.core.errors import InvalidConfig
     from greenroom.predictor.eamc.members import choose_members
     from greenroom.replay.activations import activation_matrices
 
-    shapes = [tuple(one.experts_per_layer.tolist()) for one in traces]
-    if len(set(shapes)) > 1:
-        raise InvalidConfig("trace", " and ".join(f"{len(one)} layers" for one in shapes), "traces of one model")
     began = time.monotonic()
-    matrices = np.concatenate([activation_matrices(one) for one in traces])
-    members = choose_members(shapes[0], matrices, capacity=capacity, seed=seed)
+    matrices = np.concatenate([activation_matrices(one) for one in recorded.traces])
+    members = choose_members(recorded.experts_per_layer, matrices, capacity=capacity, seed=seed)
     report = {"capacity": capacity, "seed": seed, "seconds": round(time.monotonic() - began, 3)}
-    models = {one.model for one in traces if one.model}
     return EamcFile(
-        model=models.pop() if len(models) == 1 else name,
-        experts_per_layer=shapes[0],
+        model=recorded.model,
+        experts_per_layer=recorded.experts_per_layer,
         matrices=matrices[members],
         sequences=len(matrices),
         report=report,

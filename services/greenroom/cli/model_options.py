@@ -104,6 +104,7 @@ def model_options(command: F) -> F:
 
 def worker_config(options: dict[str, Any]) -> WorkerConfig:
     """Takes the options of ``model_options`` out of ``options``. Raises InvalidConfig, click.BadParameter."""
+    from greenroom.core.eamc_file import EamcFile
     from greenroom.text.hub import local_folder
     from greenroom.worker.config import WorkerConfig
 
@@ -123,14 +124,24 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
         chosen["profile"] = _profile_beside(folder)
     if chosen.get("eamc") is None and folder is not None and chosen.get("policy") == "moe-infinity":
         chosen["eamc"] = _eamc_beside(folder)
-    return WorkerConfig(**chosen)
+    config = WorkerConfig(**chosen)
+    if config.eamc is not None:
+        EamcFile.read(config.eamc)  # refused before the model has been loaded
+    return config
 
 
 def _eamc_beside(folder: Path) -> Path | None:
-    """One that can not be used says so when it is loaded."""
+    from greenroom.core.eamc_file import EamcFile
+    from greenroom.core.errors import InvalidConfig
+
     path = folder / "eamc.safetensors"
     if not path.is_file():
         log.warning("moe-infinity only caches: there is no %s (greenroom eamc build makes it), and no --eamc", path)
+        return None
+    try:
+        EamcFile.read(path)
+    except InvalidConfig as error:
+        log.warning("moe-infinity only caches, since the EAMC in the model's folder can not be used: %s", error)
         return None
     return path
 

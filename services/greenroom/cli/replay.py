@@ -88,6 +88,12 @@ TIMED_ROWS_WORTH_A_PROCESS = 500
     help="What moe-infinity predicts by, a file of `greenroom eamc build`.  [default: none: it only caches]",
 )
 @click.option(
+    "--reuse",
+    "reuse_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What reuse predicts by, a file of `greenroom reuse fit`.  [default: what another model's routing gave]",
+)
+@click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
@@ -113,6 +119,7 @@ def replay(
     host_link: str | None,
     recall: float | None,
     eamc_file: Path | None,
+    reuse_file: Path | None,
     jobs: int | None,
     json_file: Path | None,
     plot_file: Path | None,
@@ -137,8 +144,10 @@ def replay(
 
     from greenroom.core.eamc_file import EamcFile
     from greenroom.core.pictures import check_plot
+    from greenroom.core.reuse_file import ReuseFile
     from greenroom.core.units import parse_bytes
     from greenroom.policies.artifacts import artifact_of
+    from greenroom.policies.registry import check_taken
     from greenroom.replay import report
     from greenroom.replay.plot import plot
     from greenroom.replay.sweep import Sweep, slots_of, specs_of
@@ -173,15 +182,22 @@ def replay(
             raise click.UsageError(f"{', '.join(timeless)} is about time: give --link or --calibration too")
     if tokens is None:
         tokens = DEFAULT_TOKENS if timed is None else DEFAULT_TIMED_TOKENS
+    specs = specs_of(policies, ahead=timed is not None)
+    if eamc_file is not None:
+        check_taken(EamcFile.KIND, str(eamc_file), [spec.name for spec in specs])
     sweep = Sweep(
         trace=recorded,
-        policies=specs_of(policies, ahead=timed is not None),
+        policies=specs,
         slots=tuple(sorted({slots_of(text, catalogue, size) for text in budgets})),
         concurrency=tuple(dict.fromkeys(_at_once(text) for text in concurrency)),
         tokens=tokens or None,
         timed=timed,
         belady=belady,
-        artifacts=() if eamc_file is None else (artifact_of(catalogue, EamcFile.read(eamc_file), str(eamc_file)),),
+        artifacts=tuple(
+            artifact_of(catalogue, kind.read(path), str(path))
+            for kind, path in ((EamcFile, eamc_file), (ReuseFile, reuse_file))
+            if path is not None
+        ),
     )
     click.echo(report.heading(trace.name, sweep, size))
     count = len(sweep.places)

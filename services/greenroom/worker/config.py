@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.policies.batch_policy import BatchLimits
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.fidelity import check_fidelity
-from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_policy
 from greenroom.worker.machine import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -84,6 +85,8 @@ class WorkerConfig:
         for name, whole in (("expert_memory", 100), ("host_memory", 100), ("kv_memory", None)):
             _size(name, getattr(self, name), whole)
         _policy(self.policy, self.policy_options)
+        if self.eamc is not None:
+            check_taken(EamcFile.KIND, str(self.eamc), [self.policy])
         _ = self.limits(0)
 
     def limits(self, kv_total: int) -> BatchLimits:
