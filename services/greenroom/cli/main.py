@@ -20,6 +20,7 @@ from greenroom.cli.predictor import predictor
 from greenroom.cli.predictor_train import predictor_train
 from greenroom.cli.profile import profile
 from greenroom.cli.replay import replay
+from greenroom.cli.reuse import reuse
 from greenroom.cli.scheduler import scheduler
 from greenroom.cli.serve import serve
 from greenroom.cli.tasktype import tasktype
@@ -74,7 +75,8 @@ def main(log_level: str) -> None:
       greenroom trace --prompts FILE --out T.npz           record which experts prompts are routed to
       greenroom replay T.npz --plot hits.png               which policy and budget suit that routing
       greenroom predictor-train T.npz                      what can be foretold of that routing, and by what
-      greenroom eamc build --prompts FILE                  what --policy moe-infinity predicts by
+      greenroom eamc build MODEL --prompts FILE            what --policy moe-infinity predicts by
+      greenroom reuse fit --prompts FILE                   what --policy reuse predicts by
       greenroom keywords learn FILE --output mine.json     what tells your kinds of tasks apart
       greenroom keys add ann                               who may use a server that others can reach
 
@@ -97,4 +99,5 @@ main.add_command(replay)
 main.add_command(predictor_train)
 main.add_command(keywords)
 main.add_command(eamc)
+main.add_command(reuse)
 main.add_command(demo)
