@@ -1,0 +1,152 @@
+"""Routing traces, drawn at random, of encoder-decoders that cannot be run here: those of MoE-Infinity's caches (§8.4).
+
+A *task* has in every layer a distribution over the layer's experts, drawn from a Dirichlet distribution around one
+that all tasks have in common; a *sequence* of the task has one drawn around its task's (a hierarchical Dirichlet
+process: Teh et al., 2006); its tokens pick from that, or what the token before them picked. So few experts serve a
+sequence, and alike sequences are served by alike experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.policies.events import Phase
+from greenroom.replay import RoutingTrace
+from greenroom.replay.trace import narrowest
+
+LENGTH_SPREAD = 0.6
+"""Standard deviation of the logarithm of a prompt's and an answer's length."""
+
+LEAST = 1e-6
+"""Of a layer's tokens that go anywhere: a router's probabilities are never 0, and so there is always a second best."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """MoE layers of a model, the first ``decoder_start`` of them its encoder's."""
+
+    name: str
+    layers: int
+    experts: int
+    top_k: int
+    decoder_start: int
+
+    def wide(self, experts: int) -> Shape:
+        """The same with so many experts a layer."""
+        return replace(self, name=f"{self.name.rsplit('-', 1)[0]}-{experts}", experts=experts)
+
+
+SWITCH = Shape("switch-large-128", layers=24, experts=128, top_k=1, decoder_start=12)
+NLLB = Shape("nllb-moe-128", layers=12, experts=128, top_k=2, decoder_start=6)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What is asked of the model.
+
+    ``tasks``: how many patterns of activation there are. About so many experts of a layer share the tokens of
+    everything (``spread``; None: all of them, evenly), of a task (``breadth``) and of a sequence (``focus``): the sums
+    of the Dirichlet distributions' parameters. ``locality``: how probably a token picks in a layer what the one before
+    it picked. ``prompt_tokens``, ``output_tokens``: means of log-normal lengths. ``at_once``: sequences side by side.
+    """
+
+    tasks: int
+    spread: float | None
+    breadth: float
+    focus: float
+    locality: float
+    prompt_tokens: float
+    output_tokens: float
+    at_once: int
+
+
+def trace_of(shape: Shape, mix: Mix, sequences: int, *, seed: int, tasks: Sequence[int] | None = None) -> RoutingTrace:
+    """So many sequences, each of a task at random (``tasks``: of these alone). One seed has one set of tasks, whatever
+    their number and which of them are asked for. A prompt's rows are encoded, those of the answer decoded.
+    """
+    worlds, draws = np.random.SeedSequence(seed).spawn(2)
+    random = np.random.default_rng(draws)
+    of_tasks = _task_patterns(shape, mix, np.random.default_rng(worlds))
+    chosen = random.choice(np.arange(mix.tasks) if tasks is None else np.asarray(tasks), size=sequences)
+    prompts, answers = _lengths(random, mix.prompt_tokens, sequences), _lengths(random, mix.output_tokens, sequences)
+    split = shape.decoder_start
+    rows: list[NDArray[np.integer]] = []
+    for task, prompt, answer in zip(chosen.tolist(), prompts.tolist(), answers.tolist(), strict=True):
+        own = _dirichlet(random, mix.focus * of_tasks[task])
+        picks = np.full((prompt + answer, shape.layers, shape.top_k), shape.experts)
+        picks[:prompt, :split] = _picks(random, own[:split], prompt, shape.top_k, mix.locality)
+        picks[prompt:, split:] = _picks(random, own[split:], answer, shape.top_k, mix.locality)
+        rows.append(narrowest(picks, shape.experts, shape.experts))
+    lengths = np.stack([prompts, answers], axis=1)
+    return RoutingTrace(
+        np.concatenate(rows),
+        np.concatenate(([0], np.cumsum(lengths.sum(axis=1)))),
+        shape.experts,
+        phase=np.repeat(np.tile([Phase.ENCODE, Phase.DECODE], sequences), lengths.ravel()).astype(np.uint8),
+        task=tuple(f"task {task}" for task in chosen.tolist()),
+        model=shape.name,
+        decoder_start=split,
+    )
+
+
+def _task_patterns(shape: Shape, mix: Mix, random: np.random.Generator) -> Floats:
+    """``[tasks, layers, experts]``"""
+    common = np.full((shape.layers, shape.experts), 1 / shape.experts)
+    if mix.spread is not None:
+        common = _dirichlet(random, mix.spread * common)
+    return _dirichlet(random, np.broadcast_to(mix.breadth * common, (mix.tasks, *common.shape)))
+
+
+def _dirichlet(random: np.random.Generator, parameters: Floats) -> Floats:
+    """One distribution over the last axis for each of the others."""
+    drawn = random.standard_gamma(parameters) + np.finfo(np.float64).tiny
+    shares: Floats = drawn / drawn.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def _lengths(random: np.random.Generator, mean: float, count: int) -> NDArray[np.int64]:
+    """At least 1 each."""
+    drawn = random.lognormal(np.log(mean) - LENGTH_SPREAD**2 / 2, LENGTH_SPREAD, count)
+    return np.maximum(1, np.rint(drawn)).astype(np.int64)
+
+
+def _picks(random: np.random.Generator, shares: Floats, tokens: int, top_k: int, locality: float) -> NDArray[np.int64]:
+    """``[tokens, layers, k]`` from ``shares[layers, experts]``: distinct ones, the next of what the others left."""
+    layers, experts = shares.shape
+    widths = (1 - LEAST) * shares + LEAST / experts
+    ends = np.cumsum(widths, axis=1)
+    at = np.arange(layers)
+    flat = (ends + at[:, None]).ravel()
+    picked = np.empty((tokens, layers, 0), dtype=np.int64)
+    for _ in range(top_k):
+        taken = np.sort(picked, axis=2)
+        gaps = widths[at[:, None], taken]
+        place = random.random((tokens, layers)) * (1 - gaps.sum(axis=2))
+        for other in range(taken.shape[2]):
+            index = taken[:, :, other]
+            place += np.where(place >= ends[at, index] - widths[at, index], gaps[:, :, other], 0.0)
+        found = (np.searchsorted(flat, place + at, side="right") - at * experts).clip(0, experts - 1)
+        while (again := (found[:, :, None] == taken).any(axis=2)).any():  # by rounding alone
+            found = np.where(again, (found + 1) % experts, found)
+        picked = np.concatenate((picked, found[:, :, None]), axis=2)
+    fresh = random.random((tokens, layers)) >= locality
+    fresh[0] = True
+    since = np.maximum.accumulate(np.where(fresh, np.arange(tokens)[:, None], 0), axis=0)
+    kept: NDArray[np.int64] = np.take_along_axis(picked, since[:, :, None], axis=0)
+    return kept
+
+
+MIXES = {
+    SWITCH.name: Mix(
+        tasks=100, spread=None, breadth=14.0, focus=1.5, locality=0.0, prompt_tokens=30, output_tokens=10, at_once=64
+    ),
+    NLLB.name: Mix(
+        tasks=110, spread=32.0, breadth=14.0, focus=1.5, locality=0.0, prompt_tokens=30, output_tokens=16, at_once=16
+    ),
+}
