@@ -76,8 +76,8 @@ class Coefficients:
 
 
 _UNTRACED_KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)
-_UNTRACED_WEIGHTS: Final = (0.132, -0.001, 0.069, 0.245, 0.354, 0.025)
-_UNTRACED_BIAS: Final = -0.079
+_UNTRACED_WEIGHTS: Final = (0.130, -0.004, 0.071, 0.249, 0.358, 0.021)
+_UNTRACED_BIAS: Final = -0.081
 
 
 def logit(average: Array) -> Array:

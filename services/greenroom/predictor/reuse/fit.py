@@ -19,7 +19,7 @@ KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)
 """What the averages keep at a token: from the last two tokens to the last hundred."""
 MOST_TOKENS: Final = 50_000
 """That are looked at, the last ones: more take longer and tell little."""
-_LEAST_TOKENS: Final = 64
+_LEAST_TOKENS: Final = 32
 _CHUNK: Final = 64
 """Tokens whose averages are one matrix product."""
 

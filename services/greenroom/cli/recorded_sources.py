@@ -1,0 +1,114 @@
+"""Options of commands that make something of many sequences' routing: from prompts that are run, or from traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.prompts import read_prompts
+
+if TYPE_CHECKING:
+    from greenroom.core.artifact_file import ArtifactFile
+    from greenroom.replay import RoutingTrace
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.argument("named", metavar="[MODEL]", required=False),
+    click.option(
+        "--prompts",
+        "file",
+        type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+        help="Run these prompts, like those to come: one a line, text or JSON with `prompt` or `messages`; - is stdin.",
+    ),
+    click.option(
+        "--trace",
+        "traces",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Take recorded routing instead, an .npz of `greenroom trace`; may be given several times.",
+    ),
+    click.option("--max-tokens", default=128, show_default=True, help="Most tokens of an answer, with --prompts."),
+    click.option("--concurrency", default=8, show_default=True, help="Sequences at once, with --prompts."),
+    click.option("--raw", is_flag=True, help="Complete the text as it is, without the chat template."),
+)
+
+
+def source_options(command: F) -> F:
+    """All of them, and the model's."""
+    command = model_options(command)
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Of one model, whose name it is, or ""."""
+
+    traces: list[RoutingTrace]
+    model: str
+    experts_per_layer: tuple[int, ...]
+
+
+def check_source(options: dict[str, Any], out: Path) -> None:
+    """What can be refused before anything is run. Raises click.UsageError, click.BadParameter."""
+    named, model = options["named"], options["model"]
+    if named is not None and model not in (None, named):
+        raise click.UsageError(f"MODEL is {named}, and --model is {model}: give one of them")
+    if (options["file"] is None) == (not options["traces"]):
+        raise click.UsageError("give either --prompts, to run them, or --trace, of routing that was recorded")
+    if not out.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+
+
+def recorded_of(options: dict[str, Any]) -> Recorded:
+    """Takes the options of ``source_options``; runs the prompts, with a progress bar. Raises InvalidConfig,
+    InvalidRequest, click.UsageError."""
+    from greenroom.core.errors import InvalidConfig
+    from greenroom.replay import RoutingTrace
+
+    named, file, paths = options.pop("named"), options.pop("file"), options.pop("traces")
+    model = options["model"] = named or options["model"]
+    asked = {name: options.pop(name) for name in ("max_tokens", "concurrency", "raw")}
+    traces = [_run(file, options, **asked)] if file is not None else [RoutingTrace.load(path) for path in paths]
+    shapes = [tuple(one.experts_per_layer.tolist()) for one in traces]
+    if len(set(shapes)) > 1:
+        raise InvalidConfig("trace", " and ".join(f"{len(one)} layers" for one in shapes), "traces of one model")
+    names = {one.model for one in traces if one.model}
+    return Recorded(traces, names.pop() if len(names) == 1 else model or "", shapes[0])
+
+
+def write_artifact(made: ArtifactFile, out: Path) -> None:
+    """Raises InvalidConfig where it can not be written."""
+    from greenroom.core.errors import InvalidConfig
+
+    try:
+        made.write(out)
+    except OSError as error:
+        raise InvalidConfig("out", str(out), f"it must be a place that can be written: {error.strerror}") from error
+
+
+def _run(file: Path, options: dict[str, Any], *, max_tokens: int, concurrency: int, raw: bool) -> RoutingTrace:
+    prompts = read_prompts(file)
+    if not prompts:
+        raise click.UsageError("no prompts in the file")
+    options["max_running"] = concurrency
+    config = worker_config(options)
+
+    # torch takes seconds: what can be refused without it, was.
+    from greenroom.cli.recording import record, requests_of
+    from greenroom.core.generation import SamplingParams
+    from greenroom.worker.worker import Worker
+
+    with Worker(config) as worker:
+        click.echo(worker.describe(), err=True)
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        asked = requests_of(worker, prompts, sampling, raw=raw, system=None, skip_too_long=True)
+        trace, _ = record(worker, asked)
+    return trace

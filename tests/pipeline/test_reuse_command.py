@@ -1,0 +1,94 @@
+"""From recorded routing or prompts to the coefficients of the policy reuse, and from them to a replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from greenroom.cli import main
+from greenroom.core.reuse_file import ReuseFile
+from greenroom.replay import RoutingTrace
+
+pytestmark = pytest.mark.usefixtures("pack_cache")
+
+LAYERS, EXPERTS = 4, 8
+
+
+def run(*arguments: str, text: str | None = None, status: int = 0) -> str:
+    result = CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def in_circles(path: Path, sequences: int, tokens: int, *, seed: int, layers: int = LAYERS) -> str:
+    """Who used expert e uses e + 1 next. Returns where it is kept."""
+    starts = np.random.default_rng(seed).integers(EXPERTS, size=(sequences, 1, layers))
+    picks = (starts + np.arange(tokens)[None, :, None]) % EXPERTS
+    experts = picks.reshape(-1, layers, 1).astype(np.uint8)
+    RoutingTrace(experts, np.arange(sequences + 1) * tokens, EXPERTS, model="circles").save(path)
+    return str(path)
+
+
+def test_coefficients_are_fitted_to_traces_shown_and_replayed_with(tmp_path: Path) -> None:
+    out, figures = str(tmp_path / "r.safetensors"), tmp_path / "f.json"
+    monday, tuesday = (in_circles(tmp_path / f"{seed}.npz", 20, 30, seed=seed) for seed in (0, 1))
+    said = run("reuse", "fit", "--trace", monday, "--trace", tuesday, "--out", out)
+    assert "averages and the last two tokens' picks, fitted to 40 sequences of circles, 4 layers × 8 experts" in said
+    assert "average 0.97" in run("reuse", "show", out)
+    shown = json.loads(run("reuse", "show", out, "--json"))
+    assert (shown["sequences"], shown["uses"], len(shown["mean_weights"])) == (40, "followers", 6)
+    later = in_circles(tmp_path / "later.npz", 10, 40, seed=7)
+    common = ("replay", later, "--policy", "reuse", "--policy", "lru", "--budget", "50%", "--jobs", "1")
+    rates = []
+    for more in ((), ("--reuse", out)):
+        run(*common, *more, "--json", str(figures))
+        cells = {cell["policy"]: cell for cell in json.loads(figures.read_text())["cells"]}
+        rates.append(cells["reuse"]["hit_rate"])
+    assert cells["lru"]["hit_rate"] < 0.05, "eight in a circle and room for four"
+    assert rates[1] > max(rates[0], cells["lru"]["hit_rate"]) + 0.1
+    assert rates[1] > cells["belady"]["hit_rate"] / 3
+
+
+def test_coefficients_are_fitted_to_prompts_that_are_run(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.safetensors"
+    prompts = "\n".join(f"{number} and {number + 1} make" for number in range(24))
+    said = run(
+        "reuse", "fit", str(checkpoint), "--prompts", "-", "--raw", "--max-tokens", "40", "--averages-only",
+        "--rounds", "1", "--expert-memory", "100%", "--out", str(out), text=prompts,
+    )  # fmt: skip
+    assert f"averages, fitted to 24 sequences of {checkpoint}," in said
+    assert len(ReuseFile.read(out).followers) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "either --prompts, to run them, or --trace"),
+        (("--trace", "TRACE", "--out", "/nowhere/r"), "there is no folder /nowhere"),
+        (("--trace", "TRACE", "--trace", "OTHER"), "traces of one model"),
+        (("--trace", "SHORT"), "tokens to learn from"),
+    ],
+)
+def test_mistakes_are_explained(arguments: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    files = {
+        "TRACE": in_circles(tmp_path / "t.npz", 20, 30, seed=0),
+        "OTHER": in_circles(tmp_path / "o.npz", 20, 30, seed=0, layers=2),
+        "SHORT": in_circles(tmp_path / "s.npz", 3, 10, seed=0),
+    }
+    result = CliRunner().invoke(main, ["reuse", "fit", *(files.get(one, one) for one in arguments)])
+    assert result.exit_code != 0
+    assert why in result.output + str(result.exception)
+
+
+def test_coefficients_of_another_model_and_what_are_none_are_refused(tmp_path: Path) -> None:
+    out, none = tmp_path / "r.safetensors", tmp_path / "none"
+    run("reuse", "fit", "--trace", in_circles(tmp_path / "t.npz", 20, 30, seed=0, layers=2), "--out", str(out))
+    later = in_circles(tmp_path / "later.npz", 2, 5, seed=0)
+    assert "one of this model, 4 layers" in run("replay", later, "--policy", "reuse", "--reuse", str(out), status=1)
+    none.write_bytes(b"nothing")
+    assert "`greenroom reuse fit` made" in run("replay", later, "--policy", "reuse", "--reuse", str(none), status=1)
