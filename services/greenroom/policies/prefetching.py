@@ -16,12 +16,9 @@ from greenroom.policies.lfu import Lfu
 from greenroom.policies.lru import Lru
 from greenroom.policies.next_use import NextUse
 from greenroom.policies.ranking import RankingPolicy
-from greenroom.policies.reuse_retention import ReuseRetention
 from greenroom.policies.selection import Worth, lowest
 
-RETENTIONS: Final[dict[str, type[RankingPolicy]]] = {
-    "decayed": Decayed, "lfu": Lfu, "lru": Lru, "next-use": NextUse, "reuse": ReuseRetention
-}  # fmt: skip
+RETENTIONS: Final[dict[str, type[RankingPolicy]]] = {"decayed": Decayed, "lfu": Lfu, "lru": Lru, "next-use": NextUse}
 
 
 class PrefetchingPolicy(ExpertPolicy):
@@ -35,12 +32,15 @@ class PrefetchingPolicy(ExpertPolicy):
     def __init__(self, catalogue: Catalogue, *, retention: str, evict: bool) -> None:
         """Raises UnknownName for a retention that is not known."""
         super().__init__(catalogue)
-        if retention not in RETENTIONS:
-            raise UnknownName("retention", retention, RETENTIONS)
-        self.retention: RankingPolicy = RETENTIONS[retention](catalogue)
+        self.retention: RankingPolicy = self._rule(retention)
         self._may_evict: Mask | None = None if evict else np.zeros(catalogue.size, dtype=np.bool_)
         self._wanted: Mask = np.zeros(catalogue.size, dtype=np.bool_)
         self._wants_any = False
+
+    def _rule(self, name: str) -> RankingPolicy:
+        if name not in RETENTIONS:
+            raise UnknownName("retention", name, RETENTIONS)
+        return RETENTIONS[name](self.catalogue)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self.retention.on_layer_routed(routing)

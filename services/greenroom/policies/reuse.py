@@ -9,6 +9,7 @@ from greenroom.policies.arrays import Counts, Scores
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Artifact, LayerRouting, SequenceEnd
 from greenroom.policies.look_ahead import LookAhead
+from greenroom.policies.ranking import RankingPolicy
 from greenroom.policies.reuse_chances import REUSE
 from greenroom.policies.reuse_retention import ReuseRetention
 
@@ -29,11 +30,13 @@ class Reuse(LookAhead):
 
     def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.7, evict: bool = True) -> None:
         """Raises InvalidConfig for values out of range."""
-        super().__init__(catalogue, layers=layers, least=least, retention=REUSE, evict=evict)
-        assert isinstance(self.retention, ReuseRetention)
-        self.reuse: ReuseRetention = self.retention
+        self.reuse = ReuseRetention(catalogue)
+        super().__init__(catalogue, layers=layers, least=least, evict=evict)
         after = catalogue.layer_of - np.arange(catalogue.layers)[:, None]
         self._decays: Scores = np.where(after > 0, 1 - after / catalogue.layers, 0).astype(np.float32)
+
+    def _rule(self, name: str) -> RankingPolicy:
+        return self.reuse
 
     @property
     def version(self) -> str:
