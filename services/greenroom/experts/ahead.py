@@ -10,7 +10,7 @@ from greenroom.experts.counters import Counters
 from greenroom.experts.ledger import Ledger, State
 from greenroom.experts.room import Room
 from greenroom.experts.tiers import Tiers
-from greenroom.policies.arrays import Mask
+from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.events import Reason, Tier
 from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
 
@@ -162,18 +162,30 @@ class _Lane(ABC):
 
     def _prefetches(self, prefetch: Prefetch) -> bool:
         """False where the policy would rather keep what is there."""
-        wanted = np.flatnonzero((prefetch.priority > 0) & self._absent())
-        for key in wanted[np.argsort(-prefetch.priority[wanted], kind="stable")].tolist():
+        for key in self._in_order(prefetch).tolist():
             if self._full():
                 return True
             if not self._ledger.free:
                 evictable = self._ledger.evictable()
-                if not evictable.any() or not (prefetch.may_evict is None or prefetch.may_evict[key]):
-                    continue
+                if not evictable.any():
+                    return True
                 if not self._make_room(key, Reason.PREFETCH, evictable):
                     return False
             self._queue(key, Reason.PREFETCH, float(prefetch.priority[key]))
         return True
+
+    def _in_order(self, prefetch: Prefetch) -> Keys:
+        """Whom to fetch, the most urgent first: of those that may displace nobody as many as there are free slots for."""
+        free = self._ledger.free
+        absent = self._absent()
+        if not free and prefetch.may_evict is not None:
+            absent &= prefetch.may_evict
+        wanted = np.flatnonzero(absent & (prefetch.priority > 0))
+        wanted = wanted[np.argsort(-prefetch.priority[wanted], kind="stable")]
+        if not free or prefetch.may_evict is None:
+            return wanted
+        later = wanted[free:]
+        return np.concatenate((wanted[:free], later[prefetch.may_evict[later]]))
 
     def _targets(self, target: Target) -> bool:
         """False as above."""
