@@ -20,6 +20,7 @@ from greenroom.replay import RoutingTrace
 from greenroom.replay.activations import activation_matrices
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.worker import Worker
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
 
@@ -194,6 +195,18 @@ def test_a_collection_of_traces_that_name_no_model_has_the_one_that_was_given(tm
     path, out = tmp_path / "t.npz", str(tmp_path / "e.safetensors")
     replace(of_kinds(4, 5, seed=2), model="").save(path)
     assert "4 sequences of owner/mine," in run("eamc", "build", "owner/mine", "--trace", str(path), "--out", out)
+
+
+async def test_a_worker_begins_with_the_first_layers_and_fills_the_host_while_nothing_runs(checkpoint: Path) -> None:
+    config = WorkerConfig(
+        str(checkpoint), policy="moe-infinity", expert_memory="25%", host_memory="50%", warm_start=False
+    )
+    with Worker(config) as worker:
+        device, host = worker.experts.device, worker.experts.host
+        assert host is not None
+        assert np.flatnonzero(device.resident).tolist() == list(range(6))
+        await until(lambda: np.flatnonzero(host.resident).tolist() == list(range(6, 18)))
+        assert worker.loop.wait_idle(20)
 
 
 def test_a_file_comes_back_as_it_was_and_nonsense_does_not_go_in(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -14,6 +16,9 @@ from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.events import Reason, Tier
 from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
 
+_FILL_QUEUED = 64
+"""Enough for any link, and few enough to look through."""
+
 
 class AheadFetcher:
     """Keeps up to ``queue_ahead`` of what the policy wants on the device queued, the most urgent first, and up to as
@@ -21,7 +26,8 @@ class AheadFetcher:
 
     Few, so that what is not queued yet can still be reordered, and what is queued taken back. What is wanted on the
     host stands behind what is bound for the device, on the link and for the host's slots. Where there is no host tier
-    wants for it are left alone.
+    wants for it are left alone. What the host begins with comes last: it is tried once, and takes the place of nobody
+    but of copies that the device has too.
     """
 
     def __init__(self, policy: ExpertPolicy, tiers: Tiers, room: Room, counters: Counters, queue_ahead: int) -> None:
@@ -30,6 +36,19 @@ class AheadFetcher:
         self._to_device = _ToDevice(tiers, room, counters, queue_ahead)
         self._to_host = None if tiers.host is None else _ToHost(tiers, tiers.host, room, counters, queue_ahead)
         self._seen: tuple[Prefetch | None, Target | None] = (None, None)
+        self._fill: deque[int] = deque()
+
+    def fill_host(self, keys: Iterable[int]) -> None:
+        """Begin to fill the host with these, the first first, but for those that are on the device."""
+        if self._to_host is not None:
+            self._fill.extend(keys)
+            self.fill()
+
+    def fill(self) -> bool:
+        """Queue more of the host's first fill, as there is place for it; False where none is left to queue."""
+        if self._fill and self._to_host is not None:
+            self._to_host.fill(self._fill)
+        return bool(self._fill)
 
     def pump(self, *, freed: bool = False) -> None:
         """Look at the wants and queue what there is place for. Cheap where there are none.
@@ -37,6 +56,8 @@ class AheadFetcher:
         What the policy has refused to make room for is dropped until it wants something else, or until others may
         leave than could then (``freed``).
         """
+        if self._fill:
+            self.fill()
         if self._policy.prefetch is None and self._policy.target is None and self._seen == (None, None):
             return
         self.reorder()
@@ -119,7 +140,7 @@ class _Lane(ABC):
     def reorder(self, prefetch: Prefetch | None, target: Target | None) -> None:
         for key in np.flatnonzero((self._ledger.state == State.LOADING) & self._unused()).tolist():
             job = self._tiers.queued_ahead(key)
-            if job is None:
+            if job is None or job.reason is Reason.FILL:
                 continue
             if job.reason is Reason.TARGET:
                 wanted = target is not None and bool(target.wanted[key])
@@ -175,7 +196,7 @@ class _Lane(ABC):
         return True
 
     def _in_order(self, prefetch: Prefetch) -> Keys:
-        """Whom to fetch, the most urgent first: of those that may displace nobody as many as there are free slots for."""
+        """Whom to fetch, the most urgent first; of those that may displace nobody as many as there are free slots."""
         free = self._ledger.free
         absent = self._absent()
         if not free and prefetch.may_evict is not None:
@@ -269,6 +290,20 @@ class _ToHost(_Lane):
 
     def _evict_others(self, target: Target) -> None:
         self._room.evict_from_host(np.flatnonzero(self._ledger.evictable() & ~target.wanted))
+
+    def fill(self, keys: deque[int]) -> None:
+        """Take those off ``keys`` that are queued or on a tier already; all where there is no place any more."""
+        absent = self._absent()
+        while keys and not self._tiers.short_of_host_room and self._tiers.moving_to_host < _FILL_QUEUED:
+            key = keys.popleft()
+            if absent[key] and (self._ledger.free or self._displace_copy(key)):
+                self._queue(key, Reason.FILL, 0.0)
+            elif absent[key]:
+                keys.clear()
+
+    def _displace_copy(self, key: int) -> bool:
+        copies = self._ledger.evictable() & self._tiers.device.resident
+        return bool(copies.any()) and self._make_room(key, Reason.FILL, copies)
 
     def _queue(self, key: int, reason: Reason, priority: float) -> None:
         self._tiers.fetch_to_host(key, reason, priority)

@@ -7,7 +7,7 @@ Three concerns meet here and live elsewhere: bookkeeping (``ledger``), deciding 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -382,6 +382,10 @@ class ExpertEngine:
         if "report" in self.policy.hooks and (report := self.policy.report(sequence)) and self.listener is not None:
             self.listener.sequence_reported(sequence, report)
 
+    def idle(self) -> bool:
+        self._demand.deliver()
+        return self._ahead.fill() or self._tiers.moving_to_host > 0
+
     def audit_idle(self) -> None:
         """As ``audit``, while nothing waits or runs; what still landed is booked first."""
         self._demand.deliver()
@@ -422,6 +426,13 @@ class ExpertEngine:
         if progress is not None:
             progress(len(landed))
         return landed
+
+    def fill_host(self, keys: Iterable[int]) -> None:
+        """Fill the host with those of these that are not on the device, the first first: slots that are free, or hold
+        what the device has too. It goes on while layers run and while nothing does (``idle``), behind everything else
+        on the link. Without a host tier nothing is done.
+        """
+        self._ahead.fill_host(keys)
 
     def resident_keys(self) -> Keys:
         """Who is on the device, ascending."""

@@ -88,6 +88,10 @@ class SequenceObserver(Protocol):
         """The share of the routing of its ``rows`` that was approximate; asked once, before it is told of the end."""
         ...
 
+    def idle(self) -> bool:
+        """Nothing waits or runs: what there is time for now may go on. True where there is more of it in a while."""
+        ...
+
     def audit_idle(self) -> None:
         """Nothing waits or runs. Raises GreenroomError where something is held all the same."""
         ...
@@ -356,6 +360,10 @@ class BatchEngine:
         self.stats.kv_reserved_bytes = self.kv.reserved_bytes
         self.stats.kv_peak_bytes = self.kv.peak_bytes
         return self.stats.snapshot()
+
+    def idle(self) -> bool:
+        """Nothing waits or runs; True where the observer has more to do in a while."""
+        return self._observer is not None and self._observer.idle()
 
     def audit(self) -> None:
         """Raises AuditError or KVAuditError, saying which, where an invariant does not hold."""

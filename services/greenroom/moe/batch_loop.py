@@ -16,6 +16,7 @@ from greenroom.moe.sequence import OnEvent, Sequence
 log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 30.0
+_BACKGROUND_WAIT_S = 0.02
 _STALL_WAIT_S = 0.02
 
 
@@ -184,7 +185,7 @@ class BatchLoop:
         self._idle = True
         self._changed.notify_all()
         while not (self._inbox or self._cancelled or self._drain_until is not None):
-            self._changed.wait(_IDLE_WAIT_S)
+            self._changed.wait(_BACKGROUND_WAIT_S if self.engine.idle() else _IDLE_WAIT_S)
         self._idle = False
 
     def _wait_for_policy(self) -> None:

@@ -51,6 +51,8 @@ class Reason(StrEnum):
     """The policy's ``prefetch`` priorities."""
     TARGET = "target"
     """The policy's ``target`` set, or what was resident before a restart."""
+    FILL = "fill"
+    """What the host holds at the start. Only what the device has too makes room for it."""
     BUDGET = "budget"
     """The tier's budget shrank."""
 

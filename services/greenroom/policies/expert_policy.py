@@ -165,6 +165,14 @@ class ExpertPolicy(ABC):
         """
         return None
 
+    def fill_order(self) -> Keys | None:
+        """In which order the tiers are filled at the start: a permutation of all keys, of which the device gets as many
+        as it holds, behind what is wanted or remembered there, and the host those after them.
+
+        None: the device alone, with expert 0 of every layer, expert 1 of every layer, and so on.
+        """
+        return None
+
     def take_requests(self) -> tuple[PredictionRequest, ...]:
         """Requests for predictions since the last call, at most one of a kind: the newest. Empties them."""
         if not self._requests:

@@ -128,6 +128,10 @@ class MoeInfinity(ExpertPolicy):
             return NO_KEYS
         return victims
 
+    def fill_order(self) -> Keys:
+        """Layer after layer (§6.1)."""
+        return np.arange(self.catalogue.size)
+
     def report(self, sequence: int) -> Mapping[str, float]:
         recall = self._recall.of(sequence)
         return {} if recall is None else {RECALL: recall}

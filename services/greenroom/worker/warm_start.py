@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from greenroom.policies.arrays import Keys
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Tier
 from greenroom.policies.expert_policy import Target
@@ -50,10 +51,12 @@ class ResidentSetFile:
                 partial.unlink(missing_ok=True)
 
 
-def first_residents(catalogue: Catalogue, remembered: Sequence[int], target: Target | None = None) -> list[int]:
-    """All keys: those that the policy wants on the device already, the remembered ones, then expert 0 of every layer,
-    expert 1 of every layer, and so on."""
+def first_residents(
+    catalogue: Catalogue, remembered: Sequence[int], target: Target | None = None, order: Keys | None = None
+) -> list[int]:
+    """All keys: those that the policy wants on the device already, the remembered ones, then the others in the policy's
+    ``order``; without one expert 0 of every layer, expert 1 of every layer, and so on."""
     wanted = [] if target is None or target.tier is not Tier.DEVICE else np.flatnonzero(target.wanted).tolist()
     known = dict.fromkeys([*wanted, *remembered])
-    others = np.lexsort((catalogue.layer_of, catalogue.index_of)).tolist()
+    others = (np.lexsort((catalogue.layer_of, catalogue.index_of)) if order is None else order).tolist()
     return [*known, *(key for key in others if key not in known)]

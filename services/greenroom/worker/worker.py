@@ -33,8 +33,8 @@ from greenroom.moe.loading import LoadedMoE, attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.products import describe_products
 from greenroom.moe.ragged import RaggedModel
-from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.artifacts import artifact_of
+from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
@@ -142,7 +142,8 @@ class Worker:
         engine = ExpertEngine(self.pack, catalogue, policy, slots, hardware=hardware)
         try:
             remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
-            wanted = first_residents(catalogue, remembered, policy.target)
+            order = policy.fill_order()
+            wanted = first_residents(catalogue, remembered, policy.target, order)
             with tqdm(
                 total=min(len(wanted), engine.device.slots),
                 desc="loading experts",
@@ -150,6 +151,8 @@ class Worker:
                 disable=not self._shows_progress,
             ) as bar:
                 engine.preload(wanted, bar.update)
+            if order is not None:
+                engine.fill_host(order.tolist())
         except BaseException:
             engine.close()
             raise

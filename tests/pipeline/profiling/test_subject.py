@@ -72,6 +72,9 @@ class Observer:
     def approximated(self, sequence: int, rows: int) -> float:
         return rows / 100
 
+    def idle(self) -> bool:
+        return False
+
     def audit_idle(self) -> None: ...
 
 

@@ -370,6 +370,9 @@ class Recorder:
     def approximated(self, sequence: int, rows: int) -> float:
         return 0.0
 
+    def idle(self) -> bool:
+        return False
+
     def audit_idle(self) -> None:
         pass
 

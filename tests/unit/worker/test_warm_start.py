@@ -40,6 +40,7 @@ def test_the_others_follow_layer_by_layer_in_turn() -> None:
     assert first_residents(CATALOGUE, []) == [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
     assert first_residents(CATALOGUE, [9, 2, 9])[:4] == [9, 2, 0, 4]
     assert sorted(first_residents(CATALOGUE, [9, 2])) == list(range(12))
+    assert first_residents(CATALOGUE, [9, 2], order=np.arange(12))[:5] == [9, 2, 0, 1, 3]
 
 
 def test_what_the_policy_wants_on_the_device_comes_first() -> None:
