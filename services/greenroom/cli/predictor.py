@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.building_options import building_from, building_options
 from greenroom.cli.service_options import (
     dialer_options,
     endpoint_from,
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds that a learned forecast may take; then statistics answer.",
 )
+@building_options
 def predictor(
     state_dir: Path | None,
     half_life: float,
@@ -126,13 +128,15 @@ def predictor(
     was learnt is kept, then it ends.
 
     Predictors are trained in a process of their own, at the lowest priority; until one is there, statistics answer.
-    `greenroom predictor-train` trains one from a recorded trace.
+    `greenroom predictor-train` trains one from a recorded trace. In the same way it rebuilds what the expert policies
+    moe-infinity and reuse predict by, when they foresee badly; workers take the new version while they serve.
 
     \b
     Examples:
       greenroom predictor --brokers kafka:9092 --listen 0.0.0.0:7002 --state-dir /var/lib/greenroom/predictor
       greenroom predictor --state-dir ./predictor --half-life 100 --publish-every 32
       greenroom predictor --state-dir ./predictor --learn emoe-a,emoe-l --learn-after 500
+      greenroom predictor --state-dir ./predictor --eamc-after 50 --eamc-least 0.4
     """
     from greenroom.cli.service_process import live
     from greenroom.core.units import parse_bytes
@@ -152,6 +156,7 @@ def predictor(
         asked_within_s=learn_asked_within,
         forecast_s=learn_forecast_timeout,
     )
+    building = building_from(options)
     config = PredictorConfig(
         state_dir=state_dir,
         half_life_sequences=half_life,
@@ -160,6 +165,7 @@ def predictor(
         keep=keep,
         max_bytes=parse_bytes(max_memory, field="max_memory"),
         learning=learning,
+        building=building,
     )
 
     endpoint = endpoint_from(options)

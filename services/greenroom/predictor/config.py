@@ -8,6 +8,7 @@ from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import KIB, MIB
+from greenroom.predictor.building.config import BuildingConfig
 from greenroom.predictor.learned.config import LearningConfig
 
 
@@ -24,6 +25,7 @@ class PredictorConfig:
     artifact's parts on the wire. ``retry_s``, ``max_retry_s``: the first and the longest wait before something that
     failed is tried again. ``revoke_s``: how long a partition that goes to another instance is held for a last version.
     ``append_timeout_s``, ``lag_every_s``: as their names say. ``learning``: what is learnt beside statistics.
+    ``building``: what is made for the expert policies of workers.
     """
 
     state_dir: Path | None = None
@@ -42,6 +44,7 @@ class PredictorConfig:
     max_retry_s: float = 5.0
     lag_every_s: float = 5.0
     learning: LearningConfig = field(default_factory=LearningConfig)
+    building: BuildingConfig = field(default_factory=BuildingConfig)
 
     def __post_init__(self) -> None:
         if not self.group:

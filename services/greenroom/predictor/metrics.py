@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from greenroom.predictor.building.config import BUILT_KINDS
 from greenroom.predictor.learned.config import LEARNED_KINDS
 from greenroom.predictor.serving import Source
 
@@ -78,6 +79,7 @@ class PredictorMetrics:
             ["model_name", "kind"],
             registry=registry,
         )
+        self._register_building(registry)
         for kind in LEARNED_KINDS:
             for result in ("published", "withheld", "failed", "timed_out"):
                 self._trainings.labels(kind, result)
@@ -87,6 +89,46 @@ class PredictorMetrics:
             self._evicted.labels(what)
         for source in Source:
             self._forecasts.labels(source.value)
+
+    def _register_building(self, registry: CollectorRegistry) -> None:
+        self.building = Histogram(
+            "greenroom_predictor_build_seconds",
+            "To make an artifact of an expert policy",
+            buckets=_TRAINING_SECONDS,
+            registry=registry,
+        )
+        self.unbuildable = Counter(
+            "greenroom_predictor_unbuildable", "Sequences that no artifact can be made of", registry=registry
+        )
+        self._builds = Counter(
+            "greenroom_predictor_builds",
+            "Artifacts of expert policies, by how their making ended",
+            ["kind", "result"],
+            registry=registry,
+        )
+        self._recorded = Counter(
+            "greenroom_predictor_recorded_sequences",
+            "Sequences kept for artifacts; low: those that were foreseen badly",
+            ["kind", "recall"],
+            registry=registry,
+        )
+        self._building_sequences = Gauge(
+            "greenroom_predictor_building_sequences", "Sequences that are kept for artifacts", registry=registry
+        )
+        self._building_bytes = Gauge(
+            "greenroom_predictor_building_bytes", "What they take in memory", registry=registry
+        )
+        self._serving_built = Gauge(
+            "greenroom_predictor_serving_built_version",
+            "The version of an expert policy's artifact that workers are given",
+            ["model_name", "kind"],
+            registry=registry,
+        )
+        for kind in BUILT_KINDS:
+            for result in ("published", "failed", "timed_out"):
+                self._builds.labels(kind, result)
+            for recall in ("low", "other"):
+                self._recorded.labels(kind, recall)
 
     def evicted(self, what: str) -> None:
         self._evicted.labels(what).inc()
@@ -115,6 +157,22 @@ class PredictorMetrics:
 
     def not_serving_learned(self, model: str, kind: str) -> None:
         self._serving_learned.remove(model, kind)
+
+    def built(self, kind: str, result: str) -> None:
+        self._builds.labels(kind, result).inc()
+
+    def recorded(self, kind: str, low: bool) -> None:
+        self._recorded.labels(kind, "low" if low else "other").inc()
+
+    def building_from(self, sequences: int, nbytes: int) -> None:
+        self._building_sequences.set(sequences)
+        self._building_bytes.set(nbytes)
+
+    def serving_built(self, model: str, kind: str, version: int) -> None:
+        self._serving_built.labels(model, kind).set(version)
+
+    def not_serving_built(self, model: str, kind: str) -> None:
+        self._serving_built.remove(model, kind)
 
     def lag(self, partition: int, records: int) -> None:
         self._lag.labels(str(partition)).set(records)

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.messages import DeadLetter, Trace, Undecodable, decode, encode, without_payload
@@ -17,6 +17,9 @@ from greenroom.fabric.held import HeldPartitions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
+from greenroom.predictor.building.builder import Builder, keep
+from greenroom.predictor.building.jobs import BUILDER
+from greenroom.predictor.building.kinds import Kept
 from greenroom.predictor.config import PredictorConfig
 from greenroom.predictor.counts import BadTrace, SequenceCounts, count, picks_of
 from greenroom.predictor.learned.config import LEARNED_KINDS
@@ -57,8 +60,10 @@ class PredictorService(Runner):
         *,
         after_publish: Callable[[], None] | None = None,
         trainer: Sequence[str] = TRAINER,
+        maker: Sequence[str] = BUILDER,
     ) -> None:
-        """``trainer``: the command that trains learned predictors. Raises InvalidConfig."""
+        """``trainer``: the command that trains learned predictors; ``maker``: the one that makes artifacts of expert
+        policies. Raises InvalidConfig."""
         super().__init__("predictor")
         self._config = config
         self._log = log
@@ -68,6 +73,9 @@ class PredictorService(Runner):
         self.publisher = Publisher(self.library, store, metrics)
         self.learner = Learner(
             config.learning, metrics, state_dir=config.state_dir, keep=config.keep, command=trainer
+        )  # fmt: skip
+        self.builder = Builder(
+            config.building, metrics, state_dir=config.state_dir, keep=config.keep, command=maker
         )  # fmt: skip
         self._consumer: GroupConsumer | None = None
         self._held = HeldPartitions(TRACES)
@@ -97,16 +105,17 @@ class PredictorService(Runner):
         await self.publisher.open()
         try:
             await self.learner.open()
+            await self.builder.open()
             self._consumer = self._log.group(TRACES, self._config.group, self)
             async with self._consumer as consumer:
                 self.begun.set()
                 async with asyncio.TaskGroup() as tasks:
                     reading = tasks.create_task(self._read_always(consumer))
                     others = [tasks.create_task(self._publish_always()), tasks.create_task(self._watch_lag())]
-                    learning = tasks.create_task(self.learner.run())
+                    making = [tasks.create_task(self.learner.run()), tasks.create_task(self.builder.run())]
                     await self.ending.wait()
-                    reading.cancel()
-                    learning.cancel()
+                    for one in (reading, *making):
+                        one.cancel()
                     await self._settle(self.drain_s)
                     for other in others:
                         other.cancel()
@@ -114,6 +123,7 @@ class PredictorService(Runner):
             raise group.exceptions[0] from group
         finally:
             await self.learner.close()
+            await self.builder.close()
             await self.publisher.close()
 
     @property
@@ -130,7 +140,8 @@ class PredictorService(Runner):
         """The artifacts of one kind; empty: of statistics. Raises InvalidRequest."""
         if kind in ("", STATISTICS):
             return self.publisher
-        return self.learner.shelves[_learned(kind, "kind")]
+        shelves: Mapping[str, Shelf[Any, Any]] = {**self.learner.shelves, **self.builder.shelves}
+        return shelves[_known(kind, "kind", tuple(shelves))]
 
     async def forecast(
         self, model: str, task_type: str, previous: bytes, predictor: str = "", within_s: float = math.inf
@@ -140,7 +151,7 @@ class PredictorService(Runner):
         began = time.perf_counter()
         forecast = None
         if predictor not in ("", STATISTICS):
-            kind = _learned(predictor, "predictor")
+            kind = _known(predictor, "predictor", LEARNED_KINDS)
             known = self.publisher.showcase.models.get(model)
             shape = None if known is None else known.snapshot.shape
             answer = await self.learner.forecast(model, task_type, previous, kind, shape, within_s)
@@ -183,22 +194,21 @@ class PredictorService(Runner):
         try:
             trace = _decode(record)
             self.library.check(trace)
-            counts, sample = await asyncio.to_thread(_counted, trace, self.learner.wants_samples)
+            kinds = self.builder.wants(trace.model)
+            counted = await asyncio.to_thread(_counted, trace, self.learner.wants_samples, kinds)
         except (Undecodable, BadTrace) as error:
             await self._bury(record, error)
             tracker.finish(record.offset)
             return
         async with self.publisher.learning:
-            self._learn(record, tracker, trace, counts, sample)
+            self._learn(record, tracker, trace, counted)
 
     def _holds(self, record: Record, tracker: PrefixTracker) -> bool:
         """Whether it still is this instance's to learn: its partition may go while it waits, and come back, and is
         then read again."""
         return self._held.trackers.get(record.partition) is tracker
 
-    def _learn(
-        self, record: Record, tracker: PrefixTracker, trace: Trace, counts: SequenceCounts, sample: Sample | None
-    ) -> None:
+    def _learn(self, record: Record, tracker: PrefixTracker, trace: Trace, counted: _Counted) -> None:
         if not self._holds(record, tracker):
             return
         if self.library.has_seen(trace.model, trace.request_id):
@@ -211,10 +221,11 @@ class PredictorService(Runner):
             tracker.finish(record.offset)
             return
         else:
-            for gone in self.library.learn(trace, counts):
+            for gone in self.library.learn(trace, counted.counts):
                 self._evicted(gone.model, gone.task_type)
-            if sample is not None:
-                self.learner.take(trace.model, sample)
+            if counted.sample is not None:
+                self.learner.take(trace.model, counted.sample)
+            self.builder.take(trace, counted.kept)
             self._metrics.sequences.inc()
             self._metrics.statistics_bytes.set(self.library.nbytes)
         self._wait_for_version(trace.model, tracker, record.offset)
@@ -328,6 +339,7 @@ class PredictorService(Runner):
         if model in self._forgotten:
             await self.publisher.forget(model)
             await self.learner.forget(model)
+            await self.builder.forget(model)
             self._forgotten.discard(model)
         await self.publisher.publish(model)
 
@@ -350,18 +362,28 @@ class PredictorService(Runner):
             await asyncio.sleep(self._config.lag_every_s)
 
 
-def _counted(trace: Trace, for_learning: bool) -> tuple[SequenceCounts, Sample | None]:
+class _Counted(NamedTuple):
+    """What is learnt from one trace, by whom: statistics, predictors, artifacts by kind."""
+
+    counts: SequenceCounts
+    sample: Sample | None
+    kept: Mapping[str, Kept | None]
+
+
+def _counted(trace: Trace, for_learning: bool, kinds: Sequence[str]) -> _Counted:
     """Raises BadTrace."""
     counts = count(trace)
-    if not for_learning or not trace.rows:
-        return counts, None
-    return counts, Sample(trace.task_type, count_slots(picks_of(trace), trace.num_experts))
+    if not trace.rows:
+        return _Counted(counts, None, {})
+    picks = picks_of(trace)
+    sample = Sample(trace.task_type, count_slots(picks, trace.num_experts)) if for_learning else None
+    return _Counted(counts, sample, keep(kinds, picks, trace.num_experts))
 
 
-def _learned(name: str, param: str) -> str:
+def _known(name: str, param: str, names: Sequence[str]) -> str:
     """Raises InvalidRequest, listing the names."""
-    if name not in LEARNED_KINDS:
-        known = ", ".join((STATISTICS, *LEARNED_KINDS))
+    if name not in names:
+        known = ", ".join((STATISTICS, *names))
         raise InvalidRequest(f"there is no {param} {name!r:.100}; known: {known}", param=param)
     return name
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 
 import grpc
+import xxhash
 
 from greenroom.core.errors import GreenroomError
 from greenroom.fabric.rpc import Context, Refused
@@ -52,6 +54,7 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
         context: Context,
     ) -> predictor_pb2.ListArtifactsResponse:
         infos, serving = self._service.shelf(request.kind).artifacts(request.model)
+        self._service.builder.asked(request.model, request.kind)
         return predictor_pb2.ListArtifactsResponse(artifacts=map(_artifact, infos), serving=serving)
 
     async def GetArtifact(
@@ -64,9 +67,11 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
             info, data = await self._service.shelf(request.kind).read(request.model, request.version)
         except NotKept as error:
             raise _not_found(error) from error
+        described = _artifact(info)
+        described.checksum = await asyncio.to_thread(xxhash.xxh3_128_hexdigest, data)
         for start in range(0, len(data), self._part_bytes):
             part = data[start : start + self._part_bytes]
-            yield predictor_pb2.ArtifactPart(artifact=None if start else _artifact(info), data=part)
+            yield predictor_pb2.ArtifactPart(artifact=None if start else described, data=part)
 
     async def RollBack(
         self,

@@ -114,6 +114,15 @@ class Shelf(Generic[A, S]):
     def _read(self, model: str, version: int) -> A:
         return self._store.codec.load(self._store.read(model, version))
 
+    async def _publish(self, artifact: A) -> ArtifactInfo:
+        """Keep the next version of its model, and serve it unless it is withheld or another pinned. The turn is taken.
+        Raises OSError, Damaged; then nothing has changed."""
+        prepared = await self._prepare(artifact)
+        info = await self._blocking(self._store.write, artifact)
+        if self._store.pinned(artifact.model) is None and not info.withheld:
+            self._serve(artifact, prepared)
+        return info
+
     async def _blocking(self, call: Callable[..., R], *arguments: object) -> R:
         """In a thread. Even if it is cancelled it does not return before the thread has, so the turn stays taken."""
         task = asyncio.ensure_future(asyncio.to_thread(call, *arguments))

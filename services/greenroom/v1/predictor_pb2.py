@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgreenroom/v1/predictor.proto\x12\x0cgreenroom.v1\"X\n\x0f\x46orecastRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttask_type\x18\x02 \x01(\t\x12\x10\n\x08previous\x18\x03 \x01(\x0c\x12\x11\n\tpredictor\x18\x04 \x01(\t\"}\n\x10\x46orecastResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x03 \x01(\r\x12\x14\n\x0c\x64istribution\x18\x04 \x01(\x0c\x12\x0e\n\x06source\x18\x05 \x01(\t\x12\x11\n\tsequences\x18\x06 \x01(\x04\"3\n\x14ListArtifactsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\"S\n\x15ListArtifactsResponse\x12)\n\tartifacts\x18\x01 \x03(\x0b\x32\x16.greenroom.v1.Artifact\x12\x0f\n\x07serving\x18\x02 \x01(\x04\"n\n\x08\x41rtifact\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x12\n\ncreated_ms\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x11\n\tsequences\x18\x06 \x01(\x04\"B\n\x12GetArtifactRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\"F\n\x0c\x41rtifactPart\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.greenroom.v1.Artifact\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"?\n\x0fRollBackRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\";\n\x10RollBackResponse\x12\'\n\x07serving\x18\x01 \x01(\x0b\x32\x16.greenroom.v1.Artifact2\xca\x02\n\tPredictor\x12I\n\x08\x46orecast\x12\x1d.greenroom.v1.ForecastRequest\x1a\x1e.greenroom.v1.ForecastResponse\x12X\n\rListArtifacts\x12\".greenroom.v1.ListArtifactsRequest\x1a#.greenroom.v1.ListArtifactsResponse\x12M\n\x0bGetArtifact\x12 .greenroom.v1.GetArtifactRequest\x1a\x1a.greenroom.v1.ArtifactPart0\x01\x12I\n\x08RollBack\x12\x1d.greenroom.v1.RollBackRequest\x1a\x1e.greenroom.v1.RollBackResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgreenroom/v1/predictor.proto\x12\x0cgreenroom.v1\"X\n\x0f\x46orecastRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttask_type\x18\x02 \x01(\t\x12\x10\n\x08previous\x18\x03 \x01(\x0c\x12\x11\n\tpredictor\x18\x04 \x01(\t\"}\n\x10\x46orecastResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x03 \x01(\r\x12\x14\n\x0c\x64istribution\x18\x04 \x01(\x0c\x12\x0e\n\x06source\x18\x05 \x01(\t\x12\x11\n\tsequences\x18\x06 \x01(\x04\"3\n\x14ListArtifactsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\"S\n\x15ListArtifactsResponse\x12)\n\tartifacts\x18\x01 \x03(\x0b\x32\x16.greenroom.v1.Artifact\x12\x0f\n\x07serving\x18\x02 \x01(\x04\"\x80\x01\n\x08\x41rtifact\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x12\n\ncreated_ms\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x11\n\tsequences\x18\x06 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\t\"B\n\x12GetArtifactRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\"F\n\x0c\x41rtifactPart\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.greenroom.v1.Artifact\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"?\n\x0fRollBackRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\";\n\x10RollBackResponse\x12\'\n\x07serving\x18\x01 \x01(\x0b\x32\x16.greenroom.v1.Artifact2\xca\x02\n\tPredictor\x12I\n\x08\x46orecast\x12\x1d.greenroom.v1.ForecastRequest\x1a\x1e.greenroom.v1.ForecastResponse\x12X\n\rListArtifacts\x12\".greenroom.v1.ListArtifactsRequest\x1a#.greenroom.v1.ListArtifactsResponse\x12M\n\x0bGetArtifact\x12 .greenroom.v1.GetArtifactRequest\x1a\x1a.greenroom.v1.ArtifactPart0\x01\x12I\n\x08RollBack\x12\x1d.greenroom.v1.RollBackRequest\x1a\x1e.greenroom.v1.RollBackResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,16 +39,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTARTIFACTSREQUEST']._serialized_end=314
   _globals['_LISTARTIFACTSRESPONSE']._serialized_start=316
   _globals['_LISTARTIFACTSRESPONSE']._serialized_end=399
-  _globals['_ARTIFACT']._serialized_start=401
-  _globals['_ARTIFACT']._serialized_end=511
-  _globals['_GETARTIFACTREQUEST']._serialized_start=513
-  _globals['_GETARTIFACTREQUEST']._serialized_end=579
-  _globals['_ARTIFACTPART']._serialized_start=581
-  _globals['_ARTIFACTPART']._serialized_end=651
-  _globals['_ROLLBACKREQUEST']._serialized_start=653
-  _globals['_ROLLBACKREQUEST']._serialized_end=716
-  _globals['_ROLLBACKRESPONSE']._serialized_start=718
-  _globals['_ROLLBACKRESPONSE']._serialized_end=777
-  _globals['_PREDICTOR']._serialized_start=780
-  _globals['_PREDICTOR']._serialized_end=1110
+  _globals['_ARTIFACT']._serialized_start=402
+  _globals['_ARTIFACT']._serialized_end=530
+  _globals['_GETARTIFACTREQUEST']._serialized_start=532
+  _globals['_GETARTIFACTREQUEST']._serialized_end=598
+  _globals['_ARTIFACTPART']._serialized_start=600
+  _globals['_ARTIFACTPART']._serialized_end=670
+  _globals['_ROLLBACKREQUEST']._serialized_start=672
+  _globals['_ROLLBACKREQUEST']._serialized_end=735
+  _globals['_ROLLBACKRESPONSE']._serialized_start=737
+  _globals['_ROLLBACKRESPONSE']._serialized_end=796
+  _globals['_PREDICTOR']._serialized_start=799
+  _globals['_PREDICTOR']._serialized_end=1129
 # @@protoc_insertion_point(module_scope)

@@ -99,7 +99,9 @@ class ListArtifactsRequest(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     kind: _builtins.str
-    """Empty: "statistics". Versions of each kind are counted by themselves."""
+    """Empty: "statistics". Versions of each kind are counted by themselves. Kinds that expert policies take ("eamc",
+    "reuse") are made of the model's traces for as long as someone asks for them.
+    """
     def __init__(
         self,
         *,
@@ -148,12 +150,15 @@ class Artifact(_message.Message):
     CREATED_MS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     model: _builtins.str
     kind: _builtins.str
     created_ms: _builtins.int
     bytes: _builtins.int
     sequences: _builtins.int
+    checksum: _builtins.str
+    """XXH3-128 of the file, in hexadecimal digits; only where the file comes along."""
     def __init__(
         self,
         *,
@@ -163,10 +168,11 @@ class Artifact(_message.Message):
         created_ms: _builtins.int = ...,
         bytes: _builtins.int = ...,
         sequences: _builtins.int = ...,
+        checksum: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "created_ms", b"created_ms", "kind", b"kind", "model", b"model", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checksum", b"checksum", "created_ms", b"created_ms", "kind", b"kind", "model", b"model", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

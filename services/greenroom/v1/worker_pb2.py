@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from greenroom.v1 import common_pb2 as greenroom_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19greenroom/v1/worker.proto\x12\x0cgreenroom.v1\x1a\x19greenroom/v1/common.proto\"u\n\x12LeaseFromScheduler\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.greenroom.v1.LeaseHelloH\x00\x12)\n\x05grant\x18\x02 \x01(\x0b\x32\x18.greenroom.v1.LeaseGrantH\x00\x42\t\n\x07message\"P\n\nLeaseHello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tscheduler\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"-\n\nLeaseGrant\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"M\n\x0fLeaseFromWorker\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x05state\x18\x02 \x01(\x0b\x32\x19.greenroom.v1.WorkerState\"\x9e\x03\n\x0bWorkerState\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x13\n\x0bmax_running\x18\x03 \x01(\r\x12\x12\n\nmax_queued\x18\x04 \x01(\r\x12\x11\n\tkv_tokens\x18\x05 \x01(\x04\x12\x16\n\x0ekv_tokens_free\x18\x06 \x01(\x04\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x18\n\x10resident_experts\x18\t \x01(\r\x12\x0f\n\x07\x65xperts\x18\n \x01(\r\x12\x16\n\x0e\x65xpert_load_ms\x18\x0b \x01(\x02\x12\x10\n\x08token_ms\x18\x0c \x01(\x02\x12\'\n\x04runs\x18\r \x03(\x0b\x32\x19.greenroom.v1.RunProgress\x12\x44\n\x0fload_ms_by_task\x18\x0e \x03(\x0b\x32+.greenroom.v1.WorkerState.LoadMsByTaskEntry\x1a\x33\n\x11LoadMsByTaskEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"4\n\x0bRunProgress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tgenerated\x18\x02 \x01(\r\"0\n\x0fListRunsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\"9\n\x10ListRunsResponse\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.greenroom.v1.ListedRun\"Y\n\tListedRun\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x15.greenroom.v1.Attempt\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"a\n\nRunRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12&\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x15.greenroom.v1.Attempt\x12\x0c\n\x04task\x18\x04 \x01(\x0c\"\x97\x01\n\x0bRunResponse\x12)\n\x06result\x18\x01 \x01(\x0b\x32\x17.greenroom.v1.RunResultH\x00\x12+\n\x07refused\x18\x02 \x01(\x0b\x32\x18.greenroom.v1.RunRefusedH\x00\x12)\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x17.greenroom.v1.RunClosedH\x00\x42\x05\n\x03\x65nd\"\xe2\x01\n\tRunResult\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.greenroom.v1.EndReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x17\n\x0flogprobs_chosen\x18\x05 \x01(\x0c\x12\x18\n\x10logprobs_top_ids\x18\x06 \x01(\x0c\x12\x14\n\x0clogprobs_top\x18\x07 \x01(\x0c\x12\x12\n\nlogprobs_k\x18\x08 \x01(\r\x12\x14\n\x0c\x61pproximated\x18\t \x01(\x02\"\xa4\x01\n\nRunRefused\x12)\n\x03why\x18\x01 \x01(\x0e\x32\x1c.greenroom.v1.RunRefused.Why\x12\x0f\n\x07message\x18\x02 \x01(\t\"Z\n\x03Why\x12\x13\n\x0fWHY_UNSPECIFIED\x10\x00\x12\r\n\tWHY_STALE\x10\x01\x12\x10\n\x0cWHY_DRAINING\x10\x02\x12\x0c\n\x08WHY_FULL\x10\x03\x12\x0f\n\x0bWHY_INVALID\x10\x04\"\xb0\x01\n\tRunClosed\x12(\n\x03why\x18\x01 \x01(\x0e\x32\x1b.greenroom.v1.RunClosed.Why\"y\n\x03Why\x12\x13\n\x0fWHY_UNSPECIFIED\x10\x00\x12\x12\n\x0eWHY_SUPERSEDED\x10\x01\x12\x10\n\x0cWHY_RELEASED\x10\x02\x12\x10\n\x0cWHY_UNWANTED\x10\x03\x12\x12\n\x0eWHY_GIVEN_BACK\x10\x04\x12\x11\n\rWHY_FORGOTTEN\x10\x05\"]\n\x10\x43\x61ncelRunRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x15.greenroom.v1.Attempt\"\x13\n\x11\x43\x61ncelRunResponse2\xab\x02\n\x06Worker\x12L\n\x05Lease\x12 .greenroom.v1.LeaseFromScheduler\x1a\x1d.greenroom.v1.LeaseFromWorker(\x01\x30\x01\x12I\n\x08ListRuns\x12\x1d.greenroom.v1.ListRunsRequest\x1a\x1e.greenroom.v1.ListRunsResponse\x12:\n\x03Run\x12\x18.greenroom.v1.RunRequest\x1a\x19.greenroom.v1.RunResponse\x12L\n\tCancelRun\x12\x1e.greenroom.v1.CancelRunRequest\x1a\x1f.greenroom.v1.CancelRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19greenroom/v1/worker.proto\x12\x0cgreenroom.v1\x1a\x19greenroom/v1/common.proto\"u\n\x12LeaseFromScheduler\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.greenroom.v1.LeaseHelloH\x00\x12)\n\x05grant\x18\x02 \x01(\x0b\x32\x18.greenroom.v1.LeaseGrantH\x00\x42\t\n\x07message\"P\n\nLeaseHello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tscheduler\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"-\n\nLeaseGrant\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"M\n\x0fLeaseFromWorker\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x05state\x18\x02 \x01(\x0b\x32\x19.greenroom.v1.WorkerState\"\x8d\x04\n\x0bWorkerState\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x13\n\x0bmax_running\x18\x03 \x01(\r\x12\x12\n\nmax_queued\x18\x04 \x01(\r\x12\x11\n\tkv_tokens\x18\x05 \x01(\x04\x12\x16\n\x0ekv_tokens_free\x18\x06 \x01(\x04\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x18\n\x10resident_experts\x18\t \x01(\r\x12\x0f\n\x07\x65xperts\x18\n \x01(\r\x12\x16\n\x0e\x65xpert_load_ms\x18\x0b \x01(\x02\x12\x10\n\x08token_ms\x18\x0c \x01(\x02\x12\'\n\x04runs\x18\r \x03(\x0b\x32\x19.greenroom.v1.RunProgress\x12\x44\n\x0fload_ms_by_task\x18\x0e \x03(\x0b\x32+.greenroom.v1.WorkerState.LoadMsByTaskEntry\x12;\n\tartifacts\x18\x0f \x03(\x0b\x32(.greenroom.v1.WorkerState.ArtifactsEntry\x1a\x33\n\x11LoadMsByTaskEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x1a\x30\n\x0e\x41rtifactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\x0bRunProgress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tgenerated\x18\x02 \x01(\r\"0\n\x0fListRunsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\"9\n\x10ListRunsResponse\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.greenroom.v1.ListedRun\"Y\n\tListedRun\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x15.greenroom.v1.Attempt\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"a\n\nRunRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12&\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x15.greenroom.v1.Attempt\x12\x0c\n\x04task\x18\x04 \x01(\x0c\"\x97\x01\n\x0bRunResponse\x12)\n\x06result\x18\x01 \x01(\x0b\x32\x17.greenroom.v1.RunResultH\x00\x12+\n\x07refused\x18\x02 \x01(\x0b\x32\x18.greenroom.v1.RunRefusedH\x00\x12)\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x17.greenroom.v1.RunClosedH\x00\x42\x05\n\x03\x65nd\"\xe2\x01\n\tRunResult\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.greenroom.v1.EndReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x17\n\x0flogprobs_chosen\x18\x05 \x01(\x0c\x12\x18\n\x10logprobs_top_ids\x18\x06 \x01(\x0c\x12\x14\n\x0clogprobs_top\x18\x07 \x01(\x0c\x12\x12\n\nlogprobs_k\x18\x08 \x01(\r\x12\x14\n\x0c\x61pproximated\x18\t \x01(\x02\"\xa4\x01\n\nRunRefused\x12)\n\x03why\x18\x01 \x01(\x0e\x32\x1c.greenroom.v1.RunRefused.Why\x12\x0f\n\x07message\x18\x02 \x01(\t\"Z\n\x03Why\x12\x13\n\x0fWHY_UNSPECIFIED\x10\x00\x12\r\n\tWHY_STALE\x10\x01\x12\x10\n\x0cWHY_DRAINING\x10\x02\x12\x0c\n\x08WHY_FULL\x10\x03\x12\x0f\n\x0bWHY_INVALID\x10\x04\"\xb0\x01\n\tRunClosed\x12(\n\x03why\x18\x01 \x01(\x0e\x32\x1b.greenroom.v1.RunClosed.Why\"y\n\x03Why\x12\x13\n\x0fWHY_UNSPECIFIED\x10\x00\x12\x12\n\x0eWHY_SUPERSEDED\x10\x01\x12\x10\n\x0cWHY_RELEASED\x10\x02\x12\x10\n\x0cWHY_UNWANTED\x10\x03\x12\x12\n\x0eWHY_GIVEN_BACK\x10\x04\x12\x11\n\rWHY_FORGOTTEN\x10\x05\"]\n\x10\x43\x61ncelRunRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x15.greenroom.v1.Attempt\"\x13\n\x11\x43\x61ncelRunResponse2\xab\x02\n\x06Worker\x12L\n\x05Lease\x12 .greenroom.v1.LeaseFromScheduler\x1a\x1d.greenroom.v1.LeaseFromWorker(\x01\x30\x01\x12I\n\x08ListRuns\x12\x1d.greenroom.v1.ListRunsRequest\x1a\x1e.greenroom.v1.ListRunsResponse\x12:\n\x03Run\x12\x18.greenroom.v1.RunRequest\x1a\x19.greenroom.v1.RunResponse\x12L\n\tCancelRun\x12\x1e.greenroom.v1.CancelRunRequest\x1a\x1f.greenroom.v1.CancelRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERSTATE_LOADMSBYTASKENTRY']._loaded_options = None
   _globals['_WORKERSTATE_LOADMSBYTASKENTRY']._serialized_options = b'8\001'
+  _globals['_WORKERSTATE_ARTIFACTSENTRY']._loaded_options = None
+  _globals['_WORKERSTATE_ARTIFACTSENTRY']._serialized_options = b'8\001'
   _globals['_LEASEFROMSCHEDULER']._serialized_start=70
   _globals['_LEASEFROMSCHEDULER']._serialized_end=187
   _globals['_LEASEHELLO']._serialized_start=189
@@ -43,35 +45,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASEFROMWORKER']._serialized_start=318
   _globals['_LEASEFROMWORKER']._serialized_end=395
   _globals['_WORKERSTATE']._serialized_start=398
-  _globals['_WORKERSTATE']._serialized_end=812
-  _globals['_WORKERSTATE_LOADMSBYTASKENTRY']._serialized_start=761
-  _globals['_WORKERSTATE_LOADMSBYTASKENTRY']._serialized_end=812
-  _globals['_RUNPROGRESS']._serialized_start=814
-  _globals['_RUNPROGRESS']._serialized_end=866
-  _globals['_LISTRUNSREQUEST']._serialized_start=868
-  _globals['_LISTRUNSREQUEST']._serialized_end=916
-  _globals['_LISTRUNSRESPONSE']._serialized_start=918
-  _globals['_LISTRUNSRESPONSE']._serialized_end=975
-  _globals['_LISTEDRUN']._serialized_start=977
-  _globals['_LISTEDRUN']._serialized_end=1066
-  _globals['_RUNREQUEST']._serialized_start=1068
-  _globals['_RUNREQUEST']._serialized_end=1165
-  _globals['_RUNRESPONSE']._serialized_start=1168
-  _globals['_RUNRESPONSE']._serialized_end=1319
-  _globals['_RUNRESULT']._serialized_start=1322
-  _globals['_RUNRESULT']._serialized_end=1548
-  _globals['_RUNREFUSED']._serialized_start=1551
-  _globals['_RUNREFUSED']._serialized_end=1715
-  _globals['_RUNREFUSED_WHY']._serialized_start=1625
-  _globals['_RUNREFUSED_WHY']._serialized_end=1715
-  _globals['_RUNCLOSED']._serialized_start=1718
-  _globals['_RUNCLOSED']._serialized_end=1894
-  _globals['_RUNCLOSED_WHY']._serialized_start=1773
-  _globals['_RUNCLOSED_WHY']._serialized_end=1894
-  _globals['_CANCELRUNREQUEST']._serialized_start=1896
-  _globals['_CANCELRUNREQUEST']._serialized_end=1989
-  _globals['_CANCELRUNRESPONSE']._serialized_start=1991
-  _globals['_CANCELRUNRESPONSE']._serialized_end=2010
-  _globals['_WORKER']._serialized_start=2013
-  _globals['_WORKER']._serialized_end=2312
+  _globals['_WORKERSTATE']._serialized_end=923
+  _globals['_WORKERSTATE_LOADMSBYTASKENTRY']._serialized_start=822
+  _globals['_WORKERSTATE_LOADMSBYTASKENTRY']._serialized_end=873
+  _globals['_WORKERSTATE_ARTIFACTSENTRY']._serialized_start=875
+  _globals['_WORKERSTATE_ARTIFACTSENTRY']._serialized_end=923
+  _globals['_RUNPROGRESS']._serialized_start=925
+  _globals['_RUNPROGRESS']._serialized_end=977
+  _globals['_LISTRUNSREQUEST']._serialized_start=979
+  _globals['_LISTRUNSREQUEST']._serialized_end=1027
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1029
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1086
+  _globals['_LISTEDRUN']._serialized_start=1088
+  _globals['_LISTEDRUN']._serialized_end=1177
+  _globals['_RUNREQUEST']._serialized_start=1179
+  _globals['_RUNREQUEST']._serialized_end=1276
+  _globals['_RUNRESPONSE']._serialized_start=1279
+  _globals['_RUNRESPONSE']._serialized_end=1430
+  _globals['_RUNRESULT']._serialized_start=1433
+  _globals['_RUNRESULT']._serialized_end=1659
+  _globals['_RUNREFUSED']._serialized_start=1662
+  _globals['_RUNREFUSED']._serialized_end=1826
+  _globals['_RUNREFUSED_WHY']._serialized_start=1736
+  _globals['_RUNREFUSED_WHY']._serialized_end=1826
+  _globals['_RUNCLOSED']._serialized_start=1829
+  _globals['_RUNCLOSED']._serialized_end=2005
+  _globals['_RUNCLOSED_WHY']._serialized_start=1884
+  _globals['_RUNCLOSED_WHY']._serialized_end=2005
+  _globals['_CANCELRUNREQUEST']._serialized_start=2007
+  _globals['_CANCELRUNREQUEST']._serialized_end=2100
+  _globals['_CANCELRUNRESPONSE']._serialized_start=2102
+  _globals['_CANCELRUNRESPONSE']._serialized_end=2121
+  _globals['_WORKER']._serialized_start=2124
+  _globals['_WORKER']._serialized_end=2423
 # @@protoc_insertion_point(module_scope)

@@ -146,6 +146,26 @@ class WorkerState(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ArtifactsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
@@ -160,6 +180,7 @@ class WorkerState(_message.Message):
     TOKEN_MS_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
     LOAD_MS_BY_TASK_FIELD_NUMBER: _builtins.int
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     draining: _builtins.bool
     max_running: _builtins.int
@@ -185,6 +206,10 @@ class WorkerState(_message.Message):
         expert policy expects. A type that is not named: unknown.
         """
 
+    @_builtins.property
+    def artifacts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """By kind: the version of each artifact that the expert policy predicts by ("eamc", "reuse")."""
+
     def __init__(
         self,
         *,
@@ -202,10 +227,11 @@ class WorkerState(_message.Message):
         token_ms: _builtins.float = ...,
         runs: _abc.Iterable[Global___RunProgress] | None = ...,
         load_ms_by_task: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        artifacts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "expert_load_ms", b"expert_load_ms", "experts", b"experts", "kv_tokens", b"kv_tokens", "kv_tokens_free", b"kv_tokens_free", "load_ms_by_task", b"load_ms_by_task", "max_queued", b"max_queued", "max_running", b"max_running", "resident_experts", b"resident_experts", "running", b"running", "runs", b"runs", "token_ms", b"token_ms", "waiting", b"waiting", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "draining", b"draining", "expert_load_ms", b"expert_load_ms", "experts", b"experts", "kv_tokens", b"kv_tokens", "kv_tokens_free", b"kv_tokens_free", "load_ms_by_task", b"load_ms_by_task", "max_queued", b"max_queued", "max_running", b"max_running", "resident_experts", b"resident_experts", "running", b"running", "runs", b"runs", "token_ms", b"token_ms", "waiting", b"waiting", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

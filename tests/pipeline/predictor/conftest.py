@@ -19,6 +19,7 @@ from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import LocalDialer, LocalServer
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer, make_store
+from greenroom.predictor.building.jobs import BUILDER
 from greenroom.predictor.learned.jobs import TRAINER
 from greenroom.predictor.store import ArtifactStore
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
@@ -62,11 +63,13 @@ class Running:
         array = np.frombuffer(answer.distribution, "<f4").reshape(answer.layers, answer.experts)
         return answer, array
 
-    async def artifacts(self, model: str = "m") -> predictor_pb2.ListArtifactsResponse:
-        return await self.stub.ListArtifacts(predictor_pb2.ListArtifactsRequest(model=model), timeout=DEADLINE_S)
+    async def artifacts(self, model: str = "m", kind: str = "") -> predictor_pb2.ListArtifactsResponse:
+        request = predictor_pb2.ListArtifactsRequest(model=model, kind=kind)
+        return await self.stub.ListArtifacts(request, timeout=DEADLINE_S)
 
-    async def roll_back(self, version: int, model: str = "m") -> predictor_pb2.RollBackResponse:
-        return await self.stub.RollBack(predictor_pb2.RollBackRequest(model=model, version=version), timeout=DEADLINE_S)
+    async def roll_back(self, version: int, model: str = "m", kind: str = "") -> predictor_pb2.RollBackResponse:
+        request = predictor_pb2.RollBackRequest(model=model, version=version, kind=kind)
+        return await self.stub.RollBack(request, timeout=DEADLINE_S)
 
     async def stop(self) -> None:
         self.service.end(1.0)
@@ -101,6 +104,7 @@ class World:
         store: ArtifactStore | None = None,
         after_publish: Callable[[], None] | None = None,
         trainer: Sequence[str] = TRAINER,
+        maker: Sequence[str] = BUILDER,
         **changed: Any,
     ) -> Running:
         """Ready to be asked."""
@@ -109,7 +113,13 @@ class World:
         log = TroubledLog(self.broker)
         store = store or make_store(config.state_dir, config.keep)
         service = PredictorService(
-            config, log, store, PredictorMetrics(registry), after_publish=after_publish, trainer=trainer
+            config,
+            log,
+            store,
+            PredictorMetrics(registry),
+            after_publish=after_publish,
+            trainer=trainer,
+            maker=maker,
         )
         address = f"predictor-{len(self.instances)}:1"
         server = self.dialer.serve(address, [PredictorServicer(service, config.part_bytes)])

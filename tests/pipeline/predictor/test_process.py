@@ -8,15 +8,19 @@ import uuid
 from pathlib import Path
 
 import pytest
+from click import Context
 from click.testing import CliRunner
 
+from greenroom.cli.building_options import building_from
 from greenroom.cli.predictor import predictor
+from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import MemberKind, encode
 from greenroom.fabric.log.config import LogConfig
 from greenroom.fabric.log.kafka import KafkaLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer
 from greenroom.fabric.topics import Topics, all_topics
+from greenroom.predictor.building.config import BuildingConfig
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.kafka.broker import Broker
 from tests.kafka.fixtures import kafka_broker  # noqa: F401
@@ -95,3 +99,16 @@ def test_help_has_examples() -> None:
     result = CliRunner().invoke(predictor, ["--help"])
     assert result.exit_code == 0
     assert "Examples:" in result.output
+
+
+def test_the_defaults_of_the_options_are_those_of_the_service() -> None:
+    options = {one.name: one.get_default(Context(predictor)) for one in predictor.params}
+    assert building_from(options) == BuildingConfig()
+
+
+def test_what_is_to_be_built_is_looked_at_before_anything_runs() -> None:
+    for wrong, said in ((["--build", "none,eamc"], "build"), (["--eamc-share", "2"], "eamc_share")):
+        result = CliRunner().invoke(predictor, wrong)
+        assert result.exit_code != 0
+        assert isinstance(result.exception, InvalidConfig)
+        assert result.exception.field == said

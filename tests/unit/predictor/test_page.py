@@ -23,7 +23,7 @@ def test_every_metric_is_on_the_page() -> None:
     registry = CollectorRegistry()
     PredictorMetrics(registry)
     names = {family.name.removeprefix("greenroom_predictor_") for family in registry.collect()}
-    assert len(names) == 22
+    assert len(names) == 29
     assert [name for name in names if not re.search(rf"`{name}(_total)?(\{{|`)", PAGE)] == []
 
 
@@ -36,6 +36,21 @@ def test_the_file_of_a_learned_predictor_has_what_the_page_says() -> None:
     arrays, metadata = load_tensors(dump_learned(untrained("emoe-a")))
     for name in (*arrays, *metadata):
         assert f"`{'weight.NAME' if name.startswith('weight.') else name}`" in PAGE, name
+
+
+def test_the_defaults_of_builds_are_on_the_page() -> None:
+    config = PredictorConfig().building
+    for said in (
+        f"below {config.drift.share} of what is usual",
+        f"the median of the first {config.drift.settle}",
+        f"when {config.drift.after} have been recorded",
+        f"{config.drift.again:,} of any kind",
+        f"at most {config.capacity} members",
+        f"after {config.reuse_after} sequences and again after {config.reuse_again:,}",
+        f"the last {config.max_sequences:,} sequences",
+        f"after {config.retry_s:g} s",
+    ):
+        assert said in re.sub(r"\s+", " ", PAGE), said
 
 
 def test_the_file_has_what_the_page_says() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.units import MIB
+from greenroom.predictor.wanted import kinds_of
 
 EMOE_A = "emoe-a"
 EMOE_L = "emoe-l"
@@ -115,8 +115,5 @@ class LearningConfig:
 def learning_of(learn: str, **others: object) -> LearningConfig:
     """From a command line's word: kinds separated by commas, ``asked``, or ``none``; ``others``: further fields. Raises
     InvalidConfig, UnknownName."""
-    words: Sequence[str] = [word.strip() for word in learn.split(",") if word.strip()]
-    if not words or ("none" in words and len(words) > 1):
-        raise InvalidConfig("learn", learn, f"asked, none, or some of {', '.join(LEARNED_KINDS)} separated by commas")
-    kinds = tuple(dict.fromkeys(word for word in words if word not in ("asked", "none")))
-    return LearningConfig(kinds=kinds, when_asked="asked" in words, **others)  # type: ignore[arg-type]
+    kinds, when_asked = kinds_of("learn", learn, LEARNED_KINDS)
+    return LearningConfig(kinds=kinds, when_asked=when_asked, **others)  # type: ignore[arg-type]

@@ -16,6 +16,10 @@ class Demand:
     within_s: float
     _last: dict[Which, float] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        """Of those that have not lapsed yet."""
+        return len(self._last)
+
     def ask(self, which: Which, now: float) -> bool:
         """Whether that is new: it was not asked for, or too long ago."""
         new = not self.holds(which, now)

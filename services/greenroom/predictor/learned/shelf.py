@@ -66,13 +66,7 @@ class LearnedShelf(Shelf[LearnedArtifact, "LearnedPredictor"]):
         """As its model's next version, which is served unless it is withheld or another pinned. Raises OSError,
         Damaged; then nothing has changed."""
         async with self._turn:
-            version = self._store.next_version(artifact.model)
-            numbered = artifact.as_version(version, self._now_ms())
-            prepared = await self._prepare(numbered)
-            info = await self._blocking(self._store.write, numbered)
-            if self._store.pinned(artifact.model) is None and not numbered.withheld:
-                self._serve(numbered, prepared)
-            return info
+            return await self._publish(artifact.as_version(self._store.next_version(artifact.model), self._now_ms()))
 
     def knows(self, model: str) -> bool:
         """Whether any version is kept. Does not block."""
