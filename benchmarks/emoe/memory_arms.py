@@ -90,9 +90,10 @@ WHOLE = Kind(RESIDENT, "lru", EXACT)
 
 
 class World:
-    """The model without its experts, and the pack that these come from. A context manager."""
+    """The model without its experts, and the pack that these come from. A context manager. ``profile`` None: there is
+    nothing to confine rows by."""
 
-    def __init__(self, folder: Path, profile: ModelProfile) -> None:
+    def __init__(self, folder: Path, profile: ModelProfile | None = None) -> None:
         checkpoint = resolve(str(folder))
         self.profile = profile
         self.text = TextProcessor.from_folder(checkpoint.folder)
@@ -173,6 +174,7 @@ class Arm:
         self._recorder: RoutingRecorder | None = None
         self.forecaster: Forecaster | None = None
         if self.predictor is not None:
+            assert world.profile is not None, "forecasts are of task types, which the profile knows"
             self.experts.listener = self._recorder = RoutingRecorder(world.catalogue, most_rows=1024)
             self.forecaster = Forecaster(
                 self.predictor, kind.every, world.profile, world.catalogue.layers, self.experts.predicted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class GreenroomArm:
     """``share``: of the experts that the device tier holds, such as ``33%``. ``max_running``: requests at once at most.
 
     ``oracle_turns``: run the stream given with ``oracle`` once under LRU and then open the engine under Belady's
-    policy, knowing this many runs of it to come.
+    policy, knowing this many runs of it to come. ``artifacts``: the file of each, by the name of its setting.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class GreenroomArm:
         oracle: dict[str, Any] | None = None,
         oracle_turns: int = 0,
         max_running: int = 8,
+        artifacts: dict[str, str] | None = None,
     ) -> None:
         self._max_running = max_running
         self._settings: dict[str, Any] = {
             "max_running": max_running,
             "model": model, "expert_memory": share, "kv_memory": KV_MEMORY, "warm_start": False, "progress": False,
+            **{name: Path(file) for name, file in (artifacts or {}).items()},
         }  # fmt: skip
         options = dict(policy_options or {})
         if oracle is not None:

@@ -1,0 +1,78 @@
+"""Fig. 7 on one machine: latency a token against the experts' budget, and the smallest that meets a bound."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.emoe.memory_arms import World
+from benchmarks.engine.rows import Spread
+from benchmarks.moe_infinity.engine.arms import EngineArm
+from benchmarks.moe_infinity.engine.fleet import Fleet
+from benchmarks.moe_infinity.engine.kinds import Kind
+from benchmarks.moe_infinity.engine.learnt import Learnt
+from benchmarks.moe_infinity.engine.prompts import in_turn
+from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, spread
+
+WHOLE = Kind("resident", "lru")
+BOUNDS = (1.5, 2.0, 3.0, 5.0)
+"""Latencies a token that are asked for, as multiples of the resident model's."""
+
+
+def run(
+    world: World, learnt: Learnt, kinds: Sequence[Kind], *, shares: Sequence[float], prompts: int, rounds: int,
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """One prompt at a time. The arms of a share take turns, the resident model among them."""
+    asks = in_turn(world, prompts)
+    whole = EngineArm(WHOLE, world, 1.0)
+    points = []
+    total = len(shares) * (rounds + 1) * (len(kinds) + 1)
+    try:
+        with tqdm(total=total, desc="budgets", unit="turn", disable=not sys.stderr.isatty()) as bar:
+            for share in shares:
+                with Fleet(world, learnt, share, kinds) as fleet:
+                    arms = [whole, *fleet.arms]
+                    turns: dict[str, list[ServedTurn]] = {arm.kind.name: [] for arm in arms}
+                    for round_, arm in in_turns(arms, rounds, seconds / len(shares)):
+                        turn = arm.run(asks, 1)
+                        if round_:
+                            turns[arm.kind.name].append(turn)
+                        bar.update()
+                    rows = {name: _figures(own, turns[WHOLE.name]) for name, own in turns.items()}
+                    points.append({"share": share, "slots": fleet.arms[0].slots, "rows": rows})
+    finally:
+        whole.close()
+        world.detach()
+    return {"points": points, "smallest": smallest(points)}
+
+
+def _figures(turns: Sequence[ServedTurn], whole: Sequence[ServedTurn]) -> dict[str, Any]:
+    """``over_resident``: round by round."""
+    own, there = ([statistics.fmean(turn.per_token) for turn in some] for some in (turns, whole))
+    return {
+        "ms_per_token": spread(Spread.of([1e3 * one for one in own])),
+        "over_resident": spread(Spread.of([one / other for one, other in zip(own, there, strict=True)])),
+    }
+
+
+def smallest(points: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """By bound and arm, see ``_smallest``."""
+    names = dict.fromkeys(name for point in points for name in point["rows"])
+    return {f"{bound:g}": {name: _smallest(points, name, bound) for name in names} for bound in BOUNDS}
+
+
+def _smallest(points: Sequence[Mapping[str, Any]], name: str, bound: float) -> float | None:
+    """The smallest share of the experts, of those that were run, with which it keeps the bound, as it does with all
+    larger ones; None where not even the largest does."""
+    best = None
+    for point in sorted(points, key=lambda one: float(one["share"]), reverse=True):
+        row = point["rows"].get(name)
+        if row is None or row["over_resident"]["median"] > bound:
+            break
+        best = float(point["share"])
+    return best

@@ -1,0 +1,48 @@
+"""What is compared: policies by the names that they have in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+ON_DEMAND: Final = "lru"
+PAPER: Final = "moe-infinity"
+LITERAL: Final = "moe-infinity literal"
+REUSE: Final = "reuse"
+ORACLE: Final = "belady"
+ORACLE_AHEAD: Final = "belady-ahead"
+DISK_OFFLOAD: Final = "disk_offload"
+"""accelerate's: it has no policy and no budget of experts."""
+
+AHEAD_LAYERS: Final = 12
+"""How far the oracle that prefetches looks: two steps of the bundled model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An arm before it is opened. ``options``: of its policy."""
+
+    name: str
+    policy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+KINDS: Final = (
+    Kind(PAPER, "moe-infinity"),
+    Kind(LITERAL, "moe-infinity", {"literal": True}),
+    Kind(REUSE, "reuse"),
+    Kind("look-ahead", "look-ahead"),
+    Kind("next-layer", "next-layer"),
+    Kind(ON_DEMAND, "lru"),
+)
+ORACLES: Final = (Kind(ORACLE, "belady"), Kind(ORACLE_AHEAD, "belady", {"ahead": AHEAD_LAYERS}))
+"""They are told what will be routed. The second prefetches too: nothing has less to wait for."""
+
+
+def kind_of(name: str) -> Kind:
+    """Raises LookupError for one that is not known."""
+    for kind in (*KINDS, *ORACLES):
+        if kind.name == name:
+            return kind
+    raise LookupError(f"no arm {name!r}; there are {', '.join(kind.name for kind in (*KINDS, *ORACLES))}")

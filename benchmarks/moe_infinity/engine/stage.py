@@ -1,0 +1,121 @@
+"""The stage ``engine``: the real engine, experts on disk, at a third of the experts and at other budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from benchmarks.emoe.memory_arms import Ask, World
+from benchmarks.engine.processes import ArmFailed, Children
+from benchmarks.engine.session import TURN_TIMEOUT_S
+from benchmarks.models import widened
+from benchmarks.moe_infinity.engine import batches, bounded, budgets, rates, records, third
+from benchmarks.moe_infinity.engine.fleet import Fleet
+from benchmarks.moe_infinity.engine.kinds import KINDS, PAPER, kind_of
+from benchmarks.moe_infinity.engine.learnt import Learnt, learn
+from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of
+from benchmarks.moe_infinity.engine.rates import Answer
+from benchmarks.moe_infinity.engine.scale import Scale
+from benchmarks.moe_infinity.engine.turns import ServedTurn
+from greenroom.core.errors import GreenroomError
+
+SHARE = 0.33
+"""As `--expert-memory 33%` has it."""
+
+Found = dict[str, Any]
+
+
+def run(scale: Scale) -> Found:
+    """Every part under its name, figures with aims on top. A part that fails costs only itself."""
+    learnt = learn(scale.recorded)
+    folder = widened(scale.expert_mib)
+    found: Found = {"learnt": learnt.facts, "planned_seconds": scale.planned}
+    with World(folder) as world:
+        with _beside(scale, learnt, found) as (ground, children):
+            if ground is not None:
+                found["bounded"] = _part(lambda: _bounded(world, ground, children, scale))
+            peer = None if ground is None else _peer(ground, children)
+            with Fleet(world, learnt, SHARE, KINDS) as fleet:
+                found |= _at_a_third(fleet, peer, scale)
+        found["budgets"] = _part(
+            lambda: budgets.run(
+                world, learnt, KINDS, shares=(*scale.shares, SHARE), prompts=scale.share_prompts, rounds=scale.rounds,
+                seconds=scale.budgets_seconds,
+            )
+        )  # fmt: skip
+    found["records"] = [_part(partial(_records, mib, scale)) for mib in (*scale.record_mib, scale.expert_mib)]
+    return found | _figures(found)
+
+
+def _at_a_third(fleet: Fleet, peer: Answer | None, scale: Scale) -> Found:
+    """One prompt at a time, several at once, Fig. 6, Figs 4 and 5."""
+    part = scale.third_seconds / 3
+    return {
+        "failed": fleet.failed,
+        "one": _part(lambda: third.run(
+            fleet, prompts=scale.prompts, at_once=1, rounds=scale.rounds, seconds=2 * part)),
+        "many": _part(lambda: third.run(
+            fleet, prompts=scale.many_prompts, at_once=scale.at_once, rounds=scale.rounds, seconds=part)),
+        "batches": _part(lambda: batches.run(
+            fleet, peer, sizes=scale.sizes, tokens=scale.batch_tokens, rounds=scale.rounds,
+            peer_rounds=scale.peer_rounds, seconds=scale.batches_seconds)),
+        "rates": _part(lambda: rates.run(
+            fleet, peer, requests=scale.requests, loads=scale.loads, peer_loads=scale.peer_loads,
+            peer_requests=scale.peer_requests, rounds=scale.rounds, seconds=scale.rates_seconds)),
+    }  # fmt: skip
+
+
+def _bounded(world: World, ground: bounded.Ground, children: Children, scale: Scale) -> Found:
+    asks = shortened(in_turn(world, scale.bounded_prompts), scale.bounded_tokens)
+    kinds = [kind_of(name) for name in scale.bounded_kinds]
+    found = bounded.run(
+        ground, children, asks, kinds, rounds=scale.rounds, seconds=scale.bounded_seconds
+    )  # fmt: skip
+    children.close_all_but({ground.peer()})
+    return found
+
+
+def _records(mib: float, scale: Scale) -> Found:
+    return records.run(widened(mib), experts=scale.records, rounds=20, seconds=scale.records_seconds)
+
+
+@contextmanager
+def _beside(scale: Scale, learnt: Learnt, found: Found) -> Iterator[tuple[bounded.Ground | None, Children]]:
+    """What accelerate needs; None where that can not be had."""
+    with ExitStack() as stack:
+        ground: bounded.Ground | None = None
+        children = Children()
+        try:
+            ground, children = stack.enter_context(bounded.prepared(scale.expert_mib, learnt, kind_of(PAPER)))
+        except (ArmFailed, OSError) as error:
+            found["bounded"] = {"error": f"{type(error).__name__}: {error}"}
+        yield ground, children
+
+
+def _peer(ground: bounded.Ground, children: Children) -> Answer:
+    """accelerate's answer to a batch. Raises ArmFailed."""
+
+    def answer(asks: Sequence[Ask]) -> ServedTurn:
+        child = children.get(ground.peer())
+        return ServedTurn.of_answer(child.tell("serve", TURN_TIMEOUT_S, **stream_of(asks).as_arguments()))
+
+    return answer
+
+
+def _part(run: Callable[[], Found]) -> Found:
+    try:
+        return run()
+    except (ArmFailed, GreenroomError, RuntimeError, OSError, LookupError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _figures(found: Found) -> Found:
+    """Those that there are aims for. ``lookup_share``: of one sequence or of several, whichever is higher."""
+    shares = [found[name].get("lookup_share") for name in ("one", "many")]
+    return {
+        "speed_ratio_accelerate": found["bounded"].get("speed_ratio_accelerate"),
+        "stall_recovered": found["one"].get("stall_recovered"),
+        "lookup_share": max((share for share in shares if share is not None), default=None),
+    }
