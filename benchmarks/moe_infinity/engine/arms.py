@@ -55,7 +55,7 @@ class EngineArm:
             self._batch = BatchEngine(
                 world.model, batch, eos_token_ids=world.loaded.eos_token_ids, observer=self.experts
             )  # fmt: skip
-            self.experts.preload(first_residents(catalogue, [], self.policy.target))
+            self.experts.preload(first_residents(catalogue, [], self.policy.target, self.policy.fill_order()))
         except BaseException:
             self.experts.close()
             raise

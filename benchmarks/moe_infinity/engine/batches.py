@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from tqdm import tqdm
@@ -16,34 +17,34 @@ from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD
 from benchmarks.moe_infinity.engine.prompts import mixed, shortened
 from benchmarks.moe_infinity.engine.rates import Answer
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, spread
+from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, rotated, spread
 
 
 def run(
-    fleet: Fleet, peer: Answer | None, *, sizes: Sequence[int], tokens: int, rounds: int, peer_rounds: int,
-    seconds: float,
+    fleet: Fleet, names: Sequence[str], peer: Answer | None, *, sizes: Sequence[int], tokens: int, rounds: int,
+    peer_rounds: int, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Batches of each size begin together and generate ``tokens`` each: the beginning of answers that are as long. Each
-    round has other prompts; all arms the same."""
-    points = []
-    total = len(sizes) * (rounds * len(fleet.arms) + peer_rounds * (peer is not None))
+    round has other prompts; all arms of these ``names`` the same."""
+    turns: dict[int, dict[str, list[ServedTurn]]] = {size: {name: [] for name in names} for size in sizes}
+    total = len(sizes) * (rounds * len(names) + peer_rounds * (peer is not None))
+    errors: dict[int, str] = {}
     with tqdm(total=total, desc="batch sizes", unit="batch", disable=not sys.stderr.isatty()) as bar:
-        for size in sizes:
-            turns: dict[str, list[ServedTurn]] = {arm.kind.name: [] for arm in fleet.arms}
-            for round_, arm in in_turns(fleet.arms, rounds, seconds / len(sizes), warm_up=False):
-                turns[arm.kind.name].append(arm.run(long_enough(fleet.world, size, tokens, round_), size))
+        for round_, size in in_turns(sizes, rounds, seconds, warm_up=False):
+            for name in rotated(names, round_):
+                asks = long_enough(fleet.world, size, tokens, round_)
+                turns[size][name].append(fleet[name].run(asks, size))
                 bar.update()
-            error = None
-            for round_ in range(1, 1 + (0 if peer is None else peer_rounds)):
-                try:
-                    assert peer is not None
+        for round_, size in product(range(1, peer_rounds + 1), sizes if peer is not None else ()):
+            assert peer is not None
+            try:
+                if not errors:
                     turn = peer(long_enough(fleet.world, size, tokens, round_))
-                    turns.setdefault(DISK_OFFLOAD, []).append(turn)
-                except ArmFailed as failed:
-                    error, peer = str(failed), None
-                bar.update()
-            points.append(_point(size, turns, error))
-    return {"points": points, "tokens": tokens}
+                    turns[size].setdefault(DISK_OFFLOAD, []).append(turn)
+            except ArmFailed as failed:
+                errors[size] = str(failed)
+            bar.update()
+    return {"points": [_point(size, own, errors.get(size)) for size, own in turns.items()], "tokens": tokens}
 
 
 def long_enough(world: World, count: int, tokens: int, seed: int) -> list[Ask]:

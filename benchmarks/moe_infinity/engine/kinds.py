@@ -36,6 +36,9 @@ KINDS: Final = (
     Kind("next-layer", "next-layer"),
     Kind(ON_DEMAND, "lru"),
 )
+SERVED: Final = tuple(kind for kind in KINDS if kind.name != LITERAL)
+"""Those that are run at other rates, batch sizes and budgets too."""
+
 ORACLES: Final = (Kind(ORACLE, "belady"), Kind(ORACLE_AHEAD, "belady", {"ahead": AHEAD_LAYERS}))
 """They are told what will be routed. The second prefetches too: nothing has less to wait for."""
 

@@ -17,13 +17,14 @@ from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, ON_DEMAND
 from benchmarks.moe_infinity.engine.prompts import mixed
 from benchmarks.moe_infinity.engine.serving import Batching, Served, serve
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, spread
+from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, rotated, spread
 
 Answer = Callable[[Sequence[Ask]], ServedTurn]
 
 
 def run(
     fleet: Fleet,
+    names: Sequence[str],
     peer: Answer | None,
     *,
     requests: int,
@@ -34,27 +35,31 @@ def run(
     seconds: float,
 ) -> dict[str, Any]:
     """``loads``: rates as multiples of what on-demand LRU gets through in full batches. Each round has other requests
-    at other times; all arms the same. accelerate, which takes the longest, at ``peer_loads``, once, with the first
-    ``peer_requests`` of the first round.
+    at other times; all arms of these ``names`` the same. accelerate, which takes the longest, gets the first round's
+    first ``peer_requests`` at ``peer_loads``.
     """
     trace = arrivals.recorded()
     unit = _saturation(fleet)
-    answers: dict[str, Answer] = {arm.kind.name: _of(fleet, arm.kind.name) for arm in fleet.arms}
-    points: list[dict[str, Any]] = []
-    total = len(loads) * rounds * len(answers) + len(peer_loads) * (peer is not None)
+    runs: dict[float, dict[str, list[list[Served]]]] = {load: {name: [] for name in names} for load in loads}
+
+    def at(load: float, round_: int, count: int, answer: Answer) -> list[Served]:
+        asks = mixed(fleet.world, requests, seed=round_)[:count]
+        return serve(arrivals.times(requests, load * unit, round_, trace), asks, answer)
+
+    total = len(loads) * rounds * len(names) + len(peer_loads) * (peer is not None)
     with tqdm(total=total, desc="request rates", unit="run", disable=not sys.stderr.isatty()) as bar:
-        for load in loads:
-            rate = load * unit
-            runs: dict[str, list[list[Served]]] = {name: [] for name in answers}
-            for round_, name in in_turns(list(answers), rounds, seconds / len(loads), warm_up=False):
-                asks = mixed(fleet.world, requests, seed=round_)
-                runs[name].append(serve(arrivals.times(requests, rate, round_, trace), asks, answers[name]))
+        for round_, load in in_turns(loads, rounds, seconds, warm_up=False):
+            for name in rotated(names, round_):
+                runs[load][name].append(at(load, round_, requests, _of(fleet, name)))
                 bar.update()
-            if peer is not None and load in peer_loads:
-                few = mixed(fleet.world, requests, seed=1)[:peer_requests]
-                runs[DISK_OFFLOAD] = [serve(arrivals.times(requests, rate, 1, trace), few, peer)]
-                bar.update()
-            points.append({"load": load, "rate": rate, "rows": {name: _figures(own) for name, own in runs.items()}})
+        for load in peer_loads if peer is not None else ():
+            assert peer is not None
+            runs[load][DISK_OFFLOAD] = [at(load, 1, peer_requests, peer)]
+            bar.update()
+    points = [
+        {"load": load, "rate": load * unit, "rows": {name: _figures(one) for name, one in own.items()}}
+        for load, own in runs.items()
+    ]
     return {"points": points, "saturation": unit, "arrivals": "recorded" if trace else "drawn", "requests": requests}
 
 

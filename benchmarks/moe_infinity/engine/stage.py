@@ -13,7 +13,7 @@ from benchmarks.engine.session import TURN_TIMEOUT_S
 from benchmarks.models import widened
 from benchmarks.moe_infinity.engine import batches, bounded, budgets, rates, records, third
 from benchmarks.moe_infinity.engine.fleet import Fleet
-from benchmarks.moe_infinity.engine.kinds import KINDS, PAPER, kind_of
+from benchmarks.moe_infinity.engine.kinds import KINDS, PAPER, SERVED, kind_of
 from benchmarks.moe_infinity.engine.learnt import Learnt, learn
 from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of
 from benchmarks.moe_infinity.engine.rates import Answer
@@ -41,7 +41,7 @@ def run(scale: Scale) -> Found:
                 found |= _at_a_third(fleet, peer, scale)
         found["budgets"] = _part(
             lambda: budgets.run(
-                world, learnt, KINDS, shares=(*scale.shares, SHARE), prompts=scale.share_prompts, rounds=scale.rounds,
+                world, learnt, SERVED, shares=(*scale.shares, SHARE), prompts=scale.share_prompts, rounds=scale.rounds,
                 seconds=scale.budgets_seconds,
             )
         )  # fmt: skip
@@ -52,6 +52,7 @@ def run(scale: Scale) -> Found:
 def _at_a_third(fleet: Fleet, peer: Answer | None, scale: Scale) -> Found:
     """One prompt at a time, several at once, Fig. 6, Figs 4 and 5."""
     part = scale.third_seconds / 3
+    names = [kind.name for kind in SERVED if kind.name not in fleet.failed]
     return {
         "failed": fleet.failed,
         "one": _part(lambda: third.run(
@@ -59,10 +60,10 @@ def _at_a_third(fleet: Fleet, peer: Answer | None, scale: Scale) -> Found:
         "many": _part(lambda: third.run(
             fleet, prompts=scale.many_prompts, at_once=scale.at_once, rounds=scale.rounds, seconds=part)),
         "batches": _part(lambda: batches.run(
-            fleet, peer, sizes=scale.sizes, tokens=scale.batch_tokens, rounds=scale.rounds,
+            fleet, names, peer, sizes=scale.sizes, tokens=scale.batch_tokens, rounds=scale.rounds,
             peer_rounds=scale.peer_rounds, seconds=scale.batches_seconds)),
         "rates": _part(lambda: rates.run(
-            fleet, peer, requests=scale.requests, loads=scale.loads, peer_loads=scale.peer_loads,
+            fleet, names, peer, requests=scale.requests, loads=scale.loads, peer_loads=scale.peer_loads,
             peer_requests=scale.peer_requests, rounds=scale.rounds, seconds=scale.rates_seconds)),
     }  # fmt: skip
 

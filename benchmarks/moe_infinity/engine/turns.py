@@ -52,12 +52,17 @@ def in_turns(
     begun = clock()
     for round_ in range(0 if warm_up else 1, rounds + 1):
         round_begun = clock()
-        start = round_ % len(arms) if arms else 0
-        for arm in (*arms[start:], *arms[:start]):
+        for arm in rotated(arms, round_):
             yield round_, arm
         now = clock()
         if round_ and now - begun + (now - round_begun) > seconds:
             return
+
+
+def rotated(arms: Sequence[A], by: int) -> list[A]:
+    """Beginning with another one."""
+    start = by % len(arms) if arms else 0
+    return [*arms[start:], *arms[:start]]
 
 
 def spread(found: Spread | None) -> dict[str, float] | None:

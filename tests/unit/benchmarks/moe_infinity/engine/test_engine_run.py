@@ -55,6 +55,7 @@ def found(world: World, learnt: Learnt, fleet: Fleet) -> dict[str, Any]:
     def peer(asks: Sequence[Ask]) -> ServedTurn:
         return fleet[ON_DEMAND].run(asks, len(asks))
 
+    names = sorted(NAMES)
     kinds = [kind for kind in KINDS if kind.name in (PAPER, ON_DEMAND)]
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("GREENROOM_DATA", raising=False)
@@ -64,9 +65,11 @@ def found(world: World, learnt: Learnt, fleet: Fleet) -> dict[str, Any]:
             "bounded": {"error": "no accelerate"},
             "one": third.run(fleet, prompts=3, at_once=2, rounds=1, seconds=60),
             "many": {"error": "left out"},
-            "batches": batches.run(fleet, peer, sizes=(1, 3), tokens=2, rounds=1, peer_rounds=1, seconds=60),
+            "batches": batches.run(
+                fleet, names, peer, sizes=(1, 3), tokens=2, rounds=1, peer_rounds=1, seconds=60),
             "rates": rates.run(
-                fleet, peer, requests=3, loads=(0.5,), peer_loads=(0.5,), peer_requests=2, rounds=1, seconds=60),
+                fleet, names, peer, requests=3, loads=(0.5,), peer_loads=(0.5,), peer_requests=2, rounds=1,
+                seconds=60),
             "budgets": budgets.run(world, learnt, kinds, shares=(0.5,), prompts=1, rounds=1, seconds=60),
             "records": [records.run(bundled_model_path(), experts=4, rounds=1, seconds=60)],
         }  # fmt: skip
