@@ -80,5 +80,10 @@ class PackError(GreenroomError):
     """A packed expert file that can not be used; the message says why and how to make it anew."""
 
 
+class ModelBroken(RuntimeError):
+    """A defect after which no request can be served any more. It is no request's own failure: whoever runs the model
+    ends, and the requests are for others."""
+
+
 class TransferFailed(GreenroomError):
     """An expert did not arrive in its tier; the requests that needed it fail, the engine goes on."""

@@ -24,6 +24,7 @@ from greenroom.experts.demand import DemandFetcher
 from greenroom.experts.hardware import Hardware, RealHardware
 from greenroom.experts.layout import PackManifest
 from greenroom.experts.ledger import Ledger, LedgerError, State
+from greenroom.experts.mover import Mover
 from greenroom.experts.room import Room
 from greenroom.experts.running_layer import RunningLayer, Stage
 from greenroom.experts.source import Arriving, ExpertWeights
@@ -400,6 +401,11 @@ class ExpertEngine:
     @property
     def host(self) -> Ledger | None:
         return self._host
+
+    @property
+    def movers(self) -> tuple[Mover, ...]:
+        """Of the links, the lowest first."""
+        return self._tiers.movers
 
     def preload(self, keys: Sequence[int], progress: Callable[[int], object] | None = None) -> int:
         """Fill free device slots with these, the first first; returns how many fitted.

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from greenroom.core.errors import ModelBroken
 from greenroom.policies.events import Reason, Tier
 
 JOIN_TIMEOUT_S = 30.0
@@ -72,9 +73,9 @@ class Outbox:
             self._condition.notify()
 
     def collect(self) -> list[Job | Landing]:
-        """What has come since the last call, in order; does not wait. Raises RuntimeError where a mover has died."""
+        """What has come since the last call, in order; does not wait. Raises ModelBroken where a mover has died."""
         if self._defect is not None:
-            raise RuntimeError("a mover has died") from self._defect
+            raise ModelBroken("a mover has died") from self._defect
         if not self._posted:
             return []
         with self._condition:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from greenroom.core.errors import BudgetTooSmall, GreenroomError, InvalidConfig, InvalidRequest
+from greenroom.core.errors import BudgetTooSmall, GreenroomError, InvalidConfig, InvalidRequest, ModelBroken
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.core.units import format_bytes
 from greenroom.moe.batch_stats import BatchStats
@@ -218,7 +218,9 @@ class BatchEngine:
     # -- the step ------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run what the policy decides; False where it moves nothing. Whatever a request does wrong is its own end."""
+        """Run what the policy decides; False where it moves nothing. Whatever a request does wrong is its own end.
+        Raises ModelBroken, which is nobody's, where the model can run no more.
+        """
         plans = self._schedule()
         for plan in plans:
             started = self._clock()
@@ -273,6 +275,8 @@ class BatchEngine:
             return []
         try:
             return [self._forward(parts)]
+        except ModelBroken:
+            raise
         except Exception as error:
             if len(parts) == 1:
                 self._fail(parts[0][0], error)
@@ -283,6 +287,8 @@ class BatchEngine:
         for part in parts:
             try:
                 due.append(self._forward([part]))
+            except ModelBroken:
+                raise
             except Exception as error:
                 self._fail(part[0], error)
         return due

@@ -7,21 +7,32 @@ import signal
 from dataclasses import dataclass
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.experts.mover import Job, Mover
+from greenroom.policies.events import Reason, Tier
 
 VARIABLE = "GREENROOM_FAULT"
-_ALLOWED = "worker:after-token:N or worker:poison:TEXT"
+_ALLOWED = "worker:after-token:N, worker:poison:TEXT or worker:mover:N"
+_NO_EXPERT = 1 << 40
 
 
 def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_mover(mover: Mover) -> None:
+    """Give it what it can not even begin: the next of its threads that is free dies of it."""
+    mover.put(Job(_NO_EXPERT, Tier.DISK, Tier.DEVICE, -1, -1, Reason.ON_DEMAND))
+
+
 @dataclass(slots=True)
 class Fault:
-    """``after_token``: die when so many tokens have been generated; ``poison``: when a prompt contains this text."""
+    """``after_token``: die when so many tokens have been generated; ``poison``: when a prompt contains this text.
+    ``mover``: after so many tokens a thread that moves experts dies, and the process does not.
+    """
 
     after_token: int | None = None
     poison: str | None = None
+    mover: int | None = None
 
     def tokens(self, count: int) -> None:
         """So many more were generated."""
@@ -29,6 +40,14 @@ class Fault:
             self.after_token -= count
             if self.after_token <= 0:
                 kill_self()
+
+    def steps(self, tokens: int, mover: Mover) -> None:
+        """A step is over; on the model's thread."""
+        if self.mover is not None:
+            self.mover -= tokens
+            if self.mover <= 0:
+                self.mover = None
+                kill_mover(mover)
 
     def begins(self, prompt: str) -> None:
         if self.poison is not None and self.poison in prompt:
@@ -46,6 +65,8 @@ def fault_of(text: str | None) -> Fault | None:
     kind, _, value = rest.partition(":")
     if kind == "after-token" and value.isdigit() and int(value) > 0:
         return Fault(after_token=int(value))
+    if kind == "mover" and value.isdigit():
+        return Fault(mover=int(value))
     if kind == "poison" and value:
         return Fault(poison=value)
     raise InvalidConfig(VARIABLE, text, _ALLOWED)

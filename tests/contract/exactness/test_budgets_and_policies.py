@@ -29,13 +29,14 @@ from greenroom.moe.loading import LoadedMoE, attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.ragged_attention import Chunk
-from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.registry import EXPERT_POLICIES
+from tests.prepared_policies import prepared_policy
 from tests.random_checkpoints import DECODER_ONLY, save_random, wide_heads
 
 BUDGETS = ("100%", "33%", "smallest")
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [30, 20, 10], [40, 41] * 11, [77], [200, 3, 150, 99, 98, 97, 96])
 NEW_TOKENS = 10
-PREFETCHING = ("look-ahead", "next-layer", "top-k", "traced-top-k")
+PREFETCHING = ("look-ahead", "moe-infinity", "next-layer", "top-k", "traced-top-k")
 TOP_K = 4  # of two picks the sum is the same in either order
 
 
@@ -71,7 +72,7 @@ class Model:
         catalogue = catalogue_of(self.pack.manifest)
         slots = {"100%": catalogue.size, "33%": catalogue.size // 3, "smallest": int(catalogue.top_k.max())}[budget]
         engine = ExpertEngine(
-            self.pack, catalogue, create_policy(policy, catalogue=catalogue), EngineConfig(device_slots=slots)
+            self.pack, catalogue, prepared_policy(policy, catalogue), EngineConfig(device_slots=slots)
         )
         attach(self.loaded, engine)
         self.ragged.source = engine

@@ -19,10 +19,12 @@ from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PROMP
 from tests.contract.exactness.test_budgets_and_policies import models as models
 from tests.contract.exactness.test_troubled_movers import TroubledStore
 from tests.contract.experts.test_engine import POLICIES
+from tests.prepared_policies import prepared_policy
 
 WANTING: dict[str, Callable[[Catalogue], ExpertPolicy]] = {
     "next-use": lambda catalogue: create_policy("next-use", catalogue=catalogue, options={"host": True}),
     "decayed": lambda catalogue: create_policy("decayed", catalogue=catalogue, options={"host": True}),
+    "moe-infinity": lambda catalogue: prepared_policy("moe-infinity", catalogue),
     "restless-host": POLICIES["restless-host"],
 }
 every_case = pytest.mark.parametrize(
@@ -30,6 +32,7 @@ every_case = pytest.mark.parametrize(
     [
         ("mixtral", "next-use"),
         ("mixtral", "restless-host"),
+        ("mixtral", "moe-infinity"),
         ("qwen3_moe", "decayed"),
         pytest.param("qwen3_moe", "restless-host", marks=pytest.mark.full),
         pytest.param("gpt_oss", "next-use", marks=pytest.mark.full),
@@ -46,6 +49,9 @@ def on_three_tiers(model: Model, policy: str) -> Iterator[ExpertEngine]:
     store = TroubledStore(model.pack, lambda layer, expert: False, seed=3)
     config = EngineConfig(device_slots=slots, host_slots=slots, transfer_timeout_s=20)
     engine = ExpertEngine(store, catalogue, WANTING[policy](catalogue), config)
+    if (order := engine.policy.fill_order()) is not None:
+        engine.preload(order.tolist())
+        engine.fill_host(order.tolist())
     attach(model.loaded, engine)
     model.ragged.source = engine
     try:

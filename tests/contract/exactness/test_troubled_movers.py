@@ -31,14 +31,14 @@ from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.ragged_attention import Chunk
 from greenroom.policies.belady import Belady, Future
 from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.registry import EXPERT_POLICIES, create_policy
-from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PROMPTS, Model, batch_logits
+from greenroom.policies.registry import EXPERT_POLICIES
+from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits
 from tests.contract.experts.test_ahead import Recorder
+from tests.prepared_policies import prepared_policy
 from tests.random_checkpoints import save_random, wide_heads
 
 ARITHMETICS = (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "torch"))
 READS = (ReadSettings(), ReadSettings(read_bytes=4096, threads=2, depth=2))
-PREFETCHING = ("look-ahead", "next-layer", "top-k", "traced-top-k")
 LONGEST_DELAY_S = 0.0003
 MOST_FAILURES = 60
 TOP_K = 4  # of two picks the sum is the same in either order
@@ -149,7 +149,7 @@ def test_logits_are_those_of_the_resident_model_to_the_bit(
     store = TroubledStore(model.pack, lambda layer, expert: (layer + expert) % 2 == 0, seed=len(policy) + host)
     catalogue = catalogue_of(model.pack.manifest)
     failed: list[str] = []
-    with running(model, create_policy(policy, catalogue=catalogue), store, host=host, reads=reads) as experts:
+    with running(model, prepared_policy(policy, catalogue), store, host=host, reads=reads) as experts:
         forward = model.ragged.forward
 
         def until_it_works(chunks: list[Chunk]) -> torch.Tensor:
@@ -182,7 +182,7 @@ def test_requests_fail_alone_and_the_others_get_generates_tokens(
     model = models["float32", "auto"]
     store = TroubledStore(model.pack, lambda layer, expert: (layer, expert) in ((0, 3), (1, 2), (2, 5)), seed=host)
     catalogue = catalogue_of(model.pack.manifest)
-    with running(model, create_policy(policy, catalogue=catalogue), store, host=host, reads=reads) as experts:
+    with running(model, prepared_policy(policy, catalogue), store, host=host, reads=reads) as experts:
         engine = BatchEngine(
             model.ragged,
             BatchConfig(kv_budget_bytes=1 << 22, tokens_per_step=16, prefill_chunk=6, max_running=8),
