@@ -144,9 +144,16 @@ def _picks(random: np.random.Generator, shares: Floats, tokens: int, top_k: int,
 
 MIXES = {
     SWITCH.name: Mix(
-        tasks=100, spread=None, breadth=14.0, focus=1.5, locality=0.0, prompt_tokens=30, output_tokens=10, at_once=64
+        tasks=100, spread=None, breadth=2.94, focus=3.83, locality=0.25, prompt_tokens=51, output_tokens=7.9, at_once=64
     ),
     NLLB.name: Mix(
-        tasks=110, spread=32.0, breadth=14.0, focus=1.5, locality=0.0, prompt_tokens=30, output_tokens=16, at_once=16
+        tasks=110,
+        spread=52.0,
+        breadth=3.14,
+        focus=1.57,
+        locality=0.06,
+        prompt_tokens=53,
+        output_tokens=33.7,
+        at_once=16,
     ),
 }

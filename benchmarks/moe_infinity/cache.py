@@ -1,0 +1,232 @@
+"""Hit rates without prefetching (MoE-Infinity, §8.4): Fig. 11, and what the two factors of Algorithm 2 are worth.
+
+Every policy has the same traces, budgets and starts, with the conventions of `greenroom replay`. Hit rates are exact
+counts; what varies is the world that a synthetic trace is drawn from.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from benchmarks.moe_infinity.cache_streams import Stream, bundled_stream, real_stream, synthetic_stream
+from benchmarks.moe_infinity.calibration import BASELINES, TARGETS
+from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH
+from greenroom.replay.processes import in_processes
+from greenroom.replay.sweep import BELADY, Place, PolicySpec, Sweep
+
+OURS: Final = "moe-infinity"
+LITERAL: Final = "moe-infinity:literal=true"
+REUSE: Final = "reuse"
+BY_LAYER: Final = "moe-infinity:by_ratio=false"
+BY_RATIO: Final = "moe-infinity:by_layer=false"
+POLICIES: Final = (OURS, LITERAL, REUSE, "next-use", *BASELINES)
+ABLATION: Final = (BY_LAYER, BY_RATIO)
+REAL: Final = "recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """``seeds``: worlds at the paper's cache sizes, of ``sequences`` each, behind ``learnt`` others; ``curve_seeds`` of
+    them at all sizes. ``prompts``: of the bundled model, ``at_once``. ``trace``: a recorded routing.
+    """
+
+    seeds: int = 8
+    curve_seeds: int = 3
+    sequences: int = 500
+    learnt: int = 300
+    prompts: int = 240
+    at_once: int = 8
+    tokens: int = 30_000
+    trace: Path | None = None
+
+
+QUICK: Final = Scale(seeds=2, curve_seeds=1, sequences=250, learnt=150, prompts=60, tokens=3000)
+FIRST_SEED: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A policy's hit rates in percent, a world each, with so many slots and sequences at once."""
+
+    stream: str
+    policy: str
+    slots: int
+    at_once: int
+    by_seed: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.by_seed.values())
+
+    def over(self, other: Row) -> tuple[float, float]:
+        """Points above ``other``: mean over the worlds that both ran on, and standard deviation."""
+        apart = [rate - other.by_seed[seed] for seed, rate in self.by_seed.items() if seed in other.by_seed]
+        return statistics.mean(apart), deviation(apart)
+
+
+def deviation(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+class Cells:
+    """All streams' cells, for processes of their own: item (stream, place)."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self.streams = streams
+        self.sweeps = [
+            Sweep(one.trace, _specs(one), one.slots, one.at_once, one.tokens, artifacts=one.artifacts)
+            for one in streams
+        ]
+        self.items: list[tuple[int, Place]] = [
+            (number, place)
+            for number, sweep in enumerate(self.sweeps)
+            for place in sweep.places
+            if place[1].label not in ABLATION or place[2] == self.streams[number].main
+        ]
+
+    def __call__(self, item: tuple[int, Place], go_on: Callable[[], None]) -> float:
+        number, place = item
+        return 100 * self.sweeps[number].cell(place, go_on).cache.hit_rate
+
+
+def run(scale: Scale) -> dict[str, Any]:
+    """Rows, and the figures that have aims."""
+    cells = Cells(list(_streams(scale)))
+    order = sorted(range(len(cells.items)), key=lambda place: -_work(cells, cells.items[place]))
+    with tqdm(total=len(order), desc="replaying", unit="cell") as bar:
+        jobs = len(os.sched_getaffinity(0))
+        rates = in_processes(cells, [cells.items[place] for place in order], jobs, bar.update)
+    by_item = dict(zip(order, rates, strict=True))
+    rows = rows_of(cells.streams, ((*item, by_item[place]) for place, item in enumerate(cells.items)))
+    return {"calibrated": calibrated(rows), **figures(rows), "rows": [_record(row) for row in rows]}
+
+
+def _streams(scale: Scale) -> Iterator[Stream]:
+    worlds = scale.seeds * 2
+    with tqdm(total=worlds + 1 + (scale.trace is not None), desc="routing", unit="stream") as bar:
+        for shape in (SWITCH, NLLB):
+            for number in range(scale.seeds):
+                curve = number < scale.curve_seeds
+                yield synthetic_stream(shape, FIRST_SEED + number, scale.sequences, scale.learnt, curve=curve)
+                bar.update()
+        yield bundled_stream(scale.prompts, scale.prompts // 2, scale.at_once)
+        bar.update()
+        if scale.trace is not None:
+            yield real_stream(scale.trace, scale.tokens)
+            bar.update()
+
+
+def _specs(stream: Stream) -> tuple[PolicySpec, ...]:
+    return tuple(PolicySpec.parse(text) for text in (*POLICIES, *ABLATION))
+
+
+def _work(cells: Cells, item: tuple[int, Place]) -> float:
+    """About how long a cell takes, so that long ones do not come last."""
+    number, (at_once, spec, _) = item
+    return cells.sweeps[number].rows / (at_once or 1) * (10 if spec.name == REUSE else 1)
+
+
+def rows_of(streams: Sequence[Stream], cells: Iterable[tuple[int, Place, float]]) -> list[Row]:
+    """By stream, cache size and sequences at once, each policy's rates over the worlds."""
+    found: dict[tuple[str, str, int, int], dict[int, float]] = {}
+    for number, (at_once, spec, slots), rate in cells:
+        stream = streams[number]
+        name = stream.name if stream.tokens is None else REAL
+        found.setdefault((name, spec.label, slots, at_once or 0), {})[stream.seed] = rate
+    return [Row(*key, by_seed) for key, by_seed in found.items()]
+
+
+# -- figures -------------------------------------------------------------------------------------------------------
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """``oracle_gap_points``, ``gain_over_best_baseline``, ``real_gap_points`` (None without a recorded routing), and
+    what they are made of: points of hit rate, means and standard deviations over worlds.
+    """
+    synthetic = {name: _of_model(rows, name, target.slots) for name, target in TARGETS.items()}
+    real = {
+        policy: {row.at_once: -row.over(_find(rows, REAL, BELADY, row.slots, row.at_once))[0] for row in own}
+        for policy in (*POLICIES, *ABLATION)
+        if (own := [row for row in rows if (row.stream, row.policy) == (REAL, policy)])
+    }
+    better = {policy: max(real[policy].values()) for policy in (OURS, REUSE) if policy in real}
+    return {
+        "oracle_gap_points": round(max(own["oracle_gap"][0] for own in synthetic.values()), 2),
+        "gain_over_best_baseline": round(min(own["gain_over_best_baseline"][0] for own in synthetic.values()), 2),
+        "real_gap_points": round(min(better.values()), 2) if better else None,
+        "real_gaps": {
+            policy: {f"{n} at once": round(gap, 2) for n, gap in own.items()} for policy, own in real.items()
+        },
+        "synthetic": synthetic,
+    }
+
+
+def _of_model(rows: Sequence[Row], name: str, slots: int) -> dict[str, Any]:
+    at_once = MIXES[name].at_once
+    policies = {policy: _find(rows, name, policy, slots, at_once) for policy in (*POLICIES, *ABLATION, BELADY)}
+    best = max((policies[name] for name in BASELINES), key=lambda row: row.mean)
+    ours, belady = policies[OURS], policies[BELADY]
+    return {
+        "slots": slots,
+        "at_once": at_once,
+        "best_baseline": best.policy,
+        "oracle_gap": _points(belady.over(ours)),
+        "oracle_gap_reuse": _points(belady.over(policies[REUSE])),
+        "gain_over_best_baseline": _points(ours.over(best)),
+        "over_lfu": {
+            "layer decay alone": _points(policies[BY_LAYER].over(policies["lfu-reset"])),
+            "activation ratio alone": _points(policies[BY_RATIO].over(policies["lfu-reset"])),
+            "both": _points(ours.over(policies["lfu-reset"])),
+        },
+    }
+
+
+def calibrated(rows: Sequence[Row]) -> dict[str, Any]:
+    """Where the best baseline and Belady stand on the worlds of this run, beside the paper's."""
+    found = {}
+    for name, target in TARGETS.items():
+        at_once = MIXES[name].at_once
+        best = max((_find(rows, name, policy, target.slots, at_once) for policy in BASELINES), key=lambda row: row.mean)
+        belady = _find(rows, name, BELADY, target.slots, at_once)
+        found[name] = {
+            "best_baseline": [best.policy, round(best.mean, 2), target.baseline],
+            "belady": [round(belady.mean, 2), target.belady],
+            "within_a_point": max(abs(best.mean - target.baseline), abs(belady.mean - target.belady)) <= 1.0,
+        }
+    return found
+
+
+def _find(rows: Sequence[Row], stream: str, policy: str, slots: int, at_once: int) -> Row:
+    wanted = (stream, policy, slots, at_once)
+    return next(row for row in rows if (row.stream, row.policy, row.slots, row.at_once) == wanted)
+
+
+def _points(found: tuple[float, float]) -> list[float]:
+    return [round(value, 2) for value in found]
+
+
+def _record(row: Row) -> dict[str, Any]:
+    return {
+        "stream": row.stream, "policy": row.policy, "slots": row.slots, "at_once": row.at_once,
+        "hit_rate": round(row.mean, 2), "deviation": round(deviation(list(row.by_seed.values())), 2),
+        "worlds": len(row.by_seed),
+    }  # fmt: skip
+
+
+def table(found: Mapping[str, Any]) -> str:
+    from benchmarks.moe_infinity.cache_report import table as said
+
+    return said(found)
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    from benchmarks.moe_infinity.cache_report import draw as drawn
+
+    drawn(found, path)

@@ -1,0 +1,117 @@
+"""The routing that caches are compared on, each with what policies have learnt from other sequences of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import numpy as np
+
+from benchmarks.moe_infinity.calibration import TARGETS
+from benchmarks.moe_infinity.synthetic import MIXES, Shape, trace_of
+from greenroom.core.eamc_file import EamcFile
+from greenroom.demo.tasks import TASKS, Sample, sample
+from greenroom.policies.artifacts import artifact_of
+from greenroom.policies.events import Artifact
+from greenroom.predictor.eamc.members import choose_members
+from greenroom.predictor.reuse.fit import fit
+from greenroom.replay import RoutingTrace
+from greenroom.replay.activations import activation_matrices
+
+BUNDLED: Final = "bundled model"
+REAL_TOKENS: Final = 30_000
+_GB_OF_SWITCH = 535 / 15
+_GB_OF_NLLB = 60 / 8
+_FAVOUR = 0.7
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Routing to be replayed. ``slots``: the cache sizes; ``main``: the one that figures with aims are taken at.
+
+    ``seed``: of a world that was drawn at random. ``artifacts``: of sequences that are not in ``trace``.
+    """
+
+    name: str
+    trace: RoutingTrace
+    slots: tuple[int, ...]
+    main: int
+    at_once: tuple[int, ...]
+    artifacts: tuple[Artifact, ...]
+    seed: int = 0
+    tokens: int | None = None
+
+
+def synthetic_stream(shape: Shape, seed: int, sequences: int, learnt: int, *, curve: bool) -> Stream:
+    """A world of its own; ``curve``: with the cache sizes of Fig. 11, 4 to 40 GB, beside the main one.
+
+    Here `reuse` has the coefficients that it is shipped with: to fit them to 3,072 experts takes a minute a world.
+    """
+    mix, main = MIXES[shape.name], TARGETS[shape.name].slots
+    drawn = trace_of(shape, mix, learnt + sequences, seed=seed)
+    per_gb = _GB_OF_SWITCH if shape.layers == 24 else _GB_OF_NLLB
+    sizes = {main, *(round(gb * per_gb) for gb in ((4, 8, 15, 24, 40) if curve else ()))}
+    return Stream(
+        shape.name, drawn.part(learnt), tuple(sorted(sizes)), main, (mix.at_once,), (eamc_of(drawn.part(0, learnt)),),
+        seed,
+    )  # fmt: skip
+
+
+def bundled_stream(sequences: int, learnt: int, at_once: int) -> Stream:
+    """The bundled model's routing, recorded now: at first prompts of all tasks alike, to learn from, then a mix that
+    drifts from task to task.
+    """
+    from benchmarks.emoe.table2 import record  # torch comes with it
+
+    recorded = record([*_evenly(learnt), *shifting(sequences, seed=2)])
+    experts = recorded.catalogue().size
+    sizes = tuple(round(experts * share) for share in (1 / 6, 1 / 4, 1 / 3, 1 / 2, 3 / 4))
+    learnt_from = artifacts_of(recorded.part(0, learnt))
+    return Stream(BUNDLED, recorded.part(learnt), sizes, sizes[2], (at_once,), learnt_from)
+
+
+def real_stream(path: Path, tokens: int = REAL_TOKENS) -> Stream:
+    """The first rows of a recorded routing at a third of its experts; learnt is from the sequences behind them."""
+    trace = RoutingTrace.load(path)
+    first = int(np.searchsorted(trace.seq_starts, tokens + _running_over(trace, tokens)))
+    third = trace.catalogue().size // 3
+    return Stream(
+        trace.model or path.stem, trace.part(0, first), (third,), third, (1, 8), artifacts_of(trace.part(first)),
+        tokens=tokens,
+    )  # fmt: skip
+
+
+def _running_over(trace: RoutingTrace, tokens: int) -> int:
+    """Rows of sequences that have begun when ``tokens`` are used, eight at once: nothing is learnt from those."""
+    return 8 * int(np.diff(trace.seq_starts).max())
+
+
+def shifting(count: int, *, seed: int) -> list[Sample]:
+    """Prompts of a mix that moves on from task to task: the favoured one changes, little by little, once around."""
+    random = Random(seed)
+    asked = []
+    for number in range(count):
+        place = number / count * len(TASKS)
+        favoured = int(place) if random.random() >= place % 1 else int(place) + 1
+        task = TASKS[favoured % len(TASKS)] if random.random() < _FAVOUR else random.choice(TASKS)
+        asked.append(sample(task, seed=seed, index=number))
+    return asked
+
+
+def artifacts_of(trace: RoutingTrace) -> tuple[Artifact, ...]:
+    """The EAMC and the coefficients of `reuse`, as a worker is given them."""
+    return eamc_of(trace), artifact_of(trace.catalogue(), fit(trace), "reuse")
+
+
+def eamc_of(trace: RoutingTrace) -> Artifact:
+    matrices, widths = activation_matrices(trace), tuple(trace.experts_per_layer.tolist())
+    members = matrices[choose_members(widths, matrices)]
+    file = EamcFile(model=trace.model, experts_per_layer=widths, sequences=trace.sequences, matrices=members)
+    return artifact_of(trace.catalogue(), file, "eamc")
+
+
+def _evenly(count: int) -> Sequence[Sample]:
+    return [sample(TASKS[number % len(TASKS)], seed=1, index=number) for number in range(count)]
