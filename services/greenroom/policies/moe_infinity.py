@@ -31,8 +31,9 @@ class MoeInfinity(ExpertPolicy):
     leaves is ``ActivationRetention``'s to say (Algorithm 2), but what was fetched ahead stays until it is used or no
     longer foreseen. Without an EAMC it only caches; one comes as the artifact ``eamc``.
 
-    As read here, experts whose p is 0 only fill free slots, and no prefetch displaces another that is still foreseen.
-    ``literal``: they displace as the others do. ``refine`` False: one prediction a step, after the first router
+    As read here, experts whose p is 0 only fill free slots, and a prefetch displaces neither another that is still
+    foreseen nor anyone whose own priority is no less, with the layers counted on into the next step. ``literal``:
+    whoever is wanted displaces whom Algorithm 2 gives. ``refine`` False: one prediction a step, after the first router
     (§8.3). ``priorities`` False: all later experts are wanted alike, in the order in which Algorithm 1 submits them
     (§8.3). ``by_ratio`` and ``by_layer`` are the retention's.
     """
@@ -62,6 +63,9 @@ class MoeInfinity(ExpertPolicy):
         self._ahead: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # fetched, and neither used nor given up since
         self._any_ahead = False  # False: certainly none
         self._decays = _layer_decays(catalogue)
+        self._round = _round_decays(catalogue)
+        self._layer = 0
+        self._shares: Scores = np.zeros(catalogue.size, dtype=np.float32)  # p
         self._recall = _Recall(catalogue)
 
     # -- what it is told -------------------------------------------------------------------------------------------
@@ -121,12 +125,12 @@ class MoeInfinity(ExpertPolicy):
 
     def victims(self, request: VictimRequest) -> Keys:
         worth, tie = self.retention.worth(request.tier)
-        if request.tier is not Tier.DEVICE or not self._any_ahead:
-            return lowest(self.catalogue, request, worth, tie)
-        victims = lowest(self.catalogue, request, np.where(self._ahead, worth + (1 + worth.max()), worth), tie)
-        if request.reason is Reason.PREFETCH and not self._literal and self._ahead[victims].any():
-            return NO_KEYS
-        return victims
+        if request.tier is Tier.DEVICE and self._any_ahead:
+            worth = np.where(self._ahead, worth + (1 + worth.max()), worth)
+        victims = lowest(self.catalogue, request, worth, tie)
+        if request.tier is not Tier.DEVICE or request.reason is not Reason.PREFETCH or self._literal:
+            return victims
+        return NO_KEYS if self._dearer(victims, request.incoming) else victims
 
     def fill_order(self) -> Keys:
         """Layer after layer (§6.1)."""
@@ -142,13 +146,14 @@ class MoeInfinity(ExpertPolicy):
         """``[N]``: everyone's priority."""
         eamc, members = nearest.eamc, nearest.nearest[list(self.retention.matrices.rows.values())]
         if len(members) == 1:
-            foreseen, self._used = eamc.ratios[members[0]], eamc.used[members[0]]
+            self._shares, self._used = eamc.ratios[members[0]], eamc.used[members[0]]
         else:
-            foreseen, self._used = eamc.ratios[members].sum(axis=0), eamc.used[members].any(axis=0)
+            self._shares, self._used = eamc.ratios[members].sum(axis=0), eamc.used[members].any(axis=0)
+        self._layer = layer
         decays = self._decays[layer]
         if not self._priorities:
             return (decays > 0).astype(np.float32)
-        priority: Scores = foreseen + np.float32(EPSILON)
+        priority: Scores = self._shares + np.float32(EPSILON)
         priority *= decays
         return priority
 
@@ -157,6 +162,19 @@ class MoeInfinity(ExpertPolicy):
             self._ahead &= self._used
         generation = 0 if self.prefetch is None else self.prefetch.generation + 1
         self.prefetch = Prefetch(generation, priority, None if self._literal else self._used)
+
+    def _dearer(self, victims: Keys, incoming: Keys) -> bool:
+        """Whether somebody of ``victims`` was fetched ahead, or is foreseen as soon as somebody who comes."""
+        decays, shares = self._round[self._layer], self._shares
+        least = (shares[incoming] * decays[incoming]).min(initial=np.inf)
+        return bool(self._ahead[victims].any() or (shares[victims] * decays[victims] >= least).any())
+
+
+def _round_decays(catalogue: Catalogue) -> NDArray[np.float32]:
+    """``[layers, N]``: by the layer that runs, 1 − d / (L + 1) of experts whose layer's next turn is d layers ahead."""
+    ahead = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
+    decays: NDArray[np.float32] = (1 - ahead / (catalogue.layers + 1)).astype(np.float32)
+    return decays
 
 
 def _layer_decays(catalogue: Catalogue) -> NDArray[np.float32]:

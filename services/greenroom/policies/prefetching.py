@@ -52,7 +52,7 @@ class PrefetchingPolicy(ExpertPolicy):
         worth, tie = self.retention.worth(request.tier)
         if not self._wants_any or request.tier is not Tier.DEVICE:
             return lowest(self.catalogue, request, worth, tie)
-        kept = np.where(self._wanted, np.inf, worth)
+        kept = self._kept(worth)
         victims = lowest(self.catalogue, request, kept, tie)
         if request.reason is Reason.PREFETCH and len(victims):
             dearest = kept[victims].max()
@@ -64,6 +64,10 @@ class PrefetchingPolicy(ExpertPolicy):
             ):
                 return NO_KEYS
         return victims
+
+    def _kept(self, worth: Worth) -> Worth:
+        """``worth[N]``, but for those who leave last."""
+        return np.where(self._wanted, np.inf, worth)
 
     def _worthier(self, incoming: Keys, worth: Worth, victim: float) -> bool:
         """Whether what is wanted is worth a victim of this worth; with most rules there is no comparing the two."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.arrays import Counts, Scores
+from greenroom.policies.arrays import Counts, Keys, Scores
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Artifact, LayerRouting, SequenceEnd
 from greenroom.policies.look_ahead import LookAhead
 from greenroom.policies.ranking import RankingPolicy
 from greenroom.policies.reuse_chances import REUSE
 from greenroom.policies.reuse_retention import ReuseRetention
+from greenroom.policies.selection import Worth
+
+_MARGIN = 2.0
+"""How many times a victim's worth a prefetch must have: a slot is taken early, and for a guess."""
 
 
 class Reuse(LookAhead):
@@ -22,6 +26,9 @@ class Reuse(LookAhead):
     say of the running rows in the place of theirs (``LookAhead``), are what is prefetched by: after every layer's
     router each expert of a later layer whose chance is at least ``least`` has the priority chance · (1 − (fl − l) / L),
     as in MoE-Infinity's Algorithm 1.
+
+    What is wanted is not kept for that: its chance is in its worth already, and with many sequences nearly every later
+    expert is wanted. A prefetch displaces who is worth less than half as much.
 
     Coefficients come as the artifact ``reuse``; until then those of another model are used.
     """
@@ -52,6 +59,12 @@ class Reuse(LookAhead):
     def on_layer_routed(self, routing: LayerRouting) -> None:
         super().on_layer_routed(routing)
         self._want_later(routing.layer)
+
+    def _kept(self, worth: Worth) -> Worth:
+        return worth
+
+    def _worthier(self, incoming: Keys, worth: Worth, victim: float) -> bool:
+        return bool((worth[incoming] > _MARGIN * victim).all())
 
     def _passed(self, layer: int) -> None:
         """What is wanted is said anew at every layer."""

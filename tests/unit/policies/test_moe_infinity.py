@@ -251,3 +251,19 @@ def test_what_lands_when_its_layer_waits_for_it_or_has_run_is_not_ahead() -> Non
     bench.arrive(4, reason=Reason.PREFETCH)  # not used
     bench.arrive(7, reason=Reason.PREFETCH)  # of the next layer
     assert bench.victims(2) == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("incoming", "victim", "may"),
+    [(3, 0, True), (3, 11, True), (7, 4, True), (4, 11, False), (4, 0, False), (11, 7, False), (3, 5, True)],
+)
+def test_a_prefetch_displaces_only_whom_its_member_gives_less_or_a_later_turn(
+    incoming: int, victim: int, may: bool
+) -> None:
+    for policy, allowed in ((with_members(), may), (with_members(literal=True), True)):
+        engine = Bench(policy)
+        engine.arrive(victim)
+        policy.on_layer_routed(routed(0, 0))  # then 3 and 7 count 0.6, 11 0.4, 4 and 0 (in the next step) 0.2
+        asked = engine.request(reason=Reason.PREFETCH, incoming=[incoming])
+        assert policy.victims(asked).tolist() == ([victim] if allowed else [])
+        assert policy.victims(engine.request(incoming=[incoming])).tolist() == [victim]

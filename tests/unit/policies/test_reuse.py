@@ -5,13 +5,13 @@ import pytest
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import ROUTER, Artifact, LayerRouting, Prediction, SequenceEnd, Tier
+from greenroom.policies.events import ROUTER, Artifact, LayerRouting, Prediction, Reason, SequenceEnd, Tier
 from greenroom.policies.next_use import NextUse
 from greenroom.policies.registry import create_policy
 from greenroom.policies.reuse import Reuse
 from greenroom.policies.reuse_chances import REUSE
 from greenroom.policies.reuse_retention import ReuseRetention
-from tests.unit.policies.bench import step_of
+from tests.unit.policies.bench import Bench, step_of
 
 POOL = Catalogue.uniform("pool", layers=4, experts=3, top_k=1)  # keys 3 l + e
 
@@ -127,3 +127,19 @@ def test_options_out_of_range_are_refused() -> None:
             create_policy("reuse", catalogue=POOL, options={name: value})
     with pytest.raises(InvalidConfig, match="horizon"):
         ReuseRetention(POOL, horizon=0)
+
+
+def test_a_prefetch_displaces_who_is_worth_less_than_half_as_much_even_if_that_is_wanted_too() -> None:
+    policy = Reuse(POOL)
+    policy.on_artifact_swapped(artifact())
+    turn(policy, 1)
+    policy.on_layer_routed(routed(0, 1, number=1))
+    worth, _ = policy.retention.worth(Tier.DEVICE)
+    assert {4, 7, 10} <= set(wanted(policy))
+    for resident, may in ((10, worth[4] > 2 * worth[10]), (7, worth[4] > 2 * worth[7]), (5, True)):
+        engine = Bench(policy)
+        engine.arrive(resident)
+        victims = policy.victims(engine.request(reason=Reason.PREFETCH, incoming=[4])).tolist()
+        assert victims == ([resident] if may else [])
+        assert policy.victims(engine.request(incoming=[4])).tolist() == [resident]
+    assert worth[4] < 2 * worth[7], "else nothing was refused"
