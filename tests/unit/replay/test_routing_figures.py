@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import pytest
 
+from greenroom.policies.artifacts import artifact_of
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
+from greenroom.predictor.reuse.fit import fit
 from greenroom.replay import ReplayResult, RoutingTrace, TraceStep, count_hits, optimum, replay
 from tests.real_data import real_data
 
@@ -114,3 +117,20 @@ def test_beladys_hit_rates_are_the_published_ones(trace: RoutingTrace, concurren
         result = optimum(trace.catalogue(), trace.steps(concurrent=concurrent, tokens=TOKENS), budget)
 
         assert 100 * result.hit_rate == pytest.approx(published, abs=0.0501)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("concurrent", "gained"), [(1, 1.3), (8, 0.7)])
+def test_reuse_fitted_to_later_sequences_is_within_eight_points_of_belady(
+    trace: RoutingTrace, concurrent: int, gained: float
+) -> None:
+    slots = 256
+    later = trace.part(int(np.searchsorted(trace.seq_starts, TOKENS + 8 * int(np.diff(trace.seq_starts).max()))))
+    catalogue = trace.catalogue()
+    policy = create_policy("reuse", catalogue=catalogue)
+    policy.on_artifact_swapped(artifact_of(catalogue, fit(later), "later"))
+
+    rate = 100 * count_hits(policy, trace.steps(concurrent=concurrent, tokens=TOKENS), slots).hit_rate
+
+    assert rate > BELADY[concurrent][SLOTS.index(slots)] - 8
+    assert rate > 100 * counted(count_hits, trace, "next-use", {}, concurrent, slots).hit_rate + gained
