@@ -14,11 +14,13 @@ from greenroom.policies.prefetching import PrefetchingPolicy
 
 
 class NextLayerPolicy(PrefetchingPolicy):
-    """While a layer's experts run it wants some of the next layer's; after the last layer, of the first's."""
+    """While a layer's experts run it wants some of the next layer's; after the last layer, of the next step's first: an
+    encoder-decoder's decoder decodes again.
+    """
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         super().on_layer_routed(routing)
-        following = (routing.layer + 1) % self.catalogue.layers
+        following = routing.layer + 1 if routing.layer + 1 < self.catalogue.layers else self.catalogue.decoder_start
         priority = np.zeros(self.catalogue.size, dtype=np.float32)
         priority[self.catalogue.span(following)] = self._priorities(following)
         self._publish(priority)
@@ -71,6 +73,10 @@ class TracedTopK(NextLayerPolicy):
         super().__init__(catalogue, retention=retention, evict=evict)
         self._counts = counts_of(catalogue, count)
         self._uses: Counts = np.zeros(catalogue.size, dtype=np.int64)
+
+    def learn(self, uses: Counts) -> None:
+        """In so many steps each expert was used before: ``uses[N]``."""
+        self._uses += uses
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._uses[routing.experts] += 1

@@ -167,7 +167,7 @@ class TimedReplay:
     def catalogue(self) -> Catalogue:
         """What a policy for it is made with."""
         manifest = SimulatedStore(self.trace, self.expert_bytes).manifest
-        return catalogue_of(manifest, "replay", decoder_start=getattr(self.trace, "decoder_start", 0))
+        return catalogue_of(manifest, "replay", decoder_start=self.trace.decoder_start)
 
     def run(
         self,

@@ -42,6 +42,13 @@ def test_next_layer_wants_all_of_it_and_after_the_last_layer_the_first() -> None
     assert wanted(policy) == [0, 1, 2, 3]
 
 
+def test_after_a_decoders_last_layer_its_first_is_next() -> None:
+    pool = Catalogue("pool", experts_per_layer=[4] * 3, top_k=[2] * 3, expert_bytes=[1] * 3, decoder_start=1)
+    policy = NextLayer(pool)
+    policy.on_layer_routed(LayerRouting.from_picks(pool, step_of(0), 2, np.array([[1, 2]])))
+    assert wanted(policy) == [4, 5, 6, 7]
+
+
 def test_top_k_wants_the_first_by_index_as_many_as_the_router_gives_a_row() -> None:
     policy = TopK(CATALOGUE)
     route(policy, 1, [[1, 3]])
@@ -59,6 +66,9 @@ def test_traced_top_k_wants_those_used_in_the_most_steps() -> None:
         route(policy, 1, picks)
     route(policy, 0, [[0, 1]])
     assert wanted(policy) == [7, 5]
+    policy.learn(np.array([0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]))  # of key 4, elsewhere
+    route(policy, 0, [[0, 1]])
+    assert wanted(policy) == [4, 7]
 
 
 @pytest.mark.parametrize("name", ["next-layer", "top-k", "traced-top-k", "look-ahead"])

@@ -1,0 +1,218 @@
+"""What MoE-Infinity's decisions cost (§8.5: 21 µs for a search among 300 EAMs), and how that grows.
+
+python -m benchmarks.moe_infinity --stage cost
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from greenroom.core.pictures import COLOURS, new_figure, save_figure
+from greenroom.policies.activation_matrix import Matrix, Rows
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.eamc import EAMC, MATRICES, Eamc, NearestMembers
+from greenroom.policies.events import Artifact, LayerRouting, Phase, Step
+from greenroom.policies.moe_infinity import MoeInfinity
+
+PAPER_SEARCH_US: Final = 21.0
+
+USED: Final = 0.1
+"""The share of a layer's experts that a member's sequence used: 3 to 20 % in the paper (§3)."""
+ROWS_BEFORE: Final = 8
+"""Tokens that each sequence has had before it is timed, so that its matrix is that of one in full run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A collection of so many ``members`` for a model of ``layers`` × ``experts``, top-1."""
+
+    layers: int = 24
+    experts: int = 128
+    members: int = 300
+
+    def __str__(self) -> str:
+        return f"{self.layers} × {self.experts}, {self.members} EAMs"
+
+
+MAIN: Final = Shape()
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Every row is timed ``repeats`` times over ``steps`` whole steps, the rows taking turns."""
+
+    repeats: int = 25
+    steps: int = 8
+    at_once: tuple[int, ...] = (1, 8)
+    shapes: tuple[Shape, ...] = (
+        MAIN, Shape(layers=6), Shape(layers=48), Shape(experts=32), Shape(experts=256), Shape(members=30),
+        Shape(members=100), Shape(members=1000),
+    )  # fmt: skip
+
+
+QUICK = Scale(repeats=5, steps=3)
+
+
+class Timed:
+    """One shape with so many sequences at once: what is timed, on routing that is drawn anew each time."""
+
+    def __init__(self, shape: Shape, at_once: int) -> None:
+        self.shape, self.at_once = shape, at_once
+        self._random = np.random.default_rng(0)
+        self._catalogue = Catalogue.uniform("cost", layers=shape.layers, experts=shape.experts, top_k=1)
+        self._matrices = _members(self._catalogue, shape.members, self._random)
+        self._sequences = np.arange(at_once, dtype=np.int64)
+        self._steps = 0
+        eamc = Eamc(self._catalogue, self._matrices)
+        self._nearest = NearestMembers(eamc, at_once)
+        self.eamc_bytes = eamc.ratios.nbytes + eamc.used.nbytes + sum(one.nbytes for one in eamc.directions)
+        self._policy = MoeInfinity(self._catalogue)
+        self._policy.on_artifact_swapped(Artifact(EAMC, "1", {MATRICES: self._matrices}))
+        self._only_caches = MoeInfinity(self._catalogue)
+        for policy in (self._policy, self._only_caches):
+            for routing in self._routings(ROWS_BEFORE):
+                policy.on_layer_routed(routing)
+
+    def search_us(self, steps: int) -> float:
+        """A layer's look-up alone: all sequences' new cosines to all members, and the nearest of each."""
+        layers = [self._layer(layer) for _ in range(steps) for layer in range(self.shape.layers)]
+        return _each_us([lambda own=own: self._nearest.update(*own) for own in layers])  # type: ignore[misc]
+
+    def decision_us(self, steps: int) -> float:
+        """All that the policy does when a layer's router has spoken: matrices, look-up, priorities, recall."""
+        return self._routed_us(self._policy, steps)
+
+    def caching_us(self, steps: int) -> float:
+        """The same without a collection: matrices and retention alone."""
+        return self._routed_us(self._only_caches, steps)
+
+    def _routed_us(self, policy: MoeInfinity, steps: int) -> float:
+        routings = self._routings(steps)
+        return _each_us([lambda one=one: policy.on_layer_routed(one) for one in routings])  # type: ignore[misc]
+
+    def _layer(self, layer: int) -> tuple[int, Rows, Matrix]:
+        shares = np.zeros((self.at_once, self.shape.experts), dtype=np.float32)
+        used = max(1, round(USED * self.shape.experts))
+        for row in shares:
+            row[self._random.choice(self.shape.experts, used, replace=False)] = 1 / used
+        return layer, self._sequences.astype(np.intp), shares
+
+    def _routings(self, steps: int) -> list[LayerRouting]:
+        """One token of each sequence, most of them to experts that it likes: those of one member."""
+        routings = []
+        for _ in range(steps):
+            self._steps += 1
+            phases = np.full(self.at_once, Phase.DECODE, dtype=np.uint8)
+            step = Step("cost", self._steps, self._sequences, phases)
+            for layer, span in enumerate(self._catalogue.spans):
+                likes = self._matrices[: self.at_once, span]
+                picks = np.array([self._random.choice(np.flatnonzero(own)) for own in likes])[:, None]
+                routings.append(LayerRouting.from_picks(self._catalogue, step, layer, picks))
+        return routings
+
+
+def run(scale: Scale) -> dict[str, Any]:
+    """By shape and sequences at once: medians in microseconds a layer, and how far the middle half of them reaches."""
+    arms = [Timed(shape, at_once) for shape in scale.shapes for at_once in scale.at_once]
+    names = ("search_us", "decision_us", "caching_us")
+    found: list[dict[str, list[float]]] = [{name: [] for name in names} for _ in arms]
+    for _ in tqdm(range(scale.repeats + 1), desc="cost", leave=False, delay=2):
+        for arm, times in zip(arms, found, strict=True):
+            for name in names:
+                times[name].append(getattr(arm, name)(scale.steps))
+    rows = [
+        {**asdict(arm.shape), "at_once": arm.at_once, "eamc_bytes": arm.eamc_bytes}
+        | {name: _middle(values[1:]) for name, values in times.items()}  # the first warms up
+        for arm, times in zip(arms, found, strict=True)
+    ]
+    main = {row["at_once"]: row for row in rows if _shape_of(row) == MAIN}
+    return {
+        "rows": rows,
+        **{f"search_us_{n}": row["search_us"]["median"] for n, row in main.items()},
+        **{f"decision_us_{n}": row["decision_us"]["median"] for n, row in main.items()},
+        "paper_search_us": PAPER_SEARCH_US,
+    }
+
+
+def table(found: Mapping[str, Any]) -> str:
+    lines = [
+        "µs a layer, median of repeats that take turns (± half the middle half); the paper's search: 21 µs",
+        f"{'':<22}{'at once':>8}{'search':>16}{'whole decision':>18}{'caching alone':>17}{'MB':>7}",
+    ]
+    for row in found["rows"]:
+        times = [_said(row[name]) for name in ("search_us", "decision_us", "caching_us")]
+        lines.append(f"{_shape_of(row)!s:<22}{row['at_once']:>8}{times[0]:>16}{times[1]:>18}{times[2]:>17}"
+                     f"{row['eamc_bytes'] / 1e6:>7.1f}")  # fmt: skip
+    return "\n".join(lines)
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Growth with each of layers, experts and members, the others as in the main shape."""
+    figure = new_figure(13, 4)
+    panels = figure.subplots(1, 3, sharey=True)
+    for panel, axis in zip(panels, ("layers", "experts", "members"), strict=True):
+        for colour, name, label in ((COLOURS[0], "decision_us", "decision"), (COLOURS[1], "search_us", "search")):
+            for at_once, style in zip(
+                sorted({row["at_once"] for row in found["rows"]}), ("-", "--", ":"), strict=False
+            ):
+                own = [row for row in found["rows"] if row["at_once"] == at_once and _varies(row, axis)]
+                own.sort(key=lambda row: row[axis])
+                panel.plot([row[axis] for row in own], [row[name]["median"] for row in own], style, color=colour,
+                           marker="o", label=f"{label}, {at_once} at once")  # fmt: skip
+        panel.set_xlabel(axis)
+        panel.set_xscale("log")
+        panel.set_ylim(bottom=0)
+        panel.grid(True, color="0.9")
+    panels[0].set_ylabel("µs a layer")
+    panels[0].legend(fontsize=8)
+    save_figure(figure, path)
+
+
+def _members(catalogue: Catalogue, members: int, random: np.random.Generator) -> NDArray[np.float32]:
+    counts = np.zeros((members, catalogue.size), dtype=np.float32)
+    for row in counts:
+        for span in catalogue.spans:
+            experts = span.stop - span.start
+            used = random.choice(experts, max(1, round(USED * experts)), replace=False)
+            row[span.start + used] = random.geometric(0.2, len(used))
+    return counts
+
+
+def _each_us(calls: Sequence[Callable[[], object]]) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        began = time.perf_counter()
+        for call in calls:
+            call()
+        return (time.perf_counter() - began) * 1e6 / len(calls)
+    finally:
+        gc.enable()
+
+
+def _middle(values: Sequence[float]) -> dict[str, float]:
+    low, _, high = statistics.quantiles(values, n=4)
+    return {"median": round(statistics.median(values), 2), "within": round((high - low) / 2, 2)}
+
+
+def _said(value: Mapping[str, float]) -> str:
+    return f"{value['median']:.1f} ± {value['within']:.1f}"
+
+
+def _shape_of(row: Mapping[str, Any]) -> Shape:
+    return Shape(row["layers"], row["experts"], row["members"])
+
+
+def _varies(row: Mapping[str, Any], axis: str) -> bool:
+    """Whether it is the main shape but for that."""
+    return all(row[name] == value for name, value in asdict(MAIN).items() if name != axis)
