@@ -44,7 +44,7 @@ def test_coefficients_are_fitted_to_traces_shown_and_replayed_with(tmp_path: Pat
     assert (shown["sequences"], shown["uses"], len(shown["mean_weights"])) == (40, "followers", 6)
     later = in_circles(tmp_path / "later.npz", 10, 40, seed=7)
     common = ("replay", later, "--policy", "reuse", "--policy", "lru", "--budget", "50%", "--jobs", "1")
-    rates = []
+    rates, cells = [], {}
     for more in ((), ("--reuse", out)):
         run(*common, *more, "--json", str(figures))
         cells = {cell["policy"]: cell for cell in json.loads(figures.read_text())["cells"]}

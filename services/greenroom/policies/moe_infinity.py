@@ -148,11 +148,12 @@ class MoeInfinity(ExpertPolicy):
         if len(members) == 1:
             self._shares, self._used = eamc.ratios[members[0]], eamc.used[members[0]]
         else:
-            self._shares, self._used = eamc.ratios[members].sum(axis=0), eamc.used[members].any(axis=0)
+            self._shares, self._used = eamc.ratios[members].sum(axis=0), np.logical_or.reduce(eamc.used[members])
         self._layer = layer
         decays = self._decays[layer]
         if not self._priorities:
-            return (decays > 0).astype(np.float32)
+            alike: Scores = (decays > 0).astype(np.float32)
+            return alike
         priority: Scores = self._shares + np.float32(EPSILON)
         priority *= decays
         return priority

@@ -77,11 +77,11 @@ class Plain:
             pairs = self.of["followers"][first : first + 2 * width * width].reshape(2, width, width)
             for back, token in enumerate(self.last[sequence, layer][:-3:-1]):
                 logits = logits + token @ pairs[back]
-        return 1 / (1 + np.exp(-logits))
+        return np.asarray(1 / (1 + np.exp(-logits)))
 
     @property
     def soon(self) -> np.ndarray:
-        return 1 - np.prod([1 - chance for chance in self.chances.values()], axis=0)
+        return np.asarray(1 - np.prod([1 - chance for chance in self.chances.values()], axis=0))
 
 
 picks = st.tuples(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +40,11 @@ def of_kinds(sequences: int, tokens: int) -> RoutingTrace:
     )
 
 
+def made_of(experts: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> ReuseFile:
+    given: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
+    return ReuseFile(model="", experts_per_layer=experts, sequences=3, **given)
+
+
 def test_who_follows_whom_is_learnt_where_it_says_something_and_left_out_where_not() -> None:
     circles, drawn = fit(in_circles(40, 30)), fit(in_circles(40, 30, noise=1))
     assert (circles.report["uses"], drawn.report["uses"]) == ("followers", "averages")
@@ -72,7 +79,7 @@ def test_what_it_learns_from_is_what_the_policy_knows_then() -> None:
         "bias": np.zeros(pool.size, dtype=np.float32),
         "followers": rng.normal(size=LAYERS * 2 * EXPERTS * EXPERTS).astype(np.float32),
     }
-    file = ReuseFile(model="", experts_per_layer=(EXPERTS,) * LAYERS, sequences=3, **arrays)
+    file = made_of((EXPERTS,) * LAYERS, arrays)
     coefficients = Coefficients.of_artifact(pool, artifact_of(pool, file, "it"))
     chances = ReuseChances(pool, coefficients)
     samples = layer_samples(trace, 1)
@@ -115,20 +122,19 @@ def test_a_file_comes_back_as_it_was_and_nonsense_does_not_go_in(tmp_path: Path)
         name: array.tolist() for name, array in made.arrays.items()
     }
     assert (back.model, back.sequences, back.report) == ("circles", 40, made.report)
-    good = {"model": "", "experts_per_layer": (2, 2), "sequences": 1}
     arrays = {
         "keep": np.full(1, 0.5),
         "weights": np.ones((2, 2)),
         "bias": np.ones(4),
         "followers": np.ones(16),
     }
-    ReuseFile(**good, **{name: array.astype(np.float32) for name, array in arrays.items()})
+    made_of((2, 2), arrays)
     for name, wrong in (
         ("keep", np.array([1.0])), ("keep", np.ones((1, 1))), ("weights", np.ones((2, 3))),
         ("bias", np.full(4, np.nan)), ("followers", np.ones(5)),
     ):  # fmt: skip
         with pytest.raises(InvalidConfig, match=name):
-            ReuseFile(**good, **{key: array.astype(np.float32) for key, array in (arrays | {name: wrong}).items()})
+            made_of((2, 2), arrays | {name: wrong})
     (tmp_path / "none").write_bytes(b"nothing")
     with pytest.raises(InvalidConfig, match="greenroom reuse fit"):
         ReuseFile.read(tmp_path / "none")
