@@ -100,10 +100,9 @@ class ReuseChances:
         self.over_all: Array = shares.astype(np.float32)[catalogue.layer_of]
         """``[N]``: the moving average over all sequences' tokens."""
         self.soon: Array = self.over_all.copy()
-        self.swap(coefficients)
+        self._begin_with(coefficients)
 
-    def swap(self, coefficients: Coefficients) -> None:
-        """Others from now on. What the running sequences used until now is forgotten."""
+    def _begin_with(self, coefficients: Coefficients) -> None:
         self.coefficients = coefficients
         self._keep = coefficients.keep[:, None]
         self._rows: dict[int, int] = {}
@@ -112,6 +111,15 @@ class ReuseChances:
         self._averages: Array = np.zeros((0, rates, size), dtype=np.float32)
         self._recent: Array = np.zeros((0, LAST_TOKENS, size), dtype=np.float32)
         self._misses: Array = np.ones((0, size), dtype=np.float32)  # 1 - chance; of nobody 1
+
+    def swap(self, coefficients: Coefficients) -> None:
+        """Others, for each layer from its next turn on. Where their averages go at other rates, what the running
+        sequences used until now is forgotten.
+        """
+        if np.array_equal(coefficients.keep, self.coefficients.keep):
+            self.coefficients = coefficients
+        else:
+            self._begin_with(coefficients)
 
     def rows_of(self, sequences: Ids) -> Rows:
         """Where each of them is; one that is new gets a row, which may make the arrays longer."""

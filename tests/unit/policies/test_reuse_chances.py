@@ -189,3 +189,19 @@ def test_coefficients_of_another_model_are_refused(name: str, wrong: np.ndarray 
         coefficients_of(arrays)
     with pytest.raises(InvalidConfig, match="kind"):
         Coefficients.of_artifact(POOL, Artifact("eamc", "1", arrays_of()))
+
+
+@pytest.mark.parametrize("same_rates", [True, False])
+def test_a_swap_keeps_what_sequences_used_unless_the_rates_change(same_rates: bool) -> None:
+    first, second = arrays_of(1), arrays_of(2)
+    if not same_rates:
+        first["keep"] = np.array([0.3, 0.6], dtype=np.float32)
+    swapped, whole = ReuseChances(POOL, coefficients_of(first)), ReuseChances(POOL, coefficients_of(second))
+    for chances in (swapped, whole):
+        use(chances, 1)
+        use(chances, 1, pick=(2, 3))
+    swapped.swap(coefficients_of(second))
+    for chances in (swapped, whole):
+        use(chances, 1, pick=(1, 2))
+    alike = np.allclose(swapped.soon[:4], whole.soon[:4], atol=1e-5)
+    assert alike == same_rates
