@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable
 
+from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.generation import Finished, FinishReason, GenerationRequest, Token
 from greenroom.core.messages import ModelCard
 from greenroom.demo import bundled_model_path
@@ -23,7 +24,7 @@ from greenroom.fabric.rpc import GrpcDialer, NetworkEndpoint, ServerConfig
 from greenroom.policies.events import Prediction
 from greenroom.text import TextProcessor
 from greenroom.text.digest import text_digest
-from greenroom.worker.engine import EngineState, Events, Routed
+from greenroom.worker.engine import Edition, EngineState, Events, Routed
 from greenroom.worker.process import worker_parts
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ForecastConfig, ServiceConfig, TraceConfig
@@ -81,6 +82,13 @@ class StubEngine:
         return None
 
     def foresee(self, prediction: Prediction) -> None:
+        pass
+
+    @property
+    def artifacts(self) -> dict[str, Edition | None]:
+        return {}
+
+    def swap(self, file: ArtifactFile) -> None:
         pass
 
 

@@ -36,7 +36,7 @@ from greenroom.text import TextProcessor
 from greenroom.worker.engine import Engine
 from greenroom.worker.process import worker_parts
 from greenroom.worker.service import WorkerService
-from greenroom.worker.service_config import STATISTICS, ForecastConfig, ServiceConfig, TraceConfig
+from greenroom.worker.service_config import STATISTICS, ArtifactConfig, ForecastConfig, ServiceConfig, TraceConfig
 from greenroom.worker.service_counters import ServiceCollector
 
 _LOG_BYTES = 64 * MIB
@@ -47,8 +47,10 @@ _LOG_BYTES = 64 * MIB
 class EmbeddedConfig:
     """``scheduling``: the placement policy by name, ``scheduling_options`` what its class may be told. ``max_waiting``:
     requests that wait at most, and ``max_queue_wait_s`` how long. ``max_running``: requests that generate at once.
-    ``forecast_every``: prompts between two forecasts; 0: nothing is traced or forecast. ``forecast_predictor``: see
-    ForecastConfig. Raises InvalidConfig, naming the field."""
+    ``forecast_every``: prompts between two forecasts; 0: none. ``forecast_predictor``: see ForecastConfig.
+    ``artifact_every_s``: how often it is looked whether there is a newer version of what the expert policy predicts by;
+    0: never. With neither of the two nothing is traced, and there is no predictor. ``predictor``: how that is set up.
+    Raises InvalidConfig, naming the field."""
 
     scheduling: str = "fcfs"
     scheduling_options: Mapping[str, Any] = field(default_factory=dict)
@@ -57,14 +59,25 @@ class EmbeddedConfig:
     max_running: int = 32
     forecast_every: int = 0
     forecast_predictor: str = STATISTICS
+    artifact_every_s: float = 0.0
+    predictor: PredictorConfig = field(default_factory=PredictorConfig)
 
     def __post_init__(self) -> None:
         if not 0 < self.max_queue_wait_s < math.inf:  # the scheduler counts in milliseconds, and would name those
             raise InvalidConfig("max_queue_wait_s", self.max_queue_wait_s, "it is a number of seconds above 0")
         if self.forecast_every < 0:
             raise InvalidConfig("forecast_every", self.forecast_every, "it is a number from 1, or 0 for none")
+        if not 0 <= self.artifact_every_s < math.inf:
+            raise InvalidConfig(
+                "artifact_every_s", self.artifact_every_s, "a number of seconds above 0, or 0 for never"
+            )
         self.scheduler()
         self.worker("embedded")
+
+    @property
+    def predicts(self) -> bool:
+        """Whether there is a predictor, for which sequences are traced."""
+        return self.forecast_every > 0 or self.artifact_every_s > 0
 
     def scheduler(self) -> SchedulerConfig:
         pool = PoolConfig(max_waiting=self.max_waiting, max_queue_wait_ms=self.max_queue_wait_s * 1000)
@@ -74,8 +87,9 @@ class EmbeddedConfig:
         return ServiceConfig(
             instance=instance,
             max_running=self.max_running,
-            traces=TraceConfig(enabled=self.forecast_every > 0),
+            traces=TraceConfig(enabled=self.predicts),
             forecasts=ForecastConfig(every=self.forecast_every, predictor=self.forecast_predictor),
+            artifacts=ArtifactConfig(every_ms=self.artifact_every_s * 1000.0),
         )
 
 
@@ -131,9 +145,10 @@ def embedded_parts(
         *worker_parts(worker, log, LocalEndpoint(dialer, "worker")),
         scheduler,
     ]
-    if config.forecast_every:
-        learning = PredictorConfig()
-        predictor = PredictorService(learning, log, make_store(None, learning.keep), PredictorMetrics(registry))
+    if config.predicts:
+        learning = config.predictor
+        store = make_store(learning.state_dir, learning.keep)
+        predictor = PredictorService(learning, log, store, PredictorMetrics(registry))
         endpoint = LocalEndpoint(dialer, "predictor")
         parts += predictor_parts(predictor, learning, log, endpoint, f"predictor.{name}")
     tokens = Served("tokens", LocalEndpoint(dialer, "gateway"), [pipeline.tokens], owner=pipeline)

@@ -23,6 +23,7 @@ from greenroom.policies.registry import PLACEMENT_POLICIES
         ("max_queue_wait_s", float("nan"), "a number of seconds above 0"),
         ("max_running", 0, "a whole number from 1"),
         ("forecast_every", -1, "0 for none"),
+        ("artifact_every_s", -1.0, "0 for never"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(field: str, value: Any, allowed: str) -> None:
@@ -37,6 +38,10 @@ def test_the_parts_get_what_it_says() -> None:
     assert (scheduler.policy, scheduler.pool.max_waiting, scheduler.pool.max_queue_wait_ms) == ("edf", 3, 1500.0)
     assert (worker.instance, worker.max_running, worker.forecasts.every, worker.traces.enabled) == ("w", 7, 9, True)
     assert not EmbeddedConfig(forecast_every=0).worker("w").traces.enabled
+    follows = EmbeddedConfig(artifact_every_s=2.5)
+    assert (follows.predicts, follows.worker("w").traces.enabled) == (True, True)
+    assert (follows.worker("w").artifacts.every_ms, follows.worker("w").forecasts.every) == (2500.0, 0)
+    assert not EmbeddedConfig().predicts
     assert EmbeddedConfig(forecast_every=1, forecast_predictor="emoe-l").worker("w").forecasts.predictor == "emoe-l"
 
 

@@ -1,9 +1,10 @@
-"""What a worker's forecasts are made with; the same for every command that has a worker in it."""
+"""What a worker asks the predictor for; the same for every command that has a worker in it."""
 
 from __future__ import annotations
 
 import click
 
+from greenroom.cli.seconds import above_0
 from greenroom.worker.service_config import PREDICTORS, STATISTICS, predictor_for
 
 forecast_predictor_option = click.option(
@@ -12,6 +13,25 @@ forecast_predictor_option = click.option(
     help="What forecasts are made with: statistics, or a predictor that is learnt.  [default: emoe-a with --policy "
     "emoe, else statistics]",
 )
+
+
+artifact_every_option = click.option(
+    "--artifact-every",
+    type=float,
+    callback=above_0(most=3600, never=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds after which it is looked again whether there is a newer version of what the policy predicts by "
+    "(moe-infinity's EAMC, reuse's coefficients), rebuilt from live traces; 0: never.",
+)
+
+
+def artifacts_taken(policy: str) -> frozenset[str]:
+    """The kinds that the policy predicts by; none for one that is not known, which is said elsewhere."""
+    from greenroom.policies.registry import EXPERT_POLICIES
+
+    known = EXPERT_POLICIES.get(policy)
+    return frozenset() if known is None else known.artifacts
 
 
 def forecast_predictor(given: str | None, policy: str, *, all_fit: bool = False) -> str:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.forecast_options import forecast_predictor, forecast_predictor_option
+from greenroom.cli.forecast_options import (
+    artifact_every_option,
+    artifacts_taken,
+    forecast_predictor,
+    forecast_predictor_option,
+)
 from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.scheduling_options import parse_scheduling_options, scheduling_options
@@ -34,10 +39,11 @@ if TYPE_CHECKING:
 @click.option(
     "--forecast-every",
     type=int,
-    help="Prompts between two forecasts of the experts to come; 0: nothing is traced or forecast.  [default: 40 with "
-    "--policy emoe unless all experts fit, else 0]",
+    help="Prompts between two forecasts of the experts to come; 0: none.  [default: 40 with --policy emoe unless all "
+    "experts fit, else 0]",
 )
 @forecast_predictor_option
+@artifact_every_option
 @gateway_options(grpc_port="none", linger_s=2.0)
 @telemetry_options
 @drain_option
@@ -71,6 +77,7 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
         max_running=options["max_running"],
         forecast_every=(ForecastConfig().every if policy == "emoe" else 0) if every is None else every,
         forecast_predictor=forecast_predictor(options["forecast_predictor"], policy),
+        artifact_every_s=options["artifact_every"] if artifacts_taken(policy) else 0.0,
     )
     model = worker_config(options)
 
@@ -78,8 +85,8 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
 
     with Worker(model) as worker:
         say(worker.describe(), options["log_format"])
-        if every is None and worker.experts.device.slots == worker.experts.catalogue.size:
-            config = replace(config, forecast_every=0)
+        if worker.experts.device.slots == worker.experts.catalogue.size:
+            config = replace(config, forecast_every=every or 0, artifact_every_s=0.0)
         code = run_loop(_serve(worker, config, front, traces, options["log_format"]))
     sys.exit(code)
 
@@ -102,7 +109,7 @@ async def _serve(
 
     registry = new_registry()
     registry.register(WorkerCollector(worker))
-    recorder = RoutingRecorder(worker.experts.catalogue, most_rows=1024) if config.forecast_every else None
+    recorder = RoutingRecorder(worker.experts.catalogue, most_rows=1024) if config.predicts else None
     engine = ModelEngine(worker, recorder)
     gateway, parts = embedded_parts(
         config,

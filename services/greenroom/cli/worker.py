@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.forecast_options import forecast_predictor, forecast_predictor_option
+from greenroom.cli.forecast_options import artifact_every_option, forecast_predictor, forecast_predictor_option
 from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.seconds import above_0
 from greenroom.cli.service_options import (
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     help="Seconds that a forecast may take.",
 )
 @forecast_predictor_option
+@artifact_every_option
 @click.option("--predictor", help="host:port of the predictor.  [default: the one that has announced itself]")
 @listen_options
 @log_options
@@ -113,6 +114,7 @@ def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.fabric.members import Directory
     from greenroom.fabric.telemetry.members import MembersCollector
     from greenroom.worker.card import card_of
+    from greenroom.worker.faults import fault_of
     from greenroom.worker.metrics import WorkerCollector
     from greenroom.worker.model_engine import ModelEngine
     from greenroom.worker.process import worker_parts
@@ -127,7 +129,8 @@ def _live(model: Worker, options: dict[str, Any]) -> int:
         recorder = None
         if config.records_routing:
             recorder = RoutingRecorder(model.experts.catalogue, most_rows=config.traces.rows)
-        engine, dialer, directory = ModelEngine(model, recorder), dialer_from(options), Directory(log)
+        engine = ModelEngine(model, recorder, fault=fault_of(config.fault))
+        dialer, directory = dialer_from(options), Directory(log)
         service = WorkerService(config, engine, card_of(model), log, dialer, directory, profile=model.profile)
         registry.register(WorkerCollector(model))
         registry.register(ServiceCollector(service.counters, service.gauges))
@@ -141,7 +144,7 @@ def _live(model: Worker, options: dict[str, Any]) -> int:
 def _service_config(instance: str, model: WorkerConfig, options: dict[str, Any], *, all_fit: bool) -> ServiceConfig:
     """``all_fit``: every expert is in memory; then recording costs most and serves no one."""
     from greenroom.worker.faults import VARIABLE
-    from greenroom.worker.service_config import ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
+    from greenroom.worker.service_config import ArtifactConfig, ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
 
     traced = options["traces"] == "on" or (options["traces"] == "auto" and not all_fit)
     return ServiceConfig(
@@ -157,6 +160,9 @@ def _service_config(instance: str, model: WorkerConfig, options: dict[str, Any],
             timeout_ms=options["forecast_timeout"] * 1000.0,
             address=options["predictor"],
             predictor=forecast_predictor(options["forecast_predictor"], model.policy, all_fit=all_fit),
+        ),
+        artifacts=ArtifactConfig(
+            every_ms=0.0 if all_fit else options["artifact_every"] * 1000.0, address=options["predictor"]
         ),
         fault=os.environ.get(VARIABLE),
     )

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.generation import Event, GenerationRequest
 from greenroom.policies.events import Prediction
 
@@ -43,6 +44,18 @@ class Routed:
     prompt_rows: int
     num_experts: int
     report: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """Which version of an artifact, and when it was made, Unix time."""
+
+    version: int
+    created_ms: int
+
+    @classmethod
+    def of(cls, file: ArtifactFile) -> Edition:
+        return cls(file.version, file.created_ms)
 
 
 class Engine(Protocol):
@@ -83,4 +96,14 @@ class Engine(Protocol):
 
     def foresee(self, prediction: Prediction) -> None:
         """Hand a prediction to the expert policy, between steps."""
+        ...
+
+    @property
+    def artifacts(self) -> Mapping[str, Edition | None]:
+        """What the expert policy predicts by, of each kind that it takes; None: of that nothing yet."""
+        ...
+
+    def swap(self, file: ArtifactFile) -> None:
+        """Have the expert policy predict by this from the next step on. Raises InvalidConfig for one of another
+        model."""
         ...

@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import grpc
 import numpy as np
 
-from greenroom.core.messages import Member, MemberKind
 from greenroom.fabric.rpc import Dialer
 from greenroom.policies.events import Prediction, PredictionRequest
 from greenroom.policies.popularity import POPULARITY
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
+from greenroom.worker.predictors import Predictors, address_of, said
 from greenroom.worker.service_config import STATISTICS, ForecastConfig
 from greenroom.worker.service_counters import ServiceCounters
 
@@ -28,12 +27,6 @@ _LONGEST_PAUSE_MS = 30_000.0
 
 _NOTHING_KNOWN = "uniform"
 """The source of a forecast that says of every expert the same."""
-
-
-class Predictors(Protocol):
-    """Who predicts; fabric's directory."""
-
-    def of(self, kind: MemberKind, pool: int | None = None) -> list[Member]: ...
 
 
 class Forecaster:
@@ -120,22 +113,14 @@ class Forecaster:
             self._counters.forecasts_failed += 1
             level = logging.INFO if isinstance(error, LookupError) else logging.WARNING
             level = logging.DEBUG if self._failing else level
-            log.log(level, "no forecast, the expert policy goes on with what it knows: %s", _said(error))
+            log.log(level, "no forecast, the expert policy goes on with what it knows: %s", said(error))
             self._failing = True
             return False
-
-    def _address(self) -> str:
-        if self._config.address is not None:
-            return self._config.address
-        here = [member for member in self._members.of(MemberKind.PREDICTOR) if not member.draining]
-        if not here:
-            raise LookupError("no predictor has announced itself")
-        return min(here, key=lambda member: member.instance).address
 
     async def _ask(self, task: str) -> tuple[Prediction, str]:
         """The forecast, and what it was made from. Raises what the call raises, LookupError without a predictor,
         ValueError for an answer of other experts."""
-        stub = self._dialer.stub(predictor_pb2_grpc.PredictorStub, self._address())
+        stub = self._dialer.stub(predictor_pb2_grpc.PredictorStub, address_of(self._config.address, self._members))
         timeout_s = self._config.timeout_ms / 1000.0
         config = self._config
         previous = await asyncio.to_thread(self._previous(task)) if config.by_previous else b""
@@ -159,9 +144,3 @@ class Forecaster:
         values.setflags(write=False)
         asked = PredictionRequest(POPULARITY, (0, answer.layers), task=task)
         return Prediction(asked, str(answer.version), values), answer.source
-
-
-def _said(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name} {error.details()}"
-    return str(error) or type(error).__name__

@@ -50,6 +50,12 @@ class WorkerCollector(Collector):
         if engine.host is not None:
             slots.add_metric(["host"], engine.host.slots)
         yield slots
+        versions = GaugeMetricFamily(
+            f"{PREFIX}expert_artifact_version", "Of what the expert policy predicts by; 0: none yet.", labels=["kind"]
+        )
+        for kind, edition in self._worker.artifacts.items():
+            versions.add_metric([kind], 0 if edition is None else edition.version)
+        yield versions
         yield _gauge("experts_resident", "Experts in the device tier.", len(engine.resident_keys()))
 
     def _batches(self) -> Iterable[Metric]:

@@ -6,34 +6,40 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
+from greenroom.policies.artifacts import artifact_of
 from greenroom.policies.events import Prediction
-from greenroom.worker.engine import EngineState, Events, Routed
+from greenroom.worker.engine import Edition, EngineState, Events, Routed
+from greenroom.worker.faults import Fault
 from greenroom.worker.routing import RoutingRecorder
 from greenroom.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
 _MOST_PREDICTIONS = 64
+_MOST_SWAPS = 8
 
 
 class ModelEngine:
     """Generates on a Worker's batch loop, which must not be used otherwise meanwhile; one event loop uses it.
 
-    Tokens come to the event loop with one wake-up a step, however many requests they are of. Predictions reach the
-    expert policy on the model's thread, between steps; of more than a few that wait the oldest are dropped.
+    Tokens come to the event loop with one wake-up a step, however many requests they are of. Predictions and artifacts
+    reach the expert policy on the model's thread, between steps; of more than a few that wait the oldest are dropped.
     """
 
-    def __init__(self, worker: Worker, recorder: RoutingRecorder | None = None) -> None:
+    def __init__(self, worker: Worker, recorder: RoutingRecorder | None = None, *, fault: Fault | None = None) -> None:
         self._worker = worker
+        self._fault = fault
         self._recorder = recorder
         self._sequences: dict[int, int] = {}
         self._held: dict[int, GenerationRequest] = {}
         self._events: Events = []
         self._predictions: deque[Prediction] = deque(maxlen=_MOST_PREDICTIONS)
+        self._swaps: deque[ArtifactFile] = deque(maxlen=_MOST_SWAPS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Callable[[Events], None] | None = None
         self._measured = _StepTime()
@@ -43,7 +49,8 @@ class ModelEngine:
 
     @property
     def alive(self) -> bool:
-        return self._worker.loop.alive
+        loop = self._worker.loop
+        return loop.alive and loop.failure is None  # its thread tells of the ends before it has ended itself
 
     def listen(self, take: Callable[[Events], None]) -> None:
         self._loop, self._take = asyncio.get_running_loop(), take
@@ -84,6 +91,14 @@ class ModelEngine:
 
     def foresee(self, prediction: Prediction) -> None:
         self._predictions.append(prediction)
+
+    @property
+    def artifacts(self) -> Mapping[str, Edition | None]:
+        return self._worker.artifacts
+
+    def swap(self, file: ArtifactFile) -> None:
+        artifact_of(self._worker.experts.catalogue, file, f"version {file.version}")
+        self._swaps.append(file)
 
     def state(self) -> EngineState:
         worker = self._worker
@@ -126,6 +141,12 @@ class ModelEngine:
 
     def _pause(self) -> None:
         """A step is over, or is about to begin."""
+        while self._swaps:
+            file = self._swaps.popleft()
+            try:
+                self._worker.swap(file)
+            except Exception:
+                log.exception("the expert policy can not use version %d of %s", file.version, file.KIND)
         while self._predictions:
             try:
                 self._worker.experts.predicted(self._predictions.popleft())
@@ -134,6 +155,8 @@ class ModelEngine:
         if not self._events or self._loop is None:
             return
         events, self._events = self._events, []
+        if self._fault is not None:
+            self._fault.steps(len(events), self._worker.experts.movers[0])
         try:
             self._loop.call_soon_threadsafe(self._arrived, events)
         except RuntimeError:

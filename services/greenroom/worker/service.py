@@ -22,6 +22,7 @@ from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.topics import TRACES
 from greenroom.v1 import worker_pb2
 from greenroom.worker import runs
+from greenroom.worker.artifacts import ArtifactFollower
 from greenroom.worker.clock import monotonic_ms
 from greenroom.worker.engine import Engine, Events, Routed
 from greenroom.worker.faults import fault_of
@@ -121,6 +122,10 @@ class WorkerService(Part):
             previous=lambda task: bytes if self._last_prompts is None else self._last_prompts.now(task),
         )
 
+        self._follower = ArtifactFollower(
+            dialer, members, config.artifacts, self.counters, engine, model=card.name
+        )  # fmt: skip
+
     # -- its life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -128,6 +133,8 @@ class WorkerService(Part):
         self.tasks.start(self._tick(), name="tick", forever=True)
         self.tasks.start(self._watch(), name="model")
         self.tasks.start(self._forecaster.run(), name="forecasts", forever=True)
+        if self.config.artifacts.every_ms and self._engine.artifacts:
+            self.tasks.start(self._follower.run(), name="artifacts", forever=True)
         if self._traces is not None:
             self.tasks.start(self._traces.run(), name="traces", forever=True)
 
@@ -220,6 +227,7 @@ class WorkerService(Part):
             expert_load_ms=engine.expert_load_ms,
             token_ms=engine.token_ms,
             load_ms_by_task=engine.load_ms_by_task,
+            artifacts={kind: str(one.version) for kind, one in self._engine.artifacts.items() if one is not None},
             runs=[
                 worker_pb2.RunProgress(request_id=run.request_id, generated=len(run.tokens))
                 for run in self.table.runs.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import MIB
 
 LONGEST_MS = 3_600_000.0
 STATISTICS = "statistics"
@@ -96,6 +97,25 @@ class ForecastConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactConfig:
+    """What the expert policy predicts by, kept up to date. ``every_ms``: how often the predictor is asked, 0 for never.
+    ``address``: host:port of it; None: whichever the members name. ``timeout_ms``: of a question, ``fetch_ms``: of a
+    file, which has at most ``max_bytes``. Raises InvalidConfig, naming the field."""
+
+    every_ms: float = 10_000.0
+    timeout_ms: float = 5_000.0
+    fetch_ms: float = 60_000.0
+    max_bytes: int = 128 * MIB
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.every_ms:
+            _milliseconds(self, "every_ms")
+        _milliseconds(self, "timeout_ms", "fetch_ms")
+        _at_least(self, 1, "max_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
     """One worker's place in its pool. Times in milliseconds.
 
@@ -115,6 +135,7 @@ class ServiceConfig:
     streams: StreamConfig = field(default_factory=StreamConfig)
     traces: TraceConfig = field(default_factory=TraceConfig)
     forecasts: ForecastConfig = field(default_factory=ForecastConfig)
+    artifacts: ArtifactConfig = field(default_factory=ArtifactConfig)
     fault: str | None = None
 
     def __post_init__(self) -> None:

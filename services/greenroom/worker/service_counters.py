@@ -36,6 +36,9 @@ class ServiceCounters:
     forecasts: int = 0
     forecasts_failed: int = 0
     forecasts_spared: int = 0
+    artifacts: int = 0
+    artifacts_failed: int = 0
+    artifacts_refused: int = 0
     prefix_tokens: int = 0
     forecasts_by_source: dict[str, int] = field(default_factory=dict)
 
@@ -70,6 +73,9 @@ HELP = {
     "forecasts_failed": "Forecasts that did not come, or not in time.",
     "forecasts_spared": "Times that a forecast was due and no task that ran was sensitive to which experts are here.",
     "forecasts_by_source": "Forecasts taken, by what they were made from.",
+    "artifacts": "Versions of what the expert policy predicts by, taken from the predictor.",
+    "artifacts_failed": "Times that the predictor could not be asked for them.",
+    "artifacts_refused": "Versions that the expert policy could not use.",
     "prefix_tokens": "Tokens taken over from an earlier attempt.",
 }
 

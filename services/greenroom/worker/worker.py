@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
+from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
@@ -40,6 +41,7 @@ from greenroom.policies.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.config import WorkerConfig, takes
+from greenroom.worker.engine import Edition
 from greenroom.worker.generator import LoopGenerator
 from greenroom.worker.machine import gpu_memory, memory, resident_bytes, usable_cores
 from greenroom.worker.memory_plan import MemoryPlan, plan_memory
@@ -127,8 +129,11 @@ class Worker:
             policy = create_policy(self.config.policy, catalogue=catalogue, options=self._policy_options())
         else:
             policy = own(catalogue)
+        self.artifacts: dict[str, Edition | None] = dict.fromkeys(sorted(policy.artifacts))
         if self.config.eamc is not None:
-            policy.on_artifact_swapped(artifact_of(catalogue, EamcFile.read(self.config.eamc), str(self.config.eamc)))
+            file = EamcFile.read(self.config.eamc)
+            policy.on_artifact_swapped(artifact_of(catalogue, file, str(self.config.eamc)))
+            self.artifacts[file.KIND] = Edition.of(file)
         if self.config.policy == "belady" and "future" not in self.config.policy_options:
             log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
         slots = EngineConfig(
@@ -157,6 +162,12 @@ class Worker:
             engine.close()
             raise
         return engine
+
+    def swap(self, file: ArtifactFile) -> None:
+        """Have the policy predict by this from now on. On the thread that owns the experts, between steps. Raises
+        InvalidConfig for one of another model."""
+        self.experts.swapped(artifact_of(self.experts.catalogue, file, f"version {file.version}"))
+        self.artifacts[file.KIND] = Edition.of(file)
 
     def _policy_options(self) -> dict[str, Any]:
         """What was given for the policy, and the profile and the fidelity where the policy has a use for them."""

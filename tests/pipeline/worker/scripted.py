@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import grpc
 import numpy as np
 
+from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.attempts import Attempt
-from greenroom.core.errors import InvalidRequest
+from greenroom.core.errors import InvalidConfig, InvalidRequest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.core.messages import Member, MemberKind, ModelCard, Request, Task, encode
 from greenroom.core.model_profile import ModelProfile
@@ -23,7 +24,7 @@ from greenroom.fabric.wire import from_token_run, to_token_run
 from greenroom.gateway.streams import Gap, StreamBook, Unwanted
 from greenroom.policies.events import Prediction
 from greenroom.v1 import common_pb2, tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
-from greenroom.worker.engine import Engine, EngineState, Events, Routed
+from greenroom.worker.engine import Edition, Engine, EngineState, Events, Routed
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.servicer import WorkerServicer
@@ -101,6 +102,9 @@ class ScriptedEngine:
         self.running: dict[int, tuple[GenerationRequest, int]] = {}
         self.cancelled: list[int] = []
         self.foreseen: list[Prediction] = []
+        self.artifacts: dict[str, Edition | None] = {}
+        self.experts_per_layer = (3, 3)
+        self.swapped: list[ArtifactFile] = []
         self._take: Callable[[Events], None] | None = None
 
     def listen(self, take: Callable[[Events], None]) -> None:
@@ -151,6 +155,12 @@ class ScriptedEngine:
 
     def foresee(self, prediction: Prediction) -> None:
         self.foreseen.append(prediction)
+
+    def swap(self, file: ArtifactFile) -> None:
+        if file.experts_per_layer != self.experts_per_layer:
+            raise InvalidConfig(file.KIND, file.shape, "one of this model")
+        self.swapped.append(file)
+        self.artifacts[file.KIND] = Edition.of(file)
 
 
 class Gateway(tokens_pb2_grpc.TokensServicer):

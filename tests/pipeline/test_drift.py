@@ -1,0 +1,208 @@
+"""The EAMC of moe-infinity follows what is served, in the whole pipeline in one process (MoE-Infinity, §4.3, §8.5).
+
+The bundled model with a third of its experts in memory, in fp32, as ``greenroom serve`` has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import aiohttp
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from greenroom.core.eamc_file import EamcFile
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.generation import GenerationRequest, SamplingParams
+from greenroom.demo import bundled_model_path
+from greenroom.demo.tasks import TASKS, samples
+from greenroom.embedded import EmbeddedConfig, embedded_parts
+from greenroom.gateway import GatewayConfig
+from greenroom.gateway.service import GatewayService
+from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.moe_infinity import RECALL, MoeInfinity
+from greenroom.predictor import PredictorConfig
+from greenroom.predictor.building.config import BuildingConfig
+from greenroom.predictor.eamc.drift import DriftConfig
+from greenroom.worker.card import card_of
+from greenroom.worker.config import WorkerConfig
+from greenroom.worker.engine import Edition
+from greenroom.worker.metrics import WorkerCollector
+from greenroom.worker.model_engine import ModelEngine
+from greenroom.worker.routing import RoutingRecorder
+from greenroom.worker.worker import Worker
+from tests.pipeline.worker.test_model import Told
+from tests.waiting import until
+
+LENGTH, LIMIT_S = 8, 60.0
+MODEL = "understudy"
+DRIFT = DriftConfig(after=10, again=1000, settle=6)
+
+
+class Hearing(RoutingRecorder):
+    """Keeps the recall of each sequence."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue, most_rows=256)
+        self.recalls: list[float] = []
+
+    def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
+        super().sequence_reported(sequence, report)
+        self.recalls.append(report[RECALL])
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def worker(cache: Path) -> Iterator[Worker]:
+    config = WorkerConfig(
+        str(bundled_model_path()),
+        dtype="float32",
+        expert_memory="33%",
+        policy="moe-infinity",
+        max_running=4,
+        threads=1,
+        cache_dir=cache,
+        served_model_name=MODEL,
+        warm_start=False,
+    )
+    with Worker(config) as made:
+        yield made
+        assert made.loop.wait_idle(30)
+        assert made.loop.stats().audit_failures == 0
+
+
+@asynccontextmanager
+async def served(worker: Worker, recorder: RoutingRecorder) -> AsyncIterator[tuple[GatewayService, CollectorRegistry]]:
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(worker))
+    building = BuildingConfig(drift=DRIFT, capacity=40)
+    gateway, parts = embedded_parts(
+        EmbeddedConfig(artifact_every_s=0.02, predictor=PredictorConfig(building=building, publish_after_s=0.05)),
+        GatewayConfig(port=0, drain_timeout_s=0),
+        engine=ModelEngine(worker, recorder),
+        card=card_of(worker),
+        text=worker.text,
+        registry=registry,
+    )
+    async with AsyncExitStack() as stack:
+        for part in parts:
+            await part.start()
+            stack.push_async_callback(part.stop)
+        await until(lambda: gateway.unready is None)
+        yield gateway, registry
+
+
+def prompts(task: str, count: int, seed: int) -> list[str]:
+    return [one.prompt for one in samples(task, count, seed=seed)]
+
+
+async def ask(gateway: GatewayService, http: aiohttp.ClientSession, prompt: str) -> None:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": LENGTH, "temperature": 0.0, "ignore_eos": True}
+    async with http.post(f"http://127.0.0.1:{gateway.port}/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+
+
+async def test_a_shift_of_tasks_is_followed_while_serving(worker: Worker) -> None:
+    """Without a collection one is made of the first sequences; when others come that it does not foresee it is rebuilt
+    of them, and they are foreseen better."""
+    recorder = Hearing(worker.experts.catalogue)
+    policy = worker.experts.policy
+    assert isinstance(policy, MoeInfinity)
+    first = itertools.cycle(prompts("converse", 40, seed=3))
+    second, fresh = itertools.cycle(prompts("summarise", 20, seed=3)), iter(prompts("summarise", 12, seed=4))
+    async with (
+        served(worker, recorder) as (gateway, registry),
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_S)) as http,
+    ):
+
+        def version() -> float | None:
+            return registry.get_sample_value("greenroom_expert_artifact_version", {"kind": "eamc"})
+
+        async def sent(prompts: Iterator[str], count: int) -> list[float]:
+            """The recalls of so many sequences, four at a time."""
+            begun = len(recorder.recalls)
+            for _ in range(count // 4):
+                await asyncio.gather(*(ask(gateway, http, next(prompts)) for _ in range(4)))
+            return recorder.recalls[begun:]
+
+        async def swapped(number: int, prompts: Iterator[str]) -> int:
+            """Serving goes on until it is, and how many were served meanwhile."""
+            meanwhile = 0
+            async with asyncio.timeout(LIMIT_S):
+                while version() != number:
+                    await sent(prompts, 4)
+                    meanwhile += 4
+            return meanwhile
+
+        assert version() == 0
+        assert await sent(first, 12) == [], "there is nothing to foresee by"
+        await swapped(1, first)
+        assert policy.version == "1"
+        before = await sent(first, 8)
+        shifted = await sent(second, 12)
+        await swapped(2, second)
+        after = await sent(fresh, 12)
+        assert fmean(before) > 1.5 * fmean(shifted), (before, shifted)
+        assert fmean(after) > 1.5 * fmean(shifted), (shifted, after)
+        assert registry.get_sample_value("greenroom_worker_artifacts_total") == 2
+        assert registry.get_sample_value("greenroom_worker_artifacts_refused_total") == 0
+
+
+async def test_swaps_while_requests_run_change_no_answer(worker: Worker) -> None:
+    """At whatever step they come; one of another model is refused, and what is in use is known."""
+    catalogue, engine, told = worker.experts.catalogue, ModelEngine(worker), Told()
+    tokenizer = worker.text.tokenizer
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    requests = [
+        GenerationRequest(task, tuple(tokenizer.encode(prompts(task, 1, seed=5)[0], add_special_tokens=True)), sampling)
+        for task in TASKS[:4]
+    ]
+    engine.listen(told.take)
+
+    def collection(version: int, experts: tuple[int, ...] = tuple(catalogue.experts_per_layer.tolist())) -> EamcFile:
+        matrices = np.random.default_rng(version).random((5, sum(experts))).astype(np.float32)
+        return EamcFile(
+            model=MODEL,
+            experts_per_layer=experts,
+            sequences=5,
+            matrices=matrices,
+            version=version,
+            created_ms=version,
+        )
+
+    async def said(first: int) -> list[list[int]]:
+        for number, request in enumerate(requests):
+            engine.begin(first + number, replace(request, request_id=f"{first + number}"))
+        await until(lambda: all(told.ended(first + number) for number in range(4)))
+        return [told.ids(first + number) for number in range(4)]
+
+    async def swap_always() -> None:
+        for version in itertools.count(1):
+            engine.swap(collection(version))
+            await until(lambda version=version: engine.artifacts["eamc"] == Edition(version, version))  # type: ignore[misc]
+
+    expected = await said(0)
+    assert engine.artifacts == {"eamc": None}
+    swapping = asyncio.create_task(swap_always())
+    assert await said(10) == expected
+    swapping.cancel()
+    used = engine.artifacts["eamc"]
+    assert used is not None
+    assert used.version > 3, "several came between the steps"
+    with pytest.raises(InvalidConfig, match="one of this model"):
+        engine.swap(collection(99, (4, 4)))
+    policy = worker.experts.policy
+    assert isinstance(policy, MoeInfinity)
+    await asyncio.wait([swapping])
+    assert int(policy.version) >= used.version
