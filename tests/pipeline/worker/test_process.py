@@ -154,3 +154,16 @@ async def test_a_fault_on_purpose_kills_it(kafka_broker: Broker, tmp_path: Path,
             await around.run("ill", 3, text="a cup of nightshade tea")
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert await asyncio.to_thread(around.process.wait_end) == -signal.SIGKILL
+
+
+async def test_it_ends_when_a_mover_dies_and_its_request_is_for_others(
+    kafka_broker: Broker, tmp_path: Path, cache: Path
+) -> None:
+    environment = {"GREENROOM_FAULT": "worker:mover:6", "GREENROOM_WORKER_POLICY": "moe-infinity"}
+    async with worker(kafka_broker, tmp_path, cache, **environment) as around:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await around.run("cut", 900)
+        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        assert await asyncio.to_thread(around.process.wait_end) == 1, around.process.log()
+        assert len(around.gateway.got["cut"]) >= 6
+        assert "a mover has died" in around.process.log()
