@@ -33,8 +33,8 @@ of some MiB, and an expert is to be one copy, as it is in the paper (§5.3)."""
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Sequences of one seed: the first ``learnt`` make the collection, the ``served`` after them are replayed, the
-    first ``rows`` of each.
+    """Sequences of one seed: the first ``learnt`` make the collection of up to ``capacity`` members (0: there is none),
+    the ``served`` after them are replayed, the first ``rows`` of each.
     """
 
     model: Model
@@ -90,7 +90,8 @@ def measure(cell: Cell, go_on: Callable[[], object] = lambda: None) -> Measured:
         queue_ahead=math.ceil(model.a_layer(cell.link)) + 2,  # wants are looked at around layers alone
     )  # fmt: skip
     policy = create_policy(cell.arm.policy, catalogue=setup.catalogue(), options=cell.arm.options)
-    policy.on_artifact_swapped(ready.members)
+    if ready.members is not None:
+        policy.on_artifact_swapped(ready.members)
     if isinstance(policy, TracedTopK):
         policy.learn(ready.uses)
     alone = PrefetchAlone(policy) if cell.alone else None
@@ -120,7 +121,7 @@ class Prepared:
     each expert was used."""
 
     served: RoutingTrace
-    members: Artifact
+    members: Artifact | None
     uses: Counts
 
 
@@ -128,8 +129,10 @@ class Prepared:
 def prepared(world: World) -> Prepared:
     learnt, served = _drawn(world.model, world.seed, world.learnt, world.served, world.rows)
     matrices = activation_matrices(learnt)
-    members = choose_members(learnt.experts_per_layer.tolist(), matrices, capacity=world.capacity)
-    artifact = Artifact(EAMC, "1", {MATRICES: matrices[members]})
+    artifact = None
+    if world.capacity:
+        members = choose_members(learnt.experts_per_layer.tolist(), matrices, capacity=world.capacity)
+        artifact = Artifact(EAMC, "1", {MATRICES: matrices[members]})
     return Prepared(served, artifact, matrices.sum(axis=0).astype(np.int64))
 
 
