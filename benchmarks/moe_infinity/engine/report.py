@@ -25,7 +25,8 @@ def table(found: Found) -> str:
     lines: list[str] = []
     for name, title, of in parts:
         own = found.get(name, {})
-        lines += ["", title, *([f"  failed: {own['error']}"] if "error" in own else of(own))]
+        took = f" ({own['seconds']:.0f} s)" if "seconds" in own else ""
+        lines += ["", title + took, *([f"  failed: {own['error']}"] if "error" in own else of(own))]
     lines += ["", "Fig. 8: ms a token by task, at a third", *_tasks(found)]
     lines += ["", "§8.6: an expert from disk", *(line for one in found["records"] for line in _records(one))]
     for name, why in found.get("failed", {}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -106,10 +107,13 @@ def _peer(ground: bounded.Ground, children: Children) -> Answer:
 
 
 def _part(run: Callable[[], Found]) -> Found:
+    """With how many seconds it took."""
+    began = time.monotonic()
     try:
-        return run()
+        found = run()
     except (ArmFailed, GreenroomError, RuntimeError, OSError, LookupError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        found = {"error": f"{type(error).__name__}: {error}"}
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
 
 
 def _figures(found: Found) -> Found:
