@@ -1,7 +1,8 @@
 """Hit rates without prefetching (MoE-Infinity, §8.4): Fig. 11, and what the two factors of Algorithm 2 are worth.
 
 Every policy has the same traces, budgets and starts, with the conventions of `greenroom replay`. Hit rates are exact
-counts; what varies is the world that a synthetic trace is drawn from.
+counts; what varies is the world that a synthetic trace is drawn from. Beside Belady's optimum, which holds nothing for
+the layer that runs, stand Belady as an engine can follow it, and what is known of a synthetic trace but for its draws.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from tqdm import tqdm
 
 from benchmarks.moe_infinity.cache_streams import Stream, bundled_stream, real_stream, synthetic_stream
 from benchmarks.moe_infinity.calibration import BASELINES, TARGETS
+from benchmarks.moe_infinity.informed import Informed
 from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH
+from greenroom.replay.cache import ReplayResult, replay
 from greenroom.replay.processes import in_processes
+from greenroom.replay.steps import TraceStep
 from greenroom.replay.sweep import BELADY, Place, PolicySpec, Sweep
 
 OURS: Final = "moe-infinity"
@@ -28,6 +32,10 @@ BY_LAYER: Final = "moe-infinity:by_ratio=false"
 BY_RATIO: Final = "moe-infinity:by_layer=false"
 POLICIES: Final = (OURS, LITERAL, REUSE, "next-use", *BASELINES)
 ABLATION: Final = (BY_LAYER, BY_RATIO)
+HELD: Final = "belady, layer held"
+INFORMED: Final = "draws unknown"
+AT_MAIN: Final = (*ABLATION, HELD, INFORMED)
+"""With the main cache size alone."""
 REAL: Final = "recorded"
 
 
@@ -81,19 +89,27 @@ class Cells:
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.streams = streams
         self.sweeps = [
-            Sweep(one.trace, _specs(one), one.slots, one.at_once, one.tokens, artifacts=one.artifacts)
-            for one in streams
+            Sweep(one.trace, _specs(), one.slots, one.at_once, one.tokens, artifacts=one.artifacts) for one in streams
         ]
         self.items: list[tuple[int, Place]] = [
             (number, place)
             for number, sweep in enumerate(self.sweeps)
             for place in sweep.places
-            if place[1].label not in ABLATION or place[2] == self.streams[number].main
+            if place[1].label not in AT_MAIN or place[2] == self.streams[number].main
+        ]
+        self.items += [
+            (number, (one.at_once[0], PolicySpec(INFORMED, label=INFORMED), one.main))
+            for number, one in enumerate(streams)
+            if one.shares is not None
         ]
 
     def __call__(self, item: tuple[int, Place], go_on: Callable[[], None]) -> float:
         number, place = item
-        return 100 * self.sweeps[number].cell(place, go_on).cache.hit_rate
+        if place[1].name == INFORMED:
+            found = informed(self.streams[number], go_on)
+        else:
+            found = self.sweeps[number].cell(place, go_on).cache
+        return 100 * found.hit_rate
 
 
 def run(scale: Scale) -> dict[str, Any]:
@@ -123,8 +139,22 @@ def _streams(scale: Scale) -> Iterator[Stream]:
             bar.update()
 
 
-def _specs(stream: Stream) -> tuple[PolicySpec, ...]:
-    return tuple(PolicySpec.parse(text) for text in (*POLICIES, *ABLATION))
+def _specs() -> tuple[PolicySpec, ...]:
+    named = tuple(PolicySpec.parse(text) for text in (*POLICIES, *ABLATION))
+    return (*named, PolicySpec(BELADY, label=HELD))
+
+
+def informed(stream: Stream, go_on: Callable[[], None]) -> ReplayResult:
+    """A synthetic stream under what knows all but the draws."""
+    assert stream.shares is not None, "only what was drawn has shares"
+    mix = MIXES[stream.name]
+
+    def steps() -> Iterator[TraceStep]:
+        for step in stream.trace.steps(concurrent=mix.at_once):
+            yield step
+            go_on()
+
+    return replay(Informed(stream.trace.catalogue(), stream.shares, mix), steps(), stream.main)
 
 
 def _work(cells: Cells, item: tuple[int, Place]) -> float:
@@ -153,7 +183,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
     synthetic = {name: _of_model(rows, name, target.slots) for name, target in TARGETS.items()}
     real = {
         policy: {row.at_once: -row.over(_find(rows, REAL, BELADY, row.slots, row.at_once))[0] for row in own}
-        for policy in (*POLICIES, *ABLATION)
+        for policy in (*POLICIES, *ABLATION, HELD)
         if (own := [row for row in rows if (row.stream, row.policy) == (REAL, policy)])
     }
     better = {policy: max(real[policy].values()) for policy in (OURS, REUSE) if policy in real}
@@ -170,7 +200,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _of_model(rows: Sequence[Row], name: str, slots: int) -> dict[str, Any]:
     at_once = MIXES[name].at_once
-    policies = {policy: _find(rows, name, policy, slots, at_once) for policy in (*POLICIES, *ABLATION, BELADY)}
+    policies = {policy: _find(rows, name, policy, slots, at_once) for policy in (*POLICIES, *AT_MAIN, BELADY)}
     best = max((policies[name] for name in BASELINES), key=lambda row: row.mean)
     ours, belady = policies[OURS], policies[BELADY]
     return {
@@ -178,7 +208,7 @@ def _of_model(rows: Sequence[Row], name: str, slots: int) -> dict[str, Any]:
         "at_once": at_once,
         "best_baseline": best.policy,
         "oracle_gap": _points(belady.over(ours)),
-        "oracle_gap_reuse": _points(belady.over(policies[REUSE])),
+        "under_belady": {name: _points(belady.over(policies[name])) for name in (REUSE, INFORMED, HELD)},
         "gain_over_best_baseline": _points(ours.over(best)),
         "over_lfu": {
             "layer decay alone": _points(policies[BY_LAYER].over(policies["lfu-reset"])),

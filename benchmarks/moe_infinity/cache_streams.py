@@ -9,9 +9,10 @@ from random import Random
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.moe_infinity.calibration import TARGETS
-from benchmarks.moe_infinity.synthetic import MIXES, Shape, trace_of
+from benchmarks.moe_infinity.synthetic import MIXES, Shape, drawn
 from greenroom.core.eamc_file import EamcFile
 from greenroom.demo.tasks import TASKS, Sample, sample
 from greenroom.policies.artifacts import artifact_of
@@ -32,7 +33,8 @@ _FAVOUR = 0.7
 class Stream:
     """Routing to be replayed. ``slots``: the cache sizes; ``main``: the one that figures with aims are taken at.
 
-    ``seed``: of a world that was drawn at random. ``artifacts``: of sequences that are not in ``trace``.
+    ``artifacts``: of sequences that are not in ``trace``. Of a world that was drawn at random ``seed``, and ``shares``,
+    as ``synthetic.Drawn`` has them.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Stream:
     artifacts: tuple[Artifact, ...]
     seed: int = 0
     tokens: int | None = None
+    shares: NDArray[np.float32] | None = None
 
 
 def synthetic_stream(shape: Shape, seed: int, sequences: int, learnt: int, *, curve: bool) -> Stream:
@@ -51,12 +54,12 @@ def synthetic_stream(shape: Shape, seed: int, sequences: int, learnt: int, *, cu
     Here `reuse` has the coefficients that it is shipped with: to fit them to 3,072 experts takes a minute a world.
     """
     mix, main = MIXES[shape.name], TARGETS[shape.name].slots
-    drawn = trace_of(shape, mix, learnt + sequences, seed=seed)
+    world = drawn(shape, mix, learnt + sequences, seed=seed)
     per_gb = _GB_OF_SWITCH if shape.layers == 24 else _GB_OF_NLLB
     sizes = {main, *(round(gb * per_gb) for gb in ((4, 8, 15, 24, 40) if curve else ()))}
     return Stream(
-        shape.name, drawn.part(learnt), tuple(sorted(sizes)), main, (mix.at_once,), (eamc_of(drawn.part(0, learnt)),),
-        seed,
+        shape.name, world.trace.part(learnt), tuple(sorted(sizes)), main, (mix.at_once,),
+        (eamc_of(world.trace.part(0, learnt)),), seed, shares=world.shares[learnt:],
     )  # fmt: skip
 
 

@@ -66,10 +66,23 @@ class Mix:
     at_once: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """``shares[sequences, N]``: what each sequence's picks were drawn from, over all experts of all layers."""
+
+    trace: RoutingTrace
+    shares: NDArray[np.float32]
+
+
 def trace_of(shape: Shape, mix: Mix, sequences: int, *, seed: int, tasks: Sequence[int] | None = None) -> RoutingTrace:
     """So many sequences, each of a task at random (``tasks``: of these alone). One seed has one set of tasks, whatever
     their number and which of them are asked for. A prompt's rows are encoded, those of the answer decoded.
     """
+    return drawn(shape, mix, sequences, seed=seed, tasks=tasks).trace
+
+
+def drawn(shape: Shape, mix: Mix, sequences: int, *, seed: int, tasks: Sequence[int] | None = None) -> Drawn:
+    """The trace of ``trace_of``, and what is behind it."""
     worlds, draws = np.random.SeedSequence(seed).spawn(2)
     random = np.random.default_rng(draws)
     of_tasks = _task_patterns(shape, mix, np.random.default_rng(worlds))
@@ -77,14 +90,18 @@ def trace_of(shape: Shape, mix: Mix, sequences: int, *, seed: int, tasks: Sequen
     prompts, answers = _lengths(random, mix.prompt_tokens, sequences), _lengths(random, mix.output_tokens, sequences)
     split = shape.decoder_start
     rows: list[NDArray[np.integer]] = []
-    for task, prompt, answer in zip(chosen.tolist(), prompts.tolist(), answers.tolist(), strict=True):
+    shares = np.empty((sequences, shape.layers * shape.experts), dtype=np.float32)
+    for number, (task, prompt, answer) in enumerate(
+        zip(chosen.tolist(), prompts.tolist(), answers.tolist(), strict=True)
+    ):
         own = _dirichlet(random, mix.focus * of_tasks[task])
+        shares[number] = own.ravel()
         picks = np.full((prompt + answer, shape.layers, shape.top_k), shape.experts)
         picks[:prompt, :split] = _picks(random, own[:split], prompt, shape.top_k, mix.locality)
         picks[prompt:, split:] = _picks(random, own[split:], answer, shape.top_k, mix.locality)
         rows.append(narrowest(picks, shape.experts, shape.experts))
     lengths = np.stack([prompts, answers], axis=1)
-    return RoutingTrace(
+    trace = RoutingTrace(
         np.concatenate(rows),
         np.concatenate(([0], np.cumsum(lengths.sum(axis=1)))),
         shape.experts,
@@ -93,6 +110,7 @@ def trace_of(shape: Shape, mix: Mix, sequences: int, *, seed: int, tasks: Sequen
         model=shape.name,
         decoder_start=split,
     )
+    return Drawn(trace, shares)
 
 
 def _task_patterns(shape: Shape, mix: Mix, random: np.random.Generator) -> Floats:
@@ -150,8 +168,8 @@ MIXES = {
         tasks=110, spread=51.0, breadth=2.2, focus=1.57, locality=0.06, prompt_tokens=39, output_tokens=36.5, at_once=16
     ),
 }
-"""Found by ``python -m benchmarks.moe_infinity.calibration --search 60``, and ``--search 70 --step 0.15 --seeds 2`` from
-there, on baselines and Belady alone, before MoE-Infinity was run on such a trace. On other seeds (``--seeds 8
+"""Found by ``python -m benchmarks.moe_infinity.calibration --search 60``, from there ``--search 70 --step 0.15 --seeds
+2``, on baselines and Belady alone, before MoE-Infinity was run on such a trace. On other seeds (``--seeds 8
 --first-seed 500``): best baseline 31.9 % and Belady 56.6 % at 535 slots, 21.8 % and 42.2 % at 60; the best is LFU, LRU
 and neighbour-aware come to 5 % and 1 %. Of the experts 2.5 % and 2.9 % serve one sequence, 20.4 % and 20.1 % a batch of
 32, 24.4 % and 23.5 % one of 64; of these 26 to 46 % in more than one iteration (paper: 3, 20 and 26 %; 30 to 56 %).

@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks.moe_infinity import cache, cache_streams
 from benchmarks.moe_infinity.cache import (
-    ABLATION,
+    AT_MAIN,
     BY_LAYER,
+    INFORMED,
     LITERAL,
     OURS,
     POLICIES,
@@ -38,7 +39,7 @@ def rows(**rates: dict[str, list[float]]) -> list[Row]:
     """By stream (``switch``, ``nllb``) and policy, a rate for each world; what is not given is 10."""
     found = []
     for stream, shape in (("switch", SWITCH), ("nllb", NLLB)):
-        for policy in (*POLICIES, *ABLATION, "belady"):
+        for policy in (*POLICIES, *AT_MAIN, "belady"):
             values = rates.get(stream, {}).get(policy, [10.0, 10.0])
             place = TARGETS[shape.name].slots, MIXES[shape.name].at_once
             found.append(Row(shape.name, policy, *place, dict(enumerate(values))))
@@ -134,6 +135,7 @@ def test_a_small_run_has_every_policy_and_all_figures(monkeypatch: pytest.Monkey
     assert by_place[SWITCH.name, OURS, 535] == by_place[SWITCH.name, LITERAL, 535], "they differ in prefetches alone"
     for (stream, policy, slots), rate in by_place.items():
         assert rate <= by_place[stream, "belady", slots], (stream, policy, slots)
+    assert by_place[NLLB.name, INFORMED, 60] > by_place[NLLB.name, "lru", 60]
     assert found["oracle_gap_points"] >= 0
     shown = cache.table(found)
     assert "moe-infinity:literal=true" in shown
