@@ -14,7 +14,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.policies.activation_matrix import Rows, tokens_by_sequence
 from greenroom.policies.arrays import Ids
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Artifact, LayerRouting
+from greenroom.policies.events import Artifact, LayerRouting, Step
 
 Array = NDArray[np.float32]
 
@@ -91,7 +91,8 @@ class ReuseChances:
     """``soon[N]``: how probable it is that an expert is used in its layer's next turn, by any of the running sequences.
 
     Of each its own routing is kept as moving averages at several rates, which start as the one over all sequences, and
-    the picks of its last two tokens. Prefill and decode count alike.
+    the picks of its last two tokens. Prefill and decode count alike. Of a layer that a row does not run in, as an
+    encoder's while it decodes, it tells nothing.
     """
 
     def __init__(self, catalogue: Catalogue, coefficients: Coefficients) -> None:
@@ -111,6 +112,8 @@ class ReuseChances:
         self._averages: Array = np.zeros((0, rates, size), dtype=np.float32)
         self._recent: Array = np.zeros((0, LAST_TOKENS, size), dtype=np.float32)
         self._misses: Array = np.ones((0, size), dtype=np.float32)  # 1 - chance; of nobody 1
+        self._step: Step | None = None
+        self._step_rows: Rows = np.empty(0, dtype=np.intp)
 
     def swap(self, coefficients: Coefficients) -> None:
         """Others, for each layer from its next turn on. Where their averages go at other rates, what the running
@@ -121,7 +124,7 @@ class ReuseChances:
         else:
             self._begin_with(coefficients)
 
-    def rows_of(self, sequences: Ids) -> Rows:
+    def _rows_of(self, sequences: Ids) -> Rows:
         """Where each of them is; one that is new gets a row, which may make the arrays longer."""
         known = self._rows
         return np.array([known[one] if one in known else self._begin(one) for one in sequences.tolist()], dtype=np.intp)
@@ -131,13 +134,21 @@ class ReuseChances:
         row = self._rows.pop(sequence, None)
         if row is None:
             return
+        self._step = None  # who comes within it gets that row
         self._misses[row] = 1
         self._free.append(row)
         if self._rows:  # else those that come will use what the last one did rather than what comes by chance
             np.subtract(1, self._misses.prod(axis=0), out=self.soon)
 
-    def add(self, routing: LayerRouting, rows: Rows) -> None:
-        """The layer's router has spoken; ``rows``: of the step's sequences, at least one."""
+    def add(self, routing: LayerRouting) -> None:
+        """The layer's router has spoken."""
+        if self.catalogue.decoder_start:
+            routing = _of_those_routed(routing)
+        if not routing.step.rows:
+            return
+        if routing.step is not self._step:
+            self._step, self._step_rows = routing.step, self._rows_of(routing.step.sequences)
+        rows = self._step_rows
         span = self.catalogue.spans[routing.layer]
         of_all = self.over_all[span]
         kept = KEEP_OVER_ALL**routing.step.rows
@@ -210,6 +221,18 @@ class ReuseChances:
         self._averages[row] = self.over_all
         self._recent[row] = 0
         return row
+
+
+def _of_those_routed(routing: LayerRouting) -> LayerRouting:
+    """Without the rows that have no pick."""
+    if routing.picks is None or len(routing.picks) != routing.step.rows:
+        return routing
+    routed = (routing.picks < routing.catalogue.experts_per_layer[routing.layer]).any(axis=1)
+    if routed.all():
+        return routing
+    step = routing.step
+    those = Step(step.pool, step.number, step.row_sequences[routed], step.row_phases[routed])
+    return LayerRouting(routing.catalogue, those, routing.layer, routing.experts, routing.rows, routing.picks[routed])
 
 
 def _tokens(routing: LayerRouting) -> Array:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.activation_matrix import Rows
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Artifact, LayerRouting, SequenceEnd, Step
+from greenroom.policies.events import Artifact, LayerRouting, SequenceEnd
 from greenroom.policies.next_use import NextUse
 from greenroom.policies.reuse_chances import REUSE, Coefficients, ReuseChances
 from greenroom.policies.selection import Worth
@@ -26,8 +26,9 @@ class ReuseRetention(NextUse):
         self.chances = ReuseChances(catalogue, Coefficients.untraced(catalogue))
         self.version = ""
         """Of the coefficients that are used."""
-        self._step: Step | None = None
-        self._rows: Rows = np.empty(0, dtype=np.intp)
+        self._encoding: NDArray[np.bool_] | None = None
+        if catalogue.decoder_start:
+            self._encoding = catalogue.layer_of < catalogue.decoder_start
 
     def on_artifact_swapped(self, artifact: Artifact) -> None:
         """One of another kind or shape is passed over: whoever hands it over has said so."""
@@ -39,19 +40,17 @@ class ReuseRetention(NextUse):
             return
         self.version = artifact.version
         self.chances.swap(coefficients)
-        self._step = None
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         super().on_layer_routed(routing)
-        if routing.step is not self._step:
-            self._step = routing.step
-            self._rows = self.chances.rows_of(routing.step.sequences)
-        if len(self._rows):
-            self.chances.add(routing, self._rows)
+        self.chances.add(routing)
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self.chances.end(sequence)
-        self._step = None  # whoever had a row may get another
 
     def next_turn(self) -> Worth:
-        return self.chances.soon
+        soon = self.chances.soon
+        if self._encoding is None:
+            return soon
+        # An encoder's next turn is for sequences that are not here yet.
+        return np.where(self._encoding, super().next_turn(), soon)

@@ -143,3 +143,19 @@ def test_a_prefetch_displaces_who_is_worth_less_than_half_as_much_even_if_that_i
         assert victims == ([resident] if may else [])
         assert policy.victims(engine.request(incoming=[4])).tolist() == [resident]
     assert worth[4] < 2 * worth[7], "else nothing was refused"
+
+
+def test_in_an_encoder_decoder_who_decodes_says_nothing_of_the_encoders_next_turn() -> None:
+    pool = Catalogue("pool", experts_per_layer=[3] * 4, top_k=[1] * 4, expert_bytes=[1] * 4, decoder_start=2)
+    retention = ReuseRetention(pool)
+    retention.on_artifact_swapped(artifact())
+    both = step_of(0, 1)  # 0 encodes, 1 decodes
+    for layer, picks in ((0, [[0], [9]]), (1, [[1], [9]]), (2, [[9], [2]]), (3, [[9], [2]])):
+        retention.on_layer_routed(LayerRouting.from_picks(pool, both, layer, np.array(picks)))
+    soon = retention.next_turn()
+    plain = NextUse(pool)
+    for layer, expert in ((0, 0), (1, 1)):
+        plain.on_layer_routed(LayerRouting.from_picks(pool, both, layer, np.array([[expert], [9]])))
+    assert soon[:6] == pytest.approx(plain.next_turn()[:6])
+    assert soon[[8, 11]].min() > 0.9
+    assert soon[[6, 7, 9, 10]].max() < 0.1

@@ -101,7 +101,7 @@ def test_chances_are_those_of_the_formula_for_any_mix_of_prompts_and_single_toke
         for layer in range(2):
             rows = [(sequence, both[layer]) for sequence, both in step]
             routing = routed(layer, rows)
-            chances.add(routing, chances.rows_of(routing.step.sequences))
+            chances.add(routing)
             plain.add(layer, rows)
     assert chances.over_all == pytest.approx(plain.over_all, abs=1e-5)
     assert chances.soon == pytest.approx(plain.soon, abs=2e-4)
@@ -109,7 +109,7 @@ def test_chances_are_those_of_the_formula_for_any_mix_of_prompts_and_single_toke
 
 def use(chances: ReuseChances, *sequences: int, pick: tuple[int, int] = (0, 1)) -> None:
     routing = routed(0, [(sequence, pick) for sequence in sequences])
-    chances.add(routing, chances.rows_of(routing.step.sequences))
+    chances.add(routing)
 
 
 def test_who_has_left_uses_nothing_any_more_and_leaves_nothing_to_who_comes() -> None:
@@ -139,7 +139,7 @@ def one_of(coefficients: Coefficients, pick: tuple[int, int], *, tokens: int) ->
     """The chances of a sequence with one token where ``tokens`` of others count over all."""
     chances = ReuseChances(POOL, coefficients)
     routing = routed(0, [(sequence, pick) for sequence in range(tokens)])
-    chances.add(routing, chances.rows_of(routing.step.sequences))
+    chances.add(routing)
     for sequence in range(1, tokens):
         chances.end(sequence)
     return chances.soon[:4]
@@ -159,7 +159,7 @@ def test_where_picks_were_not_recorded_the_experts_used_count_as_one_token_of_ea
     for chances, recorded in ((known, True), (unknown, False)):
         for routing in (routed(0, [(5, (1, 3))]), routed(0, [(5, (0, 3)), (6, (0, 3))])):
             bare = LayerRouting(POOL, routing.step, 0, routing.experts, routing.rows)
-            chances.add(routing if recorded else bare, chances.rows_of(routing.step.sequences))
+            chances.add(routing if recorded else bare)
     assert unknown.soon == pytest.approx(known.soon, abs=1e-5)
 
 
@@ -170,7 +170,7 @@ def test_untraced_models_have_coefficients_by_which_what_was_used_lately_is_like
         step = Step("pool", 0, keys_of([1]), np.ones(1, dtype=np.uint8))
         for _ in range(30):
             routing = LayerRouting.from_picks(pool, step, 0, own[None])
-            chances.add(routing, chances.rows_of(step.sequences))
+            chances.add(routing)
         first = chances.soon[pool.spans[0]]
         assert first[own].min() > 0.5 > first[len(own) :].max()
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.reuse_file import ReuseFile
+from greenroom.policies.arrays import Counts
 from greenroom.policies.reuse_chances import KEEP_OVER_ALL, LAST_TOKENS, NEVER, Array, logit
 from greenroom.replay.trace import RoutingTrace
 
@@ -42,21 +43,28 @@ class FitOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerSamples:
-    """A layer's tokens, but for each sequence's last one.
+    """A layer's tokens, but for each sequence's last one. Rows that do not run in the layer, as in an encoder's while a
+    sequence decodes, are none of its tokens.
 
     ``logits[n, R + 1, E]``: of the sequence's averages after the token, and of the one over all; ``recent[n, 2 E]``:
-    the picks of it and of the one before; ``follow[n, E]``: of the one after.
+    the picks of it and of the one before; ``follow[n, E]``: of the one after; ``sequence[n]``.
     """
 
     logits: Array
     recent: Array
     follow: Array
+    sequence: Counts
 
     def __len__(self) -> int:
         return len(self.follow)
 
-    def part(self, begin: int, end: int) -> LayerSamples:
-        return LayerSamples(self.logits[begin:end], self.recent[begin:end], self.follow[begin:end])
+    def split(self, sequences: int) -> tuple[LayerSamples, LayerSamples]:
+        """Those of the first ``sequences``, and the others."""
+        at = int(np.searchsorted(self.sequence, sequences))
+        return self._part(slice(at)), self._part(slice(at, None))
+
+    def _part(self, rows: slice) -> LayerSamples:
+        return LayerSamples(self.logits[rows], self.recent[rows], self.follow[rows], self.sequence[rows])
 
 
 def fit(
@@ -76,8 +84,7 @@ def fit(
         raise InvalidConfig("trace", f"{learnt} and {samples - learnt} tokens", allowed)
     plain, full = [], []
     for layer in range(trace.layers):
-        of_layer = layer_samples(trace, layer)
-        parts = of_layer.part(0, learnt), of_layer.part(learnt, samples)
+        parts = layer_samples(trace, layer).split(learnt_sequences)
         if options.followers is not True:
             plain.append(_fitted(*parts, options, followers=False))
         if options.followers is not False:
@@ -115,10 +122,14 @@ def layer_samples(trace: RoutingTrace, layer: int) -> LayerSamples:
     tokens: Array = np.zeros((trace.tokens, width + 1), dtype=np.float32)
     np.put_along_axis(tokens, picks, 1, axis=1)
     tokens = tokens[:, :width]
-    prior = np.full(width, tokens.sum() / max(trace.tokens, 1) / width, dtype=np.float32)
+    routed = tokens.any(axis=1)
+    tokens = tokens[routed]
+    starts = np.concatenate(([0], np.cumsum(routed)))[trace.seq_starts]
+    prior = np.full(width, tokens.sum() / max(len(tokens), 1) / width, dtype=np.float32)
     over_all = np.concatenate((prior[None], moving(tokens, prior, KEEP_OVER_ALL)))
-    logits, recent, follow = [], [], []
-    for begin, end in pairwise(trace.seq_starts.tolist()):
+    none = np.zeros((0, width), dtype=np.float32)
+    logits, recent, follow = [np.zeros((0, len(KEEP) + 1, width), np.float32)], [none.repeat(2, axis=1)], [none]
+    for begin, end in pairwise(starts.tolist()):
         if end - begin < 2:
             continue
         own = tokens[begin:end]
@@ -127,7 +138,8 @@ def layer_samples(trace: RoutingTrace, layer: int) -> LayerSamples:
         before = np.concatenate((np.zeros((1, width), dtype=np.float32), own[:-2]))
         recent.append(np.concatenate((own[:-1], before), axis=1))
         follow.append(own[1:])
-    return LayerSamples(np.concatenate(logits), np.concatenate(recent), np.concatenate(follow))
+    sequence = np.repeat(np.arange(trace.sequences), np.maximum(np.diff(starts) - 1, 0))
+    return LayerSamples(np.concatenate(logits), np.concatenate(recent), np.concatenate(follow), sequence)
 
 
 def moving(tokens: Array, start: Array, keep: float) -> Array:
@@ -163,7 +175,7 @@ def _fitted(learnt: LayerSamples, held_out: LayerSamples, options: FitOptions, *
     parameters = [weights, bias, pairs] if followers else [weights, bias]
     adam = _Adam(parameters, options.learning_rate)
     rng = np.random.default_rng(options.seed)
-    rounds = max(options.rounds, -(-options.steps * options.batch // len(learnt)))
+    rounds = max(options.rounds, -(-options.steps * options.batch // max(len(learnt), 1)))
     for _ in range(rounds):
         order = rng.permutation(len(learnt))
         for begin in range(0, len(order), options.batch):
@@ -175,7 +187,7 @@ def _fitted(learnt: LayerSamples, held_out: LayerSamples, options: FitOptions, *
             adam.step([*gradients, recent.T @ wrong] if followers else gradients)
     chances = np.clip(_chances(held_out.logits, held_out.recent, *parameters), NEVER, 1 - NEVER)
     losses = np.where(held_out.follow > 0, -np.log(chances), -np.log(1 - chances))
-    return _Layer(weights, bias, pairs, float(losses.mean()))
+    return _Layer(weights, bias, pairs, float(losses.sum() / max(losses.size, 1)))
 
 
 def _chances(logits: Array, recent: Array, weights: Array, bias: Array, pairs: Array | None = None) -> Array:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_what_it_learns_from_is_what_the_policy_knows_then() -> None:
         step = Step("p", row, np.array([sequence]), np.ones(1, dtype=np.uint8))
         for layer in range(LAYERS):
             routing = LayerRouting.from_picks(pool, step, layer, trace.experts[row, layer][None])
-            chances.add(routing, chances.rows_of(step.sequences))
+            chances.add(routing)
         if row + 1 in trace.seq_starts:
             chances.end(sequence)
             continue
@@ -138,3 +139,19 @@ def test_a_file_comes_back_as_it_was_and_nonsense_does_not_go_in(tmp_path: Path)
     (tmp_path / "none").write_bytes(b"nothing")
     with pytest.raises(InvalidConfig, match="greenroom reuse fit"):
         ReuseFile.read(tmp_path / "none")
+
+
+def test_a_layer_learns_from_the_rows_that_run_in_it_alone() -> None:
+    """As in an encoder-decoder: prompts run in layer 0, answers in layer 1."""
+    decoded = in_circles(30, 20)
+    experts = decoded.experts.copy()
+    encodes = np.arange(len(experts)) % 20 < 8
+    experts[encodes, 1] = experts[~encodes, 0] = 255
+    both = replace(decoded, experts=experts, decoder_start=1)
+    for layer, rows in ((0, 8), (1, 12)):
+        samples = layer_samples(both, layer)
+        assert np.bincount(samples.sequence).tolist() == [rows - 1] * 30
+        assert (samples.recent[:, :EXPERTS].argmax(axis=1) + 1).tolist() == [
+            follow or EXPERTS for follow in samples.follow.argmax(axis=1).tolist()
+        ]
+    assert fit(both).report["uses"] == "followers"
