@@ -1,0 +1,228 @@
+"""A shift of the tasks, and the collection made anew of what was foreseen badly (MoE-Infinity, §4.3 and §8.5).
+
+    python -m benchmarks.moe_infinity --stage drift
+
+The collection is made of sequences of half of the tasks. More of these are served, then those of the other half. Which
+are recorded and when the collection is rebuilt is decided by the predictor service's own rule (``Drift``, as it is by
+default), and the rebuilding is its own process; a sequence's recall is what the policy reports of it. Meanwhile it
+goes on with the old collection: ``meanwhile`` is how many sequences that is, by the timed replay at PCIe 4.0 with one
+or eight at once. ± is half a 95 % interval over seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from benchmarks.emoe.measures import interval
+from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S, Model
+from benchmarks.moe_infinity.synthetic import trace_of
+from greenroom.core.eamc_file import EamcFile
+from greenroom.core.pictures import COLOURS, new_figure, save_figure
+from greenroom.policies.artifacts import artifact_of
+from greenroom.policies.events import LayerRouting, SequenceEnd, Step
+from greenroom.policies.moe_infinity import RECALL, MoeInfinity
+from greenroom.predictor.building.config import BuildingConfig
+from greenroom.predictor.building.jobs import Job, build_apart
+from greenroom.predictor.counts import Shape
+from greenroom.predictor.eamc.drift import Drift
+from greenroom.predictor.eamc.members import choose_members
+from greenroom.replay import RoutingTrace
+from greenroom.replay.activations import activation_matrices
+from greenroom.replay.simulated import LinkProfile
+from greenroom.replay.timed import ComputeProfile, TimedReplay
+
+PAPER_MEANWHILE: Final = "10-13"
+AT_ONCE: Final = (1, 8)
+_SMOOTHED: Final = 10
+"""Sequences that a point of the picture is the mean of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """``learnt``: of the first half of the tasks, for the collection; ``before`` the shift; ``until``: at most so many
+    after it until the collection is due; ``after`` it is rebuilt. ``timed``: for how many are served a second.
+    """
+
+    seeds: int = 3
+    learnt: int = 400
+    before: int = 100
+    until: int = 400
+    after: int = 100
+    timed: int = 16
+    models: tuple[str, ...] = tuple(MODELS)
+
+
+QUICK = Scale(seeds=1, learnt=120, until=200, after=30, timed=3, models=("switch-large-128",))
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """What one seed showed: recalls sequence by sequence, and of a collection that is made of ``learnt`` sequences of
+    the second half alone (``fresh``). ``trigger``: sequences after the shift until it was due; None where it never was.
+    """
+
+    before: list[float]
+    shifted: list[float]
+    rebuilt: list[float]
+    fresh: list[float]
+    trigger: int | None
+    rebuild_s: float
+    per_second: tuple[float, ...]
+
+
+def run(scale: Scale) -> dict[str, Any]:
+    """A row for each model. Nothing else runs beside a rebuild, which is timed."""
+    rows = []
+    with tqdm(total=scale.seeds * len(scale.models), desc="drift", leave=False, delay=1) as bar:
+        for name in scale.models:
+            found = []
+            for seed in range(scale.seeds):
+                found.append(shift(MODELS[name], scale, seed))
+                bar.update()
+            rows.append(_row(name, found))
+    return {"rows": rows, "paper_meanwhile": PAPER_MEANWHILE}
+
+
+def shift(model: Model, scale: Scale, seed: int) -> Shifted:
+    first, second = np.array_split(np.arange(model.mix.tasks), 2)
+    known = trace_of(model.shape, model.mix, scale.learnt + scale.before, seed=seed, tasks=first.tolist())
+    count = scale.learnt + scale.until + scale.after
+    others = trace_of(model.shape, model.mix, count, seed=seed, tasks=second.tolist())
+    catalogue = known.catalogue()
+    policy = MoeInfinity(catalogue)
+    old = _collection(known.part(0, scale.learnt))
+    policy.on_artifact_swapped(artifact_of(catalogue, old, "old"))
+    config = BuildingConfig().drift
+    drift = Drift(config, made=True)
+    before = []
+    for _, recall in recalls(policy, known.part(scale.learnt)):
+        drift.note(recall)
+        before.append(recall)
+    stream = others.part(scale.learnt)
+    matrices = activation_matrices(stream)
+    recorded, shifted = [], []
+    for number, recall in recalls(policy, stream.part(0, scale.until)):
+        shifted.append(recall)
+        if drift.note(recall):
+            recorded.append(matrices[number])
+        if drift.due:
+            break
+    per_second = tuple(_per_second(model, stream.part(0, scale.timed), old, n) for n in AT_ONCE)
+    began = time.perf_counter()
+    new = asyncio.run(_rebuilt(model, recorded or [matrices[0]], old))
+    rebuild_s = time.perf_counter() - began
+    rest = stream.part(scale.until, scale.until + scale.after)
+    policy.on_artifact_swapped(artifact_of(catalogue, new, "new"))
+    rebuilt = [recall for _, recall in recalls(policy, rest)]
+    reference = MoeInfinity(catalogue)
+    reference.on_artifact_swapped(artifact_of(catalogue, _collection(others.part(0, scale.learnt)), "fresh"))
+    return Shifted(
+        before, shifted, rebuilt, [recall for _, recall in recalls(reference, rest)],
+        len(shifted) if drift.due else None, rebuild_s, per_second,
+    )  # fmt: skip
+
+
+def recalls(policy: MoeInfinity, trace: RoutingTrace) -> Iterator[tuple[int, float]]:
+    """Of each sequence, one after the other, what the policy reports of it. The routers alone speak: recall is of the
+    prediction, whatever a link brings.
+    """
+    width = policy.catalogue.experts_per_layer[:, None]
+    for number, traced in enumerate(trace.steps(concurrent=1)):
+        step = Step(policy.catalogue.pool, number, traced.sequences, traced.phases)
+        for layer in np.flatnonzero((traced.picks < width).any(axis=(0, 2))).tolist():
+            picks = traced.picks[:, layer].astype(np.int64)
+            policy.on_layer_routed(LayerRouting.from_picks(policy.catalogue, step, layer, picks))
+        for sequence in traced.ended:
+            policy.on_sequence_ended(sequence, SequenceEnd.FINISHED)
+            yield sequence, policy.report(sequence)[RECALL]
+
+
+def _collection(trace: RoutingTrace) -> EamcFile:
+    matrices = activation_matrices(trace)
+    experts = tuple(trace.experts_per_layer.tolist())
+    members = choose_members(experts, matrices)
+    return EamcFile(model=trace.model, experts_per_layer=experts, matrices=matrices[members], sequences=len(matrices))
+
+
+async def _rebuilt(model: Model, recorded: Sequence[NDArray[np.float32]], old: EamcFile) -> EamcFile:
+    """By the predictor service's builder, of those recorded and the members before."""
+    config = BuildingConfig()
+    options = {"capacity": config.capacity, "seed": config.seed, "most": config.max_sequences}
+    shape = Shape(model.shape.layers, model.shape.experts)
+    kept = [matrix.astype(np.uint16).reshape(1, shape.layers, shape.experts) for matrix in recorded]
+    built = await build_apart(Job(EamcFile.KIND, old.model, shape, kept, options, old), timeout_s=config.timeout_s)
+    assert isinstance(built, EamcFile), "the kind says so"
+    return built
+
+
+def _per_second(model: Model, trace: RoutingTrace, eamc: EamcFile, at_once: int) -> float:
+    """Sequences that end in a second of the simulated machine."""
+    setup = TimedReplay(
+        trace, model.expert_bytes, LinkProfile(PCIE4_BYTES_PER_S), ComputeProfile(layer_s=model.layer_s)
+    )  # fmt: skip
+    policy = MoeInfinity(setup.catalogue())
+    policy.on_artifact_swapped(artifact_of(setup.catalogue(), eamc, "old"))
+    return trace.sequences / setup.run(policy, trace.steps(concurrent=at_once), model.slots).seconds
+
+
+def _row(name: str, found: Sequence[Shifted]) -> dict[str, Any]:
+    triggers = [one.trigger for one in found if one.trigger is not None]
+    shown = ("before", "shifted", "rebuilt", "fresh")
+    means = {key: [float(np.mean(getattr(one, key))) for one in found] for key in shown}
+    return {
+        "model": name,
+        **{key: interval(values) for key, values in means.items()},
+        "until_trigger": interval(triggers) if triggers else None,
+        "triggered": len(triggers) / len(found),
+        "rebuild_s": interval([one.rebuild_s for one in found]),
+        **{
+            f"meanwhile_{n}": interval([one.rebuild_s * one.per_second[place] for one in found])
+            for place, n in enumerate(AT_ONCE)
+        },
+        "series": {key: [round(value, 3) for value in getattr(found[0], key)] for key in means if key != "fresh"},
+    }
+
+
+def table(found: Mapping[str, Any]) -> str:
+    columns = (
+        ("before", "before", 100), ("shifted", "shifted", 100), ("rebuilt", "rebuilt", 100),
+        ("fresh", "all anew", 100), ("until_trigger", "until due", 1), ("rebuild_s", "rebuild, s", 1),
+        *((f"meanwhile_{n}", f"meanwhile, {n}", 1) for n in AT_ONCE),
+    )  # fmt: skip
+    lines = ["recall, %, around a shift of the tasks; sequences until the collection was due, and served while it was "
+             f"made, {' or '.join(map(str, AT_ONCE))} at once (paper: {found['paper_meanwhile']})"]  # fmt: skip
+    lines.append(f"{'':<18}" + "".join(f"{label:>16}" for _, label, _ in columns))
+    for row in found["rows"]:
+        cells = [
+            "never" if row[key] is None else f"{scale * row[key]['mean']:.1f} ± {scale * row[key]['within']:.1f}"
+            for key, _, scale in columns
+        ]
+        lines.append(f"{row['model']:<18}" + "".join(f"{cell:>16}" for cell in cells))
+    return "\n".join(lines)
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Recall, sequence by sequence, of the first seed."""
+    figure = new_figure(9, 4)
+    panel = figure.subplots()
+    for colour, row in zip(COLOURS, found["rows"], strict=False):
+        parts = list(row["series"].values())
+        recall = 100 * np.convolve(np.concatenate(parts), np.ones(_SMOOTHED) / _SMOOTHED, mode="valid")
+        panel.plot(np.arange(len(recall)) + _SMOOTHED, recall, color=colour, label=row["model"])
+        for border, style in zip(np.cumsum([len(part) for part in parts])[:-1], (":", "--"), strict=True):
+            panel.axvline(border, color=colour, linestyle=style, linewidth=1)
+    panel.set_ylim(bottom=0)
+    panel.set_xlabel("sequences served (dotted: the tasks shift; dashed: the collection is rebuilt)")
+    panel.set_ylabel(f"recall of the prediction, %, mean of {_SMOOTHED}")
+    panel.grid(True, color="0.9")
+    panel.legend(fontsize=8)
+    save_figure(figure, path)
