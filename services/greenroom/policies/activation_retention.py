@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from greenroom.policies.activation_matrix import ActivationMatrices, Matrix, Rows
+from greenroom.policies.arrays import Mask
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import LayerRouting, Phase, SequenceEnd, Step, Tier
 from greenroom.policies.ranking import RankingPolicy
@@ -23,7 +24,8 @@ class ActivationRetention(RankingPolicy):
     *ratio*: the share of its layer's tokens that the running sequences sent to it, summed over them (Algorithm 2, steps
     6 and 7: of one sequence). *l*: its layer, L of them, so that the first layers stay, which nothing could foretell
     (step 8). When an encoder-decoder has encoded, l counts from the decoder's first layer, and the encoder's layers
-    come after the last of the decoder's. ``by_ratio`` and ``by_layer`` switch one of the two off (§8.4).
+    come after the last of the decoder's; a sequence that decodes counts in the encoder's layers no more, since it will
+    not use them again. ``by_ratio`` and ``by_layer`` switch one of the two off (§8.4).
     """
 
     def __init__(self, catalogue: Catalogue, *, by_ratio: bool = True, by_layer: bool = True) -> None:
@@ -38,6 +40,9 @@ class ActivationRetention(RankingPolicy):
         self._decay = self._decays[0]
         self._step: Step | None = None
         self._rows: Rows = np.empty(0, dtype=np.intp)
+        self._encoder = slice(0, int(catalogue.first[catalogue.decoder_start]))
+        self.encodes: Mask = np.ones(self.matrices.room, dtype=np.bool_)
+        """By row of ``matrices``: whether the encoder's layers may still be its sequence's."""
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self.add(routing)
@@ -51,7 +56,9 @@ class ActivationRetention(RankingPolicy):
             return rows
         self.matrices.add(routing, rows)
         span = self.catalogue.spans[routing.layer]
-        if len(self.matrices.rows) == 1:
+        if routing.layer < self.catalogue.decoder_start:
+            self._sum_encoder(span)
+        elif len(self.matrices.rows) == 1:
             self._ratios[span] = self.matrices.ratios[rows.item(), span]
         else:
             self.matrices.ratios[:, span].sum(axis=0, out=self._ratios[span])  # rows of nobody are 0
@@ -62,6 +69,14 @@ class ActivationRetention(RankingPolicy):
         self._step = step
         self._rows = self.matrices.rows_of(step.sequences)
         self._decay = self._decays[0 if step.phase is Phase.ENCODE else self.catalogue.decoder_start]
+        if self.catalogue.decoder_start:
+            self.encodes = np.concatenate((self.encodes, np.ones(self.matrices.room - len(self.encodes), np.bool_)))
+            self.encodes[self._rows[np.unique(step.sequence_of_row[step.row_phases != Phase.ENCODE])]] = False
+            self._sum_encoder(self._encoder)
+
+    def _sum_encoder(self, span: slice) -> None:
+        """Of those who encode, over the keys of ``span``."""
+        self._ratios[span] = self.matrices.ratios[self.encodes, span].sum(axis=0)
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self.end(sequence)
@@ -72,6 +87,9 @@ class ActivationRetention(RankingPolicy):
         if row is not None:
             self._step = None  # whoever had a row may get another
             self.matrices.ratios.sum(axis=0, out=self._ratios)
+            if self.catalogue.decoder_start:
+                self.encodes[row] = True
+                self._sum_encoder(self._encoder)
         return row
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
