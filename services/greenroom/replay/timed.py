@@ -258,7 +258,8 @@ class TimedEngine:
                         request = engine.take_request(ROUTER)
                         if request is not None:
                             engine.predicted(self._predictions.answer(request, picks))
-                    self._compute(landing, np.bincount(own.ravel()) * compute.row_s + compute.expert_s)
+                    rows = np.bincount(own.ravel()).astype(np.float64)
+                    self._compute(landing, rows * compute.row_s + compute.expert_s)
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
 
