@@ -11,15 +11,17 @@ import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from tqdm import tqdm
 
-from benchmarks.moe_infinity.cache_streams import Stream, bundled_stream, real_stream, synthetic_stream
+from benchmarks.moe_infinity.cache_streams import BUNDLED, Stream, bundled_stream, real_stream, synthetic_stream
 from benchmarks.moe_infinity.calibration import BASELINES, TARGETS
 from benchmarks.moe_infinity.informed import Informed
-from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH
+from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH, Shape
+from greenroom.predictor.reuse.fit import FitOptions
 from greenroom.replay.cache import ReplayResult, replay
 from greenroom.replay.processes import in_processes
 from greenroom.replay.steps import TraceStep
@@ -42,7 +44,8 @@ REAL: Final = "recorded"
 @dataclass(frozen=True, slots=True)
 class Scale:
     """``seeds``: worlds at the paper's cache sizes, of ``sequences`` each, behind ``learnt`` others; ``curve_seeds`` of
-    them at all sizes. ``prompts``: of the bundled model, ``at_once``. ``trace``: a recorded routing.
+    them at all sizes. ``prompts``: of the bundled model, ``at_once``. ``followers``: of `reuse`'s fit to worlds (None:
+    where they help). ``tokens`` of ``trace``, a recorded routing.
     """
 
     seeds: int = 8
@@ -52,10 +55,13 @@ class Scale:
     prompts: int = 240
     at_once: int = 8
     tokens: int = 30_000
+    followers: bool | None = None
     trace: Path | None = None
 
 
-QUICK: Final = Scale(seeds=2, curve_seeds=1, sequences=250, learnt=150, prompts=60, tokens=3000)
+QUICK: Final = Scale(
+    seeds=2, curve_seeds=1, sequences=250, learnt=120, prompts=40, tokens=3000, followers=False
+)  # fmt: skip
 FIRST_SEED: Final = 0
 
 
@@ -114,7 +120,7 @@ class Cells:
 
 def run(scale: Scale) -> dict[str, Any]:
     """Rows, and the figures that have aims."""
-    cells = Cells(list(_streams(scale)))
+    cells = Cells(_streams(scale))
     order = sorted(range(len(cells.items)), key=lambda place: -_work(cells, cells.items[place]))
     with tqdm(total=len(order), desc="replaying", unit="cell") as bar:
         jobs = len(os.sched_getaffinity(0))
@@ -124,19 +130,28 @@ def run(scale: Scale) -> dict[str, Any]:
     return {"calibrated": calibrated(rows), **figures(rows), "rows": [_record(row) for row in rows]}
 
 
-def _streams(scale: Scale) -> Iterator[Stream]:
-    worlds = scale.seeds * 2
-    with tqdm(total=worlds + 1 + (scale.trace is not None), desc="routing", unit="stream") as bar:
-        for shape in (SWITCH, NLLB):
-            for number in range(scale.seeds):
-                curve = number < scale.curve_seeds
-                yield synthetic_stream(shape, FIRST_SEED + number, scale.sequences, scale.learnt, curve=curve)
-                bar.update()
-        yield bundled_stream(scale.prompts, scale.prompts // 2, scale.at_once)
-        bar.update()
-        if scale.trace is not None:
-            yield real_stream(scale.trace, scale.tokens)
-            bar.update()
+def _streams(scale: Scale) -> list[Stream]:
+    """Made in processes too: most of the time goes into fitting the coefficients of `reuse`."""
+    items: list[tuple[Shape | str, int]] = [(BUNDLED, 0)]
+    if scale.trace is not None:
+        items.append((REAL, 0))
+    items += [(shape, number) for shape in (SWITCH, NLLB) for number in range(scale.seeds)]
+    with tqdm(total=len(items), desc="routing", unit="stream") as bar:
+        return in_processes(partial(_made, scale), items, len(os.sched_getaffinity(0)), bar.update)
+
+
+def _made(scale: Scale, item: tuple[Shape | str, int], go_on: Callable[[], None]) -> Stream:
+    kind, number = item
+    options = FitOptions(followers=scale.followers)
+    if isinstance(kind, Shape):
+        curve = number < scale.curve_seeds
+        return synthetic_stream(
+            kind, FIRST_SEED + number, scale.sequences, scale.learnt, curve=curve, options=options
+        )  # fmt: skip
+    if kind == BUNDLED:
+        return bundled_stream(scale.prompts, scale.prompts // 2, scale.at_once)
+    assert scale.trace is not None, "else there is no such item"
+    return real_stream(scale.trace, scale.tokens)
 
 
 def _specs() -> tuple[PolicySpec, ...]:

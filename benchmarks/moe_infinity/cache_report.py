@@ -95,6 +95,8 @@ def _curve(axis: Any, curve: Sequence[Mapping[str, Any]], policy: str, policies:
     style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "marker": _MARKERS[place % len(_MARKERS)]}
     if policy == BELADY:
         style = {"color": "black", "linestyle": "--", "marker": "."}
+    elif "literal" in policy:  # the same hits, so it lies upon the other
+        style["linestyle"] = ":"
     axis.errorbar(
         [row["slots"] for row in curve], [row["hit_rate"] for row in curve], yerr=[row["deviation"] for row in curve],
         label=policy, linewidth=1.5, markersize=4.5, capsize=2, **style,

@@ -18,14 +18,13 @@ from greenroom.demo.tasks import TASKS, Sample, sample
 from greenroom.policies.artifacts import artifact_of
 from greenroom.policies.events import Artifact
 from greenroom.predictor.eamc.members import choose_members
-from greenroom.predictor.reuse.fit import fit
+from greenroom.predictor.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace
 from greenroom.replay.activations import activation_matrices
 
 BUNDLED: Final = "bundled model"
 REAL_TOKENS: Final = 30_000
-_GB_OF_SWITCH = 535 / 15
-_GB_OF_NLLB = 60 / 8
+CURVE_GB: Final = (4, 8, 15, 24, 40)
 _FAVOUR = 0.7
 
 
@@ -48,18 +47,18 @@ class Stream:
     shares: NDArray[np.float32] | None = None
 
 
-def synthetic_stream(shape: Shape, seed: int, sequences: int, learnt: int, *, curve: bool) -> Stream:
-    """A world of its own; ``curve``: with the cache sizes of Fig. 11, 4 to 40 GB, beside the main one.
-
-    Here `reuse` has the coefficients that it is shipped with: to fit them to 3,072 experts takes a minute a world.
+def synthetic_stream(
+    shape: Shape, seed: int, sequences: int, learnt: int, *, curve: bool, options: FitOptions | None = None
+) -> Stream:
+    """A world of its own; ``curve``: with the cache sizes of Fig. 11, 4 to 40 GB, beside the main one. ``options``: of
+    the fit of `reuse`.
     """
-    mix, main = MIXES[shape.name], TARGETS[shape.name].slots
+    mix, target = MIXES[shape.name], TARGETS[shape.name]
     world = drawn(shape, mix, learnt + sequences, seed=seed)
-    per_gb = _GB_OF_SWITCH if shape.layers == 24 else _GB_OF_NLLB
-    sizes = {main, *(round(gb * per_gb) for gb in ((4, 8, 15, 24, 40) if curve else ()))}
+    sizes = {target.slots, *(round(gb * target.slots / target.gb) for gb in (CURVE_GB if curve else ()))}
     return Stream(
-        shape.name, world.trace.part(learnt), tuple(sorted(sizes)), main, (mix.at_once,),
-        (eamc_of(world.trace.part(0, learnt)),), seed, shares=world.shares[learnt:],
+        shape.name, world.trace.part(learnt), tuple(sorted(sizes)), target.slots, (mix.at_once,),
+        artifacts_of(world.trace.part(0, learnt), options), seed, shares=world.shares[learnt:],
     )  # fmt: skip
 
 
@@ -104,16 +103,13 @@ def shifting(count: int, *, seed: int) -> list[Sample]:
     return asked
 
 
-def artifacts_of(trace: RoutingTrace) -> tuple[Artifact, ...]:
+def artifacts_of(trace: RoutingTrace, options: FitOptions | None = None) -> tuple[Artifact, ...]:
     """The EAMC and the coefficients of `reuse`, as a worker is given them."""
-    return eamc_of(trace), artifact_of(trace.catalogue(), fit(trace), "reuse")
-
-
-def eamc_of(trace: RoutingTrace) -> Artifact:
-    matrices, widths = activation_matrices(trace), tuple(trace.experts_per_layer.tolist())
+    catalogue, widths = trace.catalogue(), tuple(trace.experts_per_layer.tolist())
+    matrices = activation_matrices(trace)
     members = matrices[choose_members(widths, matrices)]
-    file = EamcFile(model=trace.model, experts_per_layer=widths, sequences=trace.sequences, matrices=members)
-    return artifact_of(trace.catalogue(), file, "eamc")
+    eamc = EamcFile(model=trace.model, experts_per_layer=widths, sequences=trace.sequences, matrices=members)
+    return artifact_of(catalogue, eamc, "eamc"), artifact_of(catalogue, fit(trace, options), "reuse")
 
 
 def _evenly(count: int) -> Sequence[Sample]:

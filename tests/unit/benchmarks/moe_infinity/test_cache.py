@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.moe_infinity import cache, cache_streams
@@ -28,11 +29,15 @@ from benchmarks.moe_infinity.cache import (
 from benchmarks.moe_infinity.cache_streams import Stream, real_stream, shifting, synthetic_stream
 from benchmarks.moe_infinity.calibration import TARGETS
 from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH
+from benchmarks.moe_infinity.synthetic import trace_of as world_of
 from greenroom.demo.tasks import TASKS
 from greenroom.policies.events import Artifact
+from greenroom.predictor.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace
 from greenroom.replay.sweep import OPTIMUM, PolicySpec
 from tests.unit.replay.traces import trace_of
+
+SHORT = FitOptions(followers=False, rounds=1, steps=1, held_out=0.4)
 
 
 def rows(**rates: dict[str, list[float]]) -> list[Row]:
@@ -86,12 +91,23 @@ def test_rates_of_worlds_come_together() -> None:
     assert found[0].mean == 35.0
 
 
-def test_a_synthetic_world_is_learnt_from_other_sequences_than_are_replayed() -> None:
+def test_a_synthetic_world_is_learnt_from_other_sequences_than_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    learnt: list[RoutingTrace] = []
+
+    def learn(trace: RoutingTrace, options: FitOptions | None) -> tuple[Artifact, ...]:
+        learnt.append(trace)
+        return ()
+
+    monkeypatch.setattr(cache_streams, "artifacts_of", learn)
     stream = synthetic_stream(NLLB, 1, 20, 30, curve=True)
     assert stream.trace.sequences == 20
     assert stream.main == 60
     assert stream.slots == (30, 60, 112, 180, 300), "4 to 40 GB, of which 8 hold 60"
-    assert {artifact.kind for artifact in stream.artifacts} == {"eamc"}
+    assert learnt[0].sequences == 30
+    assert stream.shares is not None
+    assert len(stream.shares) == 20
+    both = np.concatenate((learnt[0].experts, stream.trace.experts))
+    assert np.array_equal(both, world_of(NLLB, MIXES[NLLB.name], 50, seed=1).experts)
     assert synthetic_stream(SWITCH, 1, 20, 30, curve=False).slots == (535,)
 
 
@@ -128,6 +144,7 @@ def test_a_small_run_has_every_policy_and_all_figures(monkeypatch: pytest.Monkey
     def streams(scale: Scale) -> list[Stream]:
         return [synthetic_stream(shape, seed, 12, 20, curve=seed == 0) for shape in (SWITCH, NLLB) for seed in range(2)]
 
+    monkeypatch.setattr(cache_streams, "fit", lambda trace, options: fit(trace, SHORT))
     monkeypatch.setattr(cache, "in_processes", here)
     monkeypatch.setattr(cache, "_streams", streams)
     found = run(Scale())
