@@ -40,7 +40,8 @@ class ActivationRetention(RankingPolicy):
         self._decay = self._decays[0]
         self._step: Step | None = None
         self._rows: Rows = np.empty(0, dtype=np.intp)
-        self._encoder = slice(0, int(catalogue.first[catalogue.decoder_start]))
+        self.encoder = slice(0, int(catalogue.first[catalogue.decoder_start]))
+        """The keys of its layers; none in a model without one."""
         self.encodes: Mask = np.ones(self.matrices.room, dtype=np.bool_)
         """By row of ``matrices``: whether the encoder's layers may still be its sequence's."""
 
@@ -72,7 +73,7 @@ class ActivationRetention(RankingPolicy):
         if self.catalogue.decoder_start:
             self.encodes = np.concatenate((self.encodes, np.ones(self.matrices.room - len(self.encodes), np.bool_)))
             self.encodes[self._rows[np.unique(step.sequence_of_row[step.row_phases != Phase.ENCODE])]] = False
-            self._sum_encoder(self._encoder)
+            self._sum_encoder(self.encoder)
 
     def _sum_encoder(self, span: slice) -> None:
         """Of those who encode, over the keys of ``span``."""
@@ -89,7 +90,7 @@ class ActivationRetention(RankingPolicy):
             self.matrices.ratios.sum(axis=0, out=self._ratios)
             if self.catalogue.decoder_start:
                 self.encodes[row] = True
-                self._sum_encoder(self._encoder)
+                self._sum_encoder(self.encoder)
         return row
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:

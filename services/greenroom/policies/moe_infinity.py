@@ -144,11 +144,17 @@ class MoeInfinity(ExpertPolicy):
 
     def _foreseen(self, layer: int, nearest: NearestMembers) -> Scores:
         """``[N]``: everyone's priority."""
-        eamc, members = nearest.eamc, nearest.nearest[list(self.retention.matrices.rows.values())]
+        rows = list(self.retention.matrices.rows.values())
+        eamc, members = nearest.eamc, nearest.nearest[rows]
         if len(members) == 1:
             self._shares, self._used = eamc.ratios[members[0]], eamc.used[members[0]]
         else:
             self._shares, self._used = eamc.ratios[members].sum(axis=0), np.logical_or.reduce(eamc.used[members])
+        if self.catalogue.decoder_start:
+            encoding, encoder = members[self.retention.encodes[rows]], self.retention.encoder
+            self._shares, self._used = self._shares.copy(), self._used.copy()
+            self._shares[encoder] = eamc.ratios[encoding, encoder].sum(axis=0)
+            self._used[encoder] = eamc.used[encoding, encoder].any(axis=0)
         self._layer = layer
         decays = self._decays[layer]
         if not self._priorities:

@@ -7,7 +7,9 @@ import pytest
 
 from greenroom.policies.activation_retention import EPSILON, ActivationRetention
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Phase, SequenceEnd, Step, Tier
+from greenroom.policies.eamc import EAMC, MATRICES
+from greenroom.policies.events import Artifact, LayerRouting, Phase, SequenceEnd, Step, Tier
+from greenroom.policies.moe_infinity import MoeInfinity
 from tests.unit.policies.bench import keys_of
 
 POOL = Catalogue("pool", experts_per_layer=[3] * 4, top_k=[1] * 4, expert_bytes=[1] * 4, decoder_start=2)
@@ -42,6 +44,31 @@ def test_who_decodes_counts_in_the_encoders_layers_no_more(others: int) -> None:
     assert ratios(rule) == [*np.add(before, [0, 1, 0, 0, 1, 0]), *[0] * 6]
     run(rule, 102, {3: (Phase.ENCODE, [0, 0, NONE, NONE])})
     assert ratios(rule)[:3] == [*np.add(before, [1, 1, 0, 0, 1, 0])[:3]], "who comes next into its row encodes"
+
+
+def test_nothing_of_the_encoder_is_foreseen_for_who_decodes() -> None:
+    policy = MoeInfinity(POOL)
+    members = np.array([[4, 0, 0, 4, 0, 0, 2, 0, 0, 2, 0, 0], [0, 4, 0, 0, 4, 0, 0, 2, 0, 0, 2, 0]])
+    policy.on_artifact_swapped(Artifact(EAMC, "1", {MATRICES: members}))
+    step = Step("pool", 0, keys_of([1, 2]), np.array([Phase.ENCODE, Phase.ENCODE], dtype=np.uint8))
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 0, np.array([[0], [1]])))
+    assert foreseen(policy) == [3, 4, 6, 7, 9, 10]
+    step = Step("pool", 1, keys_of([1, 2]), np.array([Phase.DECODE, Phase.ENCODE], dtype=np.uint8))
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 0, np.array([[NONE], [1]])))
+    assert foreseen(policy) == [4, 6, 7, 9, 10], "the encoder's 3 was the first one's"
+    assert policy.prefetch is not None
+    assert policy.prefetch.may_evict is not None
+    assert not policy.prefetch.may_evict[[0, 3]].any()
+    step = Step("pool", 2, keys_of([1, 2]), np.array([Phase.DECODE, Phase.DECODE], dtype=np.uint8))
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 2, np.array([[0], [1]])))
+    assert foreseen(policy) == [9, 10]
+
+
+def foreseen(policy: MoeInfinity) -> list[int]:
+    """Whom some member speaks for in a later layer."""
+    assert policy.prefetch is not None
+    wanted: list[int] = np.flatnonzero(policy.prefetch.priority > 2 * EPSILON).tolist()
+    return wanted
 
 
 def test_a_model_without_an_encoder_counts_in_all_layers() -> None:
