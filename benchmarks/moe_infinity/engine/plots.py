@@ -19,7 +19,7 @@ def draw(found: Found, path: Path) -> None:
     figure = new_figure(19.0, 9.0)
     panels = figure.subplots(2, 4).ravel()
     _bars(panels[0], found, "tokens_per_s", "tokens/s, one at a time")
-    _bars(panels[1], found, "stall_recovered_ahead", "share of LRU's waiting removed")
+    _bars(panels[1], found, "stall_recovered", "share of LRU's waiting removed")
     _rates(panels[2], found["rates"].get("points", []))
     _distribution(panels[3], found["rates"].get("points", [])[:1], "low load")
     _distribution(panels[4], found["rates"].get("points", [])[-1:], "high load")

@@ -52,7 +52,7 @@ def _third(own: Found) -> list[str]:
         lines.append(
             _line((
                 name, _range(row["tokens_per_s"]), f"{row['stall_ms_per_token']:.1f}",
-                _range(row["stall_recovered_ahead"]), _range(row["time_recovered_ahead"]),
+                _range(row["stall_recovered"]), _range(row["time_recovered"]),
                 f"{row['mib_per_token']:.1f}", f"{row['hit_rate']:.1%}", f"{row['prefetches_per_token']:.2f}/token",
                 _percent(row["wasted_share"]), f"{row['policy_share']:.2%}",
             ))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,12 +75,12 @@ def _oracles(fleet: Fleet, asks: Sequence[Ask], at_once: int, rounds: int) -> li
 
 
 def figures(rows: Mapping[str, Row], asks: Sequence[Ask]) -> dict[str, Any]:
-    """``stall_recovered``: by the better of MoE-Infinity's forms, of the waiting that the oracle that prefetches too
-    does without. ``lookup_share``: MoE-Infinity's or that of ``reuse``, whichever is higher."""
+    """``stall_recovered``: by the better of MoE-Infinity's forms, of the waiting that the better oracle does without.
+    ``lookup_share``: MoE-Infinity's or that of ``reuse``, whichever is higher."""
     lru = rows[ON_DEMAND]
     found = {name: _figures(row, rows, lru, asks) for name, row in rows.items()}
-    recovered = [own["stall_recovered_ahead"]["median"] for name in (PAPER, LITERAL)
-                 if (own := found.get(name)) and own["stall_recovered_ahead"]]  # fmt: skip
+    recovered = [own["stall_recovered"]["median"] for name in (PAPER, LITERAL)
+                 if (own := found.get(name)) and own["stall_recovered"]]  # fmt: skip
     shares = [found[name]["events_share"] for name in (PAPER, REUSE) if name in found]
     return {
         "rows": found,
@@ -97,7 +97,7 @@ def _figures(row: Row, rows: Mapping[str, Row], lru: Row, asks: Sequence[Ask]) -
     methods: Counter[str] = Counter()
     for turn in turns:
         methods.update(turn.policy_seconds)
-    oracles = {"": rows.get(ORACLE), "_ahead": rows.get(ORACLE_AHEAD)}
+    on_demand, ahead = ([rows[name]] if name in rows else [] for name in (ORACLE, ORACLE_AHEAD))
     return {
         "slots": row.slots,
         "rounds": len(turns),
@@ -109,8 +109,9 @@ def _figures(row: Row, rows: Mapping[str, Row], lru: Row, asks: Sequence[Ask]) -
         "on_demand_per_token": sum(turn.on_demand for turn in turns) / tokens,
         "prefetches_per_token": prefetches / tokens,
         "wasted_share": sum(turn.prefetches_wasted for turn in turns) / prefetches if prefetches else None,
-        **{f"stall_recovered{name}": spread(_recovered(row, lru, one, stall=True)) for name, one in oracles.items()},
-        **{f"time_recovered{name}": spread(_recovered(row, lru, one)) for name, one in oracles.items()},
+        "stall_recovered": spread(_recovered(row, lru, on_demand + ahead, lambda turn: turn.stall_seconds)),
+        "stall_recovered_on_demand": spread(_recovered(row, lru, on_demand, lambda turn: turn.stall_seconds)),
+        "time_recovered": spread(_recovered(row, lru, on_demand + ahead, lambda turn: turn.seconds)),
         "events_share": of_events(methods) / seconds,
         "policy_share": sum(methods.values()) / seconds,
         "policy_us_per_step": {name: 1e6 * spent / steps for name, spent in sorted(methods.items())},
@@ -121,19 +122,16 @@ def _figures(row: Row, rows: Mapping[str, Row], lru: Row, asks: Sequence[Ask]) -
     }
 
 
-def _recovered(row: Row, lru: Row, oracle: Row | None, *, stall: bool = False) -> Spread | None:
-    """(T_lru - T) / (T_lru - T_oracle) of each round's times, or of the parts of them that layers waited."""
-    if oracle is None or row is lru:
+def _recovered(row: Row, lru: Row, oracles: Sequence[Row], spent: Callable[[ServedTurn], float]) -> Spread | None:
+    """(T_lru - T) / (T_lru - T_oracle) of each round, of the oracle that was the better in it; None of LRU itself."""
+    if row is lru:
         return None
-
-    def spent(turn: ServedTurn) -> float:
-        return turn.stall_seconds if stall else turn.seconds
-
     shares = []
-    for number in sorted(row.turns.keys() & lru.turns.keys() & oracle.turns.keys()):
-        own, worst, best = (spent(one.turns[number]) for one in (row, lru, oracle))
-        if worst > best:
-            shares.append((worst - own) / (worst - best))
+    for number, turn in row.turns.items():
+        if number in lru.turns and (best := [spent(one.turns[number]) for one in oracles if number in one.turns]):
+            worst = spent(lru.turns[number])
+            if worst > min(best):
+                shares.append((worst - spent(turn)) / (worst - min(best)))
     return Spread.of(shares)
 
 
