@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.generation import GenerationRequest, SamplingParams
+from greenroom.core.reuse_file import ReuseFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.embedded import EmbeddedConfig, embedded_parts
@@ -63,13 +65,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
-def worker(cache: Path) -> Iterator[Worker]:
+@contextmanager
+def working(cache: Path, policy: str = "moe-infinity") -> Iterator[Worker]:
     config = WorkerConfig(
         str(bundled_model_path()),
         dtype="float32",
         expert_memory="33%",
-        policy="moe-infinity",
+        policy=policy,
         max_running=4,
         threads=1,
         cache_dir=cache,
@@ -113,96 +115,112 @@ async def ask(gateway: GatewayService, http: aiohttp.ClientSession, prompt: str)
         assert response.status == 200, await response.text()
 
 
-async def test_a_shift_of_tasks_is_followed_while_serving(worker: Worker) -> None:
+async def test_a_shift_of_tasks_is_followed_while_serving(cache: Path) -> None:
     """Without a collection one is made of the first sequences; when others come that it does not foresee it is rebuilt
     of them, and they are foreseen better."""
-    recorder = Hearing(worker.experts.catalogue)
-    policy = worker.experts.policy
-    assert isinstance(policy, MoeInfinity)
-    first = itertools.cycle(prompts("converse", 40, seed=3))
-    second, fresh = itertools.cycle(prompts("summarise", 20, seed=3)), iter(prompts("summarise", 12, seed=4))
-    async with (
-        served(worker, recorder) as (gateway, registry),
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_S)) as http,
-    ):
+    with working(cache) as worker:
+        recorder = Hearing(worker.experts.catalogue)
+        policy = worker.experts.policy
+        assert isinstance(policy, MoeInfinity)
+        first = iter(prompts("converse", 20, seed=3))
+        second, fresh = iter(prompts("summarise", 12, seed=3)), iter(prompts("summarise", 12, seed=4))
+        async with (
+            served(worker, recorder) as (gateway, registry),
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_S)) as http,
+        ):
 
-        def version() -> float | None:
-            return registry.get_sample_value("greenroom_expert_artifact_version", {"kind": "eamc"})
+            def version() -> float | None:
+                return registry.get_sample_value("greenroom_expert_artifact_version", {"kind": "eamc"})
 
-        async def sent(prompts: Iterator[str], count: int) -> list[float]:
-            """The recalls of so many sequences, four at a time."""
-            begun = len(recorder.recalls)
-            for _ in range(count // 4):
-                await asyncio.gather(*(ask(gateway, http, next(prompts)) for _ in range(4)))
-            return recorder.recalls[begun:]
+            async def sent(prompts: Iterator[str], count: int) -> list[float]:
+                """The recalls of so many sequences, four at a time."""
+                begun = len(recorder.recalls)
+                for _ in range(count // 4):
+                    await asyncio.gather(*(ask(gateway, http, next(prompts)) for _ in range(4)))
+                return recorder.recalls[begun:]
 
-        async def swapped(number: int, prompts: Iterator[str]) -> int:
-            """Serving goes on until it is, and how many were served meanwhile."""
-            meanwhile = 0
-            async with asyncio.timeout(LIMIT_S):
-                while version() != number:
-                    await sent(prompts, 4)
-                    meanwhile += 4
-            return meanwhile
+            async def taken(number: int) -> None:
+                """So many versions; each is used from the next step on."""
+                await until(
+                    lambda: registry.get_sample_value("greenroom_worker_artifacts_total") == number, within_s=LIMIT_S
+                )
 
-        assert version() == 0
-        assert await sent(first, 12) == [], "there is nothing to foresee by"
-        await swapped(1, first)
-        assert policy.version == "1"
-        before = await sent(first, 8)
-        shifted = await sent(second, 12)
-        await swapped(2, second)
-        after = await sent(fresh, 12)
-        assert fmean(before) > 1.5 * fmean(shifted), (before, shifted)
-        assert fmean(after) > 1.5 * fmean(shifted), (shifted, after)
-        assert registry.get_sample_value("greenroom_worker_artifacts_total") == 2
-        assert registry.get_sample_value("greenroom_worker_artifacts_refused_total") == 0
+            assert version() == 0
+            assert await sent(first, 12) == [], "there is nothing to foresee by"
+            await taken(1)
+            before = await sent(first, 8)
+            assert version() == 1
+            shifted = await sent(second, 12)
+            await taken(2)
+            after = await sent(fresh, 12)
+            assert version() == 2
+            assert fmean(before) > 1.5 * fmean(shifted), (before, shifted)
+            assert fmean(after) > 1.5 * fmean(shifted), (shifted, after)
+            assert registry.get_sample_value("greenroom_worker_artifacts_refused_total") == 0
 
 
-async def test_swaps_while_requests_run_change_no_answer(worker: Worker) -> None:
+def collection(version: int, experts: tuple[int, ...]) -> EamcFile:
+    matrices = np.random.default_rng(version).random((5, sum(experts))).astype(np.float32)
+    return EamcFile(
+        model=MODEL, experts_per_layer=experts, sequences=5, matrices=matrices, version=version, created_ms=version
+    )  # fmt: skip
+
+
+def coefficients(version: int, experts: tuple[int, ...]) -> ReuseFile:
+    random = np.random.default_rng(version)
+    return ReuseFile(
+        model=MODEL,
+        experts_per_layer=experts,
+        sequences=5,
+        version=version,
+        created_ms=version,
+        keep=np.array([0.5, 0.9], np.float32),
+        weights=random.normal(size=(len(experts), 3)).astype(np.float32),
+        bias=random.normal(size=sum(experts)).astype(np.float32),
+        followers=np.zeros(0, np.float32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "made"), [("moe-infinity", "eamc", collection), ("reuse", "reuse", coefficients)]
+)
+async def test_swaps_while_requests_run_change_no_answer(
+    cache: Path, policy: str, kind: str, made: Callable[[int, tuple[int, ...]], ArtifactFile]
+) -> None:
     """At whatever step they come; one of another model is refused, and what is in use is known."""
-    catalogue, engine, told = worker.experts.catalogue, ModelEngine(worker), Told()
-    tokenizer = worker.text.tokenizer
-    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    requests = [
-        GenerationRequest(task, tuple(tokenizer.encode(prompts(task, 1, seed=5)[0], add_special_tokens=True)), sampling)
-        for task in TASKS[:4]
-    ]
-    engine.listen(told.take)
+    told = Told()
+    with working(cache, policy) as worker:
+        engine = ModelEngine(worker)
+        experts = tuple(worker.experts.catalogue.experts_per_layer.tolist())
+        tokenizer = worker.text.tokenizer
+        sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+        requests = [
+            GenerationRequest(
+                task, tuple(tokenizer.encode(prompts(task, 1, seed=5)[0], add_special_tokens=True)), sampling
+            )
+            for task in TASKS[:4]
+        ]
+        engine.listen(told.take)
 
-    def collection(version: int, experts: tuple[int, ...] = tuple(catalogue.experts_per_layer.tolist())) -> EamcFile:
-        matrices = np.random.default_rng(version).random((5, sum(experts))).astype(np.float32)
-        return EamcFile(
-            model=MODEL,
-            experts_per_layer=experts,
-            sequences=5,
-            matrices=matrices,
-            version=version,
-            created_ms=version,
-        )
+        async def said(first: int) -> list[list[int]]:
+            for number, request in enumerate(requests, first):
+                engine.begin(number, replace(request, request_id=f"{number}"))
+            await until(lambda: all(told.ended(number) for number in range(first, first + 4)))
+            return [told.ids(number) for number in range(first, first + 4)]
 
-    async def said(first: int) -> list[list[int]]:
-        for number, request in enumerate(requests):
-            engine.begin(first + number, replace(request, request_id=f"{first + number}"))
-        await until(lambda: all(told.ended(first + number) for number in range(4)))
-        return [told.ids(first + number) for number in range(4)]
+        async def swap_always() -> None:
+            for version in itertools.count(1):
+                engine.swap(made(version, experts))
+                await until(lambda version=version: engine.artifacts[kind] == Edition(version, version))  # type: ignore[misc]
 
-    async def swap_always() -> None:
-        for version in itertools.count(1):
-            engine.swap(collection(version))
-            await until(lambda version=version: engine.artifacts["eamc"] == Edition(version, version))  # type: ignore[misc]
-
-    expected = await said(0)
-    assert engine.artifacts == {"eamc": None}
-    swapping = asyncio.create_task(swap_always())
-    assert await said(10) == expected
-    swapping.cancel()
-    used = engine.artifacts["eamc"]
-    assert used is not None
-    assert used.version > 3, "several came between the steps"
-    with pytest.raises(InvalidConfig, match="one of this model"):
-        engine.swap(collection(99, (4, 4)))
-    policy = worker.experts.policy
-    assert isinstance(policy, MoeInfinity)
-    await asyncio.wait([swapping])
-    assert int(policy.version) >= used.version
+        expected = await said(0)
+        assert engine.artifacts == {kind: None}
+        swapping = asyncio.create_task(swap_always())
+        assert await said(10) == expected
+        swapping.cancel()
+        await asyncio.wait([swapping])
+        used = engine.artifacts[kind]
+        assert used is not None
+        assert used.version > 3, "several came between the steps"
+        with pytest.raises(InvalidConfig, match="one of this model"):
+            engine.swap(made(99, (4, 4)))

@@ -246,8 +246,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Artifact:
-    """A versioned set of arrays that the predictor service published (an EAMC, popularity, coefficients)."""
+    """A versioned set of arrays that the predictor service published (an EAMC, popularity, coefficients).
+
+    ``prepared``: what the policy's ``prepare`` made of it; None: nothing yet.
+    """
 
     kind: str
     version: str
     arrays: Mapping[str, NDArray[np.generic]]
+    prepared: object = None

@@ -196,6 +196,14 @@ class ExpertPolicy(ABC):
         """
         return {}
 
+    def prepare(self, artifact: Artifact) -> Artifact:
+        """What takes long of swapping to ``artifact``, done beforehand; ``on_artifact_swapped`` is then told of what
+        this returns. Changes nothing. Raises InvalidConfig for one that it can not use.
+
+        May be asked from another thread than the pool's, and need not be asked.
+        """
+        return artifact
+
     # -- what it is told -------------------------------------------------------------------------------------
 
     def on_sequence_queued(self, sequence: SequenceInfo) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -68,6 +69,11 @@ class MoeInfinity(ExpertPolicy):
         self._shares: Scores = np.zeros(catalogue.size, dtype=np.float32)  # p
         self._recall = _Recall(catalogue)
 
+    def prepare(self, artifact: Artifact) -> Artifact:
+        if artifact.kind != EAMC or artifact.prepared is not None:
+            return artifact
+        return replace(artifact, prepared=Eamc.of_artifact(self.catalogue, artifact))
+
     # -- what it is told -------------------------------------------------------------------------------------------
 
     def on_artifact_swapped(self, artifact: Artifact) -> None:
@@ -75,9 +81,10 @@ class MoeInfinity(ExpertPolicy):
         if artifact.kind != EAMC:
             return
         try:
-            eamc = Eamc.of_artifact(self.catalogue, artifact)
+            eamc = self.prepare(artifact).prepared
         except InvalidConfig:
             return
+        assert isinstance(eamc, Eamc), "so it was prepared"
         self.version = artifact.version
         matrices = self.retention.matrices
         self._nearest = NearestMembers(eamc, matrices.room)

@@ -104,7 +104,7 @@ class ArtifactFollower:
         try:
             data, checksum = await self._fetch(stub, kind, served)
             file = await asyncio.to_thread(_parsed, kind, data, checksum)
-            self._engine.swap(file)
+            await asyncio.to_thread(self._engine.swap, file)
         except (Damaged, InvalidConfig) as error:
             self._counters.artifacts_refused += 1
             log.warning("%s: version %d is passed over: %s", kind, served.version, error)

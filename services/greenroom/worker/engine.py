@@ -104,6 +104,6 @@ class Engine(Protocol):
         ...
 
     def swap(self, file: ArtifactFile) -> None:
-        """Have the expert policy predict by this from the next step on. Raises InvalidConfig for one of another
-        model."""
+        """Have the expert policy predict by this from the next step on. May take a while; from any thread, one at a
+        time. Raises InvalidConfig for one of another model."""
         ...

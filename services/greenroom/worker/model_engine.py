@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
-from greenroom.policies.artifacts import artifact_of
-from greenroom.policies.events import Prediction
+from greenroom.policies.events import Artifact, Prediction
 from greenroom.worker.engine import Edition, EngineState, Events, Routed
 from greenroom.worker.faults import Fault
 from greenroom.worker.routing import RoutingRecorder
@@ -39,7 +38,7 @@ class ModelEngine:
         self._held: dict[int, GenerationRequest] = {}
         self._events: Events = []
         self._predictions: deque[Prediction] = deque(maxlen=_MOST_PREDICTIONS)
-        self._swaps: deque[ArtifactFile] = deque(maxlen=_MOST_SWAPS)
+        self._swaps: deque[tuple[Artifact, Edition]] = deque(maxlen=_MOST_SWAPS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Callable[[Events], None] | None = None
         self._measured = _StepTime()
@@ -97,8 +96,7 @@ class ModelEngine:
         return self._worker.artifacts
 
     def swap(self, file: ArtifactFile) -> None:
-        artifact_of(self._worker.experts.catalogue, file, f"version {file.version}")
-        self._swaps.append(file)
+        self._swaps.append((self._worker.prepare(file), Edition.of(file)))
 
     def state(self) -> EngineState:
         worker = self._worker
@@ -142,11 +140,11 @@ class ModelEngine:
     def _pause(self) -> None:
         """A step is over, or is about to begin."""
         while self._swaps:
-            file = self._swaps.popleft()
+            artifact, edition = self._swaps.popleft()
             try:
-                self._worker.swap(file)
+                self._worker.swap(artifact, edition)
             except Exception:
-                log.exception("the expert policy can not use version %d of %s", file.version, file.KIND)
+                log.exception("the expert policy can not use version %d of %s", edition.version, artifact.kind)
         while self._predictions:
             try:
                 self._worker.experts.predicted(self._predictions.popleft())

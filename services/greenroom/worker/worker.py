@@ -36,6 +36,7 @@ from greenroom.moe.products import describe_products
 from greenroom.moe.ragged import RaggedModel
 from greenroom.policies.artifacts import artifact_of
 from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.events import Artifact
 from greenroom.policies.expert_policy import ExpertPolicy
 from greenroom.policies.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
@@ -163,11 +164,14 @@ class Worker:
             raise
         return engine
 
-    def swap(self, file: ArtifactFile) -> None:
-        """Have the policy predict by this from now on. On the thread that owns the experts, between steps. Raises
-        InvalidConfig for one of another model."""
-        self.experts.swapped(artifact_of(self.experts.catalogue, file, f"version {file.version}"))
-        self.artifacts[file.KIND] = Edition.of(file)
+    def prepare(self, file: ArtifactFile) -> Artifact:
+        """What is to be swapped to. In any thread. Raises InvalidConfig for one of another model."""
+        return self.experts.policy.prepare(artifact_of(self.experts.catalogue, file, f"version {file.version}"))
+
+    def swap(self, artifact: Artifact, edition: Edition) -> None:
+        """Have the policy predict by it from now on. On the thread that owns the experts, between steps."""
+        self.experts.swapped(artifact)
+        self.artifacts[artifact.kind] = edition
 
     def _policy_options(self) -> dict[str, Any]:
         """What was given for the policy, and the profile and the fidelity where the policy has a use for them."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from greenroom.core.errors import InvalidConfig
 from greenroom.policies.activation_retention import EPSILON, ActivationRetention
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.eamc import EAMC, MATRICES
@@ -131,6 +132,24 @@ def test_a_new_collection_is_used_for_the_sequences_that_run_from_the_next_layer
     policy.on_artifact_swapped(Artifact(EAMC, "8", {MATRICES: MEMBERS[1:]}))
     policy.on_layer_routed(routed(2, 1))
     assert priorities(policy) == pytest.approx({9: 0.75}, abs=EPSILON)
+
+
+def test_what_was_prepared_elsewhere_is_used_as_it_is() -> None:
+    given = Artifact(EAMC, "7", {MATRICES: MEMBERS})
+    policy = MoeInfinity(POOL)
+    prepared = policy.prepare(given)
+    assert policy.version == ""
+    assert given.prepared is None
+    assert policy.prepare(prepared) is prepared
+    policy.on_artifact_swapped(prepared)
+    other = with_members()
+    for one in (policy, other):
+        one.on_layer_routed(routed(0, 0))
+    assert (policy.version, priorities(policy)) == (other.version, priorities(other))
+    elsewhere = Artifact("popularity", "1", {})
+    assert policy.prepare(elsewhere) is elsewhere
+    with pytest.raises(InvalidConfig, match="has so many experts"):
+        policy.prepare(Artifact(EAMC, "1", {MATRICES: np.ones((2, 5))}))
 
 
 def test_a_step_of_nobody_changes_nothing() -> None:
