@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import click
 
 from benchmarks.emoe.stages import STAGES, Settings, run_stages
-from benchmarks.machine import cache_folder, describe_machine
+from benchmarks.stages import kept
 
 EXAMPLES = """
 \b
@@ -77,14 +76,7 @@ def main(
     )  # fmt: skip
     began = time.monotonic()
     result = run_stages(stages or STAGES, settings, click.echo)
-    result |= {
-        "quick": quick,
-        "seconds": round(time.monotonic() - began, 1),
-        "machine": describe_machine(cache_folder()),
-    }
-    line = json.dumps(result)
-    (out / "emoe.json").write_text(line + "\n")
-    click.echo(line)
+    click.echo(kept(result, out / "emoe.json", quick=quick, seconds=time.monotonic() - began))
 
 
 def _arrivals() -> Path | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
 
-from benchmarks.machine import cache_folder, describe_machine
 from benchmarks.moe_infinity.stages import STAGES, Settings, run_stages
+from benchmarks.stages import kept
 
 EXAMPLES = """
 \b
@@ -37,11 +36,4 @@ def main(stages: tuple[str, ...], quick: bool, seeds: int | None, trace: Path | 
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     result = run_stages(stages or STAGES, Settings(quick, out, seeds, trace), click.echo)
-    result |= {
-        "quick": quick,
-        "seconds": round(time.monotonic() - began, 1),
-        "machine": describe_machine(cache_folder()),
-    }
-    line = json.dumps(result)
-    (out / "moe-infinity.json").write_text(line + "\n")
-    click.echo(line)
+    click.echo(kept(result, out / "moe-infinity.json", quick=quick, seconds=time.monotonic() - began))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.emoe import cli, stages
-from benchmarks.emoe.stages import AIMS, STAGES, Settings, run_stages
+from benchmarks.emoe.stages import Settings, run_stages
 
 
 def test_a_stage_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,23 +27,6 @@ def test_a_stage_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch, t
     assert "failed: OSError: no room" in shown
     assert "1.400   aim ≥ 1.3    met" in shown
     assert "not measured" in shown
-
-
-def test_the_last_line_is_json_with_every_figure_that_has_an_aim(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def no_stages(chosen: Any, settings: Settings, say: Any) -> dict[str, Any]:
-        assert chosen == STAGES
-        assert settings.quick
-        return dict.fromkeys(AIMS)
-
-    monkeypatch.setattr(cli, "run_stages", no_stages)
-    result = CliRunner().invoke(cli.main, ["--quick", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.output.splitlines()[-1])
-    assert set(AIMS) <= set(found)
-    assert found == json.loads((tmp_path / "emoe.json").read_text())
-    assert found["machine"]["cores"] > 0
 
 
 def test_help_has_examples() -> None:

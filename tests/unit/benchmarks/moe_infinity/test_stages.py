@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from benchmarks.moe_infinity import cli
-from benchmarks.moe_infinity.stages import AIMS, STAGES, Settings, run_stages, scale_of
+from benchmarks.moe_infinity.stages import Settings, run_stages, scale_of
 from greenroom.core.pictures import PlotUnavailable
 
 
@@ -59,20 +56,3 @@ def test_what_is_asked_for_goes_to_whoever_knows_it(tmp_path: Path) -> None:
     assert scale_of(Stage("cache"), Settings(quick=False, out=tmp_path)) == Much()
     asked = Settings(quick=True, out=tmp_path, seeds=9, trace=trace)
     assert scale_of(Stage("cache"), asked) == Much(10, 9, trace)
-
-
-def test_the_last_line_is_json_with_every_figure_that_has_an_aim(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def no_stages(chosen: Any, settings: Settings, say: Any) -> dict[str, Any]:
-        assert chosen == STAGES
-        assert settings.quick
-        return dict.fromkeys(AIMS)
-
-    monkeypatch.setattr(cli, "run_stages", no_stages)
-    result = CliRunner().invoke(cli.main, ["--quick", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.output.splitlines()[-1])
-    assert set(AIMS) <= set(found)
-    assert found == json.loads((tmp_path / "moe-infinity.json").read_text())
-    assert "make bench-moe-infinity QUICK=1" in CliRunner().invoke(cli.main, ["--help"]).output
