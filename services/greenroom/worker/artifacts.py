@@ -37,8 +37,8 @@ class ArtifactFollower:
 
     What the worker began with, from a file, gives way to what is newer than it; from then on whatever is served is
     taken, an older version too that somebody rolled back to. One that can not be used (of another model, damaged, too
-    large) is said and passed over until another is served. A predictor that is not there, or fails, is asked again the
-    next time; nothing waits for it.
+    large) is said and passed over until another is served. A predictor that is not there, or fails, is asked again
+    after ``retry_ms``, then after twice as long, up to ``every_ms``; nothing waits for it.
     """
 
     def __init__(
@@ -63,10 +63,18 @@ class ArtifactFollower:
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        pause_ms = self._config.retry_ms
         while True:
+            failures = self._counters.artifacts_failed
             for kind in self._engine.artifacts:
                 await self._follow(kind)
-            await asyncio.sleep(self._config.every_ms / 1000.0)
+            if self._counters.artifacts_failed == failures:
+                pause_ms = self._config.retry_ms
+                await asyncio.sleep(self._config.every_ms / 1000.0)
+            else:
+                pause_ms = min(pause_ms, self._config.every_ms)
+                await asyncio.sleep(pause_ms / 1000.0)
+                pause_ms *= 2
 
     async def _follow(self, kind: str) -> None:
         try:

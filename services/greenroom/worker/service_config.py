@@ -98,11 +98,13 @@ class ForecastConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactConfig:
-    """What the expert policy predicts by, kept up to date. ``every_ms``: how often the predictor is asked, 0 for never.
+    """What the expert policy predicts by, kept up to date. ``every_ms``: how often the predictor is asked, 0 for never;
+    ``retry_ms``: after how long it is asked again that has failed, every further time twice as long, up to that.
     ``address``: host:port of it; None: whichever the members name. ``timeout_ms``: of a question, ``fetch_ms``: of a
     file, which has at most ``max_bytes``. Raises InvalidConfig, naming the field."""
 
     every_ms: float = 10_000.0
+    retry_ms: float = 500.0
     timeout_ms: float = 5_000.0
     fetch_ms: float = 60_000.0
     max_bytes: int = 128 * MIB
@@ -111,7 +113,7 @@ class ArtifactConfig:
     def __post_init__(self) -> None:
         if self.every_ms:
             _milliseconds(self, "every_ms")
-        _milliseconds(self, "timeout_ms", "fetch_ms")
+        _milliseconds(self, "retry_ms", "timeout_ms", "fetch_ms")
         _at_least(self, 1, "max_bytes")
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from greenroom.cli.building_options import building_from
 from greenroom.cli.predictor import predictor
+from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import MemberKind, encode
 from greenroom.fabric.log.config import LogConfig
@@ -88,6 +89,38 @@ async def test_what_is_learnt_is_served_by_the_process_and_the_next(kafka_broker
                 assert (answer.version, answer.layers) == (1, 2)
                 assert await process.metric("greenroom_predictor_trainings_total") == (name == "first")
                 assert await process.signal(signal.SIGTERM) == 0, process.log
+
+
+@pytest.mark.full
+async def test_what_is_made_for_expert_policies_outlives_the_process(kafka_broker: Broker, tmp_path: Path) -> None:  # noqa: F811
+    """By the real builder, once it is asked for; the first process is killed."""
+    prefix = f"p{uuid.uuid4().hex[:8]}."
+    arguments = ["predictor", "--brokers", kafka_broker.address, "--topic-prefix", prefix, "--publish-after", "0.1"]
+    arguments += ["--state-dir", str(tmp_path / "state"), "--eamc-after", "12", "--learn", "none"]
+    request = predictor_pb2.ListArtifactsRequest(model="m", kind="eamc")
+    get = predictor_pb2.GetArtifactRequest(model="m", kind="eamc")
+    files = []
+    async with KafkaLog(LogConfig(brokers=(kafka_broker.address,), prefix=prefix)) as log:
+        await log.ensure(all_topics(Topics()))
+        for name in ("first", "second"):
+            async with service_process(arguments, tmp_path / f"{name}.log") as process:
+                async with Directory(log) as directory, GrpcDialer() as dialer, asyncio.timeout(100):
+                    members = directory.of(MemberKind.PREDICTOR)
+                    address = max(members, key=lambda member: _number(process.log, member.address)).address
+                    stub = dialer.stub(predictor_pb2_grpc.PredictorStub, address)
+                    await stub.ListArtifacts(request)
+                    for number in range(12) if name == "first" else ():
+                        await log.append("traces", encode(one(number)), key=f"r{number}".encode())
+                    while not (listed := await stub.ListArtifacts(request)).serving:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                    files.append(b"".join([part.data async for part in stub.GetArtifact(get)]))
+                assert [artifact.version for artifact in listed.artifacts] == [1]
+                if name == "first":
+                    assert await process.signal(signal.SIGKILL) == -signal.SIGKILL
+                else:
+                    assert await process.signal(signal.SIGTERM) == 0, process.log
+    assert files[0] == files[1]
+    assert EamcFile.parse(files[0]).sequences == 12
 
 
 def _number(log: str, address: str) -> int:

@@ -183,6 +183,14 @@ async def test_a_predictor_that_is_away_or_fails_is_asked_again(caplog: pytest.L
         await until(lambda: len(stage.engine.swapped) == 1)
 
 
+async def test_one_that_is_not_there_yet_is_found_long_before_the_next_time() -> None:
+    """What it learns from begins with being asked for."""
+    async with staged(takes(), artifacts=replace(OFTEN, every_ms=3_600_000.0, retry_ms=1.0)) as stage:
+        await until(lambda: stage.service.counters.artifacts_failed >= 2)
+        predictor = await shelf(stage)
+        await until(lambda: predictor.asked == 1)
+
+
 async def test_a_policy_that_takes_none_asks_for_none() -> None:
     async with staged(artifacts=OFTEN) as stage:
         predictor = await shelf(stage)

@@ -17,7 +17,7 @@ from greenroom.v1 import common_pb2, worker_pb2
 from greenroom.worker.faults import Fault, fault_of
 from greenroom.worker.results import CLOSINGS, REFUSALS, reported
 from greenroom.worker.runs import Closing, Refusal
-from greenroom.worker.service_config import ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
+from greenroom.worker.service_config import ArtifactConfig, ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
 from greenroom.worker.service_counters import ServiceCollector, ServiceCounters
 
 
@@ -35,6 +35,9 @@ from greenroom.worker.service_counters import ServiceCollector, ServiceCounters
         (lambda: TraceConfig(timeout_ms=10**9), "timeout_ms"),
         (lambda: ForecastConfig(every=-1), "every"),
         (lambda: ForecastConfig(timeout_ms=-1), "timeout_ms"),
+        (lambda: ArtifactConfig(every_ms=-1), "every_ms"),
+        (lambda: ArtifactConfig(retry_ms=0), "retry_ms"),
+        (lambda: ArtifactConfig(max_bytes=0), "max_bytes"),
     ],
 )
 def test_a_bad_value_is_named(made: Any, field: str) -> None:
