@@ -8,27 +8,26 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from greenroom.core.errors import InvalidRequest
-from greenroom.core.messages import DeadLetter, Trace, Undecodable, decode, encode, without_payload
+from greenroom.core.messages import DeadLetter, Trace, Undecodable, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.fabric.held import HeldPartitions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
-from greenroom.predictor.building.builder import Builder, keep
+from greenroom.predictor.building.builder import Builder
 from greenroom.predictor.building.jobs import BUILDER
-from greenroom.predictor.building.kinds import Kept
 from greenroom.predictor.config import PredictorConfig
-from greenroom.predictor.counts import BadTrace, SequenceCounts, count, picks_of
+from greenroom.predictor.counts import BadTrace
 from greenroom.predictor.learned.config import LEARNED_KINDS
 from greenroom.predictor.learned.jobs import TRAINER
 from greenroom.predictor.learned.learner import Learner
-from greenroom.predictor.learned.samples import Sample, count_slots
 from greenroom.predictor.library import Library
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.publisher import Publisher
+from greenroom.predictor.reading import Counted, counted, trace_of
 from greenroom.predictor.serving import LEARNED_SOURCES, Forecast
 from greenroom.predictor.shelf import Shelf
 from greenroom.predictor.snapshot import KIND as STATISTICS
@@ -192,23 +191,23 @@ class PredictorService(Runner):
         if not self._holds(record, tracker):
             return
         try:
-            trace = _decode(record)
+            trace = trace_of(record)
             self.library.check(trace)
             kinds = self.builder.wants(trace.model)
-            counted = await asyncio.to_thread(_counted, trace, self.learner.wants_samples, kinds)
+            found = await asyncio.to_thread(counted, trace, self.learner.wants_samples, kinds)
         except (Undecodable, BadTrace) as error:
             await self._bury(record, error)
             tracker.finish(record.offset)
             return
         async with self.publisher.learning:
-            self._learn(record, tracker, trace, counted)
+            self._learn(record, tracker, trace, found)
 
     def _holds(self, record: Record, tracker: PrefixTracker) -> bool:
         """Whether it still is this instance's to learn: its partition may go while it waits, and come back, and is
         then read again."""
         return self._held.trackers.get(record.partition) is tracker
 
-    def _learn(self, record: Record, tracker: PrefixTracker, trace: Trace, counted: _Counted) -> None:
+    def _learn(self, record: Record, tracker: PrefixTracker, trace: Trace, found: Counted) -> None:
         if not self._holds(record, tracker):
             return
         if self.library.has_seen(trace.model, trace.request_id):
@@ -221,11 +220,11 @@ class PredictorService(Runner):
             tracker.finish(record.offset)
             return
         else:
-            for gone in self.library.learn(trace, counted.counts):
+            for gone in self.library.learn(trace, found.counts):
                 self._evicted(gone.model, gone.task_type)
-            if counted.sample is not None:
-                self.learner.take(trace.model, counted.sample)
-            self.builder.take(trace, counted.kept)
+            if found.sample is not None:
+                self.learner.take(trace.model, found.sample)
+            self.builder.take(trace, found.kept)
             self._metrics.sequences.inc()
             self._metrics.statistics_bytes.set(self.library.nbytes)
         self._wait_for_version(trace.model, tracker, record.offset)
@@ -362,36 +361,9 @@ class PredictorService(Runner):
             await asyncio.sleep(self._config.lag_every_s)
 
 
-class _Counted(NamedTuple):
-    """What is learnt from one trace, by whom: statistics, predictors, artifacts by kind."""
-
-    counts: SequenceCounts
-    sample: Sample | None
-    kept: Mapping[str, Kept | None]
-
-
-def _counted(trace: Trace, for_learning: bool, kinds: Sequence[str]) -> _Counted:
-    """Raises BadTrace."""
-    counts = count(trace)
-    if not trace.rows:
-        return _Counted(counts, None, {})
-    picks = picks_of(trace)
-    sample = Sample(trace.task_type, count_slots(picks, trace.num_experts)) if for_learning else None
-    return _Counted(counts, sample, keep(kinds, picks, trace.num_experts))
-
-
 def _known(name: str, param: str, names: Sequence[str]) -> str:
     """Raises InvalidRequest, listing the names."""
     if name not in names:
         known = ", ".join((STATISTICS, *names))
         raise InvalidRequest(f"there is no {param} {name!r:.100}; known: {known}", param=param)
     return name
-
-
-def _decode(record: Record) -> Trace:
-    if record.value is None:
-        raise Undecodable("a record without a value")
-    trace: Trace = decode(record.value, Trace)
-    if not trace.model:
-        raise BadTrace("a trace that names no model")
-    return trace

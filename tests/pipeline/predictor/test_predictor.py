@@ -18,8 +18,7 @@ from greenroom.core.messages import Member, MemberKind, Trace, decode, encode
 from greenroom.fabric.log import LogFailed
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer, LocalEndpoint, Server, ServerConfig, join_address
-from greenroom.predictor import PredictorMetrics, PredictorService, PredictorServicer, make_store
-from greenroom.predictor import service as predictor_service
+from greenroom.predictor import PredictorMetrics, PredictorService, PredictorServicer, make_store, reading
 from greenroom.predictor.counts import SequenceCounts, count
 from greenroom.predictor.process import predictor_parts
 from greenroom.predictor.snapshot import ArtifactInfo, Snapshot, load_snapshot
@@ -427,7 +426,7 @@ async def test_what_was_polled_before_its_partition_went_is_not_learnt_when_it_c
         return count(read)
 
     running = await world.start(revoke_s=0.01)
-    monkeypatch.setattr(predictor_service, "count", slowly)
+    monkeypatch.setattr(reading, "count", slowly)
     await world.send(*(one(number) for number in range(8)))
     await world.until(counting.is_set)
     async with world.log.group("traces", "predictor", Nobody()):
