@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import click
 
+from benchmarks.emoe.jobs import recorded_arrivals
 from benchmarks.emoe.stages import STAGES, Settings, run_stages
 from benchmarks.stages import kept
 
@@ -72,14 +72,8 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     settings = Settings(
         quick=quick, seeds=seeds, share=share, arms=arms, experts=experts, profile=profile, trace=trace,
-        arrivals=arrivals or _arrivals(), out=out,
+        arrivals=arrivals or recorded_arrivals(), out=out,
     )  # fmt: skip
     began = time.monotonic()
     result = run_stages(stages or STAGES, settings, click.echo)
     click.echo(kept(result, out / "emoe.json", quick=quick, seconds=time.monotonic() - began))
-
-
-def _arrivals() -> Path | None:
-    folder = os.environ.get("GREENROOM_DATA")
-    found = Path(folder) / "arrivals" / "azure-llm-2023-conversation.csv" if folder else None
-    return found if found is not None and found.exists() else None

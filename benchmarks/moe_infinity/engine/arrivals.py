@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
@@ -14,13 +13,6 @@ from greenroom_load.traces import read_trace
 
 BURSTINESS = 0.4
 """Shape of the gaps where nothing was recorded; 1 would be Poisson."""
-
-
-def recorded() -> Path | None:
-    """The Azure trace of 2023, where GREENROOM_DATA has it."""
-    folder = os.environ.get("GREENROOM_DATA")
-    found = Path(folder) / "arrivals" / "azure-llm-2023-conversation.csv" if folder else None
-    return found if found is not None and found.exists() else None
 
 
 def times(count: int, rate: float, seed: int, trace: Path | None) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.emoe.jobs import recorded_arrivals
 from benchmarks.emoe.measures import percentile
 from benchmarks.emoe.memory_arms import Ask
 from benchmarks.engine.rows import Spread
@@ -38,7 +39,7 @@ def run(
     at other times; all arms of these ``names`` the same. accelerate, which takes the longest, gets the first round's
     first ``peer_requests`` at ``peer_loads``.
     """
-    trace = arrivals.recorded()
+    trace = recorded_arrivals()
     unit = _saturation(fleet)
     runs: dict[float, dict[str, list[list[Served]]]] = {load: {name: [] for name in names} for load in loads}
 

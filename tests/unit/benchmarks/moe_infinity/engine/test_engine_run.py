@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,31 @@ import pytest
 
 from benchmarks.emoe.memory_arms import Ask, World
 from benchmarks.engine.peer_arms import write_offload_folder
-from benchmarks.moe_infinity.engine import batches, budgets, plots, rates, records, report, serving, third
+from benchmarks.engine.processes import ArmFailed
+from benchmarks.moe_infinity.engine import batches, bounded, plots, rates, records, report, serving, stage
 from benchmarks.moe_infinity.engine.fleet import Fleet
-from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, KINDS, ON_DEMAND, ORACLE, ORACLE_AHEAD, PAPER, REUSE
+from benchmarks.moe_infinity.engine.kinds import (
+    DISK_OFFLOAD,
+    KINDS,
+    ON_DEMAND,
+    ORACLE,
+    ORACLE_AHEAD,
+    PAPER,
+    REUSE,
+    kind_of,
+)
 from benchmarks.moe_infinity.engine.learnt import Learnt
 from benchmarks.moe_infinity.engine.peer import DiskOffloadServer
 from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of, to_learn_from
+from benchmarks.moe_infinity.engine.scale import Scale
 from benchmarks.moe_infinity.engine.turns import ServedTurn
 from greenroom.core.eamc_file import EamcFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import split_of
+from greenroom.policies.expert_policy import ExpertPolicy
 
-NAMES = {kind.name for kind in KINDS}
+NAMES = (PAPER, REUSE, ON_DEMAND)
+SERVED = (PAPER, ON_DEMAND)
 
 
 @pytest.fixture(scope="module")
@@ -48,37 +62,37 @@ def fleet(world: World, learnt: Learnt) -> Iterator[Fleet]:
         yield fleet
 
 
+SMALL = Scale(
+    rounds=1, prompts=2, many_prompts=2, at_once=2, third_seconds=60, sizes=(1, 3), batch_tokens=2, batches_seconds=60,
+    requests=3, loads=(0.5,), peer_loads=(0.5,), rates_seconds=60, shares=(0.5,), share_prompts=1, budgets_seconds=60,
+    records=4, record_mib=(),
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def found(world: World, learnt: Learnt, fleet: Fleet) -> dict[str, Any]:
-    """Every part but those that need processes of their own."""
+def found(world: World, learnt: Learnt) -> Iterator[dict[str, Any]]:
+    """The whole stage, but on the bundled model, and where there is no accelerate."""
 
-    def peer(asks: Sequence[Ask]) -> ServedTurn:
-        return fleet[ON_DEMAND].run(asks, len(asks))
+    @contextmanager
+    def prepared(*_: object) -> Iterator[None]:
+        raise ArmFailed("no accelerate")
+        yield
 
-    names = sorted(NAMES)
-    kinds = [kind for kind in KINDS if kind.name in (PAPER, ON_DEMAND)]
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("GREENROOM_DATA", raising=False)
         patch.setattr(serving, "SETTLE_S", 0.0)
-        return {
-            "failed": fleet.failed,
-            "bounded": {"error": "no accelerate"},
-            "one": third.run(fleet, prompts=3, at_once=2, rounds=1, seconds=60),
-            "many": {"error": "left out"},
-            "batches": batches.run(
-                fleet, names, peer, sizes=(1, 3), tokens=2, rounds=1, peer_rounds=1, seconds=60),
-            "rates": rates.run(
-                fleet, names, peer, requests=3, loads=(0.5,), peer_loads=(0.5,), peer_requests=2, rounds=1,
-                seconds=60),
-            "budgets": budgets.run(world, learnt, kinds, shares=(0.5,), prompts=1, rounds=1, seconds=60),
-            "records": [records.run(bundled_model_path(), experts=4, rounds=1, seconds=60)],
-        }  # fmt: skip
+        patch.setattr(stage, "learn", lambda prompts: learnt)
+        patch.setattr(stage, "widened", lambda mib: bundled_model_path())
+        patch.setattr(bounded, "prepared", prepared)
+        patch.setattr(stage, "KINDS", [kind_of(name) for name in NAMES])
+        patch.setattr(stage, "SERVED", [kind_of(name) for name in SERVED])
+        yield stage.run(SMALL)
 
 
-def test_all_arms_give_the_same_answers_and_the_oracle_knows_them(found: dict[str, Any], fleet: Fleet) -> None:
+def test_all_arms_give_the_same_answers_and_the_oracle_knows_them(found: dict[str, Any]) -> None:
     rows = found["one"]["rows"]
-    assert set(rows) == {*NAMES, ORACLE, ORACLE_AHEAD}
-    assert not fleet.failed
+    assert list(rows) == [*NAMES, ORACLE, ORACLE_AHEAD]
+    assert not found["failed"]
     assert all(row["same_answers"] for row in rows.values())
     assert rows[ORACLE]["departures"] == rows[ORACLE_AHEAD]["departures"] == 0
     assert rows[ORACLE]["mib_per_token"] < rows[ON_DEMAND]["mib_per_token"]
@@ -86,30 +100,60 @@ def test_all_arms_give_the_same_answers_and_the_oracle_knows_them(found: dict[st
     assert rows[PAPER]["prefetches_per_token"] > 0
     for name in (PAPER, REUSE):
         assert 0 < rows[name]["events_share"] < rows[name]["policy_share"] < 1
-    assert 0 < found["one"]["lookup_share"] < 1
-    assert not any("victims" in vars(arm.policy) for arm in fleet.arms), "no clock is left on"
+    shares = [found[part]["lookup_share"] for part in ("one", "many")]
+    assert found["lookup_share"] == max(shares) > 0
+    assert found["stall_recovered"] == found["one"]["stall_recovered"]
+
+
+def test_what_fails_costs_only_itself(found: dict[str, Any]) -> None:
+    assert found["bounded"] == {"error": "ArmFailed: no accelerate"}
+    assert found["speed_ratio_accelerate"] is None
+    assert not any("error" in found[part] for part in ("one", "many", "batches", "rates", "budgets"))
+
+
+def test_no_clock_is_left_on_a_policy(fleet: Fleet) -> None:
+    turn = fleet[PAPER].run(in_turn(fleet.world, 1), 1, look_inside=True)
+    assert turn.policy_seconds["on_layer_routed"] > 0
+    assert not vars(fleet[PAPER].policy).keys() & vars(ExpertPolicy).keys() - {"hooks", "prefetch", "target"}
+    assert not fleet[PAPER].run(in_turn(fleet.world, 1), 1).policy_seconds
     with pytest.raises(LookupError, match="lfru"):
         fleet["lfru"]
 
 
-def test_batches_are_answered_at_the_wanted_length_and_a_peer_beside(found: dict[str, Any]) -> None:
+def test_accelerate_answers_beside_where_there_is_one(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SETTLE_S", 0.0)
+    asked: list[int] = []
+
+    def peer(asks: Sequence[Ask]) -> ServedTurn:
+        asked.append(len(asks))
+        if len(asks) > 2:
+            raise ArmFailed("too much")
+        return fleet[ON_DEMAND].run(asks, len(asks))
+
+    first = batches.run(
+        fleet, [ON_DEMAND], peer, sizes=(1, 3, 2), tokens=2, rounds=1, peer_rounds=1, seconds=60
+    )  # fmt: skip
+    assert [set(point["rows"]) for point in first["points"]] == [{ON_DEMAND, DISK_OFFLOAD}, {ON_DEMAND}, {ON_DEMAND}]
+    assert [point["accelerate_error"] for point in first["points"]] == [None, "too much", None]
+    second = rates.run(
+        fleet, [ON_DEMAND], peer, requests=3, loads=(0.1, 0.5), peer_loads=(0.5,), peer_requests=2, rounds=1,
+        seconds=60,
+    )  # fmt: skip
+    low, high = ({name: len(row["per_token_ms"]) for name, row in point["rows"].items()} for point in second["points"])
+    assert low == {ON_DEMAND: 3}
+    assert high == {ON_DEMAND: 3, DISK_OFFLOAD: 2}
+
+
+def test_batches_rates_and_budgets_are_of_the_arms_that_serve(found: dict[str, Any]) -> None:
     assert [point["size"] for point in found["batches"]["points"]] == [1, 3]
-    assert all(set(point["rows"]) == {*NAMES, DISK_OFFLOAD} for point in found["batches"]["points"])
-
-
-def test_requests_come_at_rates_and_are_all_answered(found: dict[str, Any]) -> None:
+    assert all(list(point["rows"]) == list(SERVED) for point in found["batches"]["points"])
     (point,) = found["rates"]["points"]
-    assert {name: len(row["per_token_ms"]) for name, row in point["rows"].items()} == {
-        **dict.fromkeys(NAMES, 3), DISK_OFFLOAD: 2
-    }  # fmt: skip
+    assert {name: len(row["per_token_ms"]) for name, row in point["rows"].items()} == dict.fromkeys(SERVED, 3)
     assert found["rates"]["arrivals"] == "drawn"
-
-
-def test_budgets_are_held_against_the_resident_model(found: dict[str, Any]) -> None:
-    (point,) = found["budgets"]["points"]
-    assert point["slots"] == 48
-    assert set(point["rows"]) == {"resident", PAPER, ON_DEMAND}
-    assert point["rows"]["resident"]["over_resident"]["median"] == 1
+    half, third = found["budgets"]["points"]
+    assert (half["slots"], third["slots"]) == (48, 31)
+    assert set(half["rows"]) == {"resident", *SERVED}
+    assert half["rows"]["resident"]["over_resident"]["median"] == 1
 
 
 def test_an_expert_is_read_whole_or_tensor_by_tensor(found: dict[str, Any], world: World) -> None:
@@ -124,8 +168,8 @@ def test_what_was_found_is_json_a_table_and_a_picture_and_so_is_what_failed(
 ) -> None:
     assert json.loads(json.dumps(found))["one"]["rows"].keys() == found["one"]["rows"].keys()
     table = report.table(found)
-    assert "failed: no accelerate" in table
-    assert all(name in table for name in (*NAMES, DISK_OFFLOAD, ORACLE_AHEAD))
+    assert "failed: ArmFailed: no accelerate" in table
+    assert all(name in table for name in (*NAMES, ORACLE_AHEAD, "1 reads"))
     plots.draw(found, tmp_path / "engine.png")
     assert (tmp_path / "engine.png").stat().st_size > 10_000
 
