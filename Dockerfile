@@ -36,7 +36,8 @@ WORKDIR /build
 COPY deploy/image/requirements.py pyproject.toml ./
 RUN python requirements.py pyproject.toml > light.txt \
  && python requirements.py pyproject.toml otlp >> light.txt \
- && python requirements.py pyproject.toml torch > torch.txt
+ && python requirements.py pyproject.toml torch > torch.txt \
+ && python requirements.py pyproject.toml eamc >> torch.txt
 
 FROM base AS wheel
 # A Python of Debian's own, where the base image has that, keeps its headers in a package.

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from requirements import requirements
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = (None, "otlp", "torch")
+EXTRAS = (None, "otlp", "torch", "eamc")
 HEAD = """\
 # The versions that the images are made with; the package itself takes a range of each. To take those of .venv:
 #   .venv/bin/python deploy/image/constraints.py > /tmp/constraints.txt && mv /tmp/constraints.txt deploy/image/

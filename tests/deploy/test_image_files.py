@@ -87,7 +87,7 @@ def test_every_requirement_has_a_version_that_it_allows() -> None:
         for requirement in [Requirement(line)]
     }
     pyproject = (ROOT / "pyproject.toml").read_text()
-    for extra in (None, "otlp", "torch"):
+    for extra in (None, "otlp", "torch", "eamc"):
         for line in _module("requirements").requirements(pyproject, extra):
             wanted = Requirement(line)
             pinned = constraints.get(canonicalize_name(wanted.name))
