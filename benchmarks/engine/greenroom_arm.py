@@ -13,11 +13,13 @@ import torch
 from benchmarks.engine.inside import Inside
 from benchmarks.engine.routing import RoutingRecord
 from benchmarks.engine.turns import Turn, peak_bytes, reset_peak, timed
+from greenroom.core.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import MIB
 from greenroom.experts.direct_io import DirectFile, page_aligned
 from greenroom.experts.layout import PAGE_BYTES, align
 from greenroom.llm import LLM
+from greenroom.worker.engine import Edition
 
 KV_MEMORY = "64MiB"
 """Stated, since what ``auto`` takes depends on what else runs on the machine."""
@@ -31,7 +33,7 @@ class GreenroomArm:
     """``share``: of the experts that the device tier holds, such as ``33%``. ``max_running``: requests at once at most.
 
     ``oracle_turns``: run the stream given with ``oracle`` once under LRU and then open the engine under Belady's
-    policy, knowing this many runs of it to come. ``artifacts``: the file of each, by the name of its setting.
+    policy, knowing this many runs of it to come. ``artifacts``: by kind, the file of what it predicts by.
     """
 
     def __init__(
@@ -49,13 +51,15 @@ class GreenroomArm:
         self._settings: dict[str, Any] = {
             "max_running": max_running,
             "model": model, "expert_memory": share, "kv_memory": KV_MEMORY, "warm_start": False, "progress": False,
-            **{name: Path(file) for name, file in (artifacts or {}).items()},
         }  # fmt: skip
         options = dict(policy_options or {})
         if oracle is not None:
             options["future"] = self._recorded(oracle).future(oracle_turns)
             gc.collect()  # that engine's memory is not to count as this one's
         self._llm = LLM(**self._settings, policy=policy, policy_options=options)
+        for kind, path in (artifacts or {}).items():
+            file = ARTIFACT_FILES[kind].read(Path(path))
+            self._llm.worker.swap(self._llm.worker.prepare(file), Edition.of(file))  # nothing runs yet
         self._random = np.random.default_rng(0)
         self._file = DirectFile(self._llm.worker.pack.path)
         record = align(self._llm.worker.plan.slot_bytes, PAGE_BYTES)

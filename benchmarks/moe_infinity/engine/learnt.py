@@ -36,7 +36,7 @@ class Learnt:
         return tuple(artifact_of(catalogue, file, "recorded") for file in self.of(policy))
 
     def write(self, folder: Path, policy: str) -> dict[str, str]:
-        """As files; by the worker's setting that names each."""
+        """As files, by kind."""
         paths = {file.KIND: folder / f"{file.KIND}.safetensors" for file in self.of(policy)}
         for file in self.of(policy):
             file.write(paths[file.KIND])
