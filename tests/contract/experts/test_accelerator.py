@@ -105,6 +105,7 @@ class Bench:
     steps=routes,
     device_slots=st.integers(TOP_K, LAYERS * EXPERTS),
     host_slots=st.integers(0, 8),
+    fills=st.booleans(),
     eagerness=st.sampled_from([(0.0, "either"), (0.2, "either"), (1.0, "compute"), (1.0, "copy")]),
     seed=st.integers(0, 99),
 )
@@ -115,6 +116,7 @@ def test_computation_finds_its_experts_however_late_the_device_is(
     steps: list[list[list[int]]],
     device_slots: int,
     host_slots: int,
+    fills: bool,
     eagerness: tuple[float, str],
     seed: int,
 ) -> None:
@@ -123,6 +125,9 @@ def test_computation_finds_its_experts_however_late_the_device_is(
     accelerator = FakeAccelerator(eagerness=often, eager=eager, seed=seed)
     bench = Bench(policy, device_slots, host_slots, accelerator=accelerator, reads=READS[reads])
     try:
+        if fills:
+            bench.engine.preload(range(device_slots))
+            bench.engine.fill_host(range(LAYERS * EXPERTS))
         assert bench.steps(steps) == []
         assert bench.engine.counters.stall_seconds < 10
     finally:
@@ -134,19 +139,27 @@ def test_computation_finds_its_experts_however_late_the_device_is(
     ("on", "policy"),
     [
         *(("ram", policy) for policy in POLICIES),
-        *(("accelerator", p) for p in ("lru", "restless", "restless-host", "look-ahead")),
+        *(("accelerator", p) for p in ("lru", "restless", "restless-host", "look-ahead", "moe-infinity")),
     ],
 )
 @given(
     steps=routes,
     device_slots=st.integers(TOP_K, 9),
     host_slots=st.integers(0, 4),
+    fills=st.booleans(),
     reads=st.sampled_from(["parts", "deep"]),
     seed=st.integers(0, 999),
 )
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_delays_and_failures_with_several_reads_in_flight(
-    policy: str, on: str, steps: list[list[list[int]]], device_slots: int, host_slots: int, reads: str, seed: int
+    policy: str,
+    on: str,
+    steps: list[list[list[int]]],
+    device_slots: int,
+    host_slots: int,
+    fills: bool,
+    reads: str,
+    seed: int,
 ) -> None:
     noise = random.Random(seed)
     pause = threading.Event()
@@ -165,6 +178,8 @@ def test_random_delays_and_failures_with_several_reads_in_flight(
         before_read=trouble,
     )
     try:
+        if fills:
+            bench.engine.fill_host(range(LAYERS * EXPERTS))
         failed = bench.steps(steps)
         assert all("injected" in message for message in failed), "no layer waits until its deadline"
         assert bench.engine.counters.failed_transfers >= len(failed)

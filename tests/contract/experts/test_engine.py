@@ -152,10 +152,16 @@ def test_any_schedule_under_any_budget(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(steps=routes, device_slots=st.integers(TOP_K, 9), host_slots=st.integers(0, 4), seed=st.integers(0, 999))
+@given(
+    steps=routes,
+    device_slots=st.integers(TOP_K, 9),
+    host_slots=st.integers(0, 4),
+    fills=st.booleans(),
+    seed=st.integers(0, 999),
+)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_delays_and_failures_in_the_movers(
-    policy: str, steps: list[list[list[int]]], device_slots: int, host_slots: int, seed: int
+    policy: str, steps: list[list[list[int]]], device_slots: int, host_slots: int, fills: bool, seed: int
 ) -> None:
     """A failed transfer fails the layer that needed it; afterwards everything is as if it had never been asked."""
     noise = random.Random(seed)
@@ -170,6 +176,8 @@ def test_random_delays_and_failures_in_the_movers(
     asked = completed = 0
     messages: list[str] = []
     try:
+        if fills:
+            engine.fill_host(range(LAYERS * EXPERTS))
         for layers in steps:
             rows = np.zeros(max(map(len, layers)), dtype=np.int64)
             with engine.step(rows, rows == 0):
