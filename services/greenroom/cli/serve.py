@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
 )
 @forecast_predictor_option
 @artifact_every_option
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where is kept what was learnt of the use of experts.  [default: in memory, until it ends]",
+)
 @gateway_options(grpc_port="none", linger_s=2.0)
 @telemetry_options
 @drain_option
@@ -59,10 +65,12 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
       greenroom serve --expert-memory 33%
       greenroom serve --model mistralai/Mixtral-8x7B-Instruct-v0.1 --expert-memory 16GiB --policy lfu
       greenroom serve --policy emoe --fidelity paper --profile profile.json --expert-memory 60% --scheduling emoe
+      greenroom serve --policy moe-infinity --expert-memory 33% --state-dir ./state
       greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """
     from greenroom.embedded import EmbeddedConfig
     from greenroom.fabric.lifecycle import run_loop
+    from greenroom.predictor import PredictorConfig
     from greenroom.worker.service_config import ForecastConfig
 
     _, traces = named("serve", options)
@@ -78,6 +86,7 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
         forecast_every=(ForecastConfig().every if policy == "emoe" else 0) if every is None else every,
         forecast_predictor=forecast_predictor(options["forecast_predictor"], policy),
         artifact_every_s=options["artifact_every"] if artifacts_taken(policy) else 0.0,
+        predictor=PredictorConfig(state_dir=options["state_dir"]),
     )
     model = worker_config(options)
 
