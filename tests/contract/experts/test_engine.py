@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from greenroom.policies.events import LayerRouting, Prediction, Step, Tier
 from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.lru import Lru
 from greenroom.policies.registry import EXPERT_POLICIES
+from tests.prepared_policies import prepared_policy
 from tests.unit.experts.fakes import FakeStore, manifest
 
 LAYERS, EXPERTS, TOP_K = 3, 6, 2
@@ -67,8 +69,8 @@ class BackwardOrder(Lru):
         return routing.experts[::-1].copy()
 
 
-POLICIES: dict[str, type[ExpertPolicy]] = {
-    **EXPERT_POLICIES,
+POLICIES: dict[str, Callable[[Catalogue], ExpertPolicy]] = {
+    **{name: partial(prepared_policy, name) for name in EXPERT_POLICIES},
     "restless": RestlessPrefetch,
     "restless-host": RestlessOnTwoTiers,
     "backward": BackwardOrder,
