@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,26 @@ class ActivationMatrices:
         row = self._free.pop(0)
         self.rows[sequence] = row
         return row
+
+
+class Tokens(NamedTuple):
+    """Of a layer: ``tokens[m]`` of the step's sequence ``owners[m]``, its place among them, went to ``experts[m]``, an
+    index within the layer. Owners ascend; whoever had none is not among them.
+    """
+
+    owners: Rows
+    experts: Rows
+    tokens: Matrix
+
+
+def tokens_by_expert(routing: LayerRouting) -> Tokens:
+    """As ``tokens_by_sequence``, those that are not 0."""
+    if len(routing.step.sequences) == 1:
+        experts = routing.experts - routing.catalogue.spans[routing.layer].start
+        return Tokens(np.zeros(len(experts), dtype=np.intp), experts, routing.rows.astype(np.float32))
+    layer = tokens_by_sequence(routing)
+    owners, experts = layer.nonzero()
+    return Tokens(owners, experts, layer[owners, experts])
 
 
 def tokens_by_sequence(routing: LayerRouting) -> NDArray[np.float32]:

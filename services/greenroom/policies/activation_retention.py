@@ -38,6 +38,7 @@ class ActivationRetention(RankingPolicy):
             start: layer_decay(catalogue, start, by_layer=by_layer) for start in (0, catalogue.decoder_start)
         }
         self._decay = self._decays[0]
+        self._worth: Matrix | None = None  # of everyone, until that changes: more than one may be asked for in a layer
         self._step: Step | None = None
         self._rows: Rows = np.empty(0, dtype=np.intp)
         self.encoder = slice(0, int(catalogue.first[catalogue.decoder_start]))
@@ -56,6 +57,7 @@ class ActivationRetention(RankingPolicy):
         if not len(rows):
             return rows
         self.matrices.add(routing, rows)
+        self._worth = None
         span = self.catalogue.spans[routing.layer]
         if routing.layer < self.catalogue.decoder_start:
             self._sum_encoder(span)
@@ -68,6 +70,7 @@ class ActivationRetention(RankingPolicy):
     def _begin(self, step: Step) -> None:
         """What is the same for all of its layers."""
         self._step = step
+        self._worth = None
         self._rows = self.matrices.rows_of(step.sequences)
         self._decay = self._decays[0 if step.phase is Phase.ENCODE else self.catalogue.decoder_start]
         if self.catalogue.decoder_start:
@@ -86,7 +89,7 @@ class ActivationRetention(RankingPolicy):
         """The row that is free now."""
         row = self.matrices.end(sequence)
         if row is not None:
-            self._step = None  # whoever had a row may get another
+            self._step = self._worth = None  # whoever had a row may get another
             self.matrices.ratios.sum(axis=0, out=self._ratios)
             if self.catalogue.decoder_start:
                 self.encodes[row] = True
@@ -94,9 +97,9 @@ class ActivationRetention(RankingPolicy):
         return row
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
-        if not self.by_ratio:
-            return self._decay, None
-        return (self._ratios + np.float32(EPSILON)) * self._decay, None
+        if self._worth is None:
+            self._worth = (self._ratios + np.float32(EPSILON)) * self._decay if self.by_ratio else self._decay
+        return self._worth, None
 
 
 def layer_decay(catalogue: Catalogue, start: int = 0, *, by_layer: bool = True) -> Matrix:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.activation_matrix import TINY, Matrix, Rows
+from greenroom.policies.activation_matrix import TINY, Matrix, Rows, Tokens
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Artifact
 
@@ -82,15 +82,16 @@ def distance(catalogue: Catalogue, one: NDArray[np.number], other: NDArray[np.nu
 class NearestMembers:
     """The nearest member for each of several EAMs that grow layer by layer.
 
-    What is kept of an EAM is its cosine to every member in every layer: a layer's tokens change that layer's only, and
-    a look-up is one product of a layer's width by the number of members.
+    What is kept of an EAM are, of every layer, its products with the directions of all members, and its squared length:
+    tokens that come add the directions of the experts that they went to. So a look-up is a sum over those experts, not
+    a product of the layer's width, and no matrix product, whose threads would wait for those that compute.
     """
 
     def __init__(self, eamc: Eamc, room: int) -> None:
         self.eamc = eamc
-        layers, members = eamc.catalogue.layers, len(eamc)
-        self._cosines: Matrix = np.zeros((room, layers, members), dtype=np.float32)
-        self._sums: NDArray[np.float64] = np.zeros((room, members))
+        self._products: NDArray[np.float64] = np.zeros((room, eamc.catalogue.layers, len(eamc)))
+        self._squares: NDArray[np.float64] = np.zeros((room, eamc.catalogue.layers))
+        self._sums: NDArray[np.float64] = np.zeros((room, len(eamc)))  # of the cosines of all layers
         self.nearest: Rows = np.zeros(room, dtype=np.intp)
         """By row; where nothing is known yet, the first member."""
 
@@ -98,36 +99,75 @@ class NearestMembers:
         """Have rows for so many."""
         more = room - len(self.nearest)
         if more > 0:
-            self._cosines = np.concatenate((self._cosines, np.zeros((more, *self._cosines.shape[1:]), np.float32)))
-            self._sums = np.concatenate((self._sums, np.zeros((more, self._sums.shape[1]))))
-            self.nearest = np.concatenate((self.nearest, np.zeros(more, dtype=np.intp)))
+            self._products = _longer(self._products, more)
+            self._squares = _longer(self._squares, more)
+            self._sums = _longer(self._sums, more)
+            self.nearest = _longer(self.nearest, more)
 
-    def update(self, layer: int, rows: Rows, ratios: Matrix) -> None:
-        """``ratios[S, experts of the layer]``: what the layers of ``rows`` have become, as shares of their tokens."""
-        if len(rows) == 1:
-            self._update_one(layer, int(rows[0]), ratios[0])
+    def update(self, layer: int, rows: Rows, counts: Matrix) -> None:
+        """``counts[S, experts of the layer]``: what the layers of ``rows`` have become, whatever they were."""
+        exact = counts.astype(np.float64)
+        products = np.einsum("se,ep->sp", exact, self.eamc.directions[layer])
+        self._become(layer, rows, products, np.einsum("se,se->s", exact, exact), self._products[rows, layer])
+
+    def add(self, layer: int, rows: Rows, added: Tokens, counts: Matrix) -> None:
+        """The layer's tokens of a step whose sequences have ``rows``; ``counts[m]``: what each of ``added`` has come
+        to."""
+        owners, experts, tokens = added
+        if not len(tokens):
             return
-        cosines = ratios @ self.eamc.directions[layer]
-        cosines /= np.maximum(np.sqrt(np.einsum("se,se->s", ratios, ratios)), TINY)[:, None]
-        sums = self._sums[rows] + (cosines - self._cosines[rows, layer])
-        self._cosines[rows, layer] = cosines
+        gained = self.eamc.directions[layer][experts] * tokens[:, None]
+        squares = tokens * (2.0 * counts - tokens)
+        if len(rows) == 1:
+            self._add_one(layer, int(rows[0]), gained.sum(axis=0), float(squares.sum()))
+            return
+        starts = np.concatenate((_START, np.flatnonzero(owners[1:] != owners[:-1]) + 1))
+        if len(starts) < len(tokens):
+            gained, squares = np.add.reduceat(gained, starts), np.add.reduceat(squares, starts)
+        rows = rows[owners[starts]]
+        before = self._products[rows, layer]
+        self._become(layer, rows, before + gained, self._squares[rows, layer] + squares, before)
+
+    def add_token(self, layer: int, row: int, expert: int, count: float) -> None:
+        """One token of one sequence; ``count``: the expert's, which it has come to."""
+        self._add_one(layer, row, self.eamc.directions[layer][expert], 2 * count - 1)
+
+    def _become(
+        self,
+        layer: int,
+        rows: Rows,
+        products: NDArray[np.float64],
+        squares: NDArray[np.float64],
+        before: NDArray[np.float64],
+    ) -> None:
+        shorter = np.maximum(self._squares[rows, layer], TINY) ** -0.5
+        longer = np.maximum(squares, TINY) ** -0.5
+        sums = self._sums[rows] + (products * longer[:, None] - before * shorter[:, None])
+        self._products[rows, layer] = products
+        self._squares[rows, layer] = squares
         self._sums[rows] = sums
         self.nearest[rows] = sums.argmax(axis=1)
 
-    def _update_one(self, layer: int, row: int, ratios: Matrix) -> None:
-        cosines = ratios @ self.eamc.directions[layer]
-        length = float(np.dot(ratios, ratios)) ** 0.5
-        if length:
-            cosines /= length
-        before = self._cosines[row, layer]
-        sums = self._sums[row]
-        sums += cosines
-        sums -= before
-        before[:] = cosines
+    def _add_one(self, layer: int, row: int, gained: Matrix, squares: float) -> None:
+        products, sums = self._products[row, layer], self._sums[row]
+        before = float(self._squares[row, layer])
+        after = self._squares[row, layer] = before + squares
+        if before:
+            sums -= products * before**-0.5
+        products += gained
+        sums += products * after**-0.5
         self.nearest[row] = sums.argmax()
 
     def clear(self, row: int) -> None:
         """Its EAM has ended."""
-        self._cosines[row] = 0
-        self._sums[row] = 0
-        self.nearest[row] = 0
+        for kept in (self._products, self._squares, self._sums, self.nearest):
+            kept[row] = 0
+
+
+_START: Final = np.zeros(1, dtype=np.intp)
+_T = TypeVar("_T", bound=np.generic)
+
+
+def _longer(kept: NDArray[_T], rows: int) -> NDArray[_T]:
+    """With so many more, of zeros."""
+    return np.concatenate((kept, np.zeros((rows, *kept.shape[1:]), dtype=kept.dtype)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.activation_matrix import tokens_by_sequence
+from greenroom.policies.activation_matrix import Rows, Tokens, tokens_by_expert
 from greenroom.policies.activation_retention import EPSILON, ActivationRetention
 from greenroom.policies.arrays import NO_KEYS, Keys, Mask, Scores
 from greenroom.policies.catalogue import Catalogue
@@ -66,8 +66,10 @@ class MoeInfinity(ExpertPolicy):
         self._decays = _layer_decays(catalogue)
         self._round = _round_decays(catalogue)
         self._layer = 0
+        self._asked: tuple[bytes, ...] = ()  # which members for which sequences: what the next two are of
         self._shares: Scores = np.zeros(catalogue.size, dtype=np.float32)  # p
-        self._recall = _Recall(catalogue)
+        self._lifted = self._shares  # p + ε
+        self._recall = _Recall()
 
     def prepare(self, artifact: Artifact) -> Artifact:
         if artifact.kind != EAMC or artifact.prepared is not None:
@@ -86,12 +88,13 @@ class MoeInfinity(ExpertPolicy):
             return
         assert isinstance(eamc, Eamc), "so it was prepared"
         self.version = artifact.version
+        self._asked = ()
         matrices = self.retention.matrices
         self._nearest = NearestMembers(eamc, matrices.room)
         rows = np.array(sorted(matrices.rows.values()), dtype=np.intp)
         if len(rows):
             for layer, span in enumerate(self.catalogue.spans):
-                self._nearest.update(layer, rows, matrices.ratios[rows, span])
+                self._nearest.update(layer, rows, matrices.counts[rows, span])
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         layer, nearest = routing.layer, self._nearest
@@ -101,11 +104,11 @@ class MoeInfinity(ExpertPolicy):
         rows = self.retention.add(routing)
         if nearest is None or not len(rows):
             return
-        matrices = self.retention.matrices
-        nearest.grow(matrices.room)
-        span = self.catalogue.spans[layer]
-        self._recall.note(routing, nearest.eamc.ratios[nearest.nearest[rows], span])
-        nearest.update(layer, rows, matrices.ratios[rows, span])
+        nearest.grow(self.retention.matrices.room)
+        if routing.step.rows == 1 and len(routing.experts) == 1:
+            self._follow_token(routing, int(rows[0]), nearest)
+        else:
+            self._follow(routing, rows, nearest)
         if self._refine or routing.step is not self._step:
             self._step = routing.step
             self._publish(self._foreseen(layer, nearest))
@@ -149,27 +152,49 @@ class MoeInfinity(ExpertPolicy):
 
     # -- Algorithm 1, steps 16 to 26 -------------------------------------------------------------------------------
 
+    def _follow(self, routing: LayerRouting, rows: Rows, nearest: NearestMembers) -> None:
+        """The nearest members, anew: steps 16 to 21."""
+        span, added = self.catalogue.spans[routing.layer], tokens_by_expert(routing)
+        foreseen = nearest.eamc.ratios[nearest.nearest[rows], span]
+        self._recall.note(routing.step.sequences.tolist(), added, foreseen)
+        counts = self.retention.matrices.counts[rows[added.owners], added.experts + span.start]
+        nearest.add(routing.layer, rows, added, counts)
+
+    def _follow_token(self, routing: LayerRouting, row: int, nearest: NearestMembers) -> None:
+        """The same for one token that went to one expert, which is what a top-1 router decodes."""
+        span, key = self.catalogue.spans[routing.layer], int(routing.experts[0])
+        foreseen = nearest.eamc.ratios[nearest.nearest[row], span]
+        expert = key - span.start
+        hit = bool(foreseen[expert] >= max(foreseen.max(), _LEAST))
+        self._recall.add(int(routing.step.row_sequences[0]), hit, 1)
+        nearest.add_token(routing.layer, row, expert, float(self.retention.matrices.counts[row, key]))
+
     def _foreseen(self, layer: int, nearest: NearestMembers) -> Scores:
         """``[N]``: everyone's priority."""
-        rows = list(self.retention.matrices.rows.values())
-        eamc, members = nearest.eamc, nearest.nearest[rows]
-        if len(members) == 1:
-            self._shares, self._used = eamc.ratios[members[0]], eamc.used[members[0]]
-        else:
-            self._shares, self._used = eamc.ratios[members].sum(axis=0), np.logical_or.reduce(eamc.used[members])
-        if self.catalogue.decoder_start:
-            encoding, encoder = members[self.retention.encodes[rows]], self.retention.encoder
-            self._shares, self._used = self._shares.copy(), self._used.copy()
-            self._shares[encoder] = eamc.ratios[encoding, encoder].sum(axis=0)
-            self._used[encoder] = eamc.used[encoding, encoder].any(axis=0)
+        self._ask_members(nearest)
         self._layer = layer
         decays = self._decays[layer]
         if not self._priorities:
             alike: Scores = (decays > 0).astype(np.float32)
             return alike
-        priority: Scores = self._shares + np.float32(EPSILON)
-        priority *= decays
+        priority: Scores = self._lifted * decays
         return priority
+
+    def _ask_members(self, nearest: NearestMembers) -> None:
+        """Their shares, summed. They seldom change from one layer to the next."""
+        rows = list(self.retention.matrices.rows.values())
+        eamc, members = nearest.eamc, nearest.nearest[rows]
+        encoding = self.retention.encodes[rows] if self.catalogue.decoder_start else None
+        these = members.tobytes(), b"" if encoding is None else encoding.tobytes()
+        if these == self._asked:
+            return
+        self._asked = these
+        shares: Scores = eamc.ratios[members[0]] if len(members) == 1 else eamc.ratios[members].sum(axis=0)
+        if encoding is not None:
+            encoder = self.retention.encoder
+            shares = shares.copy()
+            shares[encoder] = eamc.ratios[members[encoding], encoder].sum(axis=0)
+        self._shares, self._used, self._lifted = shares, shares > 0, shares + np.float32(EPSILON)
 
     def _publish(self, priority: Scores) -> None:
         if self._any_ahead:
@@ -207,26 +232,28 @@ class _Recall:
     the nearest member's likeliest as were used. What a link brings in time is another matter.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+    def __init__(self) -> None:
         self._seen: dict[int, list[int]] = {}
         self._ended: tuple[int, float] | None = None
 
-    def note(self, routing: LayerRouting, foreseen: Scores) -> None:
-        """``foreseen[S, experts]``, from before this layer was known."""
-        sequences = routing.step.sequences.tolist()
-        if len(sequences) == 1:
-            used = [routing.experts - self._catalogue.spans[routing.layer].start]
-        else:
-            used = [row.nonzero()[0] for row in tokens_by_sequence(routing)]
-        for sequence, own, likely in zip(sequences, used, foreseen, strict=True):
-            count = len(own)
-            if not count:
-                continue
-            of = self._seen.setdefault(sequence, [0, 0])
-            bound = max(float(np.partition(likely, -count)[-count]), _LEAST)
-            of[0] += int(np.count_nonzero(likely[own] >= bound))
-            of[1] += count
+    def note(self, sequences: Sequence[int], added: Tokens, foreseen: Scores) -> None:
+        """``foreseen[S, experts]``, from before this layer was known; ``added``: what it came to be."""
+        owners, experts, _ = added
+        counts = np.bincount(owners, minlength=len(sequences)).tolist()
+        places = [foreseen.shape[1] - max(count, 1) for count in counts]
+        ordered = np.partition(foreseen, sorted(set(places)), axis=1)
+        bounds = np.maximum(ordered[range(len(places)), places], _LEAST)
+        hit = foreseen[owners, experts] >= bounds[owners]
+        hits = np.bincount(owners[hit], minlength=len(sequences)).tolist()
+        for sequence, found, count in zip(sequences, hits, counts, strict=True):
+            if count:
+                self.add(sequence, found, count)
+
+    def add(self, sequence: int, found: int, count: int) -> None:
+        """So many were used in a layer, and so many of them had been foreseen."""
+        of = self._seen.setdefault(sequence, [0, 0])
+        of[0] += found
+        of[1] += count
 
     def end(self, sequence: int) -> None:
         found = self._seen.pop(sequence, None)

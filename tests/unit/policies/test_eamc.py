@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.activation_matrix import ActivationMatrices
+from greenroom.policies.activation_matrix import ActivationMatrices, tokens_by_expert
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.eamc import EAMC, MATRICES, Eamc, NearestMembers, distance, layer_shares, unit_layers
 from greenroom.policies.events import Artifact, LayerRouting, Phase, Step
@@ -55,22 +55,32 @@ def test_layers_are_divided_by_their_own_sums_and_lengths() -> None:
     assert unit_layers(TWO, huge)[0].tolist() == pytest.approx([3**-0.5] * 6)
 
 
-@given(COUNTS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2**16)), min_size=1, max_size=25))
+@given(COUNTS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2**16)), min_size=1, max_size=25), st.booleans())
 def test_what_is_found_layer_by_layer_is_what_a_search_through_all_of_them_finds(
-    members: np.ndarray, history: list[tuple[int, int]]
+    members: np.ndarray, history: list[tuple[int, int]], swapped: bool
 ) -> None:
-    """Three sequences whose matrices grow in any order; the nearest has the least distance by Eq. 1."""
+    """Three sequences whose matrices grow in any order, or have when the collection comes; the nearest has the least
+    distance by Eq. 1.
+    """
     nearest = NearestMembers(Eamc(UNEVEN, members), room=2)
     matrices = ActivationMatrices(UNEVEN)
     for layer, seed in history:
         rng = np.random.default_rng(seed)
-        sequences = sorted(rng.choice(3, size=rng.integers(1, 4), replace=False).tolist())
+        sequences = rng.choice(3, size=rng.integers(1, 4), replace=False).tolist()
         experts = int(UNEVEN.experts_per_layer[layer])
-        routing = routed(UNEVEN, layer, [[int(rng.integers(experts))] for _ in sequences], sequences)
-        rows = matrices.rows_of(routing.step.sequences)
+        owners = sorted(rng.choice(sequences, size=rng.integers(1, 9)).tolist())
+        picks = [rng.choice(experts + 1, size=min(2, experts), replace=False).tolist() for _ in owners]  # some are none
+        routing = routed(UNEVEN, layer, picks, owners)
+        rows, span = matrices.rows_of(routing.step.sequences), UNEVEN.spans[layer]
         nearest.grow(matrices.room)
         matrices.add(routing, rows)
-        nearest.update(layer, rows, matrices.ratios[rows, UNEVEN.spans[layer]])
+        added = tokens_by_expert(routing)
+        nearest.add(layer, rows, added, matrices.counts[rows[added.owners], span.start + added.experts])
+    if swapped:
+        nearest = NearestMembers(nearest.eamc, matrices.room)
+        rows = np.array(list(matrices.rows.values()))
+        for layer, span in enumerate(UNEVEN.spans):
+            nearest.update(layer, rows, matrices.counts[rows, span])
     for row in matrices.rows.values():
         distances = [by_the_book(matrices.counts[row], member, UNEVEN) for member in members]
         assert distances[nearest.nearest[row]] == pytest.approx(min(distances), abs=1e-5)
