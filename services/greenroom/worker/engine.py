@@ -38,12 +38,13 @@ class EngineState:
 class Routed:
     """Where a sequence's first rows were routed: ``experts[rows, layers, k]``, indices within the layer, the largest
     value of the type where there was none. Its first ``prompt_rows`` rows are the prompt's. ``report``: what the expert
-    policy says of the sequence."""
+    policy says of the sequence; ``artifacts``: by kind, when that was made which it predicted by, Unix time in ms."""
 
     experts: NDArray[np.unsignedinteger]
     prompt_rows: int
     num_experts: int
     report: Mapping[str, float] = field(default_factory=dict)
+    artifacts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

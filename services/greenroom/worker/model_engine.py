@@ -7,6 +7,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
@@ -86,7 +87,11 @@ class ModelEngine:
 
     def take_routing(self, number: int) -> Routed | None:
         sequence = self._sequences.get(number)
-        return None if self._recorder is None or sequence is None else self._recorder.take(sequence)
+        routed = None if self._recorder is None or sequence is None else self._recorder.take(sequence)
+        if routed is None:
+            return None
+        made = {kind: one.created_ms for kind, one in self.artifacts.items() if one is not None}
+        return replace(routed, artifacts=made)
 
     def foresee(self, prediction: Prediction) -> None:
         self._predictions.append(prediction)

@@ -99,4 +99,5 @@ def trace_of(task: Task, routed: Routed, *, pool: int, model: str, worker: str) 
         experts=routed.experts.astype("<u2" if wide else "u1", copy=False).tobytes(),
         worker=worker,
         report=dict(itertools.islice(routed.report.items(), MAX_REPORTED)),
+        artifacts=dict(routed.artifacts),
     )

@@ -133,6 +133,25 @@ async def test_sequences_that_were_foreseen_badly_make_a_new_one(world: World, t
     await running.stop()
 
 
+async def test_what_was_foreseen_by_another_version_says_nothing_of_this_one(world: World) -> None:
+    """By workers that have not swapped yet, of which there may be many sequences."""
+    running = await first_version(world)
+    served = EamcFile.parse((await get(running.stub))[1]).created_ms
+    for numbers, recall, used in (
+        (range(5, 15), 0.1, served - 1),
+        (range(15, 18), 0.9, served),  # what is usual is not 0.1
+        (range(18, 22), 0.5, served),
+        (range(22, 30), 0.5, served - 1),
+    ):
+        await world.send(*(sequence(number, recall, artifacts={EAMC: used}) for number in numbers))
+        await world.until_committed()
+    assert builds(running) == 1
+    assert running.metric("recorded_sequences_total", kind=EAMC, recall="low") == 5 + 4
+    await world.send(sequence(30, 0.5, artifacts={EAMC: served}))
+    await world.until(lambda: builds(running) == 2)
+    await running.stop()
+
+
 async def test_what_nobody_asks_for_is_not_made(world: World) -> None:
     """Nor is anything kept for it; who lists or gets artifacts of a kind asks for it."""
     asked = dataclasses.replace(BUILDING, kinds=())

@@ -151,7 +151,9 @@ class ScriptedEngine:
         )
 
     def take_routing(self, number: int) -> Routed | None:
-        return Routed(np.arange(12, dtype=np.uint8).reshape(3, 2, 2) % 3, 2, 3, {"prefetch_recall": 0.5})
+        return Routed(
+            np.arange(12, dtype=np.uint8).reshape(3, 2, 2) % 3, 2, 3, {"prefetch_recall": 0.5}, {"eamc": 7000}
+        )
 
     def foresee(self, prediction: Prediction) -> None:
         self.foreseen.append(prediction)

@@ -46,7 +46,7 @@ async def test_the_routing_of_a_finished_sequence_is_written() -> None:
         assert (trace.rows, trace.prompt_rows, trace.layers, trace.k, trace.num_experts) == (3, 2, 2, 2, 3)
         experts = np.frombuffer(trace.experts, dtype=trace.dtype).reshape(trace.rows, trace.layers, trace.k)
         assert (experts == np.arange(12).reshape(3, 2, 2) % 3).all()
-        assert trace.report == {"prefetch_recall": 0.5}
+        assert (trace.report, trace.artifacts) == ({"prefetch_recall": 0.5}, {"eamc": 7000})
 
 
 async def test_what_did_not_finish_is_not_traced() -> None:

@@ -18,7 +18,8 @@ class Trace(Message, frozen=True, kw_only=True, tag="trace"):
 
     ``experts``: ``dtype``[rows, layers, k], little-endian, C order; indices within the layer, the largest value of
     the type where there was none. The first ``prompt_rows`` rows are the prompt's. ``num_experts``: of a layer.
-    ``report``: what the worker's expert policy says of the sequence, by name (ExpertPolicy.report).
+    ``report``: what the worker's expert policy says of the sequence, by name (ExpertPolicy.report). ``artifacts``: by
+    kind, when that was made which the policy predicted by at the sequence's end, Unix time in ms: which version it was.
     """
 
     request_id: RequestId
@@ -34,3 +35,4 @@ class Trace(Message, frozen=True, kw_only=True, tag="trace"):
     experts: bytes
     worker: Name = ""
     report: Annotated[dict[Name, float], Meta(max_length=MAX_REPORTED)] = field(default_factory=dict)
+    artifacts: Annotated[dict[Name, int], Meta(max_length=MAX_REPORTED)] = field(default_factory=dict)

@@ -145,13 +145,18 @@ class Builder:
                 self._metrics.unbuildable.inc()
                 continue
             watched = self._watch(trace, kind)
-            apart = watched.pace.note(recall)
+            apart = watched.pace.note(None if self._is_by_another(trace, kind) else recall)
             self._metrics.recorded(kind, apart)
             if not self._ring.add((trace.model, kind, apart), sample):
                 self._metrics.unbuildable.inc()
             if watched.pace.due:
                 self._wake.set()
         self._metrics.building_from(len(self._ring), self._ring.nbytes)
+
+    def _is_by_another(self, trace: Trace, kind: str) -> bool:
+        """Whether its worker says that it predicted by another version than is served: it has not swapped yet."""
+        served, used = self.shelves[kind].served(trace.model), trace.artifacts.get(kind)
+        return served is not None and used is not None and used != served.created_ms
 
     def _watch(self, trace: Trace, kind: str) -> _Watched:
         watched = self._watched.get((trace.model, kind))

@@ -34,8 +34,8 @@ class DriftConfig:
 class Drift:
     """Of one model's sequences, which are recorded, and when there are enough of them.
 
-    One without a recall had nothing that it could be foreseen by. Where no collection was ever made of the model's
-    traces such are recorded, so that the first one is; later it says nothing.
+    One without a recall had nothing that it could be foreseen by, or something else than the collection in use. Where
+    none was ever made of the model's traces such are recorded, so that the first one is; later it says nothing.
     """
 
     def __init__(self, config: DriftConfig, *, made: bool) -> None:
