@@ -10,7 +10,7 @@ from benchmarks.moe_infinity import cost
 
 def test_every_shape_is_timed_for_each_number_of_sequences(tmp_path: Path) -> None:
     shapes = (cost.MAIN, cost.Shape(layers=2), cost.Shape(members=5))
-    found = cost.run(cost.Scale(repeats=2, steps=1, at_once=(1, 2), shapes=shapes))
+    found = cost.run(cost.Scale(repeats=2, layers=24, at_once=(1, 2), shapes=shapes))
 
     assert [(row["layers"], row["members"], row["at_once"]) for row in found["rows"]] == [
         (24, 300, 1), (24, 300, 2), (2, 300, 1), (2, 300, 2), (24, 5, 1), (24, 5, 2),
