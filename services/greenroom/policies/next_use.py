@@ -57,6 +57,7 @@ class NextUse(RankingPolicy):
         self.discounts: NDArray[np.float64] = np.exp(step * turns)
         self._expected: NDArray[np.float64] = np.full(catalogue.size, np.nan)
         self._expecting = False
+        self._worth: Worth | None = None  # until something changes
         self._host_target = HostTarget(catalogue, wanted=host)
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
@@ -67,6 +68,7 @@ class NextUse(RankingPolicy):
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._layer = routing.layer
+        self._worth = None
         span = self.catalogue.spans[routing.layer]
         rates = self._rates
         rates[:, span] *= self.keep[:, None]
@@ -81,12 +83,14 @@ class NextUse(RankingPolicy):
         """
         self._expected[span] = chances
         self._expecting = True
+        self._worth = None
 
     def expect_nothing(self) -> None:
         """What was expected no longer holds."""
         if self._expecting:
             self._expected[:] = np.nan
             self._expecting = False
+            self._worth = None
 
     def next_turn(self) -> Worth:
         """``[N]``: how probable a use is in its layer's next turn, before what is expected of the layers ahead."""
@@ -98,5 +102,7 @@ class NextUse(RankingPolicy):
         return np.where(np.isnan(self._expected), soon, self._expected) if self._expecting else soon
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
-        chance, soon = self._chance, self.expected()
-        return (soon + self.horizon * chance) * self.discounts[self._layer], None
+        if self._worth is None:
+            chance = self._chance
+            self._worth = (self.expected() + self.horizon * chance) * self.discounts[self._layer]
+        return self._worth, None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.activation_matrix import Rows, tokens_by_sequence
-from greenroom.policies.arrays import Ids
+from greenroom.policies.arrays import Ids, Keys
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Artifact, LayerRouting, Step
 
@@ -82,9 +82,18 @@ _UNTRACED_BIAS: Final = -0.081
 
 def logit(average: Array) -> Array:
     """Of averages that are no less than ``NEVER`` or more than 1 less that."""
-    clipped = np.clip(average, NEVER, 1 - NEVER)
-    logits: Array = np.log(clipped / (1 - clipped))
-    return logits
+    clipped = np.maximum(average, np.float32(NEVER))
+    np.minimum(clipped, np.float32(1 - NEVER), out=clipped)
+    clipped /= 1 - clipped
+    return np.log(clipped, out=clipped)
+
+
+def _chance(logits: Array) -> Array:
+    """In their place."""
+    np.negative(logits, out=logits)
+    np.exp(logits, out=logits)
+    logits += 1
+    return np.reciprocal(logits, out=logits)
 
 
 class ReuseChances:
@@ -106,10 +115,11 @@ class ReuseChances:
     def _begin_with(self, coefficients: Coefficients) -> None:
         self.coefficients = coefficients
         self._keep = coefficients.keep[:, None]
+        self._gain = 1 - self._keep
         self._rows: dict[int, int] = {}
         self._free: list[int] = []
         rates, size = len(coefficients.keep), self.catalogue.size
-        self._averages: Array = np.zeros((0, rates, size), dtype=np.float32)
+        self._averages: Array = np.zeros((0, rates + 1, size), dtype=np.float32)  # the last: the one over all
         self._recent: Array = np.zeros((0, LAST_TOKENS, size), dtype=np.float32)
         self._misses: Array = np.ones((0, size), dtype=np.float32)  # 1 - chance; of nobody 1
         self._step: Step | None = None
@@ -150,21 +160,44 @@ class ReuseChances:
             self._step, self._step_rows = routing.step, self._rows_of(routing.step.sequences)
         rows = self._step_rows
         span = self.catalogue.spans[routing.layer]
-        of_all = self.over_all[span]
-        kept = KEEP_OVER_ALL**routing.step.rows
-        of_all *= kept
-        of_all[routing.experts - span.start] += routing.rows * np.float32((1 - kept) / routing.step.rows)
-        if len(rows) == 1:
-            self._averages[rows[0], :, span], self._recent[rows[0], :, span] = self._after(
-                self._averages[rows[0], :, span], self._recent[rows[0], :, span], _tokens(routing)
-            )
+        count = routing.step.rows
+        kept = KEEP_OVER_ALL**count
+        self.over_all[span] *= kept
+        if count == 1:
+            self.over_all[routing.experts] += 1 - kept
+            self._add_token(int(rows[0]), span, routing.experts)
         else:
-            self._add_each(routing, rows, span)
-        self._misses[rows, span] = 1 - self._chances(routing.layer, rows)
+            self.over_all[routing.experts] += routing.rows * np.float32((1 - kept) / count)
+            if len(rows) == 1:
+                self._add_tokens(int(rows[0]), span, _tokens(routing))
+            else:
+                self._add_each(routing, rows, span)
+        self._averages[rows, -1, span] = self.over_all[span]
         if len(self._rows) == 1:
-            np.subtract(1, self._misses[rows[0], span], out=self.soon[span])
+            chances = self._chances_of_one(routing.layer, int(rows[0]))
+            self.soon[span] = chances
+            np.subtract(1, chances, out=self._misses[rows[0], span])
         else:
+            self._misses[rows, span] = 1 - self._chances(routing.layer, rows)
             np.subtract(1, self._misses[:, span].prod(axis=0), out=self.soon[span])
+
+    def _add_token(self, row: int, span: slice, experts: Keys) -> None:
+        averages, recent = self._averages[row, :-1], self._recent[row]
+        averages[:, span] *= self._keep
+        averages[:, experts] += self._gain
+        recent[1, span] = recent[0, span]
+        recent[0, span] = 0
+        recent[0, experts] = 1
+
+    def _add_tokens(self, row: int, span: slice, tokens: Array) -> None:
+        """``tokens[T, experts of the layer]``, several, the last one last."""
+        recent = self._recent[row, :, span]
+        self._recent[row, :, span] = np.concatenate((tokens[: -LAST_TOKENS - 1 : -1], recent))[:LAST_TOKENS]
+        tokens = tokens[-_MOST_TOKENS:]
+        ages = np.arange(len(tokens) - 1, -1, -1, dtype=np.float32)
+        averages = self._averages[row, :-1, span]
+        averages *= self._keep ** np.float32(len(tokens))
+        averages += (self._gain * self._keep**ages) @ tokens
 
     def _add_each(self, routing: LayerRouting, rows: Rows, span: slice) -> None:
         """Those of one token together, those of several one by one."""
@@ -173,40 +206,34 @@ class ReuseChances:
         if alone.any():
             tokens = np.minimum(tokens_by_sequence(routing)[alone], 1)
             own = rows[alone]
-            averages = self._averages[own, :, span]
-            averages += (1 - self._keep) * (tokens[:, None] - averages)
-            self._averages[own, :, span] = averages
+            averages = self._averages[own, :-1, span]
+            averages += self._gain * (tokens[:, None] - averages)
+            self._averages[own, :-1, span] = averages
             self._recent[own, 1, span] = self._recent[own, 0, span]
             self._recent[own, 0, span] = tokens
         if alone.all():
             return
         tokens = _tokens(routing)
         for place in np.flatnonzero(~alone).tolist():
-            row = rows[place]
-            self._averages[row, :, span], self._recent[row, :, span] = self._after(
-                self._averages[row, :, span], self._recent[row, :, span], tokens[of_row == place]
-            )
+            self._add_tokens(int(rows[place]), span, tokens[of_row == place])
 
-    def _after(self, averages: Array, recent: Array, tokens: Array) -> tuple[Array, Array]:
-        """``averages[R, E]`` and ``recent[2, E]`` after ``tokens[T, E]``."""
-        last = np.concatenate((tokens[: -LAST_TOKENS - 1 : -1], recent))[:LAST_TOKENS]
-        if len(tokens) == 1:
-            return averages + (1 - self._keep) * (tokens - averages), last
-        tokens = tokens[-_MOST_TOKENS:]
-        ages = np.arange(len(tokens) - 1, -1, -1, dtype=np.float32)
-        fresh = ((1 - self._keep) * self._keep**ages) @ tokens
-        return averages * self._keep ** np.float32(len(tokens)) + fresh, last
+    def _chances_of_one(self, layer: int, row: int) -> Array:
+        """``[experts of the layer]``: of a use by the sequence's next token."""
+        span, of = self.catalogue.spans[layer], self.coefficients
+        logits = of.weights[layer] @ logit(self._averages[row, :, span])
+        logits += of.bias[span]
+        if of.followers:
+            logits += self._recent[row, :, span].ravel() @ of.followers[layer]
+        return _chance(logits)
 
     def _chances(self, layer: int, rows: Rows) -> Array:
-        """``[S, experts of the layer]``: of a use by each sequence's next token."""
+        """``[S, experts of the layer]``: the same for several."""
         span, of = self.catalogue.spans[layer], self.coefficients
-        weights = of.weights[layer]
-        logits = np.einsum("sre,r->se", logit(self._averages[rows, :, span]), weights[:-1])
-        logits += weights[-1] * logit(self.over_all[span]) + of.bias[span]
+        logits = of.weights[layer] @ logit(self._averages[rows, :, span])
+        logits += of.bias[span]
         if of.followers:
             logits += self._recent[rows, :, span].reshape(len(rows), -1) @ of.followers[layer]
-        chances: Array = 1 / (1 + np.exp(-logits))
-        return chances
+        return _chance(logits)
 
     def _begin(self, sequence: int) -> int:
         if not self._free:

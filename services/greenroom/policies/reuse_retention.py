@@ -40,6 +40,7 @@ class ReuseRetention(NextUse):
             return
         self.version = artifact.version
         self.chances.swap(coefficients)
+        self._worth = None
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         super().on_layer_routed(routing)
@@ -47,6 +48,7 @@ class ReuseRetention(NextUse):
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self.chances.end(sequence)
+        self._worth = None
 
     def next_turn(self) -> Worth:
         soon = self.chances.soon
