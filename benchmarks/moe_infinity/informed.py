@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.moe_infinity.synthetic import Mix
-from greenroom.policies.arrays import Keys
+from greenroom.policies.arrays import NO_KEYS, Keys
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import LayerRouting, SequenceEnd, SequenceInfo, Step, VictimRequest
 from greenroom.policies.expert_policy import ExpertPolicy
@@ -36,10 +36,10 @@ class Informed(ExpertPolicy):
         super().__init__(catalogue)
         self._picks = shares.astype(np.float64) * catalogue.top_k[catalogue.layer_of] * (1 - mix.locality)
         self._locality = mix.locality
-        self._running: list[int] = []
+        self._running: dict[int, Keys] = {}
+        """By sequence the keys that its last token picked."""
         self._step: Step | None = None
         self._layer = 0
-        self._misses: Chances = np.zeros((0, catalogue.size))
         self._in_encoder = catalogue.layer_of < catalogue.decoder_start
         comes = mix.at_once / (1 + mix.output_tokens)  # sequences a step
         of_one = (1 - np.exp(-self._picks * mix.prompt_tokens)).mean(axis=0)
@@ -47,30 +47,37 @@ class Informed(ExpertPolicy):
         self._chance: Chances = np.where(self._in_encoder, self._encoded, 0.0)
 
     def on_sequence_started(self, sequence: SequenceInfo) -> None:
-        self._running.append(sequence.sequence)
+        self._running[sequence.sequence] = NO_KEYS
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
-        self._running.remove(sequence)
+        del self._running[sequence]
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._layer = routing.layer
         if routing.step is not self._step:
             self._step = routing.step
-            self._misses = 1 - np.minimum(self._picks[self._running], 1 - NEVER)
-            self._chance = np.where(self._in_encoder, self._encoded, 1 - self._misses.prod(axis=0))
+            self._reckon(slice(0, self.catalogue.size))
         if routing.layer >= self.catalogue.decoder_start:
-            self._stay(routing)
+            self._note(routing)
+            self._reckon(self.catalogue.spans[routing.layer])
 
-    def _stay(self, routing: LayerRouting) -> None:
-        """What a token has picked the next one may pick for that alone."""
+    def _note(self, routing: LayerRouting) -> None:
         assert routing.picks is not None, "a trace has the picks"
         span = self.catalogue.spans[routing.layer]
-        misses = self._misses[:, span].copy()
-        rows = {sequence: row for row, sequence in enumerate(self._running)}
-        for sequence, picks in zip(routing.step.row_sequences.tolist(), routing.picks.tolist(), strict=True):
-            own = [pick for pick in picks if pick < misses.shape[1]]
-            misses[rows[sequence], own] = np.maximum(misses[rows[sequence], own] - self._locality, NEVER)
-        self._chance[span] = 1 - misses.prod(axis=0)
+        for sequence, picks in zip(routing.step.row_sequences.tolist(), routing.picks, strict=True):
+            before = self._running[sequence]
+            others = before[(before < span.start) | (before >= span.stop)]
+            keys = picks.astype(np.int64) + span.start
+            self._running[sequence] = np.concatenate((others, keys[keys < span.stop]))
+
+    def _reckon(self, span: slice) -> None:
+        """The chances of the keys of ``span``: what a token has picked the next one may pick for that alone."""
+        misses = 1 - self._picks[list(self._running), span]
+        for row, last in enumerate(self._running.values()):
+            own = last[(last >= span.start) & (last < span.stop)] - span.start
+            misses[row, own] -= self._locality
+        used = 1 - np.maximum(misses, NEVER).prod(axis=0)
+        self._chance[span] = np.where(self._in_encoder[span], self._encoded[span], used)
 
     def victims(self, request: VictimRequest) -> Keys:
         layers = self.catalogue.layers
