@@ -167,7 +167,7 @@ def test_what_is_damaged_in_the_models_folder_is_left_out_and_refused_where_it_w
     damaged.write_bytes(b"nothing")
     one = ("generate", "--model", str(model), "--policy", "moe-infinity", "--raw", "--max-tokens", "2", "one")
     run(*one)
-    assert "moe-infinity only caches, since the EAMC in the model's folder can not be used" in caplog.text
+    assert "moe-infinity only caches: the file in the model's folder can not be used" in caplog.text
     assert "that `greenroom eamc build` made" in caplog.text
     assert "that `greenroom eamc build` made" in run(*one, "--eamc", str(damaged), status=1)
     assert "No such file" in run(*one, "--eamc", str(tmp_path / "none"), status=1)
@@ -188,7 +188,7 @@ def test_a_policy_that_takes_no_collection_is_given_none(
     shutil.copytree(checkpoint, model)
     (model / "eamc.safetensors").write_bytes(b"nothing")
     run("generate", "--model", str(model), "--policy", "lru", "--raw", "--max-tokens", "2", "one")
-    assert "EAMC" not in caplog.text
+    assert "eamc" not in caplog.text
 
 
 def test_a_collection_of_traces_that_name_no_model_has_the_one_that_was_given(tmp_path: Path) -> None:

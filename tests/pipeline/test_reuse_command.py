@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ from click.testing import CliRunner
 
 from greenroom.cli import main
 from greenroom.core.reuse_file import ReuseFile
+from greenroom.policies.reuse import Reuse
 from greenroom.replay import RoutingTrace
+from greenroom.worker.config import WorkerConfig
+from greenroom.worker.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
 
@@ -63,6 +67,34 @@ def test_coefficients_are_fitted_to_prompts_that_are_run(checkpoint: Path, tmp_p
     )  # fmt: skip
     assert f"averages, fitted to 24 sequences of {checkpoint}," in said
     assert len(ReuseFile.read(out).followers) == 0
+
+
+def test_a_worker_begins_with_those_in_the_models_folder_or_those_it_is_given(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trace = in_circles(tmp_path / "t.npz", 20, 30, seed=0, layers=3)
+    model, given = tmp_path / "m", str(tmp_path / "given.safetensors")
+    shutil.copytree(checkpoint, model)
+    run("reuse", "fit", "--trace", trace, "--out", given)
+    run("reuse", "fit", "--trace", trace, "--averages-only", "--out", str(model / "reuse.safetensors"))
+    for reuse in (Path(given), model / "reuse.safetensors"):
+        with Worker(WorkerConfig(str(model), policy="reuse", expert_memory="40%", reuse=reuse)) as worker:
+            assert isinstance(worker.experts.policy, Reuse)
+            assert worker.experts.policy.version == "1"
+    one = ("generate", "one", "--model", str(model), "--raw", "--max-tokens", "2")
+    assert "lru takes no reuse: leave it out, or choose the policy reuse" in run(
+        *one, "--policy", "lru", "--reuse", given, status=1
+    )
+    run(*one, "--policy", "reuse")
+    assert "reuse predicts by" not in caplog.text
+    (model / "reuse.safetensors").write_bytes(b"nothing")
+    run(*one, "--policy", "reuse")
+    assert (
+        "reuse predicts by another model's coefficients: the file in the model's folder can not be used" in caplog.text
+    )
+    assert "that `greenroom reuse fit` made" in run(
+        *one, "--policy", "reuse", "--reuse", str(model / "reuse.safetensors"), status=1
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WITHOUT = {"eamc": "moe-infinity only caches", "reuse": "reuse predicts by another model's coefficients"}
+"""What it means that there is no file of the kind."""
+
 checkpoint_options = stack(
     click.option("--revision", help="Branch, tag or commit of a model on the hub."),
     click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network."),
@@ -76,6 +79,11 @@ runtime_options = stack(
         type=click.Path(dir_okay=False, path_type=Path),
         help="What `greenroom eamc build` made, for --policy moe-infinity.  [default: eamc.safetensors in its folder]",
     ),
+    click.option(
+        "--reuse",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="What `greenroom reuse fit` made, for --policy reuse.  [default: reuse.safetensors in its folder]",
+    ),
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
     click.option(
         "--products",
@@ -104,7 +112,7 @@ def model_options(command: F) -> F:
 
 def worker_config(options: dict[str, Any]) -> WorkerConfig:
     """Takes the options of ``model_options`` out of ``options``. Raises InvalidConfig, click.BadParameter."""
-    from greenroom.core.eamc_file import EamcFile
+    from greenroom.core.artifact_kinds import ARTIFACT_FILES
     from greenroom.text.hub import local_folder
     from greenroom.worker.config import WorkerConfig
 
@@ -122,26 +130,37 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
     folder = local_folder(chosen["model"], chosen.get("revision"))
     if chosen.get("profile") is None and folder is not None:
         chosen["profile"] = _profile_beside(folder)
-    if chosen.get("eamc") is None and folder is not None and chosen.get("policy") == "moe-infinity":
-        chosen["eamc"] = _eamc_beside(folder)
+    for kind in _kinds_of(chosen.get("policy")):
+        if chosen.get(kind) is None and folder is not None:
+            chosen[kind] = _artifact_beside(folder, kind)
     config = WorkerConfig(**chosen)
-    if config.eamc is not None:
-        EamcFile.read(config.eamc)  # refused before the model has been loaded
+    for kind, path in config.artifact_files.items():
+        ARTIFACT_FILES[kind].read(path)  # refused before the model has been loaded
     return config
 
 
-def _eamc_beside(folder: Path) -> Path | None:
-    from greenroom.core.eamc_file import EamcFile
+def _kinds_of(policy: str | None) -> list[str]:
+    """The files that a policy predicts by. Of one that is not known none: it is refused later."""
+    from greenroom.core.artifact_kinds import ARTIFACT_FILES
+    from greenroom.policies.registry import EXPERT_POLICIES
+
+    known = EXPERT_POLICIES.get(policy or "")
+    return [] if known is None else [kind for kind in ARTIFACT_FILES if kind in known.artifacts]
+
+
+def _artifact_beside(folder: Path, kind: str) -> Path | None:
+    from greenroom.core.artifact_kinds import ARTIFACT_FILES
     from greenroom.core.errors import InvalidConfig
 
-    path = folder / "eamc.safetensors"
+    path, file = folder / f"{kind}.safetensors", ARTIFACT_FILES[kind]
     if not path.is_file():
-        log.warning("moe-infinity only caches: there is no %s (greenroom eamc build makes it), and no --eamc", path)
+        say = log.info if kind == "reuse" else log.warning  # it has what to begin with
+        say("%s: there is no %s (`%s` makes it), and no --%s", _WITHOUT[kind], path, file.MADE_BY, kind)
         return None
     try:
-        EamcFile.read(path)
+        file.read(path)
     except InvalidConfig as error:
-        log.warning("moe-infinity only caches, since the EAMC in the model's folder can not be used: %s", error)
+        log.warning("%s: the file in the model's folder can not be used: %s", _WITHOUT[kind], error)
         return None
     return path
 

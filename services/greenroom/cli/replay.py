@@ -183,8 +183,9 @@ def replay(
     if tokens is None:
         tokens = DEFAULT_TOKENS if timed is None else DEFAULT_TIMED_TOKENS
     specs = specs_of(policies, ahead=timed is not None)
-    if eamc_file is not None:
-        check_taken(EamcFile.KIND, str(eamc_file), [spec.name for spec in specs])
+    files = [(kind, path) for kind, path in ((EamcFile, eamc_file), (ReuseFile, reuse_file)) if path is not None]
+    for kind, path in files:
+        check_taken(kind.KIND, str(path), [spec.name for spec in specs])
     sweep = Sweep(
         trace=recorded,
         policies=specs,
@@ -193,11 +194,7 @@ def replay(
         tokens=tokens or None,
         timed=timed,
         belady=belady,
-        artifacts=tuple(
-            artifact_of(catalogue, kind.read(path), str(path))
-            for kind, path in ((EamcFile, eamc_file), (ReuseFile, reuse_file))
-            if path is not None
-        ),
+        artifacts=tuple(artifact_of(catalogue, kind.read(path), str(path)) for kind, path in files),
     )
     click.echo(report.heading(trace.name, sweep, size))
     count = len(sweep.places)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.policies.batch_policy import BatchLimits
@@ -37,7 +37,8 @@ class WorkerConfig:
     not in memory: ``exact``: it is loaded; ``sensitive``: it is loaded where the row's task is sensitive to the layer,
     else the row goes to those that are there; ``paper``: every row does. ``await_target``: with these two a layer
     waits for its own of the experts that the policy has just decided to keep. ``profile``: a file that `greenroom
-    profile` made. ``eamc``: one that `greenroom eamc build` made, for the policy that predicts by it.
+    profile` made. ``eamc``, ``reuse``: what `greenroom eamc build` and `greenroom reuse fit` made, for the
+    policies that predict by them.
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
 
@@ -58,6 +59,7 @@ class WorkerConfig:
     await_target: bool = True
     profile: Path | None = None
     eamc: Path | None = None
+    reuse: Path | None = None
     max_model_len: int | None = None
     max_running: int = 32
     max_waiting: int = 256
@@ -85,9 +87,14 @@ class WorkerConfig:
         for name, whole in (("expert_memory", 100), ("host_memory", 100), ("kv_memory", None)):
             _size(name, getattr(self, name), whole)
         _policy(self.policy, self.policy_options)
-        if self.eamc is not None:
-            check_taken(EamcFile.KIND, str(self.eamc), [self.policy])
+        for kind, file in self.artifact_files.items():
+            check_taken(kind, str(file), [self.policy])
         _ = self.limits(0)
+
+    @property
+    def artifact_files(self) -> Mapping[str, Path]:
+        """What the policy predicts by at first, by kind."""
+        return {kind: file for kind in ARTIFACT_FILES if (file := getattr(self, kind)) is not None}
 
     def limits(self, kv_total: int) -> BatchLimits:
         """The batch policy's limits, with the KV budget in the loop's own unit. Raises InvalidConfig."""

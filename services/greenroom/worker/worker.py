@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from greenroom.core.artifact_file import ArtifactFile
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
 from greenroom.core.model_profile import ModelProfile, load_model_profile
@@ -131,10 +131,10 @@ class Worker:
         else:
             policy = own(catalogue)
         self.artifacts: dict[str, Edition | None] = dict.fromkeys(sorted(policy.artifacts))
-        if self.config.eamc is not None:
-            file = EamcFile.read(self.config.eamc)
-            policy.on_artifact_swapped(artifact_of(catalogue, file, str(self.config.eamc)))
-            self.artifacts[file.KIND] = Edition.of(file)
+        for kind, path in self.config.artifact_files.items():
+            file = ARTIFACT_FILES[kind].read(path)
+            policy.on_artifact_swapped(artifact_of(catalogue, file, str(path)))
+            self.artifacts[kind] = Edition.of(file)
         if self.config.policy == "belady" and "future" not in self.config.policy_options:
             log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
         slots = EngineConfig(
