@@ -225,10 +225,13 @@ def _of_model(rows: Sequence[Row], name: str, slots: int) -> dict[str, Any]:
         "oracle_gap": _points(belady.over(ours)),
         "under_belady": {name: _points(belady.over(policies[name])) for name in (REUSE, INFORMED, HELD)},
         "gain_over_best_baseline": _points(ours.over(best)),
-        "over_lfu": {
-            "layer decay alone": _points(policies[BY_LAYER].over(policies["lfu-reset"])),
-            "activation ratio alone": _points(policies[BY_RATIO].over(policies["lfu-reset"])),
-            "both": _points(ours.over(policies["lfu-reset"])),
+        "over": {
+            lfu: {
+                "layer decay alone": _points(policies[BY_LAYER].over(policies[lfu])),
+                "activation ratio alone": _points(policies[BY_RATIO].over(policies[lfu])),
+                "both": _points(ours.over(policies[lfu])),
+            }
+            for lfu in ("lfu", "lfu-reset")
         },
     }
 

@@ -49,7 +49,7 @@ def _verdicts(found: Mapping[str, Any]) -> list[str]:
             f"  moe-infinity: {_points(own['oracle_gap'])} under Belady, "
             f"{_points(own['gain_over_best_baseline'])} over the best baseline",
             f"  under Belady too: {_listed(own['under_belady'])}",
-            f"  over lfu-reset: {_listed(own['over_lfu'])}",
+            *(f"  over {lfu}: {_listed(gains)}" for lfu, gains in own["over"].items()),
         ]
     for policy, gaps in found["real_gaps"].items():
         lines.append(f"recorded: {policy} under Belady: " + ", ".join(f"{gap:.1f} {at}" for at, gap in gaps.items()))

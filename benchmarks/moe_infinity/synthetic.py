@@ -165,15 +165,17 @@ MIXES = {
         tasks=100, spread=None, breadth=2.27, focus=3.67, locality=0.12, prompt_tokens=40, output_tokens=7.5, at_once=64
     ),
     NLLB.name: Mix(
-        tasks=110, spread=51.0, breadth=2.2, focus=1.57, locality=0.06, prompt_tokens=39, output_tokens=36.5, at_once=16
+        tasks=110, spread=66.0, breadth=2.2, focus=1.57, locality=0.06, prompt_tokens=39, output_tokens=36.5, at_once=15
     ),
 }
 """Found by ``python -m benchmarks.moe_infinity.calibration --search 60``, from there ``--search 70 --step 0.15 --seeds
-2``, on baselines and Belady alone, before MoE-Infinity was run on such a trace. On other seeds (``--seeds 8
---first-seed 500``): best baseline 31.9 % and Belady 56.6 % at 535 slots, 21.8 % and 42.2 % at 60; the best is LFU, LRU
-and neighbour-aware come to 5 % and 1 %. Of the experts 2.5 % and 2.9 % serve one sequence, 20.4 % and 20.1 % a batch of
-32, 24.4 % and 23.5 % one of 64; of these 26 to 46 % in more than one iteration (paper: 3, 20 and 26 %; 30 to 56 %).
+2``, and for nllb-moe-128 ``spread`` and ``at_once`` once more by hand: on baselines and Belady alone, whatever
+MoE-Infinity makes of it. On other seeds (``--seeds 16 --first-seed 500``): best baseline 32.1 % and Belady 56.6 % at
+535 slots, 21.0 % and 42.8 % at 60; the best is LFU, LRU and neighbour-aware come to 5 % and 1 %. Of the experts 2.5 %
+and 2.9 % serve one sequence, 20.5 % and 20.9 % a batch of 32, 24.4 % and 26.6 % one of 64; of these 25 to 45 % in more
+than one iteration (paper: 3, 20 and 26 %; 30 to 56 %).
 
-How many sequences run at once follows from the two hit rates too: at 16 and 32 the best baseline of switch-large-128
-would be recency, and no other quantity brings both rates to the paper's (the search with ``--at-once``).
+How many sequences run at once follows from the two hit rates too (``--search 90 --at-once``): with 16 recency is the
+best baseline of switch-large-128, and neither there nor with 32 does any other quantity bring both rates near the
+paper's; for nllb-moe-128 8 does nearly as well as 16, 4 and 32 do not.
 """

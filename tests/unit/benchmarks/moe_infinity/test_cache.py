@@ -64,7 +64,8 @@ def test_the_gap_is_the_worse_models_and_the_gain_too() -> None:
     switch = found["synthetic"][SWITCH.name]
     assert switch["best_baseline"] == "lfu"
     assert switch["oracle_gap"] == [4.5, pytest.approx(2.12, abs=0.01)], "spread of the difference, not of the rates"
-    assert switch["over_lfu"]["layer decay alone"] == [8.0, 0.0]
+    assert switch["over"]["lfu-reset"]["layer decay alone"] == [8.0, 0.0]
+    assert switch["over"]["lfu"]["both"] == [20.5, pytest.approx(0.71, abs=0.01)]
 
 
 def test_the_real_gap_is_one_policys_at_its_worse_concurrency() -> None:
