@@ -36,7 +36,6 @@ ABLATED: Final = (
     Arm("priorities off", "moe-infinity", {"priorities": False}),
 )
 REUSE: Final = Arm("reuse", "reuse")
-"""With the coefficients that it has without an artifact."""
 LITERAL: Final = (
     Arm("literal", "moe-infinity", {"literal": True}),
     Arm("literal, priorities off", "moe-infinity", {"literal": True, "priorities": False}),
@@ -53,13 +52,14 @@ OTHERS: Final = (Arm("next-layer", "next-layer"), Arm("lru", "lru"))
 class Scale:
     """``learnt`` sequences make the collection, ``served`` ones after them are replayed. ``links``: bytes a second.
 
-    ``at_once``: where the expert-ready latency is measured; recall is of one sequence after the other. Of a recorded
-    ``trace``: so many ``trace_seeds`` and ``trace_links``.
+    ``fitted``: see World. ``at_once``: where the expert-ready latency is measured; recall is of one sequence after the
+    other. Of a recorded ``trace``: so many ``trace_seeds`` and ``trace_links``.
     """
 
     seeds: int = 5
     learnt: int = 400
-    served: int = 16
+    served: int = 20
+    fitted: bool = True
     at_once: tuple[int, ...] = (1, 8)
     counts_step: int = 1
     experts: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
@@ -72,7 +72,7 @@ class Scale:
 
 
 QUICK = Scale(
-    seeds=2, learnt=120, served=3, at_once=(1,), counts_step=3, experts=(8, 256), links=(8e9, 128e9),
+    seeds=2, learnt=120, served=3, fitted=False, at_once=(1,), counts_step=3, experts=(8, 256), links=(8e9, 128e9),
     models=("switch-large-128",), trace_seeds=1, trace_links=(32e9,),
 )  # fmt: skip
 
@@ -88,6 +88,7 @@ class Plan:
     served: int
     seeds: int
     counts_step: int
+    fitted: bool
     rows: int | None = None
 
     @property
@@ -97,18 +98,20 @@ class Plan:
         return [[Arm(f"{policy} {k}", policy, {"count": k}) for k in counts] for policy in TUNED]
 
     def cells(self, arms: Iterable[Arm], seeds: Iterable[int]) -> list[Cell]:
-        worlds = [World(self.model, seed, self.learnt, self.served, rows=self.rows) for seed in seeds]
+        worlds = [
+            World(self.model, seed, self.learnt, self.served, rows=self.rows, fitted=self.fitted) for seed in seeds
+        ]
         return [Cell(world, arm, self.link, 1, alone=True) for world in worlds for arm in arms]
 
 
 def run(scale: Scale) -> dict[str, Any]:
     """``experts`` is Fig. 9, ``bandwidth`` Fig. 10 with the ablations, ``latency`` the expert-ready latency."""
-    drawn = scale.learnt, scale.served, scale.seeds, scale.counts_step
+    drawn = scale.learnt, scale.served, scale.seeds, scale.counts_step, scale.fitted
     widths = [Plan(switch_base(experts), PCIE4_BYTES_PER_S, (OURS, REUSE), *drawn) for experts in scale.experts]
     arms = (OURS, REUSE, *ABLATED)
     speeds = [Plan(MODELS[name], link, arms, *drawn) for name in scale.models for link in scale.links]
     if scale.trace is not None:
-        known = RECORDED_LEARNT, scale.served, scale.trace_seeds, scale.counts_step, RECORDED_ROWS
+        known = RECORDED_LEARNT, scale.served, scale.trace_seeds, scale.counts_step, scale.fitted, RECORDED_ROWS
         speeds += [Plan(recorded(scale.trace), link, arms, *known) for link in scale.trace_links]
     rows = _recalls([*widths, *speeds], scale.jobs)
     return {
@@ -132,12 +135,16 @@ def _recalls(plans: Sequence[Plan], jobs: int) -> list[dict[str, Any]]:
     rest = [cell for plan, own in zip(plans, arms, strict=True) for cell in plan.cells(own, range(1, plan.seeds))]
     found |= _measured(rest, jobs, "recall, other seeds")
     rows = []
-    for plan, own in zip(plans, arms, strict=True):
+    for plan, chosen in zip(plans, arms, strict=True):
         shown = {}
-        for arm in own:
-            recalls = interval([found[cell].recall or 0.0 for cell in plan.cells((arm,), range(plan.seeds))])
+        for arm in chosen:
+            own = [found[cell] for cell in plan.cells((arm,), range(plan.seeds))]
             tuned = {"k": arm.options["count"]} if arm.policy in TUNED else {}
-            shown[arm.policy if tuned else arm.label] = {"recall": recalls, **tuned}
+            shown[arm.policy if tuned else arm.label] = {
+                "recall": interval([one.recall or 0.0 for one in own]),
+                "decoding": interval([one.recall_decoding or 0.0 for one in own]),
+                **tuned,
+            }
         rows.append({"model": plan.model.name, "experts": plan.model.shape.experts, "link": plan.link, "arms": shown})
     return rows
 
@@ -158,7 +165,10 @@ def _latencies(scale: Scale, recalls: Sequence[Mapping[str, Any]]) -> list[dict[
     ]
 
     def cells(model: Model, at_once: int, arm: Arm) -> list[Cell]:
-        worlds = [World(model, seed, scale.learnt, max(scale.served, 2 * at_once)) for seed in range(scale.seeds)]
+        worlds = [
+            World(model, seed, scale.learnt, max(scale.served, 2 * at_once), fitted=scale.fitted)
+            for seed in range(scale.seeds)
+        ]
         return [Cell(world, arm, PCIE4_BYTES_PER_S, at_once, alone=False) for world in worlds]
 
     wanted = [cell for model, at_once, arms in plans for arm in arms for cell in cells(model, at_once, arm)]

@@ -10,6 +10,7 @@ from greenroom.policies.arrays import Keys, Mask
 from greenroom.policies.events import (
     Artifact,
     LayerRouting,
+    Phase,
     Prediction,
     PredictionRequest,
     Reason,
@@ -29,7 +30,7 @@ class PrefetchAlone(ExpertPolicy):
     What a layer uses must then have been fetched ahead each time, by everyone alike: that a policy keeps an expert that
     it would have foreseen, and one that it would not have, look the same otherwise. ``covered`` of the ``used``
     experts had been fetched ahead and had landed when their layer's router spoke: the recall of prefetching
-    (MoE-Infinity, §8.3).
+    (MoE-Infinity, §8.3). ``covered_decoding`` and ``used_decoding``: of these, in steps that only decode.
     """
 
     def __init__(self, policy: ExpertPolicy) -> None:
@@ -39,11 +40,17 @@ class PrefetchAlone(ExpertPolicy):
         self._ahead: Mask = np.zeros(policy.catalogue.size, dtype=np.bool_)  # here, and not used since
         self.covered = 0
         self.used = 0
+        self.covered_decoding = 0
+        self.used_decoding = 0
         self._keep()
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
-        self.used += len(routing.experts)
-        self.covered += int(np.count_nonzero(self._ahead[routing.experts]))
+        used, covered = len(routing.experts), int(np.count_nonzero(self._ahead[routing.experts]))
+        self.used += used
+        self.covered += covered
+        if routing.step.phase is Phase.DECODE:
+            self.used_decoding += used
+            self.covered_decoding += covered
         self._ahead[self.catalogue.spans[routing.layer]] = False
         self._keep()
         self._policy.on_layer_routed(routing)

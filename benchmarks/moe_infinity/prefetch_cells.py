@@ -14,11 +14,14 @@ from benchmarks.moe_infinity.prefetch_alone import PrefetchAlone
 from benchmarks.moe_infinity.prefetch_models import Model
 from benchmarks.moe_infinity.synthetic import trace_of
 from greenroom.policies.arrays import Counts
+from greenroom.policies.artifacts import artifact_of
 from greenroom.policies.eamc import EAMC, MATRICES
 from greenroom.policies.events import Artifact
 from greenroom.policies.next_layer import TracedTopK
 from greenroom.policies.registry import create_policy
+from greenroom.policies.reuse_chances import REUSE
 from greenroom.predictor.eamc.members import CAPACITY, choose_members
+from greenroom.predictor.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace
 from greenroom.replay.activations import activation_matrices
 from greenroom.replay.simulated import LinkProfile
@@ -34,7 +37,8 @@ of some MiB, and an expert is to be one copy, as it is in the paper (§5.3)."""
 @dataclass(frozen=True, slots=True)
 class World:
     """Sequences of one seed: the first ``learnt`` make the collection of up to ``capacity`` members (0: there is none),
-    the ``served`` after them are replayed, the first ``rows`` of each.
+    the ``served`` after them are replayed, the first ``rows`` of each. ``fitted``: whether `reuse` has coefficients out
+    of them too, or those that it has without.
     """
 
     model: Model
@@ -43,6 +47,7 @@ class World:
     served: int
     capacity: int = CAPACITY
     rows: int | None = None
+    fitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``recall``: share of the experts used that had been fetched ahead; None where others were kept too. ``ready``:
-    share of them that nothing waited for. ``waits_ms``: percentiles of the expert-ready latency, of all experts used.
+    """``recall``: share of the experts used that had been fetched ahead, in all and of those used in decoding; None
+    where others were kept too. ``ready``: share of them that nothing waited for. ``waits_ms``: percentiles of the
+    expert-ready latency, of all experts used.
     """
 
     recall: float | None
+    recall_decoding: float | None
     ready: float
     mean_wait_ms: float
     waits_ms: tuple[float, ...]
@@ -92,6 +99,8 @@ def measure(cell: Cell, go_on: Callable[[], object] = lambda: None) -> Measured:
     policy = create_policy(cell.arm.policy, catalogue=setup.catalogue(), options=cell.arm.options)
     if ready.members is not None:
         policy.on_artifact_swapped(ready.members)
+    if world.fitted and REUSE in policy.artifacts:
+        policy.on_artifact_swapped(_coefficients(world))
     if isinstance(policy, TracedTopK):
         policy.learn(ready.uses)
     alone = PrefetchAlone(policy) if cell.alone else None
@@ -106,6 +115,7 @@ def measure(cell: Cell, go_on: Callable[[], object] = lambda: None) -> Measured:
     blocked = np.array(waits)
     return Measured(
         recall=None if alone is None else alone.covered / alone.used,
+        recall_decoding=None if alone is None else alone.covered_decoding / max(1, alone.used_decoding),
         ready=float((blocked == 0).mean()),
         mean_wait_ms=float(blocked.mean() * 1e3),
         waits_ms=tuple((np.percentile(blocked, PERCENTILES) * 1e3).tolist()),
@@ -134,6 +144,13 @@ def prepared(world: World) -> Prepared:
         members = choose_members(learnt.experts_per_layer.tolist(), matrices, capacity=world.capacity)
         artifact = Artifact(EAMC, "1", {MATRICES: matrices[members]})
     return Prepared(served, artifact, matrices.sum(axis=0).astype(np.int64))
+
+
+@lru_cache(maxsize=2)
+def _coefficients(world: World) -> Artifact:
+    """Those of who follows whom take twice as long to fit and are worth nothing where tokens are drawn one by one."""
+    learnt, _ = _drawn(world.model, world.seed, world.learnt, world.served, world.rows)
+    return artifact_of(learnt.catalogue(), fit(learnt, FitOptions(followers=False)), "fitted")
 
 
 @lru_cache(maxsize=2)

@@ -19,6 +19,7 @@ def table(found: Mapping[str, Any]) -> str:
         lines += ["", f"Fig. 10: the same against the link, {model}"]
         own = [row for row in found["bandwidth"] if row["model"] == model]
         lines += _recalls(own, lambda row: f"{row['link'] / 1e9:g} GB/s")
+        lines += ["while decoding", *_recalls(own, lambda row: f"{row['link'] / 1e9:g} GB/s", "decoding")[1:]]
     for row in found["latency"]:
         link = found["link_of_latency"] / 1e9
         lines += ["", f"expert-ready latency, ms: {row['model']}, {row['at_once']} at once, {row['slots']} slots, "
@@ -42,7 +43,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _recalls(rows: Sequence[Mapping[str, Any]], named: Any) -> list[str]:
+def _recalls(rows: Sequence[Mapping[str, Any]], named: Any, key: str = "recall") -> list[str]:
     arms = list(dict.fromkeys(arm for row in rows for arm in row["arms"]))
     lines = [f"{'':<14}" + "".join(f"{arm:>22}" for arm in arms)]
     for row in rows:
@@ -50,7 +51,7 @@ def _recalls(rows: Sequence[Mapping[str, Any]], named: Any) -> list[str]:
         for arm in arms:
             value = row["arms"].get(arm)
             k = f" (k={value['k']})" if value is not None and "k" in value else ""
-            cells.append("-" if value is None else _said(value["recall"], 100) + k)
+            cells.append("-" if value is None else _said(value[key], 100) + k)
         lines.append(f"{named(row):<14}" + "".join(f"{cell:>22}" for cell in cells))
     return lines
 

@@ -75,10 +75,20 @@ def test_every_policy_replays_the_same_sequences_and_learns_from_those_before() 
     assert ours.recall is not None
     assert everyone.recall is not None
     assert 0 < ours.recall < everyone.recall < 1  # the link brings whole layers here; nobody foresees a prompt's first
+    assert ours.recall_decoding is not None
+    assert ours.recall_decoding != ours.recall
     kept = measure(replace(cells[0], alone=False))
     assert kept.recall is None
     assert kept.ready > ours.ready
     assert kept.waits_ms == tuple(sorted(kept.waits_ms))
+
+
+def test_reuse_can_be_given_coefficients_of_the_sequences_before() -> None:
+    world = World(replace(tiny(), slots=4), seed=1, learnt=100, served=6)
+    without, fitted = (
+        measure(Cell(one, prefetch.REUSE, 32e9, 1, alone=False)) for one in (world, replace(world, fitted=True))
+    )
+    assert (without.token_ms, without.prefetches) != (fitted.token_ms, fitted.prefetches)
 
 
 def test_a_faster_link_lets_more_be_foreseen() -> None:
@@ -104,7 +114,7 @@ def test_a_recorded_trace_is_shuffled_by_the_seed_and_split(tmp_path: Path) -> N
 
 
 def test_all_k_up_to_a_layers_experts_are_tried() -> None:
-    plan = prefetch.Plan(switch_base(32), 32e9, (), 1, 1, 1, counts_step=1)
+    plan = prefetch.Plan(switch_base(32), 32e9, (), 1, 1, 1, counts_step=1, fitted=False)
     assert [[arm.options["count"] for arm in family] for family in plan.families] == [[32, 16, 8, 4, 2, 1]] * 2
     thinned = replace(plan, counts_step=3)
     assert [arm.options["count"] for arm in thinned.families[0]] == [32, 4]
@@ -124,8 +134,8 @@ def test_the_stage_gives_every_figure_a_table_and_a_picture(tmp_path: Path, monk
     path = tmp_path / "routing.npz"
     RoutingTrace(np.zeros((640, 2, 1), dtype=np.uint8), np.arange(0, 641, 4), 3).save(path)
     scale = prefetch.Scale(
-        seeds=2, learnt=6, served=1, at_once=(1,), counts_step=2, experts=(8,), links=(32e9,), models=("tiny",),
-        trace=path, trace_seeds=1, trace_links=(32e9,),
+        seeds=2, learnt=6, served=1, fitted=False, at_once=(1,), counts_step=2, experts=(8,), links=(32e9,),
+        models=("tiny",), trace=path, trace_seeds=1, trace_links=(32e9,),
     )  # fmt: skip
 
     found = prefetch.run(scale)
@@ -133,7 +143,7 @@ def test_the_stage_gives_every_figure_a_table_and_a_picture(tmp_path: Path, monk
     assert [row["model"] for row in found["bandwidth"]] == ["tiny", "routing"]
     for row in (*found["experts"], *found["bandwidth"]):
         assert all(0 <= arm["recall"]["mean"] <= 1 for arm in row["arms"].values())
-        assert {"k"} == {key for arm in row["arms"].values() for key in arm} - {"recall"}
+        assert {"k"} == {key for arm in row["arms"].values() for key in arm} - {"recall", "decoding"}
     assert set(found["latency"][0]["arms"]) >= {"moe-infinity", "refinement off", "priorities off", "top-k", "lru"}
     json.dumps(found)
     assert "Fig. 10" in prefetch.table(found)
