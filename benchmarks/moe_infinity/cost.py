@@ -129,10 +129,13 @@ def run(scale: Scale) -> dict[str, Any]:
     arms = [Timed(shape, at_once) for shape in scale.shapes for at_once in scale.at_once]
     names = ("search_us", "decision_us", "caching_us")
     found: list[dict[str, list[float]]] = [{name: [] for name in names} for _ in arms]
+    gc.collect()
+    gc.freeze()  # what others left behind is not looked through again
     for _ in tqdm(range(scale.repeats + 1), desc="cost", leave=False, delay=2):
         for arm, times in zip(arms, found, strict=True):
             for name in names:
                 times[name].append(getattr(arm, name)(max(1, scale.layers // arm.shape.layers)))
+    gc.unfreeze()
     rows = [
         {**asdict(arm.shape), "at_once": arm.at_once, "eamc_bytes": arm.eamc_bytes}
         | {name: _middle(values[1:]) for name, values in times.items()}  # the first warms up
@@ -191,7 +194,6 @@ def _members(catalogue: Catalogue, members: int, random: np.random.Generator) ->
 
 
 def _each_us(calls: Sequence[Callable[[], object]]) -> float:
-    gc.collect()
     gc.disable()
     try:
         began = time.thread_time()  # of the processor: whoever else computes is not counted
