@@ -178,8 +178,11 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
                            marker="o", label=f"{label}, {at_once} at once")  # fmt: skip
         panel.set_xlabel(axis)
         panel.set_xscale("log")
-        panel.set_ylim(bottom=0)
+        ticks = sorted({row[axis] for row in found["rows"] if _varies(row, axis)})
+        panel.set_xticks(ticks, map(str, ticks))
+        panel.set_xticks([], minor=True)
         panel.grid(True, color="0.9")
+    panels[0].set_ylim(0, 1.1 * max(row["decision_us"]["median"] for row in found["rows"]))
     panels[0].set_ylabel("µs a layer")
     panels[0].legend(fontsize=8)
     save_figure(figure, path)

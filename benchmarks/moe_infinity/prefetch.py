@@ -8,7 +8,8 @@ with nothing else kept (``PrefetchAlone``): what a policy keeps it need not fore
 of a step to its cache, so nothing of that counts as foreseen. top-k and traced top-k are shown at the k of the highest
 recall, found on the first seed; traced top-k has counted the uses of the sequences that the collection is made of. With
 ``--trace`` the same on recorded routing. *Expert-ready latency* is how long a layer is blocked for an expert that it
-uses, with the policy's own cache of the size that the paper gives. ± is half a 95 % interval over seeds.
+uses, or for all of them, with the policy's own cache of the size that the paper gives. ± is half a 95 % interval over
+seeds.
 """
 
 from __future__ import annotations
@@ -197,6 +198,7 @@ def _latency(measured: Sequence[Measured]) -> dict[str, Any]:
         "ready": [one.ready for one in measured],
         "mean_wait_ms": [one.mean_wait_ms for one in measured],
         **{f"p{p}_ms": [one.waits_ms[place] for one in measured] for place, p in enumerate(PERCENTILES)},
+        **{f"layer_p{p}_ms": [one.layers_ms[place] for one in measured] for place, p in enumerate(PERCENTILES)},
         "token_ms": [one.token_ms for one in measured],
         "wasted": [one.wasted / max(1, one.prefetches) for one in measured],
     }

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ class Cell:
 class Measured:
     """``recall``: share of the experts used that had been fetched ahead, in all and of those used in decoding; None
     where others were kept too. ``ready``: share of them that nothing waited for. ``waits_ms``: percentiles of the
-    expert-ready latency, of all experts used.
+    expert-ready latency, of all experts used; ``layers_ms``: of what a layer waited in all.
     """
 
     recall: float | None
@@ -82,6 +83,7 @@ class Measured:
     ready: float
     mean_wait_ms: float
     waits_ms: tuple[float, ...]
+    layers_ms: tuple[float, ...]
     token_ms: float
     prefetches: int
     wasted: int
@@ -104,7 +106,7 @@ def measure(cell: Cell, go_on: Callable[[], object] = lambda: None) -> Measured:
     if isinstance(policy, TracedTopK):
         policy.learn(ready.uses)
     alone = PrefetchAlone(policy) if cell.alone else None
-    waits: list[float] = []
+    waits: list[list[float]] = []
 
     def steps() -> Any:
         for step in ready.served.steps(concurrent=cell.at_once):
@@ -112,13 +114,14 @@ def measure(cell: Cell, go_on: Callable[[], object] = lambda: None) -> Measured:
             go_on()
 
     timed = setup.run(alone or policy, steps(), model.slots, waits=waits)
-    blocked = np.array(waits)
+    blocked = np.array(list(chain(*waits)))
     return Measured(
         recall=None if alone is None else alone.covered / alone.used,
         recall_decoding=None if alone is None else alone.covered_decoding / max(1, alone.used_decoding),
         ready=float((blocked == 0).mean()),
         mean_wait_ms=float(blocked.mean() * 1e3),
         waits_ms=tuple((np.percentile(blocked, PERCENTILES) * 1e3).tolist()),
+        layers_ms=tuple((np.percentile(list(map(sum, waits)), PERCENTILES) * 1e3).tolist()),
         token_ms=timed.seconds * 1e3 / timed.tokens,
         prefetches=timed.prefetches,
         wasted=timed.prefetches_wasted,

@@ -8,8 +8,11 @@ from typing import Any
 
 from greenroom.core.pictures import COLOURS, new_figure, save_figure
 
-_SHOWN = (("ready", "ready", 100), ("mean_wait_ms", "mean ms", 1), ("p50_ms", "p50", 1), ("p95_ms", "p95", 1),
-          ("p99_ms", "p99", 1), ("token_ms", "ms a token", 1), ("wasted", "wasted", 100))  # fmt: skip
+_SHOWN = (
+    ("ready", "ready", 100), ("mean_wait_ms", "mean ms", 1), ("p50_ms", "p50", 1), ("p95_ms", "p95", 1),
+    ("p99_ms", "p99", 1), ("layer_p50_ms", "a layer: p50", 1), ("layer_p99_ms", "p99", 1),
+    ("token_ms", "ms a token", 1), ("wasted", "wasted", 100),
+)  # fmt: skip
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -77,14 +80,14 @@ def _tails(panel: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     arms = list(dict.fromkeys(arm for row in rows for arm in row["arms"]))
     height = 0.8 / len(rows)
     for place, row in enumerate(rows):
-        own = [(number, row["arms"][arm]["p99_ms"]) for number, arm in enumerate(arms) if arm in row["arms"]]
+        own = [(number, row["arms"][arm]["layer_p99_ms"]) for number, arm in enumerate(arms) if arm in row["arms"]]
         panel.barh(
             [number + place * height for number, _ in own], [value["mean"] for _, value in own], height,
             xerr=[value["within"] for _, value in own], color=COLOURS[place % len(COLOURS)],
             label=f"{row['model']}, {row['at_once']} at once",
         )  # fmt: skip
     panel.set_yticks([number + 0.4 for number in range(len(arms))], arms, fontsize=8)
-    panel.set_xlabel("expert-ready latency, p99, ms")
+    panel.set_xlabel("what a layer waits for its experts, p99, ms")
     panel.invert_yaxis()
     panel.legend(fontsize=8)
 

@@ -176,7 +176,7 @@ class TimedReplay:
         device_slots: int,
         *,
         resident: Sequence[int] = (),
-        waits: list[float] | None = None,
+        waits: list[list[float]] | None = None,
     ) -> TimedResult:
         """Time and counts of ``steps`` under ``device_slots``, with ``resident`` brought in before, in this order.
         ``waits``: see TimedEngine. Raises BudgetTooSmall as the engine does.
@@ -188,8 +188,8 @@ class TimedReplay:
 class TimedEngine:
     """An engine on simulated hardware that can be given one run of steps after the other; a context manager.
 
-    ``compute`` and ``disk`` may change between two runs. To ``waits``, where it is given, each look-up adds the seconds
-    that its layer was blocked for it: 0 where the expert was here, or had landed while others ran.
+    ``compute`` and ``disk`` may change between two runs. To ``waits``, where it is given, each layer that runs adds
+    for how many seconds it was blocked for each of its experts: 0 where one was here, or had landed while others ran.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class TimedEngine:
         device_slots: int,
         resident: Sequence[int] = (),
         *,
-        waits: list[float] | None = None,
+        waits: list[list[float]] | None = None,
     ) -> None:
         self.compute = setup.compute
         self._waits = waits
@@ -271,13 +271,13 @@ class TimedEngine:
 
     def _compute(self, landing: Arriving, seconds: NDArray[np.float64]) -> None:
         """Each expert as it is handed out, for its ``seconds``."""
-        clock, waits = self._hardware.clock, self._waits
-        asked = clock.now
+        clock, waits, asked = self._hardware.clock, [], self._hardware.clock.now
         for expert, _ in landing:
-            if waits is not None:
-                waits.append(clock.now - asked)
+            waits.append(clock.now - asked)
             clock.advance(float(seconds[expert]))
             asked = clock.now
+        if self._waits is not None:
+            self._waits.append(waits)
 
 
 def _copy(counters: Counters) -> dict[str, float]:
