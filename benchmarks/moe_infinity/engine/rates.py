@@ -12,6 +12,7 @@ from tqdm import tqdm
 from benchmarks.emoe.jobs import recorded_arrivals
 from benchmarks.emoe.measures import percentile
 from benchmarks.emoe.memory_arms import Ask
+from benchmarks.engine.processes import ArmFailed
 from benchmarks.engine.rows import Spread
 from benchmarks.moe_infinity.engine import arrivals
 from benchmarks.moe_infinity.engine.fleet import Fleet
@@ -53,14 +54,19 @@ def run(
             for name in rotated(names, round_):
                 runs[load][name].append(at(load, round_, requests, _of(fleet, name)))
                 bar.update()
+        errors: dict[float, str] = {}
         for load in peer_loads if peer is not None else ():
             assert peer is not None
-            runs[load][DISK_OFFLOAD] = [at(load, 1, peer_requests, peer)]
+            try:
+                runs[load][DISK_OFFLOAD] = [at(load, 1, peer_requests, peer)]
+            except ArmFailed as failed:
+                errors[load] = str(failed)
             bar.update()
     points = [
-        {"load": load, "rate": load * unit, "rows": {name: _figures(one) for name, one in own.items()}}
+        {"load": load, "rate": load * unit, "rows": {name: _figures(one) for name, one in own.items()},
+         "accelerate_error": errors.get(load)}
         for load, own in runs.items()
-    ]
+    ]  # fmt: skip
     return {"points": points, "saturation": unit, "arrivals": "recorded" if trace else "drawn", "requests": requests}
 
 

@@ -113,11 +113,13 @@ def _records(own: Found) -> list[str]:
 
 
 def _by_point(points: Sequence[Found], heads: Sequence[str], key: str) -> list[str]:
+    """A line an arm, and why accelerate is missing where it failed."""
     names = dict.fromkeys(name for point in points for name in point["rows"])
     lines = [_line(("", *heads))]
     for name in names:
         lines.append(_line((name, *(_range(point["rows"].get(name, {}).get(key), 1) for point in points))))
-    return lines
+    errors = {head: point.get("accelerate_error") for head, point in zip(heads, points, strict=True)}
+    return [*lines, *(f"  accelerate, {head}: {error}" for head, error in errors.items() if error)]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -97,11 +97,15 @@ def _beside(scale: Scale, learnt: Learnt, found: Found) -> Iterator[tuple[bounde
 
 
 def _peer(ground: bounded.Ground, children: Children) -> Answer:
-    """accelerate's answer to a batch. Raises ArmFailed."""
+    """accelerate's answer to a batch. Raises ArmFailed; one that could not answer is opened anew for the next."""
 
     def answer(asks: Sequence[Ask]) -> ServedTurn:
-        child = children.get(ground.peer())
-        return ServedTurn.of_answer(child.tell("serve", TURN_TIMEOUT_S, **stream_of(asks).as_arguments()))
+        try:
+            child = children.get(ground.peer())
+            return ServedTurn.of_answer(child.tell("serve", TURN_TIMEOUT_S, **stream_of(asks).as_arguments()))
+        except ArmFailed:
+            children.close_all_but()
+            raise
 
     return answer
 
