@@ -136,8 +136,8 @@ def test_accelerate_answers_beside_where_there_is_one(fleet: Fleet, monkeypatch:
     assert [set(point["rows"]) for point in first["points"]] == [{ON_DEMAND, DISK_OFFLOAD}, {ON_DEMAND}, {ON_DEMAND}]
     assert [point["accelerate_error"] for point in first["points"]] == [None, "too much", None]
     second = rates.run(
-        fleet, [ON_DEMAND], peer, requests=3, loads=(0.5, 0.001, 9.0), peer_loads=(0.001, 9.0), peer_requests=3, rounds=1,
-        seconds=60,
+        fleet, [ON_DEMAND], peer, requests=3, loads=(0.5, 0.001, 9.0), peer_loads=(0.001, 9.0), peer_requests=3,
+        rounds=1, seconds=60,
     )  # fmt: skip
     answered = [{name: len(row["per_token_ms"]) for name, row in point["rows"].items()} for point in second["points"]]
     assert answered == [{ON_DEMAND: 3}, {ON_DEMAND: 3, DISK_OFFLOAD: 3}, {ON_DEMAND: 3}]
