@@ -67,7 +67,7 @@ def create_policy(name: str, *, catalogue: Catalogue, options: Mapping[str, Any]
 
 
 def check_taken(kind: str, name: str, policies: Collection[str]) -> None:
-    """Raises InvalidConfig where none of ``policies`` predicts by artifacts of the kind of this one, called ``name``."""
+    """Raises InvalidConfig where none of ``policies`` predicts by artifacts of this ``kind``; it is called ``name``."""
     taking = [policy for policy, made in EXPERT_POLICIES.items() if kind in made.artifacts]
     if not set(taking).intersection(policies):
         own, others = " and ".join(policies), " and ".join(taking)
