@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -33,6 +35,7 @@ def main(stages: tuple[str, ...], quick: bool, seeds: int | None, trace: Path | 
 
     Prints tables, draws pictures, and prints all of it as one JSON object on its last line.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that processes and folders go with us
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     result = run_stages(stages or STAGES, Settings(quick, out, seeds, trace), click.echo)
