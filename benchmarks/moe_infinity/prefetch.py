@@ -44,8 +44,12 @@ LITERAL: Final = (
 TUNED: Final = ("top-k", "traced-top-k")
 RECORDED_LEARNT: Final = 150
 """Sequences of a recorded trace that the collection is made of, in an order drawn by the seed."""
-RECORDED_ROWS: Final = 60
-"""Of each sequence served after them."""
+RECORDED_SERVED: Final = 8
+"""Served after them: a row that runs all layers has many more look-ups than an encoder-decoder's."""
+RECORDED_ROWS: Final = 40
+"""Of each of those, the first."""
+RECORDED_COUNTS: Final = 2
+"""Each how manieth k is tried."""
 OTHERS: Final = (Arm("next-layer", "next-layer"), Arm("lru", "lru"))
 
 
@@ -112,7 +116,8 @@ def run(scale: Scale) -> dict[str, Any]:
     arms = (OURS, REUSE, *ABLATED)
     speeds = [Plan(MODELS[name], link, arms, *drawn) for name in scale.models for link in scale.links]
     if scale.trace is not None:
-        known = RECORDED_LEARNT, scale.served, scale.trace_seeds, scale.counts_step, scale.fitted, RECORDED_ROWS
+        served, counts = min(scale.served, RECORDED_SERVED), max(scale.counts_step, RECORDED_COUNTS)
+        known = RECORDED_LEARNT, served, scale.trace_seeds, counts, scale.fitted, RECORDED_ROWS
         speeds += [Plan(recorded(scale.trace), link, arms, *known) for link in scale.trace_links]
     rows = _recalls([*widths, *speeds], scale.jobs)
     return {
