@@ -61,7 +61,7 @@ class Scale:
     other. Of a recorded ``trace``: so many ``trace_seeds`` and ``trace_links``.
     """
 
-    seeds: int = 5
+    seeds: int = 4
     learnt: int = 400
     served: int = 20
     fitted: bool = True
