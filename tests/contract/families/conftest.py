@@ -49,12 +49,20 @@ class Pairs:
         self._made = {key: pair for key, pair in self._made.items() if not key.startswith(f"{family}-")}
 
 
+def align(model: torch.nn.Module) -> None:
+    """Bring its weights to where torch would allocate them. Read from a file they lie as they do in there, and on some
+    processors a product of weights that lie at no multiple of 16 bytes is summed in another order."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
 def make_pair(folder: Path, cache: Path, dtype: str = "auto", products: str = "torch") -> Pair:
     checkpoint = resolve(str(folder))
     source = ScriptedExperts.at(ensure_pack(checkpoint, dtype, cache))
     loaded = load(checkpoint, dtype, products=products)
     attach(loaded, source)
     eager = model_class(checkpoint.config).from_pretrained(folder, dtype=loaded.dtype, experts_implementation="eager")
+    align(eager)
     return Pair(checkpoint, eager.eval(), loaded, source)
 
 

@@ -88,8 +88,10 @@ def test_rows_under_masks_keep_to_them_in_compiled_layers(pairs: Pairs, family: 
     model = ragged(pairs, family)
     pair = wide(pairs, family)
     layers = pair.loaded.layers
-    pair.source.masks = {n: random_masks(6, layer.experts, layer.top_k, seed=n) for n, layer in enumerate(layers)}
-    tokens = torch.randint(4, VOCAB_SIZE, (6,), generator=torch.Generator().manual_seed(3)).tolist()
+    assert model.lean is not None
+    rows = min(6, model.lean.most_rows)  # more go through torch where that has instructions for bf16
+    pair.source.masks = {n: random_masks(rows, layer.experts, layer.top_k, seed=n) for n, layer in enumerate(layers)}
+    tokens = torch.randint(4, VOCAB_SIZE, (rows,), generator=torch.Generator().manual_seed(3)).tolist()
     results = []
     try:
         lean = model.lean
