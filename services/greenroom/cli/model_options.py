@@ -155,7 +155,8 @@ def _artifact_beside(folder: Path, kind: str) -> Path | None:
     path, file = folder / f"{kind}.safetensors", ARTIFACT_FILES[kind]
     if not path.is_file():
         say = log.info if kind == "reuse" else log.warning  # it has what to begin with
-        say("%s: there is no %s (`%s` makes it), and no --%s", _WITHOUT[kind], path, file.MADE_BY, kind)
+        say("%s: there is no %s, and no --%s. `%s` makes one, and so does a predictor service, of live traces",
+            _WITHOUT[kind], path, kind, file.MADE_BY)  # fmt: skip
         return None
     try:
         file.read(path)
