@@ -46,7 +46,7 @@ def _bounded(own: Found) -> list[str]:
 
 def _third(own: Found) -> list[str]:
     heads = ("", "tokens/s", "stall ms/token", "stall removed", "of its time", "MiB/token", "hits", "fetched ahead",
-             "of it wasted", "policy")  # fmt: skip
+             "of it wasted", "look-up", "events", "policy")  # fmt: skip
     lines = [_line(heads)]
     for name, row in own["rows"].items():
         lines.append(
@@ -54,7 +54,8 @@ def _third(own: Found) -> list[str]:
                 name, _range(row["tokens_per_s"]), f"{row['stall_ms_per_token']:.1f}",
                 _range(row["stall_recovered"]), _range(row["time_recovered"]),
                 f"{row['mib_per_token']:.1f}", f"{row['hit_rate']:.1%}", f"{row['prefetches_per_token']:.2f}/token",
-                _percent(row["wasted_share"]), f"{row['policy_share']:.2%}",
+                _percent(row["wasted_share"]), f"{row['lookup_share']:.2%}",
+                f"{row['events_share']:.2%}", f"{row['policy_share']:.2%}",
             ))
         )  # fmt: skip
     other = [name for name, row in own["rows"].items() if not row["same_answers"]]

@@ -23,9 +23,8 @@ from benchmarks.moe_infinity.engine.kinds import (
     ORACLE_AHEAD,
     ORACLES,
     PAPER,
-    REUSE,
 )
-from benchmarks.moe_infinity.engine.policy_clock import of_events
+from benchmarks.moe_infinity.engine.policy_clock import LOOK_UP, of_events
 from benchmarks.moe_infinity.engine.prompts import in_turn
 from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, spread
 
@@ -76,16 +75,15 @@ def _oracles(fleet: Fleet, asks: Sequence[Ask], at_once: int, rounds: int) -> li
 
 def figures(rows: Mapping[str, Row], asks: Sequence[Ask]) -> dict[str, Any]:
     """``stall_recovered``: by the better of MoE-Infinity's forms, of the waiting that the better oracle does without.
-    ``lookup_share``: MoE-Infinity's or that of ``reuse``, whichever is higher."""
+    ``lookup_share``: of MoE-Infinity's look-ups and priorities."""
     lru = rows[ON_DEMAND]
     found = {name: _figures(row, rows, lru, asks) for name, row in rows.items()}
     recovered = [own["stall_recovered"]["median"] for name in (PAPER, LITERAL)
                  if (own := found.get(name)) and own["stall_recovered"]]  # fmt: skip
-    shares = [found[name]["events_share"] for name in (PAPER, REUSE) if name in found]
     return {
         "rows": found,
         "stall_recovered": max(recovered, default=None),
-        "lookup_share": max(shares, default=None),
+        "lookup_share": found[PAPER]["lookup_share"] if PAPER in found else None,
     }
 
 
@@ -112,6 +110,7 @@ def _figures(row: Row, rows: Mapping[str, Row], lru: Row, asks: Sequence[Ask]) -
         "stall_recovered": spread(_recovered(row, lru, on_demand + ahead, lambda turn: turn.stall_seconds)),
         "stall_recovered_on_demand": spread(_recovered(row, lru, on_demand, lambda turn: turn.stall_seconds)),
         "time_recovered": spread(_recovered(row, lru, on_demand + ahead, lambda turn: turn.seconds)),
+        "lookup_share": methods[LOOK_UP] / seconds,
         "events_share": of_events(methods) / seconds,
         "policy_share": sum(methods.values()) / seconds,
         "policy_us_per_step": {name: 1e6 * spent / steps for name, spent in sorted(methods.items())},

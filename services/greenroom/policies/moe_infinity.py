@@ -97,13 +97,18 @@ class MoeInfinity(ExpertPolicy):
                 self._nearest.update(layer, rows, matrices.counts[rows, span])
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
-        layer, nearest = routing.layer, self._nearest
+        nearest = self._nearest
         if self._any_ahead:
             self._ahead[routing.experts] = False
             self._any_ahead = bool(self._ahead.any())
         rows = self.retention.add(routing)
         if nearest is None or not len(rows):
             return
+        self._predict(routing, rows, nearest)
+
+    def _predict(self, routing: LayerRouting, rows: Rows, nearest: NearestMembers) -> None:
+        """The look-up, and the priorities that come of it; what the policy does beyond caching."""
+        layer = routing.layer
         nearest.grow(self.retention.matrices.room)
         if routing.step.rows == 1 and len(routing.experts) == 1:
             self._follow_token(routing, int(rows[0]), nearest)
