@@ -20,18 +20,12 @@ from greenroom.replay import RoutingTrace
 from greenroom.replay.activations import activation_matrices
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.worker import Worker
+from tests.pipeline.commands import output_of as run
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
 
 LAYERS, EXPERTS = 4, 8
-
-
-def run(*arguments: str, text: str | None = None, status: int = 0) -> str:
-    result = CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
-    return result.output
 
 
 def made_of(model: str, experts: tuple[int, ...], matrices: np.ndarray, sequences: int, **others: Any) -> EamcFile:

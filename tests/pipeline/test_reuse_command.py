@@ -16,17 +16,11 @@ from greenroom.policies.reuse import Reuse
 from greenroom.replay import RoutingTrace
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.worker import Worker
+from tests.pipeline.commands import output_of as run
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
 
 LAYERS, EXPERTS = 4, 8
-
-
-def run(*arguments: str, text: str | None = None, status: int = 0) -> str:
-    result = CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
-    return result.output
 
 
 def in_circles(path: Path, sequences: int, tokens: int, *, seed: int, layers: int = LAYERS) -> str:

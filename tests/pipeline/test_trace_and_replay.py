@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from greenroom import LLM, SamplingParams
-from greenroom.cli import main
 from greenroom.core.units import MIB
 from greenroom.experts import calibration
 from greenroom.experts.pack import PackFile
@@ -21,6 +19,7 @@ from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.timed import ComputeProfile, TimedReplay
 from greenroom.worker.warm_start import first_residents
+from tests.pipeline.commands import result_of
 from tests.unit.replay.traces import trace_of
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
@@ -31,9 +30,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
 def run(*arguments: str, text: str | None = None, status: int = 0) -> tuple[str, str]:
-    result = CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
+    result = result_of(*arguments, text=text, status=status)
     return result.stdout, result.stderr
 
 
