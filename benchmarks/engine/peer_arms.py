@@ -13,6 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.engine.turns import Turn, peak_bytes, reset_peak, timed
+from greenroom.moe.native.tiles import avoid_tiles_without_shape
 
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 """transformers' own experts' implementations, each with sdpa attention."""
@@ -25,6 +26,7 @@ class _GenerateArm:
 
     def _start(self) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+        avoid_tiles_without_shape()
         transformers.utils.logging.disable_progress_bar()
 
     def describe(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from greenroom.moe.families import Family, family_of
 from greenroom.moe.layers import MoeLayer
 from greenroom.moe.look_ahead import look_ahead_of
 from greenroom.moe.native.rows import NativeRows
+from greenroom.moe.native.tiles import avoid_tiles_without_shape
 from greenroom.moe.packing import resolve_dtype
 from greenroom.moe.products import native_for, use_native
 from greenroom.moe.routers import find_router, wrap_router
@@ -92,6 +93,7 @@ def load(
     Raises UnsupportedModel for what is not served, CorruptCheckpoint where tensors are missing, InvalidConfig for a
     dtype that is not known.
     """
+    avoid_tiles_without_shape()
     family = family_of(checkpoint.config)
     kept = resolve_dtype(checkpoint, dtype)
     plan = ExpertPlan(checkpoint, kept)

@@ -16,7 +16,8 @@ from transformers.integrations import moe as transformers_moe
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.source import ExpertWeights
-from greenroom.moe.native.rows import NativeRows, NativeUnavailable, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import NativeRows, native_rows
 
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 

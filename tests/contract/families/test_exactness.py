@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from greenroom.moe.native.rows import NativeUnavailable, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 from tests.contract.families.conftest import Pair, Pairs
 from tests.random_checkpoints import FAMILIES, VOCAB_SIZE
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from greenroom.moe.kv_cache import KVStore
-from greenroom.moe.native.rows import NativeUnavailable, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.ragged_attention import Chunk
 from tests.contract.families.conftest import Pair, Pairs

@@ -21,7 +21,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.moe.experts_forward import IMPLEMENTATION
 from greenroom.moe.lean_block import LeanBlock, lean_block
-from greenroom.moe.native.rows import Lasting, NativeRows, NativeUnavailable, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import Lasting, NativeRows, native_rows
 from greenroom.moe.products import Grouped
 from greenroom.moe.seats import Seat, Stage, seat_of, take_seat
 

@@ -15,8 +15,9 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe import products
-from greenroom.moe.native import rows
-from greenroom.moe.native.rows import NativeRows, NativeUnavailable, native_rows
+from greenroom.moe.native import library
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import NativeRows, native_rows
 from greenroom.moe.products import Grouped, NativeSum, Picked, TorchSum, describe_products, native_for, use_native
 
 
@@ -31,10 +32,15 @@ def native() -> NativeRows:
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """An installation without the compiled part."""
-    native_rows.cache_clear()
-    monkeypatch.setattr(rows, "__file__", str(tmp_path / "rows.py"))
+    _forget()
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     yield
+    _forget()
+
+
+def _forget() -> None:
     native_rows.cache_clear()
+    library.native_library.cache_clear()
 
 
 def experts(**changes: object) -> MixtralExperts:

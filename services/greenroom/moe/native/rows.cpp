@@ -9,6 +9,10 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace {
 
 typedef void (*ParallelFn)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
@@ -285,6 +289,19 @@ void greenroom_use_instruction_set(int64_t number) { kernels = choices[number]; 
 int greenroom_multiplies_bf16() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return 0;
+#endif
+}
+
+// Whether the processor announces tiles (AMX: leaf 7) and does not say what shape they have (leaf 0x1D), as in some virtual
+// machines: code that is made to fit them then holds instructions that there are not.
+int greenroom_tiles_lack_shape() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  const unsigned tiles = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & tiles)) return 0;
+  return !__get_cpuid_count(0x1D, 1, &a, &b, &c, &d) || b == 0;  // b: bytes a row, and how many tiles
 #else
   return 0;
 #endif

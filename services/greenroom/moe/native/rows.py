@@ -13,7 +13,6 @@ import itertools
 import os
 from array import array
 from collections.abc import Sequence
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from greenroom.core.errors import GreenroomError, InvalidConfig
-
-
-class NativeUnavailable(GreenroomError):
-    """The compiled products are not to be had here; the message says why."""
+from greenroom.core.errors import InvalidConfig
+from greenroom.moe.native.library import NativeUnavailable, native_library
 
 
 class AttentionWeights(ctypes.Structure):
@@ -320,15 +316,7 @@ _WEIGHTS_WORTH_A_THREAD = 1 << 18
 @functools.cache
 def native_rows() -> NativeRows:
     """The library of this installation. Raises NativeUnavailable, saying why."""
-    here = Path(__file__).parent
-    for suffix in EXTENSION_SUFFIXES:
-        path = here / f"_rows{suffix}"
-        if path.exists():
-            try:
-                return NativeRows(ctypes.CDLL(str(path)))
-            except OSError as error:
-                raise NativeUnavailable(f"{path.name} can not be loaded: {error}") from error
-    raise NativeUnavailable("greenroom was installed without a C++ compiler: install one and greenroom again")
+    return NativeRows(native_library())
 
 
 def _lend_threads(library: ctypes.CDLL) -> bool:
