@@ -106,7 +106,7 @@ class Timed:
         """One token more of each sequence, the second that went to its expert; as the policy does it."""
         experts = self._random.integers(self.shape.experts, size=self.at_once)
         if self.at_once == 1:
-            return partial(self._nearest.add_token, layer, 0, int(experts[0]), 2.0)
+            return partial(self._nearest.add_token, layer, 0, experts, np.array([2.0], dtype=np.float32))
         ones = np.ones(self.at_once, dtype=np.float32)
         return partial(self._nearest.add, layer, self._rows, Tokens(self._rows, experts, ones), 2 * ones)
 

@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from greenroom.demo.card import write_card
 from greenroom.demo.tasks import TASKS, Sample, samples
-from greenroom.moe.native.tiles import avoid_tiles_without_shape
 
 #: Seed of the samples that the model card's figures are about; `tasks.sample` finds them again.
 CARD_SEED: Final = 2024
@@ -36,7 +35,6 @@ class Evaluation:
     def __init__(self, model_dir: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        avoid_tiles_without_shape()
         self.tokenizer = AutoTokenizer.from_pretrained(model_dir)
         self.model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.bfloat16, experts_implementation="eager"

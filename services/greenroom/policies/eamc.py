@@ -22,6 +22,8 @@ class Eamc:
 
     ``ratios[P, N]``: of each member every layer's tokens as shares; ``used[P, N]``: those above 0.
     ``directions[l][experts of l, P]``: the same as vectors of length 1, which is what Eq. 1 compares.
+    ``outranked[P, N]``: how many experts of its layer a member gives more than this one, ``NEVER`` where it gives it
+    nothing: so those below n are its n likeliest.
     """
 
     def __init__(self, catalogue: Catalogue, matrices: NDArray[np.generic]) -> None:
@@ -36,6 +38,9 @@ class Eamc:
         self.catalogue = catalogue
         self.ratios = layer_shares(catalogue, counts)
         self.used: NDArray[np.bool_] = self.ratios > 0
+        self.outranked: NDArray[np.int16] = np.concatenate(
+            [_outranked(self.ratios[:, span]) for span in catalogue.spans], axis=1
+        )
         unit = unit_layers(catalogue, counts)
         self.directions: tuple[Matrix, ...] = tuple(
             np.ascontiguousarray(unit[:, span].T) for span in catalogue.spans
@@ -51,6 +56,22 @@ class Eamc:
 
     def __len__(self) -> int:
         return len(self.ratios)
+
+
+NEVER: Final = np.iinfo(np.int16).max
+"""The rank of who is not foreseen."""
+
+
+def _outranked(shares: Matrix) -> NDArray[np.int16]:
+    """``[P, experts]``: of each, how many in its row have more; ``NEVER`` for 0."""
+    order = np.argsort(-shares, axis=1, kind="stable")
+    ordered = np.take_along_axis(shares, order, axis=1)
+    places = np.arange(shares.shape[1])
+    begins = np.concatenate((np.ones((len(shares), 1), dtype=np.bool_), ordered[:, 1:] != ordered[:, :-1]), axis=1)
+    first_equal = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+    found = np.empty(shares.shape, dtype=np.int16)
+    np.put_along_axis(found, order, np.where(ordered > 0, first_equal, NEVER).astype(np.int16), axis=1)
+    return found
 
 
 def layer_shares(catalogue: Catalogue, matrices: Matrix) -> Matrix:
@@ -128,9 +149,13 @@ class NearestMembers:
         before = self._products[rows, layer]
         self._become(layer, rows, before + gained, self._squares[rows, layer] + squares, before)
 
-    def add_token(self, layer: int, row: int, expert: int, count: float) -> None:
-        """One token of one sequence; ``count``: the expert's, which it has come to."""
-        self._add_one(layer, row, self.eamc.directions[layer][expert], 2 * count - 1)
+    def add_token(self, layer: int, row: int, experts: Rows, counts: Matrix) -> None:
+        """One token of one sequence, by a top-k router: ``counts[k]``, of those that it went to, with it."""
+        gained = self.eamc.directions[layer].take(experts, axis=0)
+        if len(experts) == 1:
+            self._add_one(layer, row, gained[0], 2 * counts.item() - 1)
+        else:
+            self._add_one(layer, row, np.add.reduce(gained), 2 * float(np.add.reduce(counts)) - len(experts))
 
     def _become(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.activation_matrix import Rows, Tokens, tokens_by_expert
+from greenroom.policies.activation_matrix import Rows, tokens_by_expert
 from greenroom.policies.activation_retention import EPSILON, ActivationRetention
 from greenroom.policies.arrays import NO_KEYS, Keys, Mask, Scores
 from greenroom.policies.catalogue import Catalogue
@@ -20,6 +20,7 @@ from greenroom.policies.expert_policy import ExpertPolicy, Prefetch
 from greenroom.policies.selection import lowest
 
 RECALL: Final = "prefetch_recall"
+Asked = int | tuple[bytes, bytes] | None
 
 
 class MoeInfinity(ExpertPolicy):
@@ -66,10 +67,12 @@ class MoeInfinity(ExpertPolicy):
         self._decays = _layer_decays(catalogue)
         self._round = _round_decays(catalogue)
         self._layer = 0
-        self._asked: tuple[bytes, ...] = ()  # which members for which sequences: what the next two are of
+        self._asked: Asked = None  # which members for which sequences: what the next ones are of
         self._shares: Scores = np.zeros(catalogue.size, dtype=np.float32)  # p
         self._lifted = self._shares  # p + ε
+        self._by_layer: list[Scores | None] = []  # priorities when it runs, once they were asked for
         self._recall = _Recall()
+        self._top_k: list[int] = catalogue.top_k.tolist()
 
     def prepare(self, artifact: Artifact) -> Artifact:
         if artifact.kind != EAMC or artifact.prepared is not None:
@@ -88,7 +91,7 @@ class MoeInfinity(ExpertPolicy):
             return
         assert isinstance(eamc, Eamc), "so it was prepared"
         self.version = artifact.version
-        self._asked = ()
+        self._asked = None
         matrices = self.retention.matrices
         self._nearest = NearestMembers(eamc, matrices.room)
         rows = np.array(sorted(matrices.rows.values()), dtype=np.intp)
@@ -110,7 +113,7 @@ class MoeInfinity(ExpertPolicy):
         """The look-up, and the priorities that come of it; what the policy does beyond caching."""
         layer = routing.layer
         nearest.grow(self.retention.matrices.room)
-        if routing.step.rows == 1 and len(routing.experts) == 1:
+        if routing.step.rows == 1 and len(routing.experts) == self._top_k[layer]:
             self._follow_token(routing, int(rows[0]), nearest)
         else:
             self._follow(routing, rows, nearest)
@@ -129,7 +132,8 @@ class MoeInfinity(ExpertPolicy):
     def on_transfer_done(self, transfer: Transfer) -> None:
         if transfer.target is not Tier.DEVICE or transfer.reason is not Reason.PREFETCH or self.prefetch is None:
             return
-        if self.prefetch.priority[transfer.expert] > 0:  # else its layer waited for it, or has run without
+        foreseen = self._used[transfer.expert] and self.prefetch.priority[transfer.expert] > 0
+        if foreseen:  # else its layer waited for it, or has run without
             self._ahead[transfer.expert] = self._any_ahead = True
 
     def on_evicted(self, tier: Tier, experts: Keys) -> None:
@@ -159,51 +163,61 @@ class MoeInfinity(ExpertPolicy):
 
     def _follow(self, routing: LayerRouting, rows: Rows, nearest: NearestMembers) -> None:
         """The nearest members, anew: steps 16 to 21."""
-        span, added = self.catalogue.spans[routing.layer], tokens_by_expert(routing)
-        foreseen = nearest.eamc.ratios[nearest.nearest[rows], span]
-        self._recall.note(routing.step.sequences.tolist(), added, foreseen)
-        counts = self.retention.matrices.counts[rows[added.owners], added.experts + span.start]
+        start, added = self.catalogue.spans[routing.layer].start, tokens_by_expert(routing)
+        keys = added.experts + start
+        self._recall.note(routing.step.sequences.tolist(), added.owners,
+                          nearest.eamc.outranked[nearest.nearest[rows][added.owners], keys])  # fmt: skip
+        counts = self.retention.matrices.counts[rows[added.owners], keys]
         nearest.add(routing.layer, rows, added, counts)
 
     def _follow_token(self, routing: LayerRouting, row: int, nearest: NearestMembers) -> None:
-        """The same for one token that went to one expert, which is what a top-1 router decodes."""
-        span, key = self.catalogue.spans[routing.layer], int(routing.experts[0])
-        foreseen = nearest.eamc.ratios[nearest.nearest[row], span]
-        expert = key - span.start
-        hit = bool(foreseen[expert] >= max(foreseen.max(), _LEAST))
-        self._recall.add(int(routing.step.row_sequences[0]), hit, 1)
-        nearest.add_token(routing.layer, row, expert, float(self.retention.matrices.counts[row, key]))
+        """The same for one token, as one sequence decodes; nothing here is done more often."""
+        keys = routing.experts
+        outranked = nearest.eamc.outranked[nearest.nearest[row]].take(keys)
+        self._recall.add(int(routing.step.row_sequences[0]), _hits(outranked, len(keys)), len(keys))
+        counts = self.retention.matrices.counts[row].take(keys)
+        nearest.add_token(routing.layer, row, keys - self.catalogue.spans[routing.layer].start, counts)
 
     def _foreseen(self, layer: int, nearest: NearestMembers) -> Scores:
         """``[N]``: everyone's priority."""
         self._ask_members(nearest)
         self._layer = layer
-        decays = self._decays[layer]
-        if not self._priorities:
-            alike: Scores = (decays > 0).astype(np.float32)
-            return alike
-        priority: Scores = self._lifted * decays
+        priority = self._by_layer[layer]
+        if priority is None:
+            decays = self._decays[layer]
+            priority = self._lifted * decays if self._priorities else (decays > 0).astype(np.float32)
+            self._by_layer[layer] = priority
         return priority
 
     def _ask_members(self, nearest: NearestMembers) -> None:
         """Their shares, summed. They seldom change from one layer to the next."""
         rows = list(self.retention.matrices.rows.values())
+        if len(rows) == 1 and not self.catalogue.decoder_start:
+            member = int(nearest.nearest[rows[0]])
+            if self._asked != member:
+                self._take(member, nearest.eamc.ratios[member])
+            return
         eamc, members = nearest.eamc, nearest.nearest[rows]
         encoding = self.retention.encodes[rows] if self.catalogue.decoder_start else None
         these = members.tobytes(), b"" if encoding is None else encoding.tobytes()
         if these == self._asked:
             return
-        self._asked = these
         shares: Scores = eamc.ratios[members[0]] if len(members) == 1 else eamc.ratios[members].sum(axis=0)
         if encoding is not None:
             encoder = self.retention.encoder
             shares = shares.copy()
             shares[encoder] = eamc.ratios[members[encoding], encoder].sum(axis=0)
-        self._shares, self._used, self._lifted = shares, shares > 0, shares + np.float32(EPSILON)
+        self._take(these, shares)
 
-    def _publish(self, priority: Scores) -> None:
+    def _take(self, asked: Asked, shares: Scores) -> None:
+        """From now on by other members, or the same ones for other sequences."""
+        self._asked = asked
+        self._shares, self._used, self._lifted = shares, shares > 0, shares + np.float32(EPSILON)
+        self._by_layer = [None] * self.catalogue.layers
         if self._any_ahead:
             self._ahead &= self._used
+
+    def _publish(self, priority: Scores) -> None:
         generation = 0 if self.prefetch is None else self.prefetch.generation + 1
         self.prefetch = Prefetch(generation, priority, None if self._literal else self._used)
 
@@ -228,8 +242,9 @@ def _layer_decays(catalogue: Catalogue) -> NDArray[np.float32]:
     return decays
 
 
-_LEAST: Final = 1e-30
-"""Of a share that is one."""
+def _hits(outranked: NDArray[np.int16], used: int) -> int:
+    """How many of so many used experts were among as many likeliest."""
+    return int(np.count_nonzero(outranked < used))
 
 
 class _Recall:
@@ -241,16 +256,12 @@ class _Recall:
         self._seen: dict[int, list[int]] = {}
         self._ended: tuple[int, float] | None = None
 
-    def note(self, sequences: Sequence[int], added: Tokens, foreseen: Scores) -> None:
-        """``foreseen[S, experts]``, from before this layer was known; ``added``: what it came to be."""
-        owners, experts, _ = added
-        counts = np.bincount(owners, minlength=len(sequences)).tolist()
-        places = [foreseen.shape[1] - max(count, 1) for count in counts]
-        ordered = np.partition(foreseen, sorted(set(places)), axis=1)
-        bounds = np.maximum(ordered[range(len(places)), places], _LEAST)
-        hit = foreseen[owners, experts] >= bounds[owners]
-        hits = np.bincount(owners[hit], minlength=len(sequences)).tolist()
-        for sequence, found, count in zip(sequences, hits, counts, strict=True):
+    def note(self, sequences: Sequence[int], owners: Rows, outranked: NDArray[np.int16]) -> None:
+        """``outranked[m]``: of an expert that was used by the sequence ``owners[m]``, by the member that was the
+        nearest before this layer was known."""
+        counts = np.bincount(owners, minlength=len(sequences))
+        hits = np.bincount(owners[outranked < counts[owners]], minlength=len(sequences))
+        for sequence, found, count in zip(sequences, hits.tolist(), counts.tolist(), strict=True):
             if count:
                 self.add(sequence, found, count)
 

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.activation_matrix import ActivationMatrices, tokens_by_expert
 from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.eamc import EAMC, MATRICES, Eamc, NearestMembers, distance, layer_shares, unit_layers
+from greenroom.policies.eamc import EAMC, MATRICES, NEVER, Eamc, NearestMembers, distance, layer_shares, unit_layers
 from greenroom.policies.events import Artifact, LayerRouting, Phase, Step
 from tests.unit.policies.bench import keys_of
 
@@ -47,6 +47,15 @@ def test_the_distance_does_not_depend_on_how_many_tokens_there_were() -> None:
     assert distance(TWO, np.zeros(6), one) == 1.0
 
 
+@given(COUNTS)
+def test_who_is_outranked_by_fewer_than_n_is_among_the_n_likeliest(members: np.ndarray) -> None:
+    eamc = Eamc(UNEVEN, members)
+    for shares, outranked in zip(eamc.ratios, eamc.outranked, strict=True):
+        for span in UNEVEN.spans:
+            for share, found in zip(shares[span], outranked[span], strict=True):
+                assert found == ((shares[span] > share).sum() if share else NEVER)
+
+
 def test_layers_are_divided_by_their_own_sums_and_lengths() -> None:
     counts = np.array([[3, 1, 0, 0, 0, 0]], dtype=np.float32)
     assert layer_shares(TWO, counts).tolist() == [[0.75, 0.25, 0, 0, 0, 0]]
@@ -74,6 +83,11 @@ def test_what_is_found_layer_by_layer_is_what_a_search_through_all_of_them_finds
         rows, span = matrices.rows_of(routing.step.sequences), UNEVEN.spans[layer]
         nearest.grow(matrices.room)
         matrices.add(routing, rows)
+        if len(owners) == 1 and len(routing.experts):
+            row = int(rows[0])
+            counts = matrices.counts[row, routing.experts]
+            nearest.add_token(layer, row, routing.experts - span.start, counts)
+            continue
         added = tokens_by_expert(routing)
         nearest.add(layer, rows, added, matrices.counts[rows[added.owners], span.start + added.experts])
     if swapped:
