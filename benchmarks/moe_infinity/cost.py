@@ -77,7 +77,7 @@ class Timed:
         self._steps = 0
         eamc = Eamc(self._catalogue, self._matrices)
         self._nearest = NearestMembers(eamc, at_once)
-        self.eamc_bytes = eamc.ratios.nbytes + eamc.used.nbytes + sum(one.nbytes for one in eamc.directions)
+        self.eamc_bytes = eamc.ratios.nbytes + eamc.ranks.nbytes + sum(one.nbytes for one in eamc.directions)
         self._policy = MoeInfinity(self._catalogue)
         self._policy.on_artifact_swapped(Artifact(EAMC, "1", {MATRICES: self._matrices}))
         self._only_caches = MoeInfinity(self._catalogue)

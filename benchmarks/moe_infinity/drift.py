@@ -4,9 +4,10 @@
 
 The collection is made of sequences of half of the tasks. More of these are served, then those of the other half. Which
 are recorded and when the collection is rebuilt is decided by the predictor service's own rule (``Drift``, as it is by
-default), and the rebuilding is its own process; a sequence's recall is what the policy reports of it. Meanwhile it
-goes on with the old collection: ``meanwhile`` is how many sequences that is, by the timed replay at PCIe 4.0 with one
-or eight at once. ± is half a 95 % interval over seeds.
+default), and the rebuilding is its own process, made of what the service would have then: the sequences that the
+collection was made of, all that came after, those recorded last. A sequence's recall is what the policy reports of it.
+Meanwhile it goes on with the old collection: ``meanwhile`` is how many sequences that is, by the timed replay at PCIe
+4.0 with one or eight at once. ± is half a 95 % interval over seeds.
 """
 
 from __future__ import annotations
@@ -109,16 +110,16 @@ def shift(model: Model, scale: Scale, seed: int) -> Shifted:
         before.append(recall)
     stream = others.part(scale.learnt)
     matrices = activation_matrices(stream)
-    recorded, shifted = [], []
+    others_kept, shifted = list(activation_matrices(known)), []
+    recorded: list[NDArray[np.float32]] = []
     for number, recall in recalls(policy, stream.part(0, scale.until)):
         shifted.append(recall)
-        if drift.note(recall):
-            recorded.append(matrices[number])
+        (recorded if drift.note(recall) else others_kept).append(matrices[number])
         if drift.due:
             break
     per_second = tuple(_per_second(model, stream.part(0, scale.timed), old, n) for n in AT_ONCE)
     began = time.perf_counter()
-    new = asyncio.run(_rebuilt(model, recorded or [matrices[0]], old))
+    new = asyncio.run(_rebuilt(model, known.model, [*others_kept, *recorded]))
     rebuild_s = time.perf_counter() - began
     rest = stream.part(scale.until, scale.until + scale.after)
     policy.on_artifact_swapped(artifact_of(catalogue, new, "new"))
@@ -153,13 +154,14 @@ def _collection(trace: RoutingTrace) -> EamcFile:
     return EamcFile(model=trace.model, experts_per_layer=experts, matrices=matrices[members], sequences=len(matrices))
 
 
-async def _rebuilt(model: Model, recorded: Sequence[NDArray[np.float32]], old: EamcFile) -> EamcFile:
-    """By the predictor service's builder, of those recorded and the members before."""
+async def _rebuilt(model: Model, name: str, kept: Sequence[NDArray[np.float32]]) -> EamcFile:
+    """By the predictor service's builder."""
     config = BuildingConfig()
     options = {"capacity": config.capacity, "seed": config.seed, "most": config.max_sequences}
     shape = Shape(model.shape.layers, model.shape.experts)
-    kept = [matrix.astype(np.uint16).reshape(1, shape.layers, shape.experts) for matrix in recorded]
-    built = await build_apart(Job(EamcFile.KIND, old.model, shape, kept, options, old), timeout_s=config.timeout_s)
+    newest = kept[-config.max_sequences :]
+    matrices = [matrix.astype(np.uint16).reshape(1, shape.layers, shape.experts) for matrix in newest]
+    built = await build_apart(Job(EamcFile.KIND, name, shape, matrices, options), timeout_s=config.timeout_s)
     assert isinstance(built, EamcFile), "the kind says so"
     return built
 

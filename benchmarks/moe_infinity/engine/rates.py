@@ -67,7 +67,8 @@ def run(
          "accelerate_error": errors.get(load)}
         for load, own in runs.items()
     ]  # fmt: skip
-    return {"points": points, "saturation": unit, "arrivals": "recorded" if trace else "drawn", "requests": requests}
+    return {"points": points, "saturation": unit, "arrivals": "recorded" if trace else "drawn",
+            "requests": requests, "peer_requests": peer_requests}  # fmt: skip
 
 
 def _of(fleet: Fleet, name: str) -> Answer:

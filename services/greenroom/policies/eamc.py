@@ -20,10 +20,10 @@ MATRICES: Final = "matrices"
 class Eamc:
     """Prior EAMs. Immutable.
 
-    ``ratios[P, N]``: of each member every layer's tokens as shares; ``used[P, N]``: those above 0.
+    ``ratios[P, N]``: of each member every layer's tokens as shares.
     ``directions[l][experts of l, P]``: the same as vectors of length 1, which is what Eq. 1 compares.
-    ``outranked[P, N]``: how many experts of its layer a member gives more than this one, ``NEVER`` where it gives it
-    nothing: so those below n are its n likeliest.
+    ``ranks[P, N]``: an expert's place among those of its layer by its share, from 0, ``NEVER`` where it has none: those
+    below n are the member's n likeliest.
     """
 
     def __init__(self, catalogue: Catalogue, matrices: NDArray[np.generic]) -> None:
@@ -37,9 +37,8 @@ class Eamc:
             raise InvalidConfig(MATRICES, "negative numbers or none", "counts of tokens")
         self.catalogue = catalogue
         self.ratios = layer_shares(catalogue, counts)
-        self.used: NDArray[np.bool_] = self.ratios > 0
-        self.outranked: NDArray[np.int16] = np.concatenate(
-            [_outranked(self.ratios[:, span]) for span in catalogue.spans], axis=1
+        self.ranks: NDArray[np.int16] = np.concatenate(
+            [_ranks(self.ratios[:, span]) for span in catalogue.spans], axis=1
         )
         unit = unit_layers(catalogue, counts)
         self.directions: tuple[Matrix, ...] = tuple(
@@ -62,15 +61,12 @@ NEVER: Final = np.iinfo(np.int16).max
 """The rank of who is not foreseen."""
 
 
-def _outranked(shares: Matrix) -> NDArray[np.int16]:
-    """``[P, experts]``: of each, how many in its row have more; ``NEVER`` for 0."""
+def _ranks(shares: Matrix) -> NDArray[np.int16]:
+    """``[P, experts]``: each one's place in its row, the largest first, of equal ones the first; ``NEVER`` for 0."""
     order = np.argsort(-shares, axis=1, kind="stable")
-    ordered = np.take_along_axis(shares, order, axis=1)
-    places = np.arange(shares.shape[1])
-    begins = np.concatenate((np.ones((len(shares), 1), dtype=np.bool_), ordered[:, 1:] != ordered[:, :-1]), axis=1)
-    first_equal = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
     found = np.empty(shares.shape, dtype=np.int16)
-    np.put_along_axis(found, order, np.where(ordered > 0, first_equal, NEVER).astype(np.int16), axis=1)
+    np.put_along_axis(found, order, np.arange(shares.shape[1], dtype=np.int16)[None], axis=1)
+    found[shares <= 0] = NEVER
     return found
 
 

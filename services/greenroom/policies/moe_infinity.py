@@ -36,8 +36,8 @@ class MoeInfinity(ExpertPolicy):
     As read here, experts whose p is 0 only fill free slots, and a prefetch displaces neither another that is still
     foreseen nor anyone whose own priority is no less, with the layers counted on into the next step. ``literal``:
     whoever is wanted displaces whom Algorithm 2 gives. ``refine`` False: one prediction a step, after the first router
-    (§8.3). ``priorities`` False: all later experts are wanted alike, in the order in which Algorithm 1 submits them
-    (§8.3). ``by_ratio`` and ``by_layer`` are the retention's.
+    (§8.3). ``priorities`` False: all later experts are wanted alike, in the order in which Algorithm 1 submits them,
+    and none is compared with whom it displaces (§8.3). ``by_ratio`` and ``by_layer`` are the retention's.
     """
 
     artifacts = frozenset({EAMC})
@@ -59,10 +59,12 @@ class MoeInfinity(ExpertPolicy):
         self._literal = literal
         self._refine = refine
         self._priorities = priorities
+        self._compares = priorities and not literal  # a prefetch with whom it displaces
         self._step: Step | None = None  # the newest
         self._used: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # whose p is above 0
         self._nearest: NearestMembers | None = None
-        self._ahead: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # fetched, and neither used nor given up since
+        # By tier: who was fetched there ahead, and neither used nor given up since, nor brought on to the device.
+        self._ahead: Mask = np.zeros((2, catalogue.size), dtype=np.bool_)
         self._any_ahead = False  # False: certainly none
         self._decays = _layer_decays(catalogue)
         self._round = _round_decays(catalogue)
@@ -102,7 +104,7 @@ class MoeInfinity(ExpertPolicy):
     def on_layer_routed(self, routing: LayerRouting) -> None:
         nearest = self._nearest
         if self._any_ahead:
-            self._ahead[routing.experts] = False
+            self._ahead[:, routing.experts] = False
             self._any_ahead = bool(self._ahead.any())
         rows = self.retention.add(routing)
         if nearest is None or not len(rows):
@@ -111,7 +113,7 @@ class MoeInfinity(ExpertPolicy):
 
     def _predict(self, routing: LayerRouting, rows: Rows, nearest: NearestMembers) -> None:
         """The look-up, and the priorities that come of it; what the policy does beyond caching."""
-        layer = routing.layer
+        layer = self._layer = routing.layer
         nearest.grow(self.retention.matrices.room)
         if routing.step.rows == 1 and len(routing.experts) == self._top_k[layer]:
             self._follow_token(routing, int(rows[0]), nearest)
@@ -130,26 +132,28 @@ class MoeInfinity(ExpertPolicy):
             self._nearest.clear(row)
 
     def on_transfer_done(self, transfer: Transfer) -> None:
-        if transfer.target is not Tier.DEVICE or transfer.reason is not Reason.PREFETCH or self.prefetch is None:
+        expert, tier = transfer.expert, transfer.target
+        if transfer.reason is not Reason.PREFETCH or tier is Tier.DISK or self.prefetch is None:
             return
-        foreseen = self._used[transfer.expert] and self.prefetch.priority[transfer.expert] > 0
-        if foreseen:  # else its layer waited for it, or has run without
-            self._ahead[transfer.expert] = self._any_ahead = True
+        if tier is Tier.DEVICE:
+            self._ahead[Tier.HOST, expert] = False
+        if self._used[expert] and self.prefetch.priority[expert] > 0:  # else its layer waited for it, or ran without
+            self._ahead[tier, expert] = self._any_ahead = True
 
     def on_evicted(self, tier: Tier, experts: Keys) -> None:
-        if tier is Tier.DEVICE:
-            self._ahead[experts] = False
+        if tier is not Tier.DISK:
+            self._ahead[tier, experts] = False
 
     # -- what is asked of it ---------------------------------------------------------------------------------------
 
     def victims(self, request: VictimRequest) -> Keys:
         worth, tie = self.retention.worth(request.tier)
-        if request.tier is Tier.DEVICE and self._any_ahead:
-            worth = np.where(self._ahead, worth + (1 + worth.max()), worth)
+        if self._any_ahead:
+            worth = np.where(self._ahead[request.tier], worth + (1 + worth.max()), worth)
         victims = lowest(self.catalogue, request, worth, tie)
-        if request.tier is not Tier.DEVICE or request.reason is not Reason.PREFETCH or self._literal:
-            return victims
-        return NO_KEYS if self._dearer(victims, request.incoming) else victims
+        if request.tier is Tier.DEVICE and request.reason is Reason.PREFETCH and self._compares:
+            return NO_KEYS if self._dearer(victims, request.incoming) else victims
+        return victims
 
     def fill_order(self) -> Keys:
         """Layer after layer (§6.1)."""
@@ -166,22 +170,21 @@ class MoeInfinity(ExpertPolicy):
         start, added = self.catalogue.spans[routing.layer].start, tokens_by_expert(routing)
         keys = added.experts + start
         self._recall.note(routing.step.sequences.tolist(), added.owners,
-                          nearest.eamc.outranked[nearest.nearest[rows][added.owners], keys])  # fmt: skip
+                          nearest.eamc.ranks[nearest.nearest[rows][added.owners], keys])  # fmt: skip
         counts = self.retention.matrices.counts[rows[added.owners], keys]
         nearest.add(routing.layer, rows, added, counts)
 
     def _follow_token(self, routing: LayerRouting, row: int, nearest: NearestMembers) -> None:
         """The same for one token, as one sequence decodes; nothing here is done more often."""
         keys = routing.experts
-        outranked = nearest.eamc.outranked[nearest.nearest[row]].take(keys)
-        self._recall.add(int(routing.step.row_sequences[0]), _hits(outranked, len(keys)), len(keys))
+        ranks = nearest.eamc.ranks[nearest.nearest[row]].take(keys)
+        self._recall.add(int(routing.step.row_sequences[0]), _hits(ranks, len(keys)), len(keys))
         counts = self.retention.matrices.counts[row].take(keys)
         nearest.add_token(routing.layer, row, keys - self.catalogue.spans[routing.layer].start, counts)
 
     def _foreseen(self, layer: int, nearest: NearestMembers) -> Scores:
         """``[N]``: everyone's priority."""
         self._ask_members(nearest)
-        self._layer = layer
         priority = self._by_layer[layer]
         if priority is None:
             decays = self._decays[layer]
@@ -225,7 +228,7 @@ class MoeInfinity(ExpertPolicy):
         """Whether somebody of ``victims`` was fetched ahead, or is foreseen as soon as somebody who comes."""
         decays, shares = self._round[self._layer], self._shares
         least = (shares[incoming] * decays[incoming]).min(initial=np.inf)
-        return bool(self._ahead[victims].any() or (shares[victims] * decays[victims] >= least).any())
+        return bool(self._ahead[Tier.DEVICE, victims].any() or (shares[victims] * decays[victims] >= least).any())
 
 
 def _round_decays(catalogue: Catalogue) -> NDArray[np.float32]:
@@ -242,9 +245,9 @@ def _layer_decays(catalogue: Catalogue) -> NDArray[np.float32]:
     return decays
 
 
-def _hits(outranked: NDArray[np.int16], used: int) -> int:
+def _hits(ranks: NDArray[np.int16], used: int) -> int:
     """How many of so many used experts were among as many likeliest."""
-    return int(np.count_nonzero(outranked < used))
+    return int(np.count_nonzero(ranks < used))
 
 
 class _Recall:
@@ -256,11 +259,11 @@ class _Recall:
         self._seen: dict[int, list[int]] = {}
         self._ended: tuple[int, float] | None = None
 
-    def note(self, sequences: Sequence[int], owners: Rows, outranked: NDArray[np.int16]) -> None:
-        """``outranked[m]``: of an expert that was used by the sequence ``owners[m]``, by the member that was the
+    def note(self, sequences: Sequence[int], owners: Rows, ranks: NDArray[np.int16]) -> None:
+        """``ranks[m]``: of an expert that was used by the sequence ``owners[m]``, by the member that was the
         nearest before this layer was known."""
         counts = np.bincount(owners, minlength=len(sequences))
-        hits = np.bincount(owners[outranked < counts[owners]], minlength=len(sequences))
+        hits = np.bincount(owners[ranks < counts[owners]], minlength=len(sequences))
         for sequence, found, count in zip(sequences, hits.tolist(), counts.tolist(), strict=True):
             if count:
                 self.add(sequence, found, count)

@@ -48,12 +48,15 @@ def test_the_distance_does_not_depend_on_how_many_tokens_there_were() -> None:
 
 
 @given(COUNTS)
-def test_who_is_outranked_by_fewer_than_n_is_among_the_n_likeliest(members: np.ndarray) -> None:
+def test_ranks_below_n_are_a_members_n_likeliest_of_a_layer(members: np.ndarray) -> None:
     eamc = Eamc(UNEVEN, members)
-    for shares, outranked in zip(eamc.ratios, eamc.outranked, strict=True):
+    for shares, ranks in zip(eamc.ratios, eamc.ranks, strict=True):
         for span in UNEVEN.spans:
-            for share, found in zip(shares[span], outranked[span], strict=True):
-                assert found == ((shares[span] > share).sum() if share else NEVER)
+            own, used = ranks[span], shares[span] > 0
+            assert sorted(own[used].tolist()) == list(range(used.sum()))
+            assert (own[~used] == NEVER).all()
+            for n in range(int(used.sum())):
+                assert shares[span][own < n].min(initial=1) >= shares[span][own >= n].max(initial=0)
 
 
 def test_layers_are_divided_by_their_own_sums_and_lengths() -> None:

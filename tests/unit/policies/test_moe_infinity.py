@@ -56,6 +56,14 @@ def test_every_later_expert_has_the_nearest_members_share_discounted_by_its_laye
     assert np.flatnonzero(policy.prefetch.may_evict).tolist() == [0, 3, 4, 7, 11]
 
 
+def test_without_priorities_a_prefetch_is_not_held_back_by_them_either() -> None:
+    for policy, allowed in ((with_members(priorities=False), [7]), (with_members(), [])):
+        engine = Bench(policy)
+        engine.arrive(7)
+        policy.on_layer_routed(routed(0, 0))
+        assert policy.victims(engine.request(reason=Reason.PREFETCH, incoming=[11])).tolist() == allowed
+
+
 def test_the_prediction_is_made_anew_at_every_layer_and_ends_with_the_last() -> None:
     policy = with_members()
     policy.on_layer_routed(routed(0, 2))  # neither member knows it
@@ -77,6 +85,18 @@ def test_without_refinement_it_is_made_once_after_the_first_router() -> None:
     # The other member's expert, and too late for what was wanted of this layer.
     policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 1, np.array([[2]])))
     assert policy.prefetch.priority.tolist() == [0] * 6 + first[6:]
+
+
+def test_without_refinement_a_prefetch_is_compared_by_the_layer_that_runs() -> None:
+    policy = with_members(refine=False)
+    engine = Bench(policy)
+    step = step_of(0)
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 0, np.array([[0]])))
+    engine.arrive(3)
+    later = engine.request(reason=Reason.PREFETCH, incoming=[11])
+    assert policy.victims(later).tolist() == []  # 3 comes sooner
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 1, np.array([[0]])))
+    assert policy.victims(later).tolist() == [3]  # it has had its turn
 
 
 def test_the_first_router_of_a_step_is_that_of_the_first_layer_that_runs() -> None:
@@ -245,7 +265,18 @@ def test_an_expert_that_was_used_or_evicted_is_no_longer_ahead() -> None:
     bench.arrive(7)
     assert bench.victims(3) == [7, 1, 2]
     policy.on_transfer_done(transfer_of(7, reason=Reason.PREFETCH, target=Tier.HOST))
-    assert bench.victims(1) == [7]  # on the host it is not ahead of anything
+    assert bench.victims(1) == [7]  # there it is not ahead of anything
+
+
+def test_who_was_brought_to_the_host_ahead_stays_there_until_it_is_on_the_device() -> None:
+    policy = with_members()
+    bench = Bench(policy)
+    policy.on_layer_routed(routed(0, 0))
+    bench.arrive(1, 2, tier=Tier.HOST)
+    bench.arrive(11, reason=Reason.PREFETCH, tier=Tier.HOST)
+    assert bench.victims(3, tier=Tier.HOST) == [1, 2, 11]  # by their layers alone the last one would go first
+    bench.arrive(11, reason=Reason.PREFETCH)
+    assert bench.victims(3, tier=Tier.HOST) == [11, 1, 2]
 
 
 def test_a_sequences_recall_is_the_share_of_its_experts_that_were_foreseen() -> None:

@@ -23,8 +23,8 @@ def avoid_tiles_without_shape() -> None:
     Where the library was not compiled nothing is known, and nothing done.
     """
     try:
-        lack = native_library().greenroom_tiles_lack_shape()
+        lack_shape = getattr(native_library(), "greenroom_tiles_lack_shape", None)
     except NativeUnavailable:
         return
-    if lack:
+    if lack_shape is not None and lack_shape():  # None: compiled before there was this function
         os.environ.setdefault(MOST_INSTRUCTIONS, _ALL_BUT_TILES)

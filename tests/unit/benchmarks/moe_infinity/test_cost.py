@@ -27,4 +27,4 @@ def test_every_shape_is_timed_for_each_number_of_sequences(tmp_path: Path) -> No
 
 def test_a_collections_bytes_are_those_of_its_arrays() -> None:
     arm = cost.Timed(cost.Shape(layers=2, experts=4, members=3), at_once=1)
-    assert arm.eamc_bytes == 3 * 8 * (4 + 1 + 4)
+    assert arm.eamc_bytes == 3 * 8 * (4 + 2 + 4)

@@ -27,11 +27,10 @@ def test_the_recall_of_each_sequence_is_the_policys() -> None:
     assert list(drift.recalls(policy, trace)) == [(0, 1.0), (1, 0.0)]
 
 
-async def rebuilt_here(model: Model, recorded: Sequence[NDArray[np.float32]], old: EamcFile) -> EamcFile:
-    matrices = np.stack(recorded)
-    return EamcFile(
-        model=old.model, experts_per_layer=old.experts_per_layer, matrices=matrices, sequences=len(matrices)
-    )
+async def rebuilt_here(model: Model, name: str, kept: Sequence[NDArray[np.float32]]) -> EamcFile:
+    assert len(kept) > 120  # what the collection was made of, what was served before the shift, and some after it
+    experts = (model.shape.experts,) * model.shape.layers
+    return EamcFile(model=name, experts_per_layer=experts, matrices=np.stack(kept), sequences=len(kept))
 
 
 def test_recall_falls_with_the_shift_and_recovers_with_the_rebuild(
