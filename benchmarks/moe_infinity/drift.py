@@ -33,6 +33,7 @@ from greenroom.policies.events import LayerRouting, SequenceEnd, Step
 from greenroom.policies.moe_infinity import RECALL, MoeInfinity
 from greenroom.predictor.building.config import BuildingConfig
 from greenroom.predictor.building.jobs import Job, build_apart
+from greenroom.predictor.building.kinds import KINDS
 from greenroom.predictor.counts import Shape
 from greenroom.predictor.eamc.drift import Drift
 from greenroom.predictor.eamc.members import choose_members
@@ -104,14 +105,15 @@ def shift(model: Model, scale: Scale, seed: int) -> Shifted:
     policy.on_artifact_swapped(artifact_of(catalogue, old, "old"))
     config = BuildingConfig().drift
     drift = Drift(config, made=True)
-    before = []
-    for _, recall in recalls(policy, known.part(scale.learnt)):
-        drift.note(recall)
+    recorded: list[NDArray[np.float32]] = []
+    others_kept = list(activation_matrices(known.part(0, scale.learnt)))
+    before, matrices = [], activation_matrices(known.part(scale.learnt))
+    for number, recall in recalls(policy, known.part(scale.learnt)):
+        (recorded if drift.note(recall) else others_kept).append(matrices[number])
         before.append(recall)
     stream = others.part(scale.learnt)
     matrices = activation_matrices(stream)
-    others_kept, shifted = list(activation_matrices(known)), []
-    recorded: list[NDArray[np.float32]] = []
+    shifted = []
     for number, recall in recalls(policy, stream.part(0, scale.until)):
         shifted.append(recall)
         (recorded if drift.note(recall) else others_kept).append(matrices[number])
@@ -119,7 +121,7 @@ def shift(model: Model, scale: Scale, seed: int) -> Shifted:
             break
     per_second = tuple(_per_second(model, stream.part(0, scale.timed), old, n) for n in AT_ONCE)
     began = time.perf_counter()
-    new = asyncio.run(_rebuilt(model, known.model, [*others_kept, *recorded]))
+    new = asyncio.run(_rebuilt(model, known.model, [*others_kept, *recorded], len(recorded)))
     rebuild_s = time.perf_counter() - began
     rest = stream.part(scale.until, scale.until + scale.after)
     policy.on_artifact_swapped(artifact_of(catalogue, new, "new"))
@@ -154,14 +156,15 @@ def _collection(trace: RoutingTrace) -> EamcFile:
     return EamcFile(model=trace.model, experts_per_layer=experts, matrices=matrices[members], sequences=len(matrices))
 
 
-async def _rebuilt(model: Model, name: str, kept: Sequence[NDArray[np.float32]]) -> EamcFile:
+async def _rebuilt(model: Model, name: str, kept: Sequence[NDArray[np.float32]], recorded: int) -> EamcFile:
     """By the predictor service's builder."""
     config = BuildingConfig()
-    options = {"capacity": config.capacity, "seed": config.seed, "most": config.max_sequences}
+    options = KINDS[EamcFile.KIND].options(config)
     shape = Shape(model.shape.layers, model.shape.experts)
     newest = kept[-config.max_sequences :]
     matrices = [matrix.astype(np.uint16).reshape(1, shape.layers, shape.experts) for matrix in newest]
-    built = await build_apart(Job(EamcFile.KIND, name, shape, matrices, options), timeout_s=config.timeout_s)
+    job = Job(EamcFile.KIND, name, shape, matrices, options, recorded=recorded)
+    built = await build_apart(job, timeout_s=config.timeout_s)
     assert isinstance(built, EamcFile), "the kind says so"
     return built
 

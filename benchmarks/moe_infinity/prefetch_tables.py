@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,17 @@ def table(found: Mapping[str, Any]) -> str:
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Fig. 9, then Fig. 10 of each model, then the tails of the expert-ready latency."""
     models = list(dict.fromkeys(row["model"] for row in found["bandwidth"]))
-    figure = new_figure(5 * (2 + len(models)), 4.6)
-    panels = figure.subplots(1, 2 + len(models))
-    _lines(panels[0], found["experts"], "experts", 1.0, "experts a layer, at PCIe 4.0")
+    columns = math.ceil((2 + len(models)) / 2)
+    figure = new_figure(5 * columns, 9)
+    panels = figure.subplots(2, columns).flatten()
+    arms = dict.fromkeys(arm for row in (*found["experts"], *found["bandwidth"]) for arm in row["arms"])
+    colours = dict(zip(arms, COLOURS, strict=False))
+    _lines(panels[0], found["experts"], "experts", 1.0, "experts a layer, at PCIe 4.0", colours)
     for panel, model in zip(panels[1:], models, strict=False):
         own = [row for row in found["bandwidth"] if row["model"] == model]
-        _lines(panel, own, "link", 1e-9, f"link, GB/s: {model}")
+        _lines(panel, own, "link", 1e-9, f"link, GB/s: {model}", colours)
+    for panel in panels[1 + len(models) : -1]:
+        panel.set_visible(False)
     _tails(panels[-1], found["latency"])
     save_figure(figure, path)
 
@@ -59,13 +65,15 @@ def _recalls(rows: Sequence[Mapping[str, Any]], named: Any, key: str = "recall")
     return lines
 
 
-def _lines(panel: Any, rows: Sequence[Mapping[str, Any]], key: str, unit: float, label: str) -> None:
-    for colour, arm in zip(COLOURS, dict.fromkeys(arm for row in rows for arm in row["arms"]), strict=False):
+def _lines(
+    panel: Any, rows: Sequence[Mapping[str, Any]], key: str, unit: float, label: str, colours: Mapping[str, str]
+) -> None:
+    for arm in dict.fromkeys(arm for row in rows for arm in row["arms"]):
         own = [row for row in rows if arm in row["arms"]]
         recalls = [row["arms"][arm]["recall"] for row in own]
         panel.errorbar(
             [unit * row[key] for row in own], [100 * value["mean"] for value in recalls],
-            yerr=[100 * value["within"] for value in recalls], label=arm, color=colour, marker="o", capsize=2,
+            yerr=[100 * value["within"] for value in recalls], label=arm, color=colours[arm], marker="o", capsize=2,
         )  # fmt: skip
     panel.set_xscale("log", base=2)
     panel.set_xticks([unit * row[key] for row in rows], [f"{unit * row[key]:g}" for row in rows])
@@ -89,7 +97,7 @@ def _tails(panel: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     panel.set_yticks([number + 0.4 for number in range(len(arms))], arms, fontsize=8)
     panel.set_xlabel("what a layer waits for its experts, p99, ms")
     panel.invert_yaxis()
-    panel.legend(fontsize=8)
+    panel.legend(fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
 
 
 def _said(value: Mapping[str, float], scale: float = 1.0) -> str:

@@ -14,10 +14,10 @@ SEED = 61_000
 _LEARNT_FROM = SEED + 1
 
 
-def in_turn(world: World, count: int, *, task: str | None = None) -> list[Ask]:
-    """``count`` held-out prompts of the tasks in turn, or of one of them. Each is answered at the length of its right
-    answer, so routing is that of the work that the model was trained for."""
-    drawn = [sample(task or TASKS[number % len(TASKS)], seed=SEED, index=number) for number in range(count)]
+def in_turn(world: World, count: int) -> list[Ask]:
+    """``count`` held-out prompts of the tasks in turn, each answered at the length of its right answer: so routing is
+    that of the work that the model was trained for."""
+    drawn = [sample(TASKS[number % len(TASKS)], seed=SEED, index=number) for number in range(count)]
     return [world.ask(one.task, one.prompt, one.answer) for one in drawn]
 
 

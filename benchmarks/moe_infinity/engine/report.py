@@ -69,8 +69,8 @@ def _batches(own: Found) -> list[str]:
 def _rates(own: Found) -> list[str]:
     lines = _by_point(own["points"], [f"{point['rate']:.2f}/s" for point in own["points"]], "mean_ms")
     lines += [
-        f"  arrivals: {own['arrivals']}; 1 × is {own['saturation']:.2f}/s; {own['requests']} requests a round, accelerate "
-        f"gets only the first {own['peer_requests']}: its queue never grows as long"
+        f"  arrivals: {own['arrivals']}; 1 × is {own['saturation']:.2f}/s; {own['requests']} requests a round; "
+        f"accelerate has the first {own['peer_requests']} alone, so its queue stays short"
     ]
     for bound in bounds_of(own):
         kept = {name: "-" if rate is None else f"{rate:.2f}/s" for name, rate in highest_rates(own, bound).items()}

@@ -263,13 +263,13 @@ def _of_those_routed(routing: LayerRouting) -> LayerRouting:
 
 
 def _tokens(routing: LayerRouting) -> Array:
-    """``[T, experts of the layer]``: 1 where a token was routed. Where the picks were not recorded, one token that was
-    routed to all that were used.
+    """``[T, experts of the layer]``: 1 where a token was routed. Where the picks were not recorded, each token is taken
+    to have had its share of every expert's rows.
     """
     span, picks = routing.catalogue.spans[routing.layer], routing.picks
     width = span.stop - span.start
     if picks is None or len(picks) != routing.step.rows:
-        tokens: Array = np.zeros((1 if routing.step.rows == 1 else routing.step.rows, width), dtype=np.float32)
+        tokens: Array = np.zeros((routing.step.rows, width), dtype=np.float32)
         tokens[:, routing.experts - span.start] = np.minimum(routing.rows / routing.step.rows, 1)
         return tokens
     tokens = np.zeros((len(picks), width + 1), dtype=np.float32)

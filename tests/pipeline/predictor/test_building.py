@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ def leaves(path: Path, file: ArtifactFile) -> Sequence[str]:
     return (*SH, 'cp "$0" "$2"', str(path))
 
 
+def watched(folder: Path) -> Sequence[str]:
+    """A builder that keeps what it is given, as files 1, 2, and so on."""
+    copies = f'n=1; while test -e "{folder}/$n"; do n=$((n+1)); done; cp "$1" "{folder}/$n"; cp "$0" "$2"'
+    *_, file = leaves(folder / "file", eamc())
+    return (*SH, copies, file)
+
+
 def eamc(model: str = "m", experts: tuple[int, ...] = (EXPERTS,) * LAYERS) -> EamcFile:
     return EamcFile(
         model=model, experts_per_layer=experts, sequences=1, matrices=np.ones((1, sum(experts)), np.float32)
@@ -56,6 +64,10 @@ def eamc(model: str = "m", experts: tuple[int, ...] = (EXPERTS,) * LAYERS) -> Ea
 
 def builds(running: Running, result: str = "published", kind: str = EAMC) -> float:
     return running.metric("builds_total", kind=kind, result=result)
+
+
+def another_than(running: Running, before: float) -> bool:
+    return builds(running) > before
 
 
 async def get(
@@ -111,9 +123,7 @@ async def test_a_collection_is_made_of_traces_and_handed_out(world: World, wire:
 
 async def test_sequences_that_were_foreseen_badly_make_a_new_one(world: World, tmp_path: Path) -> None:
     """Of those and the others; not before there are enough of them."""
-    copies = f'n=1; while test -e "{tmp_path}/$n"; do n=$((n+1)); done; cp "$1" "{tmp_path}/$n"; cp "$0" "$2"'
-    _, _, _, file = leaves(tmp_path / "file", eamc())
-    running = await first_version(world, maker=(*SH, copies, file))
+    running = await first_version(world, maker=watched(tmp_path))
     good = [sequence(number, 0.8) for number in range(5, 15)]
     bad = [sequence(number, 0.5) for number in range(15, 20)]
     for some in (good, bad[:-1]):
@@ -124,7 +134,7 @@ async def test_sequences_that_were_foreseen_badly_make_a_new_one(world: World, t
     await world.until(lambda: builds(running) == 2)
     await world.until_committed()
     job = load_job((tmp_path / "2").read_bytes())
-    assert len(job.kept) == 20
+    assert (len(job.kept), job.recorded) == (20, 5)
     assert job.earlier is None, "all that it was made of are here"
     assert running.metric("recorded_sequences_total", kind=EAMC, recall="other") == 10
     await world.send(*(sequence(number, 0.5) for number in range(20, 40)))
@@ -213,8 +223,8 @@ async def test_versions_restarts_and_rolling_back(world: World) -> None:
     await world.send(*(sequence(number, 0.1) for number in range(8, 13)))
     await world.until(lambda: builds(running) == 1)
     second = EamcFile.parse((await get(running.stub))[1])
-    assert (second.version, second.report["earlier"]) == (2, 4), "those before stand for what was seen before"
-    assert second.sequences == 8 + 4
+    assert (second.version, second.report["earlier"]) == (2, 2), "those before stand for what was seen before"
+    assert second.sequences == 2 * 5, "as many others as were recorded"
     assert (await running.roll_back(1, kind=EAMC)).serving.version == 1
     assert (await get(running.stub))[1] == before
     assert (await running.roll_back(0, kind=EAMC)).serving.version == 2
@@ -224,6 +234,26 @@ async def test_versions_restarts_and_rolling_back(world: World) -> None:
     running = await world.start(building=BUILDING)
     listed = await running.artifacts(kind=EAMC)
     assert ([one.version for one in listed.artifacts], listed.serving) == ([1, 2], 2)
+    await running.stop()
+
+
+async def test_what_was_kept_stands_for_what_is_gone_and_what_is_built_from_now_on_does_not(
+    world: World, tmp_path: Path
+) -> None:
+    """Else what it is made of would count twice: it is still here."""
+    running = await first_version(world, maker=BUILDER)
+    await world.until_committed()
+    await running.stop()
+    running = await world.start(building=BUILDING, maker=watched(tmp_path))
+    for first in (5, 13):
+        before = builds(running)
+        await world.send(*(sequence(number, 0.9) for number in range(first, first + 3)))
+        await world.until_committed()
+        await world.send(*(sequence(number, 0.1) for number in range(first + 3, first + 8)))
+        await world.until(partial(another_than, running, before))
+        earlier = load_job((tmp_path / f"{builds(running):.0f}").read_bytes()).earlier
+        assert isinstance(earlier, EamcFile)
+        assert (earlier.version, len(earlier.matrices)) == (1, 4)
     await running.stop()
 
 

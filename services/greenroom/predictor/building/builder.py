@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import Trace
 from greenroom.policies.moe_infinity import RECALL
@@ -34,13 +35,13 @@ _MOST_ASKED = 1024
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """One model and kind. ``inherited``: what was kept of it when this process began stands for sequences that are not
-    here."""
+    """One model and kind. ``inherited``: what was served of it when this process began; it goes on standing for
+    sequences that are not here, which what is built from now on does not: it is made of those that are."""
 
     shape: Shape
     pace: Pace
     retry: Retry
-    inherited: bool
+    inherited: ArtifactFile | None
 
 
 class Builder:
@@ -163,7 +164,8 @@ class Builder:
         if watched is None:
             made = self.shelves[kind].knows(trace.model)
             retry = Retry(self._config.retry_s, self._config.max_retry_s)
-            watched = _Watched(shape_of(trace), KINDS[kind].pace(self._config, made), retry, made)
+            inherited = self.shelves[kind].served(trace.model)
+            watched = _Watched(shape_of(trace), KINDS[kind].pace(self._config, made), retry, inherited)
             self._watched[trace.model, kind] = watched
         return watched
 
@@ -188,13 +190,14 @@ class Builder:
         watched = self._watched.get((model, kind))
         if watched is None:  # forgotten meanwhile
             return
-        kept = [*self._ring.sequences((model, kind, False)), *self._ring.sequences((model, kind, True))]
+        recorded = self._ring.sequences((model, kind, True))
+        kept = [*self._ring.sequences((model, kind, False)), *recorded]
         if not kept:
             watched.retry.failed(self._now())
             _LOG.warning("%s of %r is not made: the memory for its sequences holds none", kind, model)
             return
-        earlier = self.shelves[kind].served(model) if watched.inherited else None
-        job = Job(kind, model, watched.shape, kept, KINDS[kind].options(self._config), earlier)
+        options = KINDS[kind].options(self._config)
+        job = Job(kind, model, watched.shape, kept, options, watched.inherited, len(recorded))
         began = time.monotonic()
         try:
             file = await build_apart(job, timeout_s=self._config.timeout_s, command=self._command)

@@ -19,14 +19,19 @@ if TYPE_CHECKING:
 
 def build_eamc(job: Job) -> EamcFile:
     """Members out of the sequences that are kept; while those are few, out of the members before as well: they stand
-    for sequences that are not here any more. Raises InvalidConfig."""
+    for sequences that are not here any more.
+
+    When tasks have shifted, so that ``after`` were recorded, half of what members are chosen from is those: among all
+    that came before the shift they would get hardly any. Raises InvalidConfig."""
     from greenroom.core.eamc_file import EamcFile
     from greenroom.predictor.building.jobs import experts_of
     from greenroom.predictor.eamc.members import choose_members
 
     capacity, seed = int(job.options["capacity"]), int(job.options["seed"])
-    matrices = np.concatenate(job.kept).reshape(len(job.kept), -1).astype(np.float32)
-    room = int(job.options["most"]) - len(matrices)
+    most = 2 * job.recorded if job.recorded >= int(job.options["after"]) else int(job.options["most"])
+    kept = job.kept[-most:]
+    matrices = np.concatenate(kept).reshape(len(kept), -1).astype(np.float32)
+    room = most - len(kept)
     if isinstance(job.earlier, EamcFile) and room > 0:
         matrices = np.concatenate((matrices, job.earlier.matrices[:room]))
     experts = experts_of(job.shape)
@@ -36,7 +41,7 @@ def build_eamc(job: Job) -> EamcFile:
         experts_per_layer=experts,
         matrices=matrices[members],
         sequences=len(matrices),
-        report={"capacity": capacity, "seed": seed, "earlier": len(matrices) - len(job.kept)},
+        report={"capacity": capacity, "seed": seed, "earlier": len(matrices) - len(kept)},
     )
 
 

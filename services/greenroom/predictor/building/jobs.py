@@ -22,8 +22,8 @@ _KEPT, _EARLIER = "kept", "earlier"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """``kept``: of each sequence, oldest first, at least one. ``earlier``: what was made of sequences that are not here
-    any more. ``options``: see Kind."""
+    """``kept``: of each sequence, oldest first, at least one; the last ``recorded`` of them were recorded apart, as
+    foreseen badly. ``earlier``: what was made of sequences that are not here any more. ``options``: see Kind."""
 
     kind: str
     model: str
@@ -31,6 +31,7 @@ class Job:
     kept: Sequence[Kept]
     options: Mapping[str, Any]
     earlier: ArtifactFile | None = None
+    recorded: int = 0
 
 
 def dump_job(job: Job) -> bytes:
@@ -41,6 +42,7 @@ def dump_job(job: Job) -> bytes:
         "shape": json.dumps([job.shape.layers, job.shape.experts]),
         "lengths": json.dumps([len(one) for one in job.kept]),
         "options": json.dumps(dict(job.options)),
+        "recorded": json.dumps(job.recorded),
     }
     earlier = b"" if job.earlier is None else job.earlier.dump()
     return dump_tensors({_KEPT: np.concatenate(job.kept), _EARLIER: np.frombuffer(earlier, np.uint8)}, metadata)
@@ -62,6 +64,7 @@ def load_job(data: bytes) -> Job:
             np.split(arrays[_KEPT], ends[:-1]),
             json.loads(metadata["options"]),
             kind.file.parse(earlier) if earlier else None,
+            int(json.loads(metadata["recorded"])),
         )
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"it is no build: {error!r:.200}") from error

@@ -1,4 +1,4 @@
-"""The kinds of artifacts that are built: what is kept of a sequence, when, and of what. The only table of them."""
+"""The kinds of artifacts that are built: what is kept of a sequence, and when; ``job.BUILDERS`` has how."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ KINDS: Mapping[str, Kind] = {
         EamcFile,
         _matrix,
         lambda config, made: Drift(config.drift, made=made),
-        lambda config: {"capacity": config.capacity, "most": config.max_sequences, "seed": config.seed},
+        lambda config: {
+            "capacity": config.capacity,
+            "most": config.max_sequences,
+            "after": config.drift.after,
+            "seed": config.seed,
+        },
         needs="faiss",
     ),
     REUSE: Kind(

@@ -19,7 +19,7 @@ from greenroom.replay.trace import RoutingTrace
 KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)
 """What the averages keep at a token: from the last two tokens to the last hundred."""
 MOST_TOKENS: Final = 50_000
-"""That are looked at, the last ones: more take longer and tell little."""
+"""That are looked at, in whole sequences, the last ones, at least one: more take longer and tell little."""
 _LEAST_TOKENS: Final = 32
 _CHUNK: Final = 64
 """Tokens whose averages are one matrix product."""
@@ -28,8 +28,9 @@ _CHUNK: Final = 64
 @dataclass(frozen=True, slots=True)
 class FitOptions:
     """``rounds`` over all tokens in batches of ``batch``, more of them where that makes fewer than ``steps`` batches,
-    in an order drawn by ``seed``. ``held_out``: the share of the sequences, the last ones, that are not learnt from,
-    and that say whether who follows whom is worth its coefficients (``followers`` None).
+    in an order drawn by ``seed``. ``held_out``: the share of the sequences, the last ones, at least one, that are not
+    learnt from, and that say whether who follows whom is worth its coefficients (``followers`` None). Of a single
+    sequence it is the last tokens.
     """
 
     rounds: int = 6
@@ -58,9 +59,9 @@ class LayerSamples:
     def __len__(self) -> int:
         return len(self.follow)
 
-    def split(self, sequences: int) -> tuple[LayerSamples, LayerSamples]:
-        """Those of the first ``sequences``, and the others."""
-        at = int(np.searchsorted(self.sequence, sequences))
+    def split(self, sequences: int, share: float) -> tuple[LayerSamples, LayerSamples]:
+        """Those of the first ``sequences``, and the others; where these are none, the first ``share`` and the rest."""
+        at = int(np.searchsorted(self.sequence, sequences)) if sequences else int(len(self) * share)
         return self._part(slice(at)), self._part(slice(at, None))
 
     def _part(self, rows: slice) -> LayerSamples:
@@ -74,17 +75,19 @@ def fit(
     to learn from.
     """
     began, options = time.monotonic(), options or FitOptions()
-    trace = trace.part(int(np.searchsorted(trace.seq_starts, trace.tokens - MOST_TOKENS)))
+    first = int(np.searchsorted(trace.seq_starts, trace.tokens - MOST_TOKENS))
+    trace = trace.part(max(0, min(first, trace.sequences - 1)))
     lengths = np.diff(trace.seq_starts)
     of_sequence = np.maximum(lengths - 1, 0)
-    learnt_sequences = len(lengths) - round(len(lengths) * options.held_out)
-    learnt, samples = int(of_sequence[:learnt_sequences].sum()), int(of_sequence.sum())
+    learnt_sequences, share = len(lengths) - max(1, round(len(lengths) * options.held_out)), 1 - options.held_out
+    samples = int(of_sequence.sum())
+    learnt = int(of_sequence[:learnt_sequences].sum()) if learnt_sequences > 0 else int(samples * share)
     if min(learnt, samples - learnt) < _LEAST_TOKENS:
         allowed = f"at least {_LEAST_TOKENS} tokens to learn from, and as many in the {options.held_out:.0%} held out"
         raise InvalidConfig("trace", f"{learnt} and {samples - learnt} tokens", allowed)
     plain, full = [], []
     for layer in range(trace.layers):
-        parts = layer_samples(trace, layer).split(learnt_sequences)
+        parts = layer_samples(trace, layer).split(learnt_sequences, share)
         if options.followers is not True:
             plain.append(_fitted(*parts, options, followers=False))
         if options.followers is not False:

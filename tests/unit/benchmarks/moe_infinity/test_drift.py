@@ -27,7 +27,8 @@ def test_the_recall_of_each_sequence_is_the_policys() -> None:
     assert list(drift.recalls(policy, trace)) == [(0, 1.0), (1, 0.0)]
 
 
-async def rebuilt_here(model: Model, name: str, kept: Sequence[NDArray[np.float32]]) -> EamcFile:
+async def rebuilt_here(model: Model, name: str, kept: Sequence[NDArray[np.float32]], recorded: int) -> EamcFile:
+    assert 0 < recorded <= len(kept) - 120
     assert len(kept) > 120  # what the collection was made of, what was served before the shift, and some after it
     experts = (model.shape.experts,) * model.shape.layers
     return EamcFile(model=name, experts_per_layer=experts, matrices=np.stack(kept), sequences=len(kept))

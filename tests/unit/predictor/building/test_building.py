@@ -25,7 +25,7 @@ from greenroom.replay.trace import RoutingTrace
 from tests.unit.predictor.worlds import trace
 
 SHAPE = Shape(2, 6)
-OPTIONS = {"capacity": 3, "most": 10, "seed": 0}
+OPTIONS = {"capacity": 3, "most": 10, "after": 5, "seed": 0}
 
 
 def sequence(seed: int, rows: int = 5, k: int = 2) -> Any:
@@ -150,6 +150,20 @@ def test_members_are_sequences_and_those_before_stand_for_what_is_not_here() -> 
     assert again.report["earlier"] == 4
     full = build_eamc(job(2, earlier=before, options={**OPTIONS, "capacity": 9, "most": 3}))
     assert full.report["earlier"] == 1, "sequences that are here go first"
+
+
+def test_after_a_shift_half_of_it_are_those_that_were_foreseen_badly() -> None:
+    before = EamcFile(model="m", experts_per_layer=(6, 6), sequences=9, matrices=np.eye(4, 12, dtype=np.float32) + 1)
+    options = {**OPTIONS, "capacity": 20, "after": 3}
+    shifted = job(10, recorded=3, earlier=before, options=options)
+    newest = np.concatenate([one.reshape(1, -1) for one in shifted.kept[-6:]]).astype(np.float32)
+    for built in (build_eamc(shifted), build_eamc(load_job(dump_job(shifted)))):
+        assert {row.tobytes() for row in built.matrices} == {row.tobytes() for row in newest}
+        assert (built.sequences, built.report["earlier"]) == (6, 0)
+    few = build_eamc(job(4, recorded=3, earlier=before, options=options))
+    assert (few.sequences, few.report["earlier"]) == (6, 2), "the members before, where others are not enough"
+    not_yet = build_eamc(job(10, recorded=2, options=options))
+    assert not_yet.sequences == 10
 
 
 def test_coefficients_are_those_that_recorded_traces_give() -> None:

@@ -14,6 +14,7 @@ from greenroom.policies.artifacts import artifact_of
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import LayerRouting, Step
 from greenroom.policies.reuse_chances import Coefficients, ReuseChances
+from greenroom.predictor.reuse import fit as fitting
 from greenroom.predictor.reuse.fit import KEEP, FitOptions, fit, layer_samples, moving
 from greenroom.replay.trace import RoutingTrace
 
@@ -108,6 +109,17 @@ def test_moving_averages_of_many_tokens_are_those_of_one_after_the_other() -> No
     for token, average in zip(tokens, found, strict=True):
         now = 0.97 * now + 0.03 * token
         assert average == pytest.approx(now, abs=1e-5)
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 5])
+def test_a_few_long_sequences_are_enough(monkeypatch: pytest.MonkeyPatch, sequences: int) -> None:
+    monkeypatch.setattr(fitting, "MOST_TOKENS", 1000)
+    made = fit(in_circles(sequences, 1200), FitOptions(followers=False))
+    assert made.report["tokens"] + made.report["held_out_tokens"] == 1199, "the last of them, whole"
+    assert made.report["held_out_tokens"] == 120
+    monkeypatch.setattr(fitting, "MOST_TOKENS", 10_000)
+    made = fit(in_circles(sequences, 1200), FitOptions(followers=False))
+    assert made.report["held_out_tokens"] == (120 if sequences == 1 else 1199)
 
 
 def test_too_little_to_learn_from_is_refused() -> None:
