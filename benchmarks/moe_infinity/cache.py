@@ -60,7 +60,7 @@ class Scale:
 
 
 QUICK: Final = Scale(
-    seeds=2, curve_seeds=1, sequences=250, learnt=120, prompts=40, tokens=3000, followers=False
+    seeds=2, curve_seeds=1, sequences=160, learnt=100, prompts=30, tokens=2000, followers=False
 )  # fmt: skip
 FIRST_SEED: Final = 0
 
