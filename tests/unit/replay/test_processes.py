@@ -70,10 +70,11 @@ def test_what_is_raised_meanwhile_ends_work_that_is_under_way() -> None:
 
 
 SCRIPT = """
-import sys
+import signal
 from greenroom.replay.processes import in_processes
 from tests.unit.replay.errands import forever_but_the_first
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored, as under nohup
     in_processes(forever_but_the_first, [0, 1, 2], 2, lambda: print("under way", flush=True))
 """
 
