@@ -178,7 +178,7 @@ class MoeInfinity(ExpertPolicy):
         """The same for one token, as one sequence decodes; nothing here is done more often."""
         keys = routing.experts
         ranks = nearest.eamc.ranks[nearest.nearest[row]].take(keys)
-        self._recall.add(int(routing.step.row_sequences[0]), _hits(ranks, len(keys)), len(keys))
+        self._recall.add(int(routing.step.row_sequences[0]), int(np.count_nonzero(ranks < len(keys))), len(keys))
         counts = self.retention.matrices.counts[row].take(keys)
         nearest.add_token(routing.layer, row, keys - self.catalogue.spans[routing.layer].start, counts)
 
@@ -243,11 +243,6 @@ def _layer_decays(catalogue: Catalogue) -> NDArray[np.float32]:
     after = catalogue.layer_of - np.arange(catalogue.layers)[:, None]
     decays: NDArray[np.float32] = np.where(after > 0, 1 - after / catalogue.layers, 0).astype(np.float32)
     return decays
-
-
-def _hits(ranks: NDArray[np.int16], used: int) -> int:
-    """How many of so many used experts were among as many likeliest."""
-    return int(np.count_nonzero(ranks < used))
 
 
 class _Recall:
