@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from greenroom.experts.accelerator import Accelerator, Mark
 from greenroom.experts.direct_io import page_aligned
 from greenroom.experts.layout import RecordLayout
 from greenroom.experts.source import ExpertWeights
 
+NOTHING = -1
+"""In place of an expert: a slot whose bytes are no whole record."""
+
 
 class Slots:
     """``slots`` × ``slot_bytes`` of ``memory`` (uint8), and the tensors of the records in them.
 
-    ``layouts``: that of every layer's records.
+    ``layouts``: that of every layer's records. ``contents[slots]``: the expert whose whole record lies there, or
+    NOTHING. Whoever moves the bytes writes it and knows nothing of the ledger; the audit compares the two.
     """
 
     def __init__(self, memory: torch.Tensor, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> None:
         self.slots = slots
         self.slot_bytes = slot_bytes
+        self.contents: NDArray[np.int64] = np.full(slots, NOTHING, dtype=np.int64)
         self._memory = memory
         distinct = list(dict.fromkeys(layouts))
         self._layouts = [(distinct.index(layout), layout) for layout in layouts]

@@ -1,16 +1,19 @@
-"""How records move between the tiers, one Carrier a link and a kind of memory. All run on the movers' threads."""
+"""How records move between the tiers, one Carrier a link and a kind of memory. All run on the movers' threads.
+
+Each notes in ``contents`` of the arena that it fills which record lies whole in a slot: none from a job's beginning on,
+the expert's once its bytes are there.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 
-from greenroom.experts.accelerator import Mark
-from greenroom.experts.arena import Arena, DeviceArena
+from greenroom.experts.arena import NOTHING, Arena, DeviceArena, Slots
 from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.layout import PackManifest
 from greenroom.experts.mover import Job, Landing, Outbox
@@ -52,6 +55,7 @@ class DiskReads:
     def begin(self, job: Job) -> int:
         nbytes = self._nbytes(job)
         job.part_bytes = self._reads.part_bytes(nbytes, ahead=job.reason is not Reason.ON_DEMAND)
+        self._target(job).contents[job.target_slot] = NOTHING
         return -(-nbytes // job.part_bytes)
 
     def move(self, job: Job, part: int) -> int:
@@ -67,13 +71,21 @@ class DiskReads:
         return len(buffer)
 
     def finish(self, job: Job) -> None:
-        self._store.check(*self._place(job), self._buffer(job)[: self._nbytes(job)])
+        self._check(job)
+        self._target(job).contents[job.target_slot] = job.expert
 
     def drop(self, job: Job) -> None:
         pass
 
     def close(self) -> None:
         pass
+
+    def _check(self, job: Job) -> None:
+        """Raises PackError where what was read is not what was stored."""
+        self._store.check(*self._place(job), self._buffer(job)[: self._nbytes(job)])
+
+    def _target(self, job: Job) -> Slots:
+        return self._arenas[job.target]
 
     def _buffer(self, job: Job) -> memoryview:
         return self._arenas[job.target].buffer(job.target_slot)
@@ -85,28 +97,28 @@ class DiskReads:
         return int(self._sizes[self._layers[job.expert]])
 
 
-@dataclass(slots=True)
-class _Berth:
-    """A slot of the staging ring; ``left``: reached when what was copied from it last is on the device."""
-
-    slot: int
-    left: Mark | None = None
-
-
 class StagedReads(DiskReads):
     """Disk to device without a host tier: reads into a small page-locked ring, from where whole records are copied.
 
-    A job ends when its copy is queued; a place in the ring is read into again once its copy is done.
+    What a layer waits for lands when its copy is queued. The job ends with the copy, which its thread waits for: then
+    its place in the ring is free again, and whether the bytes came is known.
     """
 
     def __init__(
-        self, store: Store, catalogue: Catalogue, ring: Arena, device: DeviceArena, reads: ReadSettings
+        self,
+        store: Store,
+        catalogue: Catalogue,
+        ring: Arena,
+        device: DeviceArena,
+        reads: ReadSettings,
+        outbox: Outbox,
     ) -> None:
         super().__init__(store, catalogue, {Tier.DEVICE: ring}, reads)
         self._device = device
         self._ring = ring
-        self._free = deque(_Berth(slot) for slot in range(ring.slots))  # the one left longest ago first
-        self._taken: dict[int, _Berth] = {}  # by expert
+        self._outbox = outbox
+        self._free = deque(range(ring.slots))
+        self._taken: dict[int, int] = {}  # by expert, a slot of the ring
 
     @staticmethod
     def ring_slots(reads: ReadSettings) -> int:
@@ -117,41 +129,38 @@ class StagedReads(DiskReads):
         self._taken[job.expert] = self._free.popleft()
         return super().begin(job)
 
-    def move(self, job: Job, part: int) -> int:
-        left = self._taken[job.expert].left
-        if left is not None:
-            left.wait()
-        return super().move(job, part)
-
     def finish(self, job: Job) -> None:
         try:
-            super().finish(job)
-        except BaseException:
-            self.drop(job)
-            raise
-        berth = self._taken.pop(job.expert)
-        try:
-            berth.left = self._device.fill(job.target_slot, self._ring.record(berth.slot)[: self._nbytes(job)])
+            self._check(job)
+            record = self._ring.record(self._taken[job.expert])[: self._nbytes(job)]
+            _hand_over(job, record, self._device, self._outbox)
         finally:
-            self._free.append(berth)
+            self.drop(job)
 
     def drop(self, job: Job) -> None:
         self._free.append(self._taken.pop(job.expert))
 
-    def close(self) -> None:
-        for berth in [*self._free, *self._taken.values()]:
-            if berth.left is not None:
-                berth.left.wait()
+    def _target(self, job: Job) -> Slots:
+        return self._device
 
     def _buffer(self, job: Job) -> memoryview:
-        return self._ring.buffer(self._taken[job.expert].slot)
+        return self._ring.buffer(self._taken[job.expert])
+
+
+def _hand_over(job: Job, record: torch.Tensor, device: DeviceArena, outbox: Outbox) -> None:
+    """Copy ``record`` to the job's slot; returns when the bytes are there, raises where they did not come.
+
+    What a layer waits for lands once the copy is queued: the compute queue waits for the bytes, the owner need not.
+    """
+    filled = device.fill(job.target_slot, record)
+    if job.reason is Reason.ON_DEMAND:
+        outbox.post(Landing(job))
+    filled.wait()
+    device.contents[job.target_slot] = job.expert
 
 
 class _Undivided:
     """One part a job, and nothing to do after it."""
-
-    def begin(self, job: Job) -> int:
-        return 1
 
     def finish(self, job: Job) -> None:
         pass
@@ -164,11 +173,7 @@ class _Undivided:
 
 
 class Uploads(_Undivided):
-    """Host to device through the device's copy queue, with the next copy queued before the last one has ended.
-
-    What a layer waits for lands when its copy is queued: the compute queue waits for the bytes, the owner need not.
-    The job itself ends with the copy, since until then the host's slot is read.
-    """
+    """Host to device through the device's copy queue, with the next copy queued before the last one has ended."""
 
     threads = UPLOADS_IN_FLIGHT
     depth = UPLOADS_IN_FLIGHT
@@ -178,11 +183,12 @@ class Uploads(_Undivided):
         self._device = device
         self._outbox = outbox
 
+    def begin(self, job: Job) -> int:
+        self._device.contents[job.target_slot] = NOTHING
+        return 1
+
     def move(self, job: Job, part: int) -> int:
-        filled = self._device.fill(job.target_slot, self._host.record(job.source_slot))
-        if job.reason is Reason.ON_DEMAND:
-            self._outbox.post(Landing(job))
-        filled.wait()
+        _hand_over(job, self._host.record(job.source_slot), self._device, self._outbox)
         return self._host.slot_bytes
 
 
@@ -196,6 +202,13 @@ class Copies(_Undivided):
         self._host = host
         self._device = device
 
+    def begin(self, job: Job) -> int:
+        self._device.contents[job.target_slot] = NOTHING
+        return 1
+
     def move(self, job: Job, part: int) -> int:
         self._device.record(job.target_slot).copy_(self._host.record(job.source_slot))
         return self._device.slot_bytes
+
+    def finish(self, job: Job) -> None:
+        self._device.contents[job.target_slot] = job.expert

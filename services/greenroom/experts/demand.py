@@ -94,6 +94,21 @@ class DemandFetcher:
         if not landed:
             raise TransferFailed(f"no expert has landed for {self._timeout_s:g} s")
 
+    def step_begins(self) -> None:
+        """What was computed until now has been used or discarded."""
+        self._tiers.void.clear()
+
+    def confirm(self) -> None:
+        """Wait until whoever has landed has arrived. Raises TransferFailed where the bytes of one that had landed since
+        the step began did not come: what was computed with it is void.
+        """
+        while self._tiers.landed and not self._tiers.void:
+            if not self._tiers.wait(self._timeout_s):
+                raise TransferFailed(f"no copy to the device has ended for {self._timeout_s:g} s")
+            self.deliver()
+        for key, text in self._tiers.void.items():
+            raise self._failure_of(key, text)
+
     def forget_failures(self) -> None:
         """What failed before may be tried again."""
         self._failed.clear()
@@ -101,6 +116,9 @@ class DemandFetcher:
     def _raise_failure_of(self, wanted: Iterable[int]) -> None:
         for key in wanted if self._failed else ():
             if key in self._failed:
-                catalogue = self._policy.catalogue
-                layer, index = int(catalogue.layer_of[key]), int(catalogue.index_of[key])
-                raise TransferFailed(f"expert {index} of MoE layer {layer} could not be had: {self._failed[key]}")
+                raise self._failure_of(key, self._failed[key])
+
+    def _failure_of(self, key: int, text: str) -> TransferFailed:
+        catalogue = self._policy.catalogue
+        layer, index = int(catalogue.layer_of[key]), int(catalogue.index_of[key])
+        return TransferFailed(f"expert {index} of MoE layer {layer} could not be had: {text}")

@@ -197,9 +197,11 @@ class ExpertEngine:
         if self._confinement is not None:
             self._confinement.step_started(self._step)
         self._rerouted = None
+        self._demand.step_begins()
         failed = True
         try:
             yield
+            self._demand.confirm()
             failed = False
             self._count_rerouted()
         finally:

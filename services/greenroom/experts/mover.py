@@ -22,8 +22,8 @@ JOIN_TIMEOUT_S = 30.0
 class Job:
     """One expert to be moved; ``target_slot`` is reserved for it. ``priority``: higher is sooner.
 
-    ``part_bytes``: set by a carrier that splits it. ``landed``: the owner has booked its arrival already, see Landing.
-    ``bound``: the tier it is on its way to in the end; ``target`` is where this hop takes it.
+    ``part_bytes``: set by a carrier that splits it. ``bound``: the tier it is on its way to in the end; ``target`` is
+    where this hop takes it.
     """
 
     expert: int
@@ -35,7 +35,6 @@ class Job:
     priority: float = 0.0
     part_bytes: int = 0
     error: BaseException | None = None
-    landed: bool = False
     bound: Tier = Tier.DEVICE
 
     @property
@@ -47,7 +46,8 @@ class Job:
 class Landing(NamedTuple):
     """Posted ahead of a job's end: who computes may queue work on the target now, it will wait for the bytes itself.
 
-    What the job holds of its source is still in use until the job is posted.
+    Only the job says whether the bytes came. Until it is posted, nothing that was computed with them counts, and what
+    the job holds of its source is in use.
     """
 
     job: Job

@@ -137,9 +137,9 @@ class RunningLayer(AbstractContextManager[Arriving]):
         return None if order is None else order.tolist()
 
     def _ready(self, todo: dict[int, None], *, in_order: bool) -> list[int]:
-        """Who can run now: everyone who is resident, or where an order is kept those before the first who is not."""
+        """Who can run now: everyone who is computable, or where an order is kept those before the first who is not."""
         keys = list(todo)
-        here = self._stage.tiers.device.resident[keys].tolist()
+        here = self._stage.tiers.computable(keys)
         if in_order and False in here:
             return keys[: here.index(False)]
         return [key for key, there in zip(keys, here, strict=True) if there]

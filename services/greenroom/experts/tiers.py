@@ -4,6 +4,9 @@ Joins the ledgers (who is where), the arenas (the memory) and the movers (the li
 and whom to evict is told by the engine, room is made before. With a host tier an expert on disk takes two hops to the
 device; one that is only wanted on the host takes the first of them, and has no slot on the device. An expert is never
 on two ways at once: who is fetched to the device while bound for the host goes on from there.
+
+Resident is only whose bytes have arrived. One that has *landed* may be computed with ahead of that, since the device
+keeps the order; it stays on its way until its copy has ended. Where that fails, what was computed with it is void.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.experts.arena import Arena, DeviceArena
+from greenroom.experts.arena import Arena, DeviceArena, Slots
 from greenroom.experts.carriers import Copies, DiskReads, StagedReads, Store, Uploads
 from greenroom.experts.hardware import Hardware
 from greenroom.experts.ledger import NO_SLOT, Ledger, LedgerError, State
@@ -48,6 +51,9 @@ class Tiers:
         self._outbox = hardware.outbox()
         self._jobs: dict[int, Job] = {}  # by expert: queued or running, the hop that is next or under way
         self._to_host: set[int] = set()  # those of them that go no further than the host
+        self._landed: set[int] = set()  # those of them whose copy to the device is queued there
+        self.void: dict[int, str] = {}
+        """By expert, why its bytes did not come after it had landed. Emptied by whoever discards what was computed."""
         self._without_host_slot: list[Job] = []  # bounded by the device's slots, each holds one
         accelerator = hardware.accelerator
         self._streamed = None if accelerator is None else DeviceArena(accelerator, device.slots, slot_bytes, layouts)
@@ -60,20 +66,21 @@ class Tiers:
         disk: Carrier
         upload: Carrier | None = None
         self._device_arena: Arena | DeviceArena
+        self._host_arena: Arena | None = None
         if self._streamed is None:
             self._device_arena = mapped = ram(device.slots)
             arenas = {Tier.DEVICE: mapped}
             if host is not None:
-                arenas[Tier.HOST] = ram(host.slots)
-                upload = Copies(arenas[Tier.HOST], mapped)
+                arenas[Tier.HOST] = self._host_arena = ram(host.slots)
+                upload = Copies(self._host_arena, mapped)
             disk = DiskReads(store, catalogue, arenas, hardware.reads)
         else:
             self._device_arena = self._streamed
             if host is None:
                 ring = ram(StagedReads.ring_slots(hardware.reads))
-                disk = StagedReads(store, catalogue, ring, self._streamed, hardware.reads)
+                disk = StagedReads(store, catalogue, ring, self._streamed, hardware.reads, self._outbox)
             else:
-                pinned = ram(host.slots)
+                self._host_arena = pinned = ram(host.slots)
                 disk = DiskReads(store, catalogue, {Tier.HOST: pinned}, hardware.reads)
                 upload = Uploads(pinned, self._streamed, self._outbox)
         self._disk = hardware.mover("disk", disk, self._outbox)
@@ -108,8 +115,20 @@ class Tiers:
         """Whether the device computes in order with this thread: what is resident can be used without a wait."""
         return self._streamed is None
 
+    @property
+    def landed(self) -> bool:
+        """Whether anyone has landed and not arrived yet."""
+        return bool(self._landed)
+
+    def computable(self, keys: Sequence[int]) -> list[bool]:
+        """Of each expert whether it is resident, or has landed."""
+        resident: list[bool] = self.device.resident[keys].tolist()
+        if not self._landed:
+            return resident
+        return [here or key in self._landed for key, here in zip(keys, resident, strict=True)]
+
     def weights(self, keys: Sequence[int], layer: int) -> Iterable[ExpertWeights]:
-        """The tensors of resident experts of one layer, valid while they are pinned; take each when it is computed."""
+        """The tensors of computable experts of one layer, valid while pinned; take each when it is computed."""
         arena = self._device_arena
         return (arena.weights(slot, layer) for slot in self.device.slot_of[keys].tolist())
 
@@ -205,31 +224,42 @@ class Tiers:
         return self._outbox.wait(timeout_s)
 
     def collect(self) -> list[Transfer]:
-        """Book what has finished, begin second hops; returns the moves that ended, failed ones with their error."""
+        """Book what has landed or ended, begin second hops; returns the moves that ended, failed ones with their error.
+
+        Raises ModelBroken where a mover has died.
+        """
         ended = []
         for message in self._outbox.collect():
-            job, error = (message.job, None) if isinstance(message, Landing) else (message, message.error)
-            if job.landed:
-                self._unpin_host(job)
-                if error is None:
-                    continue
-            else:
-                self._drop(job.expert)
-                self._book(job, ended_too=job is message)
-            text = None if error is None else f"{type(error).__name__}: {error}"
+            if isinstance(message, Landing):
+                self._landed.add(message.job.expert)
+                continue
+            job, text = message, None
+            if job.error is not None:
+                text = f"{type(job.error).__name__}: {job.error}"
+                if job.expert in self._landed:
+                    self.void[job.expert] = text
+            self._drop(job.expert)
+            self._book(job)
             ended.append(Transfer(job.expert, job.source, job.target, job.reason, text))
         self._begin_waiting()
         return ended
 
     def audit(self) -> None:
-        """Raises LedgerError where an invariant of a ledger does not hold, or a slot is held for what does not come."""
+        """Raises LedgerError where an invariant of a ledger does not hold, a slot is held for what does not come, or a
+        resident expert's slot does not hold its bytes.
+        """
         self.device.audit()
+        self._audit_contents(self.device, self._device_arena)
         jobs = self._jobs.values()
         self._audit_loading(self.device, {job.expert for job in jobs if job.bound is Tier.DEVICE})
         if self._to_host != {job.expert for job in jobs if job.bound is Tier.HOST}:
             raise LedgerError("what is bound for the host is booked wrongly")
+        if not self._landed <= self._jobs.keys():
+            raise LedgerError("who has landed is not on its way")
         if self.host is not None:
             self.host.audit()
+            if self._host_arena is not None:
+                self._audit_contents(self.host, self._host_arena)
             self._audit_loading(
                 self.host, {job.expert for job in jobs if job.target is Tier.HOST and job.target_slot != NO_SLOT}
             )
@@ -245,6 +275,13 @@ class Tiers:
         if set(np.flatnonzero(ledger.state == State.LOADING).tolist()) != moving:
             raise LedgerError("slots are held for experts that are not on their way, or the other way round")
 
+    @staticmethod
+    def _audit_contents(ledger: Ledger, arena: Slots) -> None:
+        resident = np.flatnonzero(ledger.resident)
+        wrong = resident[arena.contents[ledger.slot_of[resident]] != resident]
+        if len(wrong):
+            raise LedgerError(f"experts {wrong.tolist()} are booked as resident, and other bytes lie in their slots")
+
     # -- hops ------------------------------------------------------------------------------------------------
 
     def _queue(self, mover: Mover, job: Job) -> None:
@@ -255,6 +292,7 @@ class Tiers:
         """Its job has ended or is given up."""
         del self._jobs[key]
         self._to_host.discard(key)
+        self._landed.discard(key)
 
     def _start_upload(self, job: Job) -> None:
         assert self.host is not None
@@ -272,15 +310,13 @@ class Tiers:
         self._queue(self._disk, job)
         return True
 
-    def _book(self, job: Job, *, ended_too: bool) -> None:
-        """A hop's outcome; where the job has only landed, what it holds of its source stays held."""
-        if ended_too and job.error is not None:
+    def _book(self, job: Job) -> None:
+        """A hop's outcome."""
+        if job.error is not None:
             self._give_up(job)
         elif job.target is Tier.DEVICE:
             self.device.arrived(job.expert)
-            if ended_too:
-                self._unpin_host(job)
-            job.landed = not ended_too
+            self._unpin_host(job)
         else:
             assert self.host is not None
             self.host.arrived(job.expert)

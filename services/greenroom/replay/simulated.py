@@ -13,11 +13,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import format_bytes, parse_bytes
-from greenroom.experts.arena import Arena
+from greenroom.experts.arena import NOTHING, Arena
 from greenroom.experts.direct_io import ReadSettings, page_aligned
 from greenroom.experts.layout import RecordLayout
 from greenroom.experts.mover import Begun, Carrier, Job, Landing, Mover, Outbox
@@ -126,6 +127,7 @@ class SimulatedArena(Arena):
     def __init__(self, slots: int, slot_bytes: int) -> None:
         self.slots = slots
         self.slot_bytes = slot_bytes
+        self.contents = np.full(slots, NOTHING, dtype=np.int64)
         self._unlock = None
         self._region = page_aligned(slot_bytes)
         self._nothing = torch.empty(0, dtype=torch.uint8)

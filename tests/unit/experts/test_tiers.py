@@ -7,16 +7,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
+from greenroom.experts.accelerator import Mark
 from greenroom.experts.arena import Arena
 from greenroom.experts.carriers import Copies
 from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.engine import catalogue_of
 from greenroom.experts.hardware import RealHardware
-from greenroom.experts.ledger import Ledger, State
+from greenroom.experts.ledger import Ledger, LedgerError, State
 from greenroom.experts.mover import Carrier, Job, Mover, Outbox
 from greenroom.experts.tiers import Tiers
 from greenroom.policies.events import Reason, Tier, Transfer
+from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore, manifest
 
 DEADLINE_S = 20.0
@@ -272,3 +275,91 @@ def test_a_prefetch_that_found_no_room_on_the_host_can_be_taken_back(bench: Benc
     bench.hardware.gate.set()
     bench.until((0, Tier.DEVICE), (1, Tier.DEVICE))
     assert bench.store.reads.total() == 2
+
+
+class BrokenCopy:
+    """A mark that is kept from being reached, and then is not reached after all."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self._gate = gate
+
+    def reached(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        assert self._gate.wait(DEADLINE_S)
+        raise RuntimeError("the copy is lost")
+
+
+class BreaksCopies(FakeAccelerator):
+    """``broken``: copies are lost, which is told once ``gate`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = True
+        self.gate = threading.Event()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Mark | None) -> Mark:
+        return BrokenCopy(self.gate) if self.broken else super().copy(target, source, after)
+
+
+@pytest.fixture(params=[0, 2], ids=["staged", "from the host"])
+def lossy(request: pytest.FixtureRequest) -> Iterator[tuple[Tiers, BreaksCopies]]:
+    accelerator = BreaksCopies()
+    tiers = Tiers(
+        FakeStore(MANIFEST), catalogue_of(MANIFEST), Ledger(8, 4), Ledger(8, request.param) if request.param else None,
+        make_host_room=lambda incoming: False, hardware=RealHardware(accelerator=accelerator),
+    )  # fmt: skip
+    yield tiers, accelerator
+    accelerator.gate.set()
+    tiers.close()
+
+
+def test_who_has_landed_is_resident_only_once_the_copy_has_ended(lossy: tuple[Tiers, BreaksCopies]) -> None:
+    tiers, accelerator = lossy
+    tiers.fetch(5, Reason.ON_DEMAND)
+    tiers.device.pin(np.array([5]))
+    while not tiers.landed:
+        assert tiers.wait(DEADLINE_S)
+        assert [transfer.target for transfer in tiers.collect()] in ([], [Tier.HOST])
+    assert tiers.computable([4, 5]) == [False, True]
+    assert tiers.device.state[5] == State.LOADING
+    tiers.audit()
+    accelerator.gate.set()
+    assert tiers.wait(DEADLINE_S)
+    (transfer,) = tiers.collect()
+    assert transfer.error == "RuntimeError: the copy is lost"
+    assert tiers.void == {5: transfer.error}
+    assert tiers.computable([5]) == [False]
+    assert (tiers.device.state[5], tiers.device.free, tiers.moving) == (State.ABSENT, 4, 0)
+    tiers.release(np.array([5]))
+    tiers.audit()
+    accelerator.broken = False
+    tiers.fetch(5, Reason.ON_DEMAND)
+    while not tiers.device.resident[5]:
+        assert tiers.wait(DEADLINE_S)
+        tiers.collect()
+    tiers.audit()
+
+
+def test_a_lost_copy_ahead_of_need_costs_nobody_but_itself(lossy: tuple[Tiers, BreaksCopies]) -> None:
+    tiers, accelerator = lossy
+    accelerator.gate.set()
+    tiers.fetch(5, Reason.PREFETCH)
+    ended: list[Transfer] = []
+    while not any(transfer.error for transfer in ended):
+        assert tiers.wait(DEADLINE_S)
+        ended += tiers.collect()
+    assert ended[-1].expert == 5
+    assert tiers.void == {}, "nobody can have computed with it"
+    assert tiers.device.free == 4
+    tiers.audit()
+
+
+@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.HOST])
+def test_the_audit_finds_who_is_resident_without_its_bytes(bench: Bench, tier: Tier) -> None:
+    ledger = bench.device if tier is Tier.DEVICE else bench.host
+    ledger.reserve(6)
+    ledger.arrived(6)
+    with pytest.raises(LedgerError, match=r"experts \[6\] are booked as resident, and other bytes lie in their slots"):
+        bench.tiers.audit()
