@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from greenroom.experts.arena import Arena, DeviceArena, Slots
 from greenroom.experts.carriers import Copies, DiskReads, StagedReads, Store, Uploads
+from greenroom.experts.device_errors import raise_if_fatal
 from greenroom.experts.hardware import Hardware
 from greenroom.experts.ledger import NO_SLOT, Ledger, LedgerError, State
 from greenroom.experts.mover import Carrier, Job, Landing, Mover
@@ -226,7 +227,7 @@ class Tiers:
     def collect(self) -> list[Transfer]:
         """Book what has landed or ended, begin second hops; returns the moves that ended, failed ones with their error.
 
-        Raises ModelBroken where a mover has died.
+        Raises ModelBroken where a mover has died, or a move failed of a device that is lost.
         """
         ended = []
         for message in self._outbox.collect():
@@ -235,6 +236,7 @@ class Tiers:
                 continue
             job, text = message, None
             if job.error is not None:
+                raise_if_fatal(job.error)
                 text = f"{type(job.error).__name__}: {job.error}"
                 if job.expert in self._landed:
                     self.void[job.expert] = text

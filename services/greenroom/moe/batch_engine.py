@@ -16,11 +16,13 @@ from typing import Protocol
 
 import torch
 
-from greenroom.core.errors import BudgetTooSmall, GreenroomError, InvalidConfig, InvalidRequest, ModelBroken
+from greenroom.core.errors import BudgetTooSmall, GreenroomError, InvalidConfig, InvalidRequest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.core.units import format_bytes
+from greenroom.experts.device_errors import is_out_of_memory, raise_if_fatal
 from greenroom.moe.batch_stats import BatchStats
-from greenroom.moe.kv_cache import KVStore
+from greenroom.moe.kv_cache import KVMemoryError, KVStore
+from greenroom.moe.queue_description import QueueDescription
 from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.ragged_attention import Chunk
 from greenroom.moe.sampling import Picked, sample
@@ -31,14 +33,17 @@ from greenroom.policies.batch_policy import (
     BatchState,
     FcfsBatching,
     Rows,
-    RunningSequence,
     StepPlan,
-    WaitingSequence,
 )
 from greenroom.policies.events import Phase, SequenceEnd, SequenceInfo
 
 log = logging.getLogger(__name__)
 
+_NO_KV_MEMORY = "ask for fewer tokens (max_tokens); whoever runs the server can give less to --expert-memory"
+_NO_STEP_MEMORY = (
+    "there was not memory enough to compute it; whoever runs the server can give less to --expert-memory or"
+    " --kv-memory, or fewer rows to a step (--tokens-per-step)"
+)
 _ENDS = {FinishReason.CANCELLED: SequenceEnd.CANCELLED, FinishReason.FAILED: SequenceEnd.FAILED}
 
 
@@ -104,7 +109,8 @@ class BatchEngine:
     ``stop_checkers`` makes the checker of a request's stop strings; without it such requests are refused.
 
     Invariants, checked by ``audit``: a request waits or runs, never both; exactly the running ones hold KV, each
-    for its whole life; a request gets exactly one Finished, after which nothing of it is left here.
+    for its whole life; the policy is told of all that are here as they are; a request gets exactly one Finished, after
+    which nothing of it is left here.
     """
 
     def __init__(
@@ -128,6 +134,7 @@ class BatchEngine:
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.on_ended = on_ended
+        self._described = QueueDescription(model.layout)
         self._limits = config.limits(config.kv_budget_bytes)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._stop_checkers = stop_checkers
@@ -191,6 +198,7 @@ class BatchEngine:
     def add(self, sequence: Sequence) -> None:
         """Let it wait for admission; where its prefix has ended the answer it gets its end at once."""
         self.waiting[sequence.number] = sequence
+        self._described.waits(sequence)
         self.stats.submitted += 1
         if self._observer is not None:
             with self._observed():
@@ -219,7 +227,7 @@ class BatchEngine:
 
     def step(self) -> bool:
         """Run what the policy decides; False where it moves nothing. Whatever a request does wrong is its own end.
-        Raises ModelBroken, which is nobody's, where the model can run no more.
+        Raises ModelBroken, which is nobody's, where the model can run no more: a mover has died, or the device.
         """
         plans = self._schedule()
         for plan in plans:
@@ -233,11 +241,8 @@ class BatchEngine:
     def _schedule(self) -> tuple[StepPlan, ...]:
         decision = self.policy.decide(
             BatchState(
-                waiting=tuple(self._as_waiting(sequence) for sequence in self.waiting.values()),
-                running=tuple(
-                    RunningSequence(sequence.number, sequence.prefill_left, task=sequence.info.task)
-                    for sequence in self.running.values()
-                ),
+                waiting=self._described.waiting,
+                running=self._described.running,
                 kv_free=self.kv.free_bytes,
                 limits=self._limits,
             )
@@ -245,19 +250,33 @@ class BatchEngine:
         for number, reason in decision.refuse:
             self._end(self.waiting[number], FinishReason.FAILED, reason)
         for number in decision.admit:
-            self._admit(self.waiting[number])
+            if not self._reserve(self.waiting[number]):
+                break  # nobody overtakes it
         return decision.steps
 
-    def _as_waiting(self, sequence: Sequence) -> WaitingSequence:
-        need = self.kv.layout.nbytes(sequence.kv_rows)
-        return WaitingSequence(
-            sequence.number, sequence.settled, need, sequence.info.task, sequence.info.expected_tokens
-        )
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Start it. False where it goes on waiting: its memory can not be had before a running one gives some back.
 
-    def _admit(self, sequence: Sequence) -> None:
-        sequence.kv = self.kv.reserve(sequence.kv_rows)
+        Where none runs nothing of ours would make room, so it fails, alone.
+        """
+        try:
+            sequence.kv = self.kv.reserve(sequence.kv_rows)
+        except KVMemoryError as error:
+            self.stats.kv_shortages += 1
+            if self.kv.short:
+                log.warning("request %s waits for another one's end: %s", sequence.request.request_id, error)
+                return False
+            self._end(sequence, FinishReason.FAILED, f"{error}: {_NO_KV_MEMORY}")
+        except Exception as error:
+            self._fail(sequence, error)
+        else:
+            self._start(sequence)
+        return True
+
+    def _start(self, sequence: Sequence) -> None:
         sequence.started_at = self._clock()
         self.running[sequence.number] = self.waiting.pop(sequence.number)
+        self._described.runs(sequence)
         self.stats.started += 1
         self.stats.queue_seconds += sequence.started_at - sequence.submitted_at
         if self._observer is not None:
@@ -275,9 +294,8 @@ class BatchEngine:
             return []
         try:
             return [self._forward(parts)]
-        except ModelBroken:
-            raise
         except Exception as error:
+            raise_if_fatal(error)
             if len(parts) == 1:
                 self._fail(parts[0][0], error)
                 return []
@@ -287,8 +305,6 @@ class BatchEngine:
         for part in parts:
             try:
                 due.append(self._forward([part]))
-            except ModelBroken:
-                raise
             except Exception as error:
                 self._fail(part[0], error)
         return due
@@ -296,8 +312,10 @@ class BatchEngine:
     def _forward(self, parts: list[tuple[Sequence, Rows]]) -> _Due:
         chunks = [_chunk(sequence, rows) for sequence, rows in parts]
         logits = self.model.forward(chunks)
-        for chunk in chunks:
+        for (sequence, _), chunk in zip(parts, chunks, strict=True):
             chunk.kv.commit(len(chunk.tokens))
+            if chunk.prefill:
+                self._described.runs(sequence)
         prefill = sum(len(chunk.tokens) for chunk in chunks if chunk.prefill)
         self.stats.prefill_rows += prefill
         self.stats.decode_rows += sum(len(chunk.tokens) for chunk in chunks) - prefill
@@ -322,7 +340,12 @@ class BatchEngine:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        if isinstance(error, GreenroomError):
+        """Raises ModelBroken where the error is not the request's, but that of a device that is lost."""
+        raise_if_fatal(error)
+        if is_out_of_memory(error):
+            log.warning("request %s failed: %s", sequence.request.request_id, error)
+            self._end(sequence, FinishReason.FAILED, _NO_STEP_MEMORY)
+        elif isinstance(error, GreenroomError):
             log.warning("request %s failed: %s", sequence.request.request_id, error)
             self._end(sequence, FinishReason.FAILED, str(error))
         else:
@@ -332,6 +355,7 @@ class BatchEngine:
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         if self.waiting.pop(sequence.number, None) is None:
             del self.running[sequence.number]
+        self._described.left(sequence.number)
         approximated = 0.0
         if sequence.kv is not None:
             if self._observer is not None:
@@ -384,6 +408,8 @@ class BatchEngine:
         for sequence in self.running.values():
             if sequence.kv is not None and not sequence.kv.length < len(sequence.tokens):
                 raise AuditError(f"sequence {sequence.number} has {sequence.kv.length} rows of {len(sequence.tokens)}")
+        if not self._described.describes(self.waiting.values(), self.running.values()):
+            raise AuditError("the policy is told of other sequences than those that are here")
         if self._observer is not None and not self.busy:
             self._observer.audit_idle()
 
@@ -409,7 +435,8 @@ def _sample(sequences: list[Sequence], logits: torch.Tensor) -> list[Picked | Ex
     draws = [sequence.next_draw() for sequence in sequences]
     try:
         return list(sample(logits, draws))
-    except Exception:
+    except Exception as error:
+        raise_if_fatal(error)
         log.exception("sampling %d rows together failed, each is sampled alone", len(draws))
     picked: list[Picked | Exception] = []
     for row, draw in enumerate(draws):

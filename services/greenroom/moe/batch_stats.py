@@ -14,7 +14,8 @@ class BatchStats:
     ``rows``: prefill and decode rows together, each run counted, also of steps that were run again.
     ``isolated_steps``: steps that failed as a whole and were run request by request. ``queue_seconds``: sum over
     the ``started`` requests of their time between submission and admission. ``finished``: requests by the reason of
-    their end. ``audit_failures`` and ``observer_failures`` are defects; both are logged.
+    their end. ``kv_shortages``: times that memory for a request's keys and values could not be had within the budget.
+    ``audit_failures`` and ``observer_failures`` are defects; both are logged.
     """
 
     steps: int = 0
@@ -27,6 +28,7 @@ class BatchStats:
     started: int = 0
     queue_seconds: float = 0.0
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    kv_shortages: int = 0
     audits: int = 0
     audit_failures: int = 0
     observer_failures: int = 0

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.core.errors import GreenroomError
+from greenroom.core.units import format_bytes
+from greenroom.experts.device_errors import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,12 @@ class SequenceKV:
 class KVStore:
     """Hands out reservations so that together they never exceed ``budget_bytes``. Owned by one thread.
 
+    The system may not have the memory that the budget allows: other programs hold it, or it is in pieces. Then the
+    store is ``short`` until a reservation comes back, and has nothing free meanwhile. Nothing else of ours would help,
+    and to ask a device for memory in every step is slow.
+
     Invariants, checked by ``audit``: reserved bytes are those of the reservations that are out; they and the peak
-    are within the budget; every length is within its capacity.
+    are within the budget; every length is within its capacity; it is short only while some are out.
     """
 
     def __init__(self, layout: KVLayout, budget_bytes: int) -> None:
@@ -140,11 +146,12 @@ class KVStore:
         self.budget_bytes = budget_bytes
         self.reserved_bytes = 0
         self.peak_bytes = 0
+        self.short = False
         self._out: set[SequenceKV] = set()
 
     @property
     def free_bytes(self) -> int:
-        return self.budget_bytes - self.reserved_bytes
+        return 0 if self.short else self.budget_bytes - self.reserved_bytes
 
     @property
     def max_rows(self) -> int:
@@ -158,12 +165,25 @@ class KVStore:
         return self.layout.nbytes(rows) <= self.free_bytes
 
     def reserve(self, rows: int) -> SequenceKV:
-        """Room for ``rows`` tokens. Raises ValueError, changing nothing, where ``can_reserve`` says no."""
+        """Room for ``rows`` tokens.
+
+        Raises ValueError, changing nothing, where ``can_reserve`` says no. Raises KVMemoryError where the memory can
+        not be had; then the store is short if any reservation is out.
+        """
         if rows < 1:
             raise ValueError(f"a reservation of {rows} rows")
         if not self.can_reserve(rows):
             raise ValueError(f"{self.layout.nbytes(rows)} bytes asked for, {self.free_bytes} free")
-        kv = SequenceKV(self.layout, rows)
+        try:
+            kv = SequenceKV(self.layout, rows)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self.short = bool(self._out)
+            raise KVMemoryError(
+                f"no memory could be had for the keys and values of {rows} tokens"
+                f" ({format_bytes(self.layout.nbytes(rows))}), though the KV budget has room for them"
+            ) from error
         self._out.add(kv)
         self.reserved_bytes += kv.nbytes
         self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
@@ -173,6 +193,7 @@ class KVStore:
         """Take a reservation back. Raises KeyError where it is not out."""
         self._out.remove(kv)
         self.reserved_bytes -= kv.nbytes
+        self.short = False
         kv.drop()
 
     def audit(self) -> None:
@@ -182,9 +203,15 @@ class KVStore:
             raise KVAuditError(f"{self.reserved_bytes} KV bytes are accounted for and {out} are out")
         if not self.reserved_bytes <= self.peak_bytes <= self.budget_bytes:
             raise KVAuditError(f"{self.reserved_bytes} KV bytes, at most {self.peak_bytes}, of {self.budget_bytes}")
+        if self.short and not self._out:
+            raise KVAuditError("KV memory is short, and no reservation is out that could end it")
         for kv in self._out:
             if not 0 <= kv.length <= kv.capacity:
                 raise KVAuditError(f"{kv.length} KV rows in a reservation of {kv.capacity}")
+
+
+class KVMemoryError(GreenroomError):
+    """A reservation within the budget for which the system has no memory now."""
 
 
 class KVAuditError(GreenroomError):

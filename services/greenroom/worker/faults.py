@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from greenroom.core.errors import InvalidConfig
@@ -11,7 +12,7 @@ from greenroom.experts.mover import Job, Mover
 from greenroom.policies.events import Reason, Tier
 
 VARIABLE = "GREENROOM_FAULT"
-_ALLOWED = "worker:after-token:N, worker:poison:TEXT or worker:mover:N"
+_ALLOWED = "worker:after-token:N, worker:poison:TEXT, worker:mover:N or worker:device:N"
 _NO_EXPERT = 1 << 40
 
 
@@ -27,12 +28,14 @@ def kill_mover(mover: Mover) -> None:
 @dataclass(slots=True)
 class Fault:
     """``after_token``: die when so many tokens have been generated; ``poison``: when a prompt contains this text.
-    ``mover``: after so many tokens a thread that moves experts dies, and the process does not.
+    ``mover``: after so many tokens a thread that moves experts dies, and the process does not. ``device``: after so
+    many the device is lost.
     """
 
     after_token: int | None = None
     poison: str | None = None
     mover: int | None = None
+    device: int | None = None
 
     def tokens(self, count: int) -> None:
         """So many more were generated."""
@@ -41,8 +44,13 @@ class Fault:
             if self.after_token <= 0:
                 kill_self()
 
-    def steps(self, tokens: int, mover: Mover) -> None:
+    def steps(self, tokens: int, mover: Mover, lose_device: Callable[[], None]) -> None:
         """A step is over; on the model's thread."""
+        if self.device is not None:
+            self.device -= tokens
+            if self.device <= 0:
+                self.device = None
+                lose_device()
         if self.mover is not None:
             self.mover -= tokens
             if self.mover <= 0:
@@ -67,6 +75,8 @@ def fault_of(text: str | None) -> Fault | None:
         return Fault(after_token=int(value))
     if kind == "mover" and value.isdigit():
         return Fault(mover=int(value))
+    if kind == "device" and value.isdigit():
+        return Fault(device=int(value))
     if kind == "poison" and value:
         return Fault(poison=value)
     raise InvalidConfig(VARIABLE, text, _ALLOWED)

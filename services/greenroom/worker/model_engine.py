@@ -6,12 +6,16 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+
+import torch
 
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
+from greenroom.experts.device_errors import device_loss
+from greenroom.moe.ragged_attention import Chunk
 from greenroom.policies.events import Artifact, Prediction
 from greenroom.worker.engine import Edition, EngineState, Events, Routed
 from greenroom.worker.faults import Fault
@@ -159,11 +163,19 @@ class ModelEngine:
             return
         events, self._events = self._events, []
         if self._fault is not None:
-            self._fault.steps(len(events), self._worker.experts.movers[0])
+            self._fault.steps(len(events), self._worker.experts.movers[0], self._lose_device)
         try:
             self._loop.call_soon_threadsafe(self._arrived, events)
         except RuntimeError:
             log.warning("the event loop is closed: %d events of requests are for no one", len(events))
+
+    def _lose_device(self) -> None:
+        """The fault ``device``: every forward from now on fails as on a GPU whose context is dead."""
+
+        def lost(chunks: Sequence[Chunk]) -> torch.Tensor:
+            raise device_loss()
+
+        self._worker.loop.engine.model.forward = lost  # type: ignore[method-assign]
 
     # -- on the event loop -----------------------------------------------------------------------------------------
 

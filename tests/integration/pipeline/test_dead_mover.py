@@ -1,4 +1,6 @@
-"""A thread that moves experts dies in one of two workers: it ends with a failure, its requests go on at the other."""
+"""One of two workers loses a thread that moves experts, or its device: it ends with a failure, its requests go on at
+the other.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,16 @@ PROMPTS = [sample.prompt for task in TASKS for sample in samples(task, 2, seed=1
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("policy", ["moe-infinity", pytest.param("reuse", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("policy", "fault", "why"),
+    [
+        ("moe-infinity", "mover", "a mover has died"),
+        pytest.param("reuse", "mover", "a mover has died", marks=pytest.mark.full),
+        pytest.param("reuse", "device", "the device computes nothing any more", marks=pytest.mark.full),
+    ],
+)
 async def test_no_request_is_lost_and_none_gets_another_answer(
-    kafka_broker: Broker, prefix: str, cache: Path, tmp_path: Path, policy: str
+    kafka_broker: Broker, prefix: str, cache: Path, tmp_path: Path, policy: str, fault: str, why: str
 ) -> None:
     options = {"worker": ["--dtype", "float32", "--expert-memory", "25%", "--max-running", "8", "--policy", policy]}
     cluster = Cluster(tmp_path, kafka_broker.address, prefix=prefix, cache=cache, workers=2, options=options)
@@ -31,10 +40,10 @@ async def test_no_request_is_lost_and_none_gets_another_answer(
             check(undisturbed, expected)
             ill = cluster["worker0"]
             await asyncio.to_thread(ill.kill)
-            ill.start(GREENROOM_FAULT="worker:mover:30")
+            ill.start(GREENROOM_FAULT=f"worker:{fault}:30")
             await asyncio.to_thread(ill.wait_ready)
             calls = await clients.poisson(PROMPTS, 6.0, seed=2, enough=lambda sent: not ill.running)
         assert ill.wait_end() == 1, ill.log()[-4000:]
-        assert "a mover has died" in ill.log()
+        assert why in ill.log()
         check(calls, expected)
         assert cluster["worker1"].metric("greenroom_worker_runs_total") > 0

@@ -156,14 +156,19 @@ async def test_a_fault_on_purpose_kills_it(kafka_broker: Broker, tmp_path: Path,
         assert await asyncio.to_thread(around.process.wait_end) == -signal.SIGKILL
 
 
-async def test_it_ends_when_a_mover_dies_and_its_request_is_for_others(
-    kafka_broker: Broker, tmp_path: Path, cache: Path
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [("mover", "a mover has died"), ("device", "the device computes nothing any more (AcceleratorError: CUDA error")],
+)
+async def test_it_ends_when_its_model_is_broken_and_its_request_is_for_others(
+    kafka_broker: Broker, tmp_path: Path, cache: Path, fault: str, why: str
 ) -> None:
-    environment = {"GREENROOM_FAULT": "worker:mover:6", "GREENROOM_WORKER_POLICY": "moe-infinity"}
+    environment = {"GREENROOM_FAULT": f"worker:{fault}:6", "GREENROOM_WORKER_POLICY": "moe-infinity"}
     async with worker(kafka_broker, tmp_path, cache, **environment) as around:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await around.run("cut", 900)
         assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         assert await asyncio.to_thread(around.process.wait_end) == 1, around.process.log()
         assert len(around.gateway.got["cut"]) >= 6
-        assert "a mover has died" in around.process.log()
+        assert why in around.process.log()
+        assert await around.directory.wait_for(lambda known: known.gone(around.member.instance), 10.0)

@@ -1,4 +1,4 @@
-"""A worker's service whose model loses a mover, or can not read its disk: no request gets a wrong token."""
+"""A worker's model loses a mover or its device, or can not read its disk: no request gets a wrong token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from greenroom.moe.completions import complete
 from greenroom.v1 import common_pb2
 from greenroom.worker.card import card_of
 from greenroom.worker.config import WorkerConfig
-from greenroom.worker.faults import kill_mover
+from greenroom.worker.faults import Fault, kill_mover
 from greenroom.worker.model_engine import ModelEngine
 from greenroom.worker.results import request_of
 from greenroom.worker.service import WorkerFailed
@@ -97,6 +97,27 @@ async def test_who_loses_a_mover_ends_and_its_requests_are_for_others(policy: st
             gateway.expect("cut", *said)
             done = await stage.run(asked(other, "cut"), 1)
             assert tuple(done.result.token_ids) == whole
+
+
+async def test_who_loses_its_device_ends_and_says_of_no_request_that_it_failed(folder: Path) -> None:
+    with model_of("reuse", folder) as model:
+        whole = await alone(model, asked(model, "whole"))
+        async with staged(ModelEngine(model, fault=Fault(device=4)), card_of(model)) as stage:
+            gateway = await stage.gateway()
+            await stage.lease()
+            failing = asyncio.create_task(stage.service.failed())
+            for name in ("first", "second"):
+                gateway.expect(name)
+            calls = [stage.run(asked(model, name)) for name in ("first", "second")]
+            assert isinstance(await failing, WorkerFailed)
+            assert stage.service.unready == "the model has failed"
+            assert isinstance(model.loop.failure, ModelBroken)
+            assert not any(call.done() for call in calls), "that nobody answers is what makes it a loss"
+            said = [tuple(gateway.got[name]) for name in ("first", "second")]
+            assert sum(map(len, said)) >= 4
+            assert all(ids == whole[: len(ids)] for ids in said)
+            for call in calls:
+                call.cancel()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

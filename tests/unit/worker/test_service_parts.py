@@ -52,10 +52,11 @@ def test_faults_are_asked_for_by_name() -> None:
     assert fault_of("worker:after-token:3") == Fault(after_token=3)
     assert fault_of("worker:poison:a:b") == Fault(poison="a:b")
     assert fault_of("worker:mover:0") == Fault(mover=0)
+    assert fault_of("worker:device:6") == Fault(device=6)
     for wrong in (
         "worker:", "worker:after-token:0", "worker:after-token:x", "worker:poison:", "worker:mover:-1", "worker:sulk:1"
     ):  # fmt: skip
-        with pytest.raises(InvalidConfig, match="worker:after-token:N, worker:poison:TEXT or worker:mover:N"):
+        with pytest.raises(InvalidConfig, match="worker:poison:TEXT, worker:mover:N or worker:device:N"):
             fault_of(wrong)
 
 
