@@ -388,6 +388,7 @@ class BatchEngine:
         self.stats.waiting = len(self.waiting)
         self.stats.running = len(self.running)
         self.stats.kv_reserved_bytes = self.kv.reserved_bytes
+        self.stats.kv_free_bytes = self.kv.free_bytes
         self.stats.kv_peak_bytes = self.kv.peak_bytes
         return self.stats.snapshot()
 

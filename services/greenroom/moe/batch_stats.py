@@ -15,7 +15,8 @@ class BatchStats:
     ``isolated_steps``: steps that failed as a whole and were run request by request. ``queue_seconds``: sum over
     the ``started`` requests of their time between submission and admission. ``finished``: requests by the reason of
     their end. ``kv_shortages``: times that memory for a request's keys and values could not be had within the budget.
-    ``audit_failures`` and ``observer_failures`` are defects; both are logged.
+    ``kv_free_bytes``: what may be reserved now; none while memory is short. ``audit_failures`` and
+    ``observer_failures`` are defects; both are logged.
     """
 
     steps: int = 0
@@ -37,6 +38,7 @@ class BatchStats:
     kv_reserved_bytes: int = 0
     kv_peak_bytes: int = 0
     kv_budget_bytes: int = 0
+    kv_free_bytes: int = 0
 
     @property
     def rows(self) -> int:

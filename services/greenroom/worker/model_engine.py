@@ -114,7 +114,7 @@ class ModelEngine:
         expert_load_ms = self._expert_load_ms()
         return EngineState(
             kv_tokens=stats.kv_budget_bytes // per_token,
-            kv_tokens_free=max(0, stats.kv_budget_bytes - stats.kv_reserved_bytes) // per_token,
+            kv_tokens_free=max(0, stats.kv_free_bytes) // per_token,
             running=stats.running,
             waiting=stats.waiting,
             resident_experts=len(worker.experts.resident_keys()),

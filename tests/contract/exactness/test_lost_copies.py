@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from greenroom.core.errors import TransferFailed
+from greenroom.core.errors import ModelBroken, TransferFailed
 from greenroom.experts.accelerator import Mark
 from greenroom.experts.carriers import Copies
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.hardware import RealHardware
-from greenroom.experts.mover import Job
+from greenroom.experts.mover import Begun, Job, Mover
 from greenroom.experts.pack import PackFile
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import attach, load
@@ -39,10 +39,11 @@ class _Lost(RuntimeError):
 
 
 class Losses:
-    """Which copies are lost: a third of the first 60, drawn by ``seed``."""
+    """Which copies are lost: a ``share`` of the first 60, drawn by ``seed``."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, share: float = 1 / 3) -> None:
         self.lost = 0
+        self._share = share
         self._left = 60
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -50,7 +51,7 @@ class Losses:
     def next(self) -> bool:
         with self._lock:
             self._left -= 1
-            loses = self._left >= 0 and self._random.random() < 1 / 3
+            loses = self._left >= 0 and self._random.random() < self._share
             self.lost += loses
             return loses
 
@@ -176,3 +177,40 @@ def test_no_step_computes_with_bytes_that_did_not_come(
         experts.close()
     for step, (ours, resident) in enumerate(zip(logits, model.resident_logits, strict=True)):
         assert torch.equal(ours, resident), f"step {step}"
+
+
+@pytest.mark.parametrize("host_slots", [0, 6], ids=["disk, device", "disk, host, device"])
+def test_a_mover_that_dies_after_an_expert_has_landed_breaks_the_step(
+    model: Model, monkeypatch: pytest.MonkeyPatch, host_slots: int
+) -> None:
+    """The last layer has computed behind a copy of which nobody will ever say how it ended."""
+    catalogue = catalogue_of(model.pack.manifest)
+    hardware = RealHardware(accelerator=LossyDevice(Losses(0, share=0.0)))
+    config = EngineConfig(catalogue.size, host_slots, transfer_timeout_s=20)
+    experts = ExpertEngine(model.pack, catalogue, prepared_policy("lru", catalogue), config, hardware=hardware)
+    experts.preload(range(catalogue.size - 1))
+    dying, never = experts.movers[-1], threading.Event()
+    end, forward = Mover._end, model.ragged.forward
+    returned: list[torch.Tensor] = []
+
+    def dies(mover: Mover, begun: Begun) -> None:
+        if mover is dying and begun.job.expert == catalogue.size - 1:
+            mover._carrier.finish(begun.job)
+            never.wait(0.3)  # for the layer to compute, and the step to end if it does not ask
+            raise ZeroDivisionError("a defect")
+        end(mover, begun)
+
+    def kept(chunks: list[Chunk]) -> torch.Tensor:
+        returned.append(forward(chunks))
+        return returned[-1]
+
+    monkeypatch.setattr(Mover, "_end", dies)
+    monkeypatch.setattr(model.ragged, "forward", kept)
+    attach(model.loaded, experts)
+    model.ragged.source = experts
+    try:
+        with pytest.raises(ModelBroken, match="a mover has died"):
+            batch_logits(model.ragged)
+        assert returned == []
+    finally:
+        experts.close()

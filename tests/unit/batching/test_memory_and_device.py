@@ -66,12 +66,14 @@ def test_who_finds_no_memory_waits_until_another_has_left(
         assert (len(d.engine.running), len(d.engine.waiting)) == (2, 2)
     assert (memory.asked, memory.refused) == (3, 1), "it is not asked for again while nobody has given any back"
     assert [answer.number for answer in answers[2:]] == list(d.engine.waiting), "they keep their places"
+    assert d.engine.snapshot().kv_free_bytes == 0, "nobody is sent here for memory that can not be had"
     d.run()
     assert [answer.ids for answer in answers] == [
         continuation((i, 7, 9), tokens) for i, tokens in enumerate((4, 9, 5, 6))
     ]
     assert memory.refused <= len(answers), "once for each that left at most"
-    assert d.engine.snapshot().kv_shortages == memory.refused
+    stats = d.engine.snapshot()
+    assert (stats.kv_shortages, stats.kv_free_bytes) == (memory.refused, 10 * PAGES)
 
 
 def test_where_nothing_would_make_room_it_fails_alone_and_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
