@@ -7,11 +7,14 @@ RuntimeErrors where cuBLAS, cuDNN, the driver or Triton does, and ``OutOfMemoryE
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import torch
 
 from greenroom.core.errors import ModelBroken
 from greenroom.experts.cuda import CudaMark
+
+_cuda: Any = torch.cuda  # parts of it are typed in some releases and not in others
 
 _OUT_OF_MEMORY = 2
 
@@ -66,7 +69,7 @@ def is_fatal(error: BaseException) -> bool:
 def device_loss() -> RuntimeError:
     """What torch raises on a device whose context an illegal access has ended; for faults on purpose."""
     error = torch.AcceleratorError(f"CUDA error: {_FATAL[700]}")
-    error.error_code = 700  # as torch sets it
+    error.error_code = 700  # type: ignore[attr-defined]  # set as torch does
     return error
 
 
@@ -85,10 +88,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_lost() -> bool:
-    if not torch.cuda.is_initialized():
+    if not _cuda.is_initialized():
         return False
     try:
-        CudaMark(torch.cuda.current_stream()).wait()
+        CudaMark(_cuda.current_stream()).wait()
     except RuntimeError as error:
         return not is_out_of_memory(error)
     return False
