@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ class PendingRequest:
 
     ``kv_need``: what it reserves (same unit as the worker's). SLOs count from ``arrived_ms``; None is none given.
     ``expert``: in a graph of models the one that serves this stage. A finished stage comes back as a new pending
-    request of the same ``request_id`` with a higher ``stage``.
+    request of the same ``request_id`` with a higher ``stage``. ``tenant``: whose it is; "" is one like any other.
 
     ``packed``: its figures in ``COLUMNS``' order, so that the figures of a thousand are one array in microseconds.
     """
@@ -39,6 +40,7 @@ class PendingRequest:
     priority: int = 0
     expert: int | None = None
     stage: int = 0
+    tenant: str = ""
     packed: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -183,8 +185,8 @@ class _InOrder(PlacementPolicy):
     """
 
     @abstractmethod
-    def ordered(self, pending: Sequence[PendingRequest]) -> Sequence[PendingRequest]:
-        """``pending``, which is in order of arrival, in the order in which it is to be served."""
+    def ordered(self, state: PlacementState) -> Sequence[PendingRequest]:
+        """What is pending, in the order in which it is to be served."""
 
     def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
         place: list[Placement] = []
@@ -194,7 +196,7 @@ class _InOrder(PlacementPolicy):
         room = {w.worker: w.max_running + w.max_queued - load[w.worker] for w in state.workers}
         largest = max((w.kv_total for w in state.workers), default=None)
         blocked = False
-        for request in self.ordered(state.pending):
+        for request in self.ordered(state):
             if now_ms >= request.deadline_ms:
                 shed.append(Shed(request.request_id, "expired"))
             elif largest is not None and request.kv_need > largest:
@@ -213,10 +215,25 @@ class _InOrder(PlacementPolicy):
 
 
 class FcfsPlacement(_InOrder):
-    """First come first served."""
+    """First come first served, tenants in turns: who has least on the workers is next, of several who came first.
 
-    def ordered(self, pending: Sequence[PendingRequest]) -> Sequence[PendingRequest]:
-        return pending
+    So one that sends a hundred at once waits behind its own, and each of k tenants that wait has a k-th of the places
+    once those that were placed before have ended. Of one tenant's requests none overtakes another. Whoever has nothing
+    on a worker has nobody before its first request but first requests that came earlier, so nobody starves. With one
+    tenant it is the order of arrival.
+    """
+
+    def ordered(self, state: PlacementState) -> Sequence[PendingRequest]:
+        pending = state.pending
+        if all(request.tenant == pending[0].tenant for request in pending):
+            return pending
+        taken = Counter(placed.request.tenant for worker in state.workers for placed in worker.running)
+        taken.update(queued.tenant for worker in state.workers for queued in worker.queued)
+        turns: list[int] = []
+        for request in pending:
+            turns.append(taken[request.tenant])
+            taken[request.tenant] += 1
+        return [pending[place] for place in sorted(range(len(pending)), key=turns.__getitem__)]
 
 
 class EdfPlacement(_InOrder):
@@ -228,8 +245,8 @@ class EdfPlacement(_InOrder):
     some, at most until its deadline or the queue's bound.
     """
 
-    def ordered(self, pending: Sequence[PendingRequest]) -> Sequence[PendingRequest]:
-        return sorted(pending, key=lambda request: (-request.priority, wanted_at_ms(request)))
+    def ordered(self, state: PlacementState) -> Sequence[PendingRequest]:
+        return sorted(state.pending, key=lambda request: (-request.priority, wanted_at_ms(request)))
 
 
 def wanted_at_ms(request: PendingRequest) -> float:

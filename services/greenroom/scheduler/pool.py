@@ -343,6 +343,7 @@ class Pool:
             slo_ttft_ms=request.slo.ttft_ms,
             slo_e2e_ms=request.slo.e2e_ms,
             priority=request.priority,
+            tenant=request.tenant,
         )
 
     # -- workers -------------------------------------------------------------------------------------------------
