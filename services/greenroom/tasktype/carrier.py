@@ -67,6 +67,7 @@ class Carrier:
                     record,
                     f"it could not be passed on: {error}",
                     self._pools,
+                    told="it could not be passed on",  # to its client no topic is named
                     request_id=decision.request_id,
                     pool=decision.partition,
                 )

@@ -63,8 +63,17 @@ def decide(record: Record, extractor: Extractor, pools: int) -> Forward | Bury:
     return Forward(request.pool, encode(task), request.request_id, task.task_type, task.source)
 
 
-def bury(record: Record, reason: str, pools: int, *, request_id: str | None = None, pool: int | None = None) -> Bury:
-    """``request_id``, ``pool``: as far as they could be read."""
+def bury(
+    record: Record,
+    reason: str,
+    pools: int,
+    *,
+    told: str | None = None,
+    request_id: str | None = None,
+    pool: int | None = None,
+) -> Bury:
+    """``told``: the reason for its client, where that is another. ``request_id``, ``pool``: as far as they could be
+    read."""
     reason = reason[:MAX_REASON_CHARS]
     letter = DeadLetter(
         topic=record.topic,
@@ -78,5 +87,5 @@ def bury(record: Record, reason: str, pools: int, *, request_id: str | None = No
     )
     rejected = None
     if request_id is not None and pool is not None and 0 <= pool < pools:
-        rejected = Rejected(request_id=request_id, pool=pool, reason=reason)
+        rejected = Rejected(request_id=request_id, pool=pool, reason=reason if told is None else told)
     return Bury(letter, rejected)

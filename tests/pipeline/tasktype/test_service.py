@@ -106,7 +106,10 @@ async def test_a_request_that_tasks_never_takes_gets_an_outcome(world: World) ->
     await world.send(request(1, prompt="x" * 120_000))
     (rejected,) = await world.tasks(1, 1)
     assert isinstance(rejected, Rejected)
-    assert "could not be passed on" in rejected.reason
+    assert rejected.reason == "it could not be passed on", "which its client reads: no topic is named"
+    (record,) = await world.read("dead-letters", 0, 1)
+    letter: DeadLetter = decode(record.value or b"", DeadLetter)
+    assert "too large: tasks takes" in letter.reason
     await world.until_committed()
     await running.stop()
 
