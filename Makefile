@@ -10,9 +10,11 @@ TESTS_AT_ONCE ?= 2
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(if $(filter-out 1,$(TESTS_AT_ONCE)),--numprocesses $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder)
 PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
+CLIENTS := .venv-clients
+CLIENTS_STAMP := $(CLIENTS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
 
-.PHONY: help run test test-full test-compose image lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity clean
+.PHONY: help run test test-full test-clients test-compose image lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -24,9 +26,12 @@ run: $(STAMP) ## Serve the bundled model at http://127.0.0.1:8000 with a third o
 test: $(STAMP) ## The test suite (minutes)
 	$(PYTEST) -m "not full and not compose"
 
-test-full: $(STAMP) ## The suite with its full matrices
+test-full: $(STAMP) $(CLIENTS_STAMP) ## The suite with its full matrices
 	$(PYTEST) -m "not compose"
 	$(PYTEST) -p tests.on_uvloop tests/contract/log tests/contract/rpc tests/pipeline/gateway
+
+test-clients: $(STAMP) $(CLIENTS_STAMP) ## guidellm and aiperf against `greenroom serve` (its first use sets up .venv-clients: 3 minutes, 0.8 GB)
+	$(BIN)/pytest tests/integration/test_load_clients.py
 
 test-compose: $(STAMP) ## compose.yaml for real: images, clients, failures (needs Docker; minutes)
 	$(BIN)/pytest -m compose tests/integration/test_compose.py
@@ -71,7 +76,7 @@ bench-moe-infinity: $(STAMP) ## MoE-Infinity and reuse: caching, prefetching, th
 	$(BIN)/python -m benchmarks.moe_infinity $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(STAMP): pyproject.toml setup.py services/greenroom/moe/native/rows.cpp services/greenroom/moe/native/rows_kernel.inc
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -89,4 +94,13 @@ $(PEERS_STAMP): benchmarks/peers/requirements.txt
 	@echo "Building llama.cpp for this processor into $(PEERS): once, about 8 minutes on two cores"
 	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) \
 	  $(PEERS)/bin/python -m pip install --quiet --progress-bar on --no-binary llama-cpp-python --requirement $<
+	@touch $@
+
+# What guidellm wants of PyTorch (5 GB) it finds in .venv; the rest is its own, in versions of its own.
+$(CLIENTS_STAMP): tests/clients/requirements.txt | $(STAMP)
+	@echo "Setting up $(CLIENTS): once, about 3 minutes"
+	@test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$($(CLIENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+	$(CLIENTS)/bin/python -m pip install --quiet --progress-bar on --no-warn-conflicts --requirement $<
 	@touch $@
