@@ -64,9 +64,9 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     from greenroom.gateway.service import GatewayService
     from greenroom.text import TextProcessor
     from greenroom.text.digest import text_digest
-    from greenroom.text.hub import model_folder
+    from greenroom.text.hub import hub_id, model_folder
 
-    config = gateway_config(options, drain_timeout_s=options["drain_timeout"])
+    config = gateway_config(options, drain_timeout_s=options["drain_timeout"], model_root=hub_id(model))
     folder = bundled_model_path() if model is None else model_folder(model, revision=revision, offline=offline)
     text = TextProcessor.from_folder(folder)
     endpoint = endpoint_from(options)

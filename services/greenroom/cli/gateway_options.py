@@ -24,6 +24,18 @@ _OPTIONS = (
         help="API keys (see greenroom keys). Without it everybody is let in, on a loopback address only.",
     ),
     click.option(
+        "--allowed-hosts",
+        metavar="NAMES",
+        help="Names, with commas between, by which it may be called beside --host and localhost; * for any.  [default: "
+        "none, with API keys any]",
+    ),
+    click.option(
+        "--allowed-origins",
+        metavar="ORIGINS",
+        help="Web pages of which origins, with commas between, may use it from a browser (CORS), such as "
+        "https://chat.example; * for any.  [default: none]",
+    ),
+    click.option(
         "--open-metrics/--no-open-metrics", default=True, show_default=True, help="Whether /metrics needs no key."
     ),
     click.option("--tls-certificate", type=_file, help="PEM file: both APIs talk TLS."),
@@ -81,6 +93,8 @@ def gateway_config(options: dict[str, Any], **more: Any) -> GatewayConfig:
         request_timeout_s=options.pop("request_timeout"),
         max_request_timeout_s=options.pop("max_request_timeout"),
         linger_s=options.pop("linger"),
+        allowed_hosts=_listed(options.pop("allowed_hosts")),
+        allowed_origins=_listed(options.pop("allowed_origins")),
         **{
             name: options.pop(name)
             for name in (
@@ -90,3 +104,7 @@ def gateway_config(options: dict[str, Any], **more: Any) -> GatewayConfig:
         },
         **more,
     )  # fmt: skip
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

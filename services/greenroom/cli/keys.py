@@ -51,13 +51,26 @@ def keys() -> None:
 @click.argument("name")
 @click.option(
     "--rate-limit",
-    help="Requests a minute, such as 60 or 60/min: so many at once, then so many a minute.  [default: no limit]",
+    help="Sequences a minute, such as 60 or 60/min: so many at once, then so many a minute. A request has n times its "
+    "prompts of them.  [default: no limit]",
 )
-@click.option("--max-concurrent", type=int, help="Requests at once.  [default: no limit]")
+@click.option("--max-concurrent", type=int, help="Sequences at once.  [default: no limit]")
 @click.option("--token-limit", type=int, help="Tokens of one request, prompt and answer.  [default: no limit]")
+@click.option(
+    "--max-priority",
+    type=int,
+    default=0,
+    show_default=True,
+    help="The highest that a request may ask for: -100 to 100.",
+)
 @_keys_file
 def add(
-    name: str, rate_limit: str | None, max_concurrent: int | None, token_limit: int | None, keys_file: Path
+    name: str,
+    rate_limit: str | None,
+    max_concurrent: int | None,
+    token_limit: int | None,
+    max_priority: int,
+    keys_file: Path,
 ) -> None:
     """Make a key for NAME and print it; it is shown this once.
 
@@ -75,6 +88,7 @@ def add(
         rate_per_minute=None if rate_limit is None else parse_rate(rate_limit),
         max_concurrent=max_concurrent,
         token_limit=token_limit,
+        max_priority=max_priority,
     )
     key, text = new_key(name, limits, utc_now())
     with changing(keys_file) as present:
@@ -100,8 +114,8 @@ def list_keys(as_json: bool, keys_file: Path) -> None:
     if as_json:
         click.echo(json.dumps([_row(key) for key in found], indent=2))
         return
-    columns = ("name", "id", "created", "revoked", "rate_limit", "max_concurrent", "token_limit")
-    rows = [columns, *(tuple(str(_row(key)[column] or "-") for column in columns) for key in found)]
+    columns = ("name", "id", "created", "revoked", "rate_limit", "max_concurrent", "token_limit", "max_priority")
+    rows = [columns, *(tuple(_cell(_row(key)[column]) for column in columns) for key in found)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(columns))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -148,4 +162,9 @@ def _row(key: Key) -> dict[str, Any]:
         "rate_limit": None if limits.rate_per_minute is None else f"{limits.rate_per_minute:g}/min",
         "max_concurrent": limits.max_concurrent,
         "token_limit": limits.token_limit,
+        "max_priority": limits.max_priority,
     }
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)

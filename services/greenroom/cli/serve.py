@@ -71,10 +71,11 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     from greenroom.embedded import EmbeddedConfig
     from greenroom.fabric.lifecycle import run_loop
     from greenroom.predictor import PredictorConfig
+    from greenroom.text.hub import hub_id
     from greenroom.worker.service_config import ForecastConfig
 
     _, traces = named("serve", options)
-    front = gateway_config(options, drain_timeout_s=drain_timeout)
+    front = gateway_config(options, drain_timeout_s=drain_timeout, model_root=hub_id(options["model"]))
     policy, every = options["policy"], options["forecast_every"]
     scheduling, scheduling_kwargs = parse_scheduling_options(options)
     config = EmbeddedConfig(

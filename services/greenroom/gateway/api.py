@@ -17,7 +17,7 @@ from greenroom.gateway.errors import ClientGone, as_api_error, defect
 from greenroom.gateway.exchange import note_of, read_json
 from greenroom.gateway.prepare import Prepared, prepare_chat, prepare_completion
 from greenroom.gateway.replies import ChatStyle, ChoiceResult, CompletionStyle, Head, ReplyStyle, Tally
-from greenroom.gateway.schema import Body, ChatBody, CompletionBody, decode_body
+from greenroom.gateway.schema import Body, ChatBody, CompletionBody, decode_body, hints_in
 from greenroom.gateway.sse import DONE, EventStream, error_frame, frame
 from greenroom.gateway.terms import terms_of
 
@@ -60,7 +60,7 @@ class Api:
 
             def prepare() -> Prepared:
                 body = decode_body(raw, endpoint.body)
-                note.user = body.user or body.safety_identifier
+                note.user, note.hints = body.user or body.safety_identifier, hints_in(body)
                 model = self._calls.model_named(body.model)
                 prepared: Prepared = endpoint.prepare(body, self._calls.text, model, terms=terms, config=self._config)
                 return prepared
@@ -71,7 +71,8 @@ class Api:
             style = endpoint.style(
                 head,
                 self._calls.text.tokenizer,
-                include_usage=prepared.include_usage,
+                usage=prepared.usage,
+                prompts=[len(job.request.prompt_ids) for job in prepared.jobs],
                 logprobs=prepared.jobs[0].request.sampling.logprobs is not None,
             )
             async with self._calls.run(prepared, terms, arrived) as running:
@@ -103,17 +104,16 @@ class Api:
 
     async def _stream(self, request: web.Request, running: Running, style: ReplyStyle) -> web.StreamResponse:
         """Headers go out with the first parts, so what is refused before them has a status of its own; or with the
-        first keep-alive."""
+        first keep-alive. A choice is opened with its first part: clients take what opens it for its first token."""
         parts = await running.parts(self._config.keep_alive_s)
         stream = EventStream(request, self._config.slow_client_timeout_s)
         await stream.open()
-        openings = [style.opening(job.index) for job in running.prepared.jobs]
+        unopened = {job.index for job in running.prepared.jobs}
         tally = _tally(running.prepared)
         try:
-            await stream.send(b"".join(frame(opening) for opening in openings if opening))
             while True:
                 if parts:
-                    await stream.send(b"".join(self._frames(style, part) for part in parts))
+                    await stream.send(b"".join(self._frames(style, part, unopened) for part in parts))
                     for part in parts:
                         if part.finish is not None:
                             tally.add(part)
@@ -122,7 +122,7 @@ class Api:
                 if running.generations.done:
                     break
                 parts = await running.parts(self._config.keep_alive_s)
-            last = frame(style.usage(tally)) if running.prepared.include_usage else b""
+            last = frame(style.usage(tally)) if running.prepared.usage.at_end else b""
             await stream.send(last + DONE)
         except ClientGone:
             raise
@@ -134,9 +134,15 @@ class Api:
         return stream.response
 
     @staticmethod
-    def _frames(style: ReplyStyle, part: Delta) -> bytes:
-        text = frame(style.part(part)) if part.text or part.records else b""
-        return text if part.finish is None else text + frame(style.closing(part))
+    def _frames(style: ReplyStyle, part: Delta, unopened: set[int]) -> bytes:
+        opening = None
+        if part.index in unopened:
+            unopened.remove(part.index)
+            opening = style.opening(part.index)
+        frames = b"" if opening is None else frame(opening)
+        if part.text or part.records:
+            frames += frame(style.part(part))
+        return frames if part.finish is None else frames + frame(style.closing(part))
 
 
 def _tally(prepared: Prepared) -> Tally:

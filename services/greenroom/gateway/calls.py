@@ -15,9 +15,10 @@ from greenroom.gateway.admission import Admission
 from greenroom.gateway.attached import Attached
 from greenroom.gateway.choices import ChoiceAssembler, Delta, GenerationFailed, Job
 from greenroom.gateway.config import GatewayConfig
+from greenroom.gateway.doorkeeper import Caller
 from greenroom.gateway.errors import ApiError, expired, model_not_found, too_many, unavailable
 from greenroom.gateway.generations import CLOSE_TIMEOUT_S, Generations
-from greenroom.gateway.limits import Limits
+from greenroom.gateway.limits import Limits, Refusal
 from greenroom.gateway.metrics import GatewayMetrics, SequenceMeter
 from greenroom.gateway.prepare import Prepared
 from greenroom.gateway.terms import Terms, owned_id
@@ -59,7 +60,7 @@ class Calls:
         self._metrics = metrics
         self._admission = admission
         self._generator = Attached(generator, max_running=config.max_in_flight, keep_s=config.keep_replies_s)
-        self._limits = Limits()
+        self._limits = Limits(config.cancels_per_minute)
         self._active: dict[str, set[Generations]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
         self.tasks: set[asyncio.Task[None]] = set()
@@ -81,12 +82,11 @@ class Calls:
 
     @contextmanager
     def enter(self, terms: Terms) -> Iterator[None]:
-        """Counts as long as it is open, and a request with an idempotency key until it has ended. Raises ApiError: 503
-        if not ready, 429 for the server's limits and the key's."""
+        """Counts as long as it is open, and a request with an idempotency key until it has ended; as one sequence
+        until ``run``. Raises ApiError: 503 if not ready, 429 for the server's limits and the key's."""
         with self._admission.enter():
             refusal = self._limits.enter(terms.caller, terms.base, time.monotonic())
-            if refusal is not None:
-                raise too_many(refusal.message, refusal.code, refusal.retry_after_s)
+            _raise(refusal)
             try:
                 yield
             finally:
@@ -113,8 +113,10 @@ class Calls:
     async def run(
         self, prepared: Prepared, terms: Terms, arrived: float, *, tokens: bool = False
     ) -> AsyncIterator[Running]:
-        """Generates as long as it is open. ``tokens``: the parts carry tokens too. Raises, from whatever is done in it,
-        ApiError (503) where the generator has died."""
+        """Generates as long as it is open. ``tokens``: the parts carry tokens too. Raises InvalidRequest or ApiError
+        (429) where the key may not have so many sequences; from whatever is done in it, ApiError (503) where the
+        generator has died."""
+        _raise(self._limits.widen(terms.caller, terms.base, len(prepared.jobs), time.monotonic()))
         async with self._generations(prepared, arrived, tokens) as generations:
             active = self._active.setdefault(terms.base, set())
             active.add(generations)
@@ -144,9 +146,10 @@ class Calls:
 
         return Generations(self._generator, jobs, meter=meter, buffer=self.config.stream_buffer, tasks=self.tasks)
 
-    async def cancel(self, given: str, tenant: str) -> None:
-        """End the tenant's request of that id, whichever of its ids it is. Nothing happens where there is none."""
-        owned = owned_id(given, tenant)
+    async def cancel(self, given: str, caller: Caller) -> None:
+        """End the caller's request of that id, whichever of its ids it is. Nothing happens where there is none. Raises
+        ApiError (429) for too many that are not known here."""
+        owned = owned_id(given, caller.name)
         if owned is None:
             return
         base, number = owned
@@ -156,6 +159,8 @@ class Calls:
         running = [n for n in range(self.config.max_choices) if self._generator.running(f"{base}-{n}")]
         if listening and not running:
             return  # without an idempotency key: it ends with its listener
+        if not running:
+            _raise(self._limits.cancel(caller, time.monotonic()))
         for n in running or [number]:
             await self._generator.cancel(f"{base}-{n}")
 
@@ -171,3 +176,11 @@ class Calls:
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=CLOSE_TIMEOUT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _raise(refusal: Refusal | None) -> None:
+    if refusal is None:
+        return
+    if refusal.retry_after_s is None:
+        raise InvalidRequest(refusal.message, param="n", code=refusal.code)
+    raise too_many(refusal.message, refusal.code, refusal.retry_after_s)

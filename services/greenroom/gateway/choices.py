@@ -47,8 +47,9 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained. ``tokens`` only where they were asked for. ``finish``, ``generated`` (tokens in all) and
-    ``approximated`` (the share of its routing, as Finished has it; None: not known) come with its last."""
+    """What one choice gained. ``tokens`` only where they were asked for. ``generated``: the choice's tokens up to here.
+    ``finish`` and ``approximated`` (the share of its routing, as Finished has it; None: not known) come with its last.
+    """
 
     index: int
     text: str
@@ -91,10 +92,10 @@ class ChoiceAssembler:
         text = "" if event.token_id in self._ends else self._text.push(event.token_id)
         records = (_record(event, offset),) if self._wants_logprobs else ()
         if self._wants_tokens:
-            return Delta(self._index, text, records, (event,))
-        if records:
-            return Delta(self._index, text, records)
-        return Delta(self._index, text) if text else None
+            return Delta(self._index, text, records, (event,), generated=self._generated)
+        if records or text:
+            return Delta(self._index, text, records, generated=self._generated)
+        return None
 
     def _end(self, finished: Finished) -> Delta:
         if finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):

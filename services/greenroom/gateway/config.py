@@ -9,6 +9,7 @@ from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
+from greenroom.gateway.limits import CANCELS_PER_MINUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +18,14 @@ class GatewayConfig:
 
     ``port``, ``grpc_port``: 0 takes a free one; ``grpc_port`` None switches the gRPC API off. ``keys_file``: who may
     come in (``greenroom keys``); None lets everybody in, and is allowed only where ``host`` is this machine's own
-    loopback. ``open_metrics``: /metrics needs no key. ``tls_certificate``, ``tls_key``: PEM files, for both ports.
+    loopback. ``allowed_hosts``: names by which the server may be called (the header ``Host``) beside ``host`` and those
+    of the loopback; with keys every name passes unless some are given here. ``allowed_origins``: pages of which origins
+    may read its answers in a browser. ``open_metrics``: /metrics needs no key. ``tls_certificate``, ``tls_key``: PEM
+    files, for both ports.
     ``max_choices``: prompts times ``n`` of one request. ``max_prompt_tokens``, ``max_new_tokens``: of one sequence,
     None leaves it to the model's context. ``max_in_flight``: requests at once, waiting ones included; more are
-    answered 429. ``stream_buffer``: parts of text that wait for one client's connection; beyond them its generation
+    answered 429. ``cancels_per_minute``: of one caller, of requests that are not known here; more are answered 429.
+    ``stream_buffer``: parts of text that wait for one client's connection; beyond them its generation
     waits too. ``request_timeout_s``: how long a request may take that does not say so itself, ``max_request_timeout_s``
     how long one may ask for. ``slow_client_timeout_s``: how long a client may take none of what is sent before it is
     dropped. ``keep_alive_s``: silence on a stream after which a comment is sent. ``drain_timeout_s``: how long stopping
@@ -28,13 +33,15 @@ class GatewayConfig:
     clients whose connections are open are refused by an answer and not by a connection that ends; shorter where no
     connection is left, and within ``drain_timeout_s``. ``keep_replies_s``: how long the reply to a request with an
     idempotency key is kept for a retry. ``system_fingerprint``: what replies carry under that name; None makes one of
-    the version and the model's name.
+    the version and the model's name. ``model_root``: what /v1/models says under ``root``; None: the served name.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None
     keys_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     open_metrics: bool = True
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -43,6 +50,7 @@ class GatewayConfig:
     max_prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     max_in_flight: int = 1024
+    cancels_per_minute: float = CANCELS_PER_MINUTE
     stream_buffer: int = 256
     body_timeout_s: float = 30.0
     request_timeout_s: float = 600.0
@@ -53,6 +61,7 @@ class GatewayConfig:
     linger_s: float = 2.0
     keep_replies_s: float = 600.0
     system_fingerprint: str | None = None
+    model_root: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("port", "grpc_port"):
@@ -65,6 +74,8 @@ class GatewayConfig:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise InvalidConfig(field, value, "it is a number from 1")
+        if not 0 < self.cancels_per_minute < math.inf:
+            raise InvalidConfig("cancels_per_minute", self.cancels_per_minute, "it is a number above 0")
         for field in (
             "body_timeout_s", "request_timeout_s", "max_request_timeout_s", "slow_client_timeout_s", "keep_alive_s",
         ):  # fmt: skip

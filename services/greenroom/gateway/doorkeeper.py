@@ -9,13 +9,13 @@ from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.keys import Key, KeyLimits, read_keys, recognise
+from greenroom.gateway.keys import MAX_PRIORITY, Key, KeyLimits, read_keys, recognise
 
 _LOG = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0
 """How often the file is looked at, and so how long a revoked key may still be taken."""
 _Mark = tuple[int, int, int]
-_NO_LIMITS = KeyLimits()
+_NO_LIMITS = KeyLimits(max_priority=MAX_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True)

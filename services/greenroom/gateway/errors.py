@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -11,8 +12,10 @@ from aiohttp import web
 
 from greenroom.core.errors import Conflict, GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import FinishReason
+from greenroom.fabric.log import LogError
 from greenroom.gateway.choices import GenerationFailed
 
+_LOG = logging.getLogger(__name__)
 INVALID = "invalid_request_error"
 RATE = "rate_limit_error"
 SERVER = "server_error"
@@ -97,6 +100,9 @@ def as_api_error(error: Exception) -> ApiError | None:
             return ApiError(409, str(error), code="idempotency_conflict", param="idempotency-key")
         case GenerationFailed():
             return _ended(error)
+        case LogError():  # its text names brokers and topics
+            _LOG.warning("answered as not queued: %s", error)
+            return unavailable("the request was not taken: it can not be queued now; send it again later", "not_sent")
         case GreenroomError():
             return failed(str(error))
         case web.HTTPRequestEntityTooLarge():

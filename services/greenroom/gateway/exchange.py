@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from aiohttp import hdrs, web
 
 from greenroom.fabric import current, telemetry
+from greenroom.gateway.browsers import Hosts, Origins, is_preflight
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect, too_large
 from greenroom.gateway.metrics import GatewayMetrics
@@ -23,6 +24,7 @@ ACCESS_LOG = logging.getLogger("greenroom.gateway.access")
 _LOG = logging.getLogger(__name__)
 CLIENT_CLOSED = 499
 REPLY_ID_HEADER = "Greenroom-Request-Id"
+HINTS_HEADER = "Greenroom-Without-Effect"
 _HEALTH = "/health"
 _PROBES = (_HEALTH, "/live", "/metrics")  # asked every few seconds, so not worth a line while all is well
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,20 +33,23 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @dataclass(slots=True)
 class Note:
     """What the log line and the span of one exchange will say beside the usual; filled in while it is answered.
-    ``given_id``: the header ``X-Request-Id``. ``base``: the id that the ids of its sequences begin with."""
+    ``given_id``: the header ``X-Request-Id``. ``base``: the id that the ids of its sequences begin with. ``hints``:
+    fields of its body that the answer does not depend on. ``param``: the field at fault."""
 
     given_id: str | None
     request_id: str = field(default_factory=lambda: f"req-{uuid.uuid4().hex}")
     base: str | None = None
     caller: str | None = None
     user: str | None = None
+    hints: tuple[str, ...] = ()
     code: str | None = None
+    param: str | None = None
     at_fault: bool = False
     """Whether it is the server's doing that it went wrong."""
 
     def failed(self, error: ApiError) -> None:
         """This is what the client is told, whatever status the reply began with."""
-        self.code, self.at_fault = error.code, error.status >= 500
+        self.code, self.param, self.at_fault = error.code, error.param, error.status >= 500
 
 
 _NOTE = web.RequestKey("note", Note)
@@ -84,7 +89,7 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
                     metrics.error(note.code)
                 ACCESS_LOG.log(
                     levels.of(path, status, note.code),
-                    "%s %s %s %d %.1f ms%s%s%s%s",
+                    "%s %s %s %d %.1f ms%s%s%s%s%s",
                     note.request_id,
                     request.method,
                     request.rel_url.raw_path,
@@ -93,8 +98,22 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
                     f" key={note.caller}" if note.caller else "",
                     f" id={note.base}" if note.base else "",
                     f" error={note.code}" if note.code else "",
+                    f" param={note.param!r:.80}" if note.param else "",
                     f" user={note.user!r:.80}" if note.user else "",
                 )
+
+    return middleware
+
+
+def page_middleware(hosts: Hosts, origins: Origins) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """What is asked before any key: a browser sends none with its preflight."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        hosts.check(request.headers.getall("Host", ()))
+        if origins and is_preflight(request.method, request.headers):
+            return web.Response(status=204, headers=origins.preflight(request.headers))
+        return await handler(request)
 
     return middleware
 
@@ -118,6 +137,8 @@ async def name_reply(request: web.Request, response: web.StreamResponse) -> None
     response.headers["X-Request-Id"] = note.request_id
     if note.base is not None:
         response.headers[REPLY_ID_HEADER] = note.base
+    if note.hints:
+        response.headers[HINTS_HEADER] = ", ".join(note.hints)
     response.headers["Server"] = "greenroom"
 
 

@@ -92,7 +92,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
             caller = self._admit(context, note)
             if not VISIBLE.fullmatch(request.request_id):
                 raise InvalidRequest("request_id takes the id of a request, as its reply has it", param="request_id")
-            await self._calls.cancel(request.request_id, caller.name)
+            await self._calls.cancel(request.request_id, caller)
             return inference_pb2.CancelResponse()
 
     async def GetModel(self, request: inference_pb2.GetModelRequest, context: Context) -> inference_pb2.Model:
@@ -145,7 +145,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
         note = _Note()
         if not current.request_id.get():
             current.request_id.set(f"req-{uuid.uuid4().hex}")
-        status, code = grpc.StatusCode.OK, None
+        status, code, param = grpc.StatusCode.OK, None, None
         span = _begin_span(method)
         with span.active():
             try:
@@ -155,7 +155,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
                 raise
             except Exception as error:
                 shaped = as_status(error) or DEFECT
-                status, code = shaped.code, shaped.word
+                status, code, param = shaped.code, shaped.word, _param_of(error)
                 raise
             finally:
                 told(span, status, code or "")
@@ -163,7 +163,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
                 self._metrics.called(method, status.name, code)
                 ACCESS_LOG.log(
                     logging.DEBUG if method == "GetModel" and code is None else logging.INFO,
-                    "%s grpc %s %s %.1f ms%s%s%s",
+                    "%s grpc %s %s %.1f ms%s%s%s%s",
                     current.request_id.get(),
                     method,
                     status.name,
@@ -171,6 +171,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
                     f" key={note.caller}" if note.caller else "",
                     f" id={note.request_id}" if note.request_id else "",
                     f" error={code}" if code else "",
+                    f" param={param!r:.80}" if param else "",
                 )
 
 
@@ -230,6 +231,11 @@ def as_status(error: Exception) -> Status | None:
         code = grpc.StatusCode.CANCELLED
     after = shaped.headers.get("Retry-After")
     return Status(code, str(shaped), shaped.code, None if after is None else float(after))
+
+
+def _param_of(error: Exception) -> str | None:
+    shaped = as_api_error(error)
+    return None if shaped is None else shaped.param
 
 
 def to_body(request: inference_pb2.GenerateRequest, model: ServedModel) -> ChatBody | CompletionBody:

@@ -24,6 +24,7 @@ from msgspec import Meta, Struct
 
 from greenroom.core.errors import InvalidConfig
 
+MAX_PRIORITY = 100
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _KEY = re.compile(r"grk_([a-z2-7]{12})_[A-Za-z0-9_-]{43}")
@@ -34,23 +35,26 @@ _NOBODY = hashlib.sha256(b"no key has this").hexdigest()
 class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a key may do; None: no limit beyond the server's own.
 
-    ``rate_per_minute``: requests, so many at once and then so many a minute. ``max_concurrent``: requests that are
-    answered or generated at once. ``token_limit``: tokens of one request, those of its prompts and those that it asks
-    for together.
+    ``rate_per_minute``: sequences, so many at once and then so many a minute; a request has ``n`` times its prompts of
+    them. ``max_concurrent``: sequences that are answered or generated at once. ``token_limit``: tokens of one request,
+    those of its prompts and those that it asks for together. ``max_priority``: the highest that a request may ask for.
     """
 
     rate_per_minute: Annotated[float, Meta(gt=0)] | None = None
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
     token_limit: Annotated[int, Meta(ge=2)] | None = None
+    max_priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig: values that did not come out of a file are checked here."""
         if self.rate_per_minute is not None and not 0 < self.rate_per_minute < float("inf"):
-            raise InvalidConfig("rate_limit", self.rate_per_minute, "it is a number of requests a minute above 0")
+            raise InvalidConfig("rate_limit", self.rate_per_minute, "it is a number of sequences a minute above 0")
         if self.max_concurrent is not None and self.max_concurrent < 1:
             raise InvalidConfig("max_concurrent", self.max_concurrent, "it is a number from 1")
         if self.token_limit is not None and self.token_limit < 2:
             raise InvalidConfig("token_limit", self.token_limit, "it is a number from 2: a prompt and an answer")
+        if not -MAX_PRIORITY <= self.max_priority <= MAX_PRIORITY:
+            raise InvalidConfig("max_priority", self.max_priority, f"it is from -{MAX_PRIORITY} to {MAX_PRIORITY}")
 
 
 class Key(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -10,9 +10,13 @@ import msgspec
 
 from greenroom.core.generation import MAX_LOGPROBS, MAX_STOP_STRINGS
 from greenroom.gateway.config import GatewayConfig
-from greenroom.gateway.exchange import REPLY_ID_HEADER
+from greenroom.gateway.exchange import HINTS_HEADER, REPLY_ID_HEADER
+from greenroom.gateway.keys import MAX_PRIORITY
 from greenroom.gateway.prepare import MAX_STOP_TOKEN_IDS, MAX_TASK_TYPE, ROLES
 from greenroom.gateway.schema import (
+    HINT_IN_CONTENT,
+    HINTS,
+    HINTS_IN_MESSAGE,
     NEUTRAL,
     NEUTRAL_IN_MESSAGE,
     NEUTRAL_IN_STREAM_OPTIONS,
@@ -30,7 +34,7 @@ from greenroom.gateway.shapes import (
     ModelList,
     TextCompletion,
 )
-from greenroom.gateway.terms import MAX_PRIORITY, PRIORITY_HEADER, SLO_HEADERS
+from greenroom.gateway.terms import PRIORITY_HEADER, SLO_HEADERS
 
 Json = dict[str, Any]
 _REF = "#/components/schemas/{name}"
@@ -40,6 +44,12 @@ _NEUTRAL: Mapping[type[msgspec.Struct], Mapping[str, Sequence[object]]] = {
     Message: NEUTRAL_IN_MESSAGE,
     StreamOptions: NEUTRAL_IN_STREAM_OPTIONS,
 }
+_HINTS: Mapping[type[msgspec.Struct], Mapping[str, Sequence[object]]] = {
+    ChatBody: HINTS,
+    CompletionBody: HINTS,
+    Message: HINTS_IN_MESSAGE,
+}
+_HINT = f"Taken, but no answer depends on it: named in the reply's header {HINTS_HEADER}."
 _WHAT: Mapping[str, str] = {
     "model": "The served model's name, as /v1/models has it.",
     "messages": "The talk so far, through the model's chat template.",
@@ -54,12 +64,13 @@ _WHAT: Mapping[str, str] = {
     "slo": "What the client hopes for. Where the headers say it too, they must agree.",
     "priority": "Higher is sooner, where the scheduling policy heeds it. Where the header says it too, it must agree.",
     "timeout": "Seconds from arrival after which the request is given up.",
-    "user": "Goes to the access log.",
-    "safety_identifier": "Goes to the access log.",
+    "user": f"Goes to the access log. {_HINT}",
+    "safety_identifier": f"Goes to the access log. {_HINT}",
 }
 _ERRORS: Mapping[int, str] = {
     400: "The request can not be served as it stands; `param` names the field.",
     401: "No API key, or one that is not known.",
+    403: "The header Host names another server, and keys are off.",
     404: "No such model.",
     408: "The body did not come in time.",
     409: "The idempotency key belongs to another request.",
@@ -70,7 +81,7 @@ _ERRORS: Mapping[int, str] = {
     503: "Not ready, stopping, or not known whether the request was taken.",
     504: "Not finished in time.",
 }
-_GENERATING = (400, 401, 404, 408, 409, 413, 415, 429, 500, 503, 504)
+_GENERATING = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503, 504)
 
 
 def openapi(config: GatewayConfig) -> Json:
@@ -85,7 +96,8 @@ def openapi(config: GatewayConfig) -> Json:
         "info": {
             "title": "greenroom",
             "version": importlib.metadata.version("greenroom"),
-            "description": "OpenAI's API. A field that is sent is honoured or refused by name, never ignored.",
+            "description": "OpenAI's API. A field that is sent is honoured, or named: refused by name, or, where no "
+            f"answer depends on it, taken and named in the header {HINTS_HEADER}.",
         },
         "paths": {
             "/v1/chat/completions": {"post": chat},
@@ -105,7 +117,12 @@ def openapi(config: GatewayConfig) -> Json:
             "/metrics": {"get": _metrics(config)},
             "/openapi.json": {
                 "get": _operation(
-                    "openapi", "This document", {"application/json": {"schema": {"type": "object"}}}, (), config, True
+                    "openapi",
+                    "This document",
+                    {"application/json": {"schema": {"type": "object"}}},
+                    (403,),
+                    config,
+                    True,
                 )
             },
         },
@@ -126,6 +143,10 @@ def _schemas(config: GatewayConfig) -> Json:
         properties = schemas[kind.__name__]["properties"]
         for field in properties.keys() & neutral.keys():
             properties[field] = {"enum": [None, *neutral[field]], "description": "Not supported: asks for nothing."}
+    for kind, hints in _HINTS.items():
+        properties = schemas[kind.__name__]["properties"]
+        for field in properties.keys() & hints.keys():
+            properties[field]["description"] = _HINT
     for kind in (ChatBody, CompletionBody):
         properties = schemas[kind.__name__]["properties"]
         for field, more in _bounds(config).items():
@@ -174,7 +195,11 @@ _CONTENT: Json = {
             "type": "array",
             "items": {
                 "type": "object",
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "properties": {
+                    "type": {"const": "text"},
+                    "text": {"type": "string"},
+                    HINT_IN_CONTENT: {"description": _HINT},
+                },
                 "required": ["type", "text"],
                 "additionalProperties": False,
             },
@@ -222,6 +247,10 @@ def _generating(
         "description": "With which the ids of the reply and of its sequences begin, or end.",
         "schema": {"type": "string"},
     }
+    operation["responses"]["200"]["headers"][HINTS_HEADER] = {
+        "description": "Fields that were sent and that no answer depends on, with commas between, where there are any.",
+        "schema": {"type": "string"},
+    }
     return {
         **operation,
         "parameters": _HEADERS,
@@ -258,13 +287,13 @@ def _reading(
     open_: bool = False,
 ) -> Json:
     content = {"application/json": {"schema": _ref(reply)}}
-    return {**_operation(name, what, content, (400, *errors), config, open_), "parameters": [_REQUEST_ID]}
+    return {**_operation(name, what, content, (400, 403, *errors), config, open_), "parameters": [_REQUEST_ID]}
 
 
 def _metrics(config: GatewayConfig) -> Json:
     text = {"schema": {"type": "string"}}
     content = {"text/plain": text, "application/openmetrics-text": text}
-    errors = () if config.open_metrics else (401,)
+    errors = (403,) if config.open_metrics else (401, 403)
     return _operation("metrics", "Prometheus's text format", content, errors, config, config.open_metrics)
 
 

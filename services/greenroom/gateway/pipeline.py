@@ -204,7 +204,10 @@ class Pipeline(Part):
             )
         except AppendFailed as error:
             self.flights.forget(flight)
-            raise InvalidRequest(f"the request can not be queued: {error}", code="too_large") from error
+            _LOG.warning("request %s can not be queued: %s", request.request_id, error)
+            raise InvalidRequest(
+                "the request is larger than can be queued here; shorten it", code="too_large"
+            ) from error
         except AppendUnknown as error:
             self._unknown(flight, request)
             raise unavailable(

@@ -13,16 +13,20 @@ from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import MAX_SEED, GenerationRequest, SamplingParams, ServedModel, Slo
 from greenroom.gateway.choices import Job
 from greenroom.gateway.config import GatewayConfig
-from greenroom.gateway.keys import KeyLimits
+from greenroom.gateway.keys import MAX_PRIORITY, KeyLimits
+from greenroom.gateway.replies import StreamUsage
 from greenroom.gateway.schema import (
+    HINT_IN_CONTENT,
     NEUTRAL_IN_MESSAGE,
+    ONLY_OF_THE_ASSISTANT,
     ChatBody,
     CompletionBody,
     GenerationBody,
     Message,
+    StreamOptions,
     refuse_unsupported,
 )
-from greenroom.gateway.terms import MAX_PRIORITY, PRIORITY_HEADER, SLO_HEADERS, Terms
+from greenroom.gateway.terms import PRIORITY_HEADER, SLO_HEADERS, Terms
 from greenroom.text import ChatTemplate, TextProcessor, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -41,7 +45,7 @@ class Prepared:
     jobs: tuple[Job, ...]
     prompt_tokens: int
     stream: bool
-    include_usage: bool
+    usage: StreamUsage
     timeout_s: float
 
 
@@ -175,9 +179,15 @@ def _prepared(
         jobs=tuple(jobs),
         prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
         stream=bool(body.stream),
-        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        usage=_stream_usage(body.stream_options),
         timeout_s=timeout_s,
     )
+
+
+def _stream_usage(options: StreamOptions | None) -> StreamUsage:
+    if options is None:
+        return StreamUsage()
+    return StreamUsage(at_end=bool(options.include_usage), in_parts=bool(options.continuous_usage_stats))
 
 
 def within_limits(
@@ -232,8 +242,21 @@ def _slo(body: GenerationBody, terms: Terms) -> Slo:
 
 
 def _priority(body: GenerationBody, terms: Terms) -> int:
+    """What was asked for, at most what the key may; where nothing was, 0 or as much as it may."""
+    most = terms.caller.limits.max_priority
+    asked = _asked_priority(body, terms)
+    if asked is not None and asked > most:
+        raise InvalidRequest(
+            f"this key is allowed a priority of at most {most}, not {asked}",
+            param="priority" if body.priority is not None else PRIORITY_HEADER,
+            code="priority_not_allowed",
+        )
+    return min(0, most) if asked is None else asked
+
+
+def _asked_priority(body: GenerationBody, terms: Terms) -> int | None:
     if body.priority is None:
-        return terms.priority or 0
+        return terms.priority
     if abs(body.priority) > MAX_PRIORITY:
         raise InvalidRequest(f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", param="priority")
     if terms.priority not in (None, body.priority):
@@ -406,6 +429,8 @@ def _message(message: Message, place: int, template: ChatTemplate) -> dict[str, 
             f"{where}.role: {message.role!r:.64} is not a role; known: {', '.join(ROLES)}", param=f"{where}.role"
         )
     refuse_unsupported(message, NEUTRAL_IN_MESSAGE, f"{where}.")
+    if message.role != "assistant":
+        refuse_unsupported(message, ONLY_OF_THE_ASSISTANT, f"{where}.")
     # templates of models without developer messages know them as system messages
     role = "system" if message.role == "developer" and not template.mentions("developer") else message.role
     rendered: dict[str, Any] = {"role": role, "content": _content(message, where)}
@@ -430,7 +455,7 @@ def _content(message: Message, where: str) -> str:
                 param=f"{field}.type",
                 code="unsupported_field",
             )
-        extra = next((key for key in part if key not in ("type", "text")), None)
+        extra = next((key for key in part if key not in ("type", "text", HINT_IN_CONTENT)), None)
         if extra is not None:
             raise InvalidRequest(
                 f"unknown field: {field}.{extra:.64}", param=f"{field}.{extra:.64}", code="unknown_field"

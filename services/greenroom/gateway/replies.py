@@ -35,11 +35,20 @@ class ChoiceResult:
     finish: FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class StreamUsage:
+    """Where a stream tells its usage. ``at_end``: in a part of its own, which has no choices; the others then have
+    ``usage: null``. ``in_parts``: in every part of a choice, of that choice so far."""
+
+    at_end: bool = False
+    in_parts: bool = False
+
+
 class ReplyStyle(Protocol):
     """How one of the APIs writes its replies."""
 
     def opening(self, index: int) -> Json | None:
-        """The part that comes before the first text of a choice, None where there is none."""
+        """The part that comes before the first one of a choice, None where there is none."""
         ...
 
     def part(self, delta: Delta) -> Json: ...
@@ -78,35 +87,45 @@ class Tally:
     def as_json(self) -> Json:
         """Fields of a reply. The share is not in ``usage``: clients add up over requests what they find there. Where it
         is not known nothing is said of it."""
-        usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._generated,
-            "total_tokens": self._prompt_tokens + self._generated,
-        }
+        usage = _usage(self._prompt_tokens, self._generated)
         if self._approximated_rows is None:
             return {"usage": usage}
         return {"usage": usage, "approximated": round(self._approximated_rows / max(1, self._rows), 6)}
 
 
-class ChatStyle:
-    """chat.completion and chat.completion.chunk."""
+class _PartUsage:
+    """The field ``usage`` of the parts of a stream. ``prompts``: how long the prompt of each choice is."""
 
-    def __init__(self, head: Head, tokenizer: Tokenizer, *, include_usage: bool, logprobs: bool) -> None:
+    def __init__(self, usage: StreamUsage, prompts: Sequence[int]) -> None:
+        self._prompts = prompts if usage.in_parts else None
+        self._fixed: Json = {"usage": None} if usage.at_end else {}
+
+    def of(self, index: int, generated: int) -> Json:
+        return self._fixed if self._prompts is None else {"usage": _usage(self._prompts[index], generated)}
+
+
+class ChatStyle:
+    """chat.completion and chat.completion.chunk. ``prompts``: how long the prompt of each choice is."""
+
+    def __init__(
+        self, head: Head, tokenizer: Tokenizer, *, usage: StreamUsage, prompts: Sequence[int], logprobs: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._whole = _envelope(head, "chat.completion")
         self._chunk = _envelope(head, "chat.completion.chunk")
-        self._usage: Json = {"usage": None} if include_usage else {}
+        self._usage = _PartUsage(usage, prompts)
 
     def opening(self, index: int) -> Json | None:
-        return self._part(index, {"role": "assistant", "content": ""})
+        return self._part(index, {"role": "assistant", "content": ""}, 0)
 
     def part(self, delta: Delta) -> Json:
-        return self._part(delta.index, {"content": delta.text}, self._logprobs_of(delta.records))
+        content = {"content": delta.text}
+        return self._part(delta.index, content, delta.generated, self._logprobs_of(delta.records))
 
     def closing(self, delta: Delta) -> Json:
         assert delta.finish is not None
-        return self._part(delta.index, {}, finish=delta.finish)
+        return self._part(delta.index, {}, delta.generated, finish=delta.finish)
 
     def usage(self, tally: Tally) -> Json:
         return {**self._chunk, "choices": [], **tally.as_json()}
@@ -123,9 +142,16 @@ class ChatStyle:
         ]
         return {**self._whole, "choices": choices, **tally.as_json()}
 
-    def _part(self, index: int, delta: Json, logprobs: Json | None = None, finish: FinishReason | None = None) -> Json:
+    def _part(
+        self,
+        index: int,
+        delta: Json,
+        generated: int,
+        logprobs: Json | None = None,
+        finish: FinishReason | None = None,
+    ) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish and finish.value}
-        return {**self._chunk, "choices": [choice], **self._usage}
+        return {**self._chunk, "choices": [choice], **self._usage.of(index, generated)}
 
     def _logprobs_of(self, records: Iterable[TokenRecord]) -> Json | None:
         if not self._logprobs:
@@ -145,22 +171,24 @@ class ChatStyle:
 
 
 class CompletionStyle:
-    """text_completion, whole and in parts."""
+    """text_completion, whole and in parts. ``prompts``: how long the prompt of each choice is."""
 
-    def __init__(self, head: Head, tokenizer: Tokenizer, *, include_usage: bool, logprobs: bool) -> None:
+    def __init__(
+        self, head: Head, tokenizer: Tokenizer, *, usage: StreamUsage, prompts: Sequence[int], logprobs: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._head = _envelope(head, "text_completion")
-        self._usage: Json = {"usage": None} if include_usage else {}
+        self._usage = _PartUsage(usage, prompts)
 
     def opening(self, index: int) -> Json | None:
         return None
 
     def part(self, delta: Delta) -> Json:
-        return self._part(delta.index, delta.text, delta.records, None)
+        return self._part(delta, delta.text, delta.records, None)
 
     def closing(self, delta: Delta) -> Json:
-        return self._part(delta.index, "", (), delta.finish)
+        return self._part(delta, "", (), delta.finish)
 
     def usage(self, tally: Tally) -> Json:
         return {**self._head, "choices": [], **tally.as_json()}
@@ -169,8 +197,9 @@ class CompletionStyle:
         choices = [self._choice(result.index, result.text, result.records, result.finish) for result in results]
         return {**self._head, "choices": choices, **tally.as_json()}
 
-    def _part(self, index: int, text: str, records: Iterable[TokenRecord], finish: FinishReason | None) -> Json:
-        return {**self._head, "choices": [self._choice(index, text, records, finish)], **self._usage}
+    def _part(self, delta: Delta, text: str, records: Iterable[TokenRecord], finish: FinishReason | None) -> Json:
+        choice = self._choice(delta.index, text, records, finish)
+        return {**self._head, "choices": [choice], **self._usage.of(delta.index, delta.generated)}
 
     def _choice(self, index: int, text: str, records: Iterable[TokenRecord], finish: FinishReason | None) -> Json:
         logprobs = self._logprobs_of(list(records)) if self._logprobs else None
@@ -201,6 +230,14 @@ def token_text(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _usage(prompt_tokens: int, generated: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
+    }
 
 
 def _finite(logprob: float) -> float:

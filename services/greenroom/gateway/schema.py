@@ -1,7 +1,8 @@
-"""Request bodies: every field of OpenAI's API, none of them ignored.
+"""Request bodies: every field of OpenAI's API, none of them ignored without a word.
 
-A field is either supported, or taken at the values that ask for nothing (``NEUTRAL``), or unknown. All else is an
-InvalidRequest that names the field. docs/architecture/http-api.md has the same as a table.
+A field is supported, or a hint that the answer does not depend on (``HINTS``), which the reply's header names, or taken
+at the values that ask for nothing (``NEUTRAL``), or unknown. All else is an InvalidRequest that names the field.
+docs/architecture/http-api.md has the same as tables.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "length_penalty": (1,),
     "logit_bias": ({},),
-    "metadata": ({},),
     "min_p": (0,),
     "min_tokens": (0,),
     "modalities": (["text"],),
@@ -35,20 +35,14 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
     "use_beam_search": (False,),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Fields that are not supported, and the values that ask for nothing; null is always one of them."""
@@ -57,23 +51,47 @@ NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
     "tool_call_id": (),
     "tool_calls": ([],),
 }
 """The same for the fields of a message: a reply sent back as it came has them."""
 
+HINTS: Mapping[str, tuple[object, ...]] = {
+    "cache_control": (),
+    "metadata": ({},),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "user": (),
+    "verbosity": ("medium",),
+}
+"""Fields that an answer does not depend on, and the values at which they say nothing; null is always one of them."""
+
+HINTS_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
+    "cache_control": (),
+    "reasoning": (),
+    "reasoning_content": (),
+}
+"""The same for the fields of a message. A model's reasoning is not part of the talk that its template renders."""
+
+ONLY_OF_THE_ASSISTANT: Mapping[str, tuple[object, ...]] = {"reasoning": (), "reasoning_content": ()}
+"""Unsupported in messages of other roles."""
+
+HINT_IN_CONTENT = "cache_control"
+"""The same for a part of a message's content."""
+
 NEUTRAL_IN_STREAM_OPTIONS: Mapping[str, tuple[object, ...]] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool | None = None
-    continuous_usage_stats: Any = None
+    continuous_usage_stats: bool | None = None  # vLLM's
     include_obfuscation: Any = None
 
 
@@ -83,6 +101,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     name: str | None = None
     annotations: Any = None
     audio: Any = None
+    cache_control: Any = None
     function_call: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
@@ -124,11 +143,19 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     slo: SloBody | None = None
     priority: Int64 | None = None
     timeout: float | None = None
+    # hints, in both
+    cache_control: Any = None
+    metadata: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    service_tier: Any = None
+    store: Any = None
+    verbosity: Any = None
     # neutral only, in both
     frequency_penalty: Any = None
     length_penalty: Any = None
     logit_bias: Any = None
-    metadata: Any = None
     min_p: Any = None
     min_tokens: Any = None
     presence_penalty: Any = None
@@ -158,14 +185,8 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     moderation: Any = None
     parallel_tool_calls: Any = None
     prediction: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    service_tier: Any = None
-    store: Any = None
     tool_choice: Any = None
     tools: Any = None
-    verbosity: Any = None
     web_search_options: Any = None
 
 
@@ -184,6 +205,8 @@ _DECODERS: Mapping[type[Struct], msgspec.json.Decoder[Any]] = {
 }
 _TOP_LEVEL = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_ESCAPES = re.compile(rb"%b%b|(?P<lone>%b|%b)|\\." % (_HIGH, _LOW, _HIGH, _LOW), re.DOTALL)
 _NAMED = re.compile(r"(?:unknown|required) field `([^`]*)`")
 
 
@@ -194,13 +217,48 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
     except msgspec.ValidationError as error:
         raise _not_valid(raw, kind, str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
+        what = _lone_surrogate(raw) or str(error)
+        raise InvalidRequest(f"the body is not valid JSON: {what}", code="invalid_json") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
     refuse_unsupported(body, NEUTRAL)
     if body.stream_options is not None:
         refuse_unsupported(body.stream_options, NEUTRAL_IN_STREAM_OPTIONS, "stream_options.")
     return body
+
+
+def _lone_surrogate(raw: bytes) -> str | None:
+    """What is wrong where half of a character is escaped: the decoder takes it for the end of the body. None where none
+    is."""
+    for found in _ESCAPES.finditer(raw):
+        if found["lone"] is not None:
+            escape = found["lone"].decode()
+            return (
+                f"{escape} at byte {found.start()} is half of a surrogate pair, and the other half is not beside it: "
+                "leave it out, or send both"
+            )
+    return None
+
+
+def hints_in(body: GenerationBody) -> tuple[str, ...]:
+    """The hints that ``body`` has, in order and each once: ``messages[].cache_control`` stands for those of all
+    messages, so that a header has room for them."""
+    found = _hints(body, HINTS)
+    if isinstance(body, ChatBody):
+        for message in body.messages:
+            found += _hints(message, HINTS_IN_MESSAGE, "messages[].")
+            if isinstance(message.content, list) and any(HINT_IN_CONTENT in part for part in message.content):
+                found.append(f"messages[].content[].{HINT_IN_CONTENT}")
+    return tuple(dict.fromkeys(found))
+
+
+def _hints(part: Struct, hints: Mapping[str, tuple[object, ...]], where: str = "") -> list[str]:
+    said = ((field, getattr(part, field)) for field in hints)
+    return [
+        where + field
+        for field, value in said
+        if value is not None and not any(_same(value, silent) for silent in hints[field])
+    ]
 
 
 def refuse_unsupported(part: Struct, neutral: Mapping[str, tuple[object, ...]], where: str = "") -> None:

@@ -24,11 +24,12 @@ from greenroom.fabric.lifecycle.tasks import Tasks
 from greenroom.fabric.rpc import Server, ServerConfig, ServerTls, join_address
 from greenroom.gateway.admission import Admission
 from greenroom.gateway.api import CALLER, Api
+from greenroom.gateway.browsers import ANY, Hosts, Origins
 from greenroom.gateway.calls import Calls
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doorkeeper import Doorkeeper
 from greenroom.gateway.errors import model_not_found
-from greenroom.gateway.exchange import Handler, exchange_middleware, name_reply, note_of
+from greenroom.gateway.exchange import Handler, exchange_middleware, name_reply, note_of, page_middleware
 from greenroom.gateway.grpc_api import InferenceApi, as_status
 from greenroom.gateway.metrics import GatewayMetrics
 from greenroom.gateway.openapi import openapi
@@ -49,7 +50,7 @@ class Gateway:
 
     ``text`` is the tokenizer and chat template of the model that the generator runs; ``registry`` is what /metrics
     shows, ours and whatever others put there. All of it runs on the event loop that ``start`` is called on.
-    Raises InvalidConfig where the file of keys can not be read.
+    Raises InvalidConfig where the file of keys can not be read, and for what is no name of a host or no origin.
     """
 
     def __init__(
@@ -59,6 +60,9 @@ class Gateway:
         self._generator = generator
         self._registry = registry
         self._doorkeeper = Doorkeeper(config.keys_file)
+        asked = config.keys_file is None or config.allowed_hosts  # with a key a page that has none gets nothing
+        self._hosts = Hosts(config.host, config.allowed_hosts if asked else (ANY,))
+        self._origins = Origins(config.allowed_origins)
         self._admission = Admission(config.max_in_flight, lambda: generator.ready)
         self._counted = metrics = GatewayMetrics(registry)
         self._calls = Calls(config, generator, text, metrics, self._admission)
@@ -80,10 +84,15 @@ class Gateway:
 
     def _app(self, metrics: GatewayMetrics) -> web.Application:
         app = web.Application(
-            middlewares=[exchange_middleware(self._config, metrics), self._key_middleware()],
+            middlewares=[
+                exchange_middleware(self._config, metrics),
+                page_middleware(self._hosts, self._origins),
+                self._key_middleware(),
+            ],
             client_max_size=self._config.max_body_bytes,
         )
         app.on_response_prepare.append(name_reply)
+        app.on_response_prepare.append(self._allow_origin)
         app.on_response_prepare.append(self._part)
         app.router.add_post("/v1/chat/completions", self._api.chat)
         app.router.add_post("/v1/completions", self._api.completion)
@@ -108,6 +117,10 @@ class Gateway:
             return await handler(request)
 
         return middleware
+
+    async def _allow_origin(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Signal handler: a browser shows a page of an allowed origin every reply, refusals too."""
+        response.headers.update(self._origins.headers(request.headers.get("Origin")))
 
     async def start(self) -> int:
         """Listens; the HTTP port. Raises InvalidConfig where an address can not be had, or a certificate not read."""
@@ -195,13 +208,25 @@ class Gateway:
             self._counted.of(self._generator.model.name)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [_describe(self._generator.model)]})
+        return _json({"object": "list", "data": [self._describe(self._generator.model)]})
 
     async def _model(self, request: web.Request) -> web.Response:
         model = self._generator.model
         if request.match_info["id"] != model.name:
             raise model_not_found(request.match_info["id"], model.name)
-        return _json(_describe(model))
+        return _json(self._describe(model))
+
+    def _describe(self, model: ServedModel) -> dict[str, object]:
+        """As vLLM does. By ``root`` its clients find a tokenizer."""
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "greenroom",
+            "root": self._config.model_root or model.name,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+        }
 
     async def _health(self, request: web.Request) -> web.Response:
         self._admission.check_ready()
@@ -253,16 +278,6 @@ def _tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
     except OSError as error:  # SSLError too
         raise InvalidConfig("tls_certificate", str(certificate), f"it can not be used: {error}") from error
     return context
-
-
-def _describe(model: ServedModel) -> dict[str, object]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "greenroom",
-        "max_model_len": model.max_model_len,
-    }
 
 
 @functools.cache  # of the few names that are served; what it reads is a file

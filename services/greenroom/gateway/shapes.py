@@ -131,12 +131,15 @@ class TextCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Model(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``max_model_len``: tokens of prompt and answer together."""
+    """``max_model_len``: tokens of prompt and answer together. ``root``: the model's id on the hub, where it has one,
+    else the served name. ``parent``: always null, since there are no adapters."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: None
     max_model_len: int
 
 

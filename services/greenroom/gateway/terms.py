@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Slo
 from greenroom.gateway.doorkeeper import ANYONE, Caller
+from greenroom.gateway.keys import MAX_PRIORITY
 
 SLO_HEADERS = {"ttft_ms": "x-slo-ttft-ms", "tpot_ms": "x-slo-tpot-ms", "e2e_ms": "x-slo-e2e-ms"}
 PRIORITY_HEADER = "x-priority"
 IDEMPOTENCY_HEADER = "idempotency-key"
-MAX_PRIORITY = 100
 VISIBLE = re.compile(r"[\x21-\x7e]{1,128}")
 _NUMBER = re.compile(r"[0-9]{1,24}(\.[0-9]{1,24})?([eE][+-]?[0-9]{1,3})?")
 _PRIORITY = re.compile(r"-?[0-9]{1,3}")

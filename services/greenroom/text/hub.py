@@ -53,6 +53,11 @@ def local_folder(model: str, revision: str | None) -> Path | None:
     return None
 
 
+def hub_id(model: str | None) -> str | None:
+    """``model`` where it is a repository's id, None where it is a folder. Raises InvalidConfig as ``local_folder``."""
+    return None if model is None or local_folder(model, None) is not None else model
+
+
 def _looks_like_path(model: str) -> bool:
     return model.startswith((".", "~", os.sep)) or model.count("/") > 1 or "\\" in model or Path(model).exists()
 

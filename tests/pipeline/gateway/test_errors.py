@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from greenroom.core.errors import InvalidRequest, Saturated, TransferFailed
+from greenroom.fabric.log import AppendUnknown, LogError, LogFailed, LogUnavailable
 from tests.pipeline.gateway.conftest import Server
 
 CHAT: dict[str, Any] = {"model": "org/small", "messages": [{"role": "user", "content": "hello"}]}
@@ -28,6 +29,19 @@ def shaped(body: Any) -> dict[str, Any]:
     assert error["param"] is None or isinstance(error["param"], str)
     assert isinstance(error["code"], str)
     return error
+
+
+@pytest.mark.parametrize("kind", [LogFailed, LogUnavailable, AppendUnknown])
+async def test_no_broker_and_no_topic_is_named(
+    server: Server, caplog: pytest.LogCaptureFixture, kind: type[LogError]
+) -> None:
+    server.generator.refusal = kind("greenroom.requests did not answer: kafka-1.internal:9092")
+    status, body, headers = await server.post("/v1/completions", COMPLETION)
+    error = shaped(body)
+    assert (status, error["code"], headers["Retry-After"]) == (503, "not_sent", "1")
+    assert "requests" not in error["message"]
+    assert "kafka" not in error["message"]
+    assert "kafka-1.internal:9092" in caplog.text
 
 
 def nested(depth: int) -> bytes:
@@ -217,7 +231,7 @@ async def test_a_body_too_large(server: Server, form: str) -> None:
 
 async def test_a_body_that_says_it_is_too_large_is_not_waited_for(server: Server) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
     writer.write(b"Content-Length: 99999999\r\n\r\n{")
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     assert b" 413 " in head.split(b"\r\n")[0]
@@ -236,7 +250,8 @@ async def test_a_body_that_is_not_what_its_encoding_says(server: Server) -> None
 async def test_a_body_that_does_not_come(server: Server) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 9\r\n\r\n{"
     )
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     assert b" 408 " in head.split(b"\r\n")[0]

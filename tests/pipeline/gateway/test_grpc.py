@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from greenroom.core.errors import Conflict, InvalidRequest, Saturated
 from greenroom.core.generation import Finished, FinishReason, Slo
 from greenroom.gateway.keys import KeyLimits, changing, new_key, utc_now, write_keys
+from greenroom.gateway.terms import base_id
 from greenroom.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.pipeline.gateway.conftest import Server
 from tests.pipeline.gateway.test_terms import ends_with
@@ -268,6 +269,32 @@ async def test_cancel_by_id(stub: Any, server: Server, keyed: bool) -> None:
     assert told is grpc.StatusCode.INVALID_ARGUMENT
 
 
+class TestCancels:
+    @pytest.fixture
+    def config(self) -> dict[str, Any]:
+        return {"grpc_port": 0, "cancels_per_minute": 2.0}
+
+    async def test_those_of_what_is_not_known_are_few(self, stub: Any, server: Server) -> None:
+        """Each is written to the log, and kept where requests are scheduled; any number of ids can be made up."""
+
+        def unknown(number: int) -> inference_pb2.CancelRequest:
+            return inference_pb2.CancelRequest(request_id=f"{base_id('', None)}-{number}")
+
+        for number in range(2):
+            await stub.Cancel(unknown(number))
+        told, message, trailing = await refusal(stub.Cancel(unknown(2)))
+        assert (told, trailing["greenroom-code"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        assert 25 <= int(trailing["retry-after"]) <= 30
+        assert "cancels a minute" in message
+        await server.generator.allow(2)
+        call = stub.GenerateStream(hello())
+        known = await asyncio.wait_for(call.read(), DEADLINE_S)
+        await stub.Cancel(inference_pb2.CancelRequest(request_id=known.request_id))
+        told, _, _ = await refusal(events_of(call))
+        assert told is grpc.StatusCode.CANCELLED, "what runs here can always be ended"
+        await stub.Cancel(inference_pb2.CancelRequest(request_id="x"))  # nobody's, so nothing comes of it
+
+
 async def test_what_http_began_the_rpc_ends(stub: Any, server: Server) -> None:
     await server.generator.allow(2)
     body = {"model": "org/small", "prompt": "hello", "stream": True, "max_tokens": 50}
@@ -328,7 +355,7 @@ async def test_it_is_logged_and_counted(stub: Any, server: Server, caplog: pytes
     assert lines[0].startswith("mine grpc Generate OK ")
     assert f"id={server.generator.seen[0].request_id}" in lines[0]
     assert " grpc Generate INVALID_ARGUMENT " in lines[1]
-    assert lines[1].endswith("error=invalid_value")
+    assert lines[1].endswith("error=invalid_value param='max_tokens'")
     assert server.metric("grpc_requests_total", method="Generate", status="OK") == 1
 
 

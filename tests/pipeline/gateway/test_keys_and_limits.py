@@ -71,7 +71,7 @@ async def test_what_needs_no_key(server: Server) -> None:
 async def test_a_stranger_s_body_is_not_read(server: Server) -> None:
     """It says that a megabyte follows, and sends none of it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
     writer.write(b"Content-Length: 1000000\r\n\r\n")
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
     assert b" 401 " in head.split(b"\r\n")[0]
@@ -124,6 +124,56 @@ async def test_places_of_a_key(server: Server, add_key: AddKey, ann: dict[str, s
     await server.generator.allow(None)
     assert [(await one)[0] for one in (first, other)] == [200, 200]
     assert (await server.post("/v1/completions", COMPLETION, headers=few))[0] == 200
+
+
+@pytest.mark.parametrize("many", [{"n": 3}, {"prompt": ["a", "b", "c"]}])
+async def test_places_are_of_sequences(server: Server, add_key: AddKey, many: dict[str, Any]) -> None:
+    """A small body may ask for a hundred of them."""
+    few = add_key("few", max_concurrent=4)
+    status, body, _ = await server.post("/v1/completions", {**COMPLETION, "n": 5}, headers=few)
+    assert (status, shaped(body)["code"], shaped(body)["param"]) == (400, "too_many_sequences", "n")
+    await server.generator.allow(0)
+    first = asyncio.ensure_future(server.post("/v1/completions", {**COMPLETION, **many}, headers=few))
+    await server.generator.until_active(3)
+    status, body, headers = await server.post("/v1/completions", {**COMPLETION, "n": 2}, headers=few)
+    assert (status, shaped(body)["code"], headers["Retry-After"]) == (429, "too_many_concurrent", "1")
+    second = asyncio.ensure_future(server.post("/v1/completions", COMPLETION, headers=few))
+    await server.generator.until_active(4)
+    await server.generator.allow(None)
+    assert [(await one)[0] for one in (first, second)] == [200, 200]
+    assert (await server.post("/v1/completions", {**COMPLETION, "n": 4}, headers=few))[0] == 200
+
+
+async def test_the_rate_is_of_sequences(server: Server, add_key: AddKey) -> None:
+    slow = add_key("slow", rate_per_minute=6)
+    assert (await server.post("/v1/completions", {**COMPLETION, "n": 4}, headers=slow))[0] == 200
+    status, body, headers = await server.post("/v1/completions", {**COMPLETION, "n": 4}, headers=slow)
+    assert (status, shaped(body)["code"]) == (429, "rate_limited")
+    assert 15 <= int(headers["Retry-After"]) <= 20
+    assert (await server.post("/v1/completions", {**COMPLETION, "n": 2}, headers=slow))[0] == 200
+    status, body, _ = await server.post("/v1/completions", {**COMPLETION, "n": 7}, headers=slow)
+    assert (status, shaped(body)["code"]) == (429, "rate_limited"), "nothing is left, so its body is not looked at"
+    assert len(server.generator.seen) == 6
+
+
+@pytest.mark.parametrize("where", ["priority", "x-priority"])
+async def test_the_highest_priority_of_a_key(server: Server, add_key: AddKey, where: str) -> None:
+    plain, urgent = add_key("plain"), add_key("urgent", max_priority=10)
+
+    async def ask(key: dict[str, str], priority: int) -> tuple[int, Any]:
+        body = {**COMPLETION, **({"priority": priority} if where == "priority" else {})}
+        headers = {**key, **({"X-Priority": str(priority)} if where == "x-priority" else {})}
+        status, reply, _ = await server.post("/v1/completions", body, headers=headers)
+        return status, reply
+
+    for key, most in ((plain, 0), (urgent, 10)):
+        status, body = await ask(key, most + 1)
+        error = shaped(body)
+        assert (status, error["code"], error["param"]) == (400, "priority_not_allowed", where)
+        assert f"at most {most}" in error["message"]
+        for allowed in (most, -100):
+            assert (await ask(key, allowed))[0] == 200
+            assert server.generator.seen[-1].priority == allowed
 
 
 async def test_a_bad_request_frees_its_place(server: Server, add_key: AddKey) -> None:

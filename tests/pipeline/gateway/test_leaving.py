@@ -26,7 +26,7 @@ class Connection:
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, str], Any]:
         """Status, headers by their names in small letters, content."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
         lines += ["Content-Type: application/json"] if body else []
         self._writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         async with asyncio.timeout(DEADLINE_S):

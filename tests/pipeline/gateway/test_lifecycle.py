@@ -155,7 +155,7 @@ async def test_the_access_log_is_one_line_an_exchange(server: Server, caplog: py
     assert lines[0].startswith("mine POST /v1/completions 200 ")
     assert lines[0].endswith(r"user='ann\nbob'")
     assert lines[1].startswith("mine POST /v1/completions 400 ")
-    assert lines[1].endswith("error=invalid_value")
+    assert lines[1].endswith("error=invalid_value param='n'")
     assert " GET /health 503 " in lines[2]  # the one that was well has no line
     assert "\n" not in "".join(lines)
 

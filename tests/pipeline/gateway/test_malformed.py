@@ -153,7 +153,7 @@ async def test_broken_http_leaves_it_serving(server: Server) -> None:
         if kind == 0:
             writer.write(draw.randbytes(draw.randrange(1, 300)) + b"\r\n\r\n")
         elif kind == 1:
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
         else:
             writer.write(b"POST /v1/completions HTTP/1.1\r\nX: " + b"a" * 20_000 + b"\r\n\r\n")
         await writer.drain()

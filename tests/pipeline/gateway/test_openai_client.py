@@ -296,3 +296,97 @@ async def test_a_message_may_come_back_as_it_went(client: AsyncOpenAI, server: S
     await client.chat.completions.create(model=MODEL, messages=talk, max_tokens=1)
     shown = server.generator.tokenizer._backend.decode(server.generator.seen[1].prompt_ids, skip_special_tokens=False)
     assert f"<|im_start|>assistant\n{reply.choices[0].message.content}<|im_end|>\n<|im_start|>user\na" in shown
+
+
+async def test_hints_are_taken_and_named_in_the_reply(client: AsyncOpenAI, server: Server) -> None:
+    """What other tools send along, and what a talk with a reasoning model looks like when it is sent back."""
+    cached = {"cache_control": {"type": "ephemeral"}}
+    talk: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "hello", **cached}]},
+        {"role": "assistant", "content": "hi", "reasoning_content": "they said hello"},
+        {"role": "user", "content": "hello", **cached},
+    ]
+    plain = [{"role": one["role"], "content": "hi" if one["role"] == "assistant" else "hello"} for one in talk]
+    hints: dict[str, Any] = {
+        "metadata": {"team": "a"}, "store": True, "prompt_cache_key": "k", "service_tier": "flex", "verbosity": "low",
+        "user": "ann",
+    }  # fmt: skip
+    raw = await client.chat.completions.with_raw_response.create(model=MODEL, messages=talk, **hints)
+    named = set(raw.headers["Greenroom-Without-Effect"].split(", "))
+    in_messages = {"messages[].cache_control", "messages[].content[].cache_control", "messages[].reasoning_content"}
+    assert named == {*hints, *in_messages}
+    assert raw.parse().choices[0].message.content == TEXT
+    without = await client.chat.completions.with_raw_response.create(model=MODEL, messages=plain)  # type: ignore[arg-type]
+    assert "Greenroom-Without-Effect" not in without.headers
+    first, second = server.generator.seen
+    assert first.prompt_ids == second.prompt_ids
+    async with client.chat.completions.with_streaming_response.create(
+        model=MODEL, messages=HELLO, stream=True, store=True
+    ) as streamed:
+        assert streamed.headers["Greenroom-Without-Effect"] == "store"
+        await streamed.read()
+
+
+CONTENT = [{"type": "text", "text": "hello"}]
+AS_SENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "vllm bench serve": (
+        "completions",
+        {
+            "model": MODEL, "prompt": "hello", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 5,
+            "logprobs": None, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
+        },
+    ),
+    "vllm bench serve, chats": (
+        "chat/completions",
+        {
+            "model": MODEL, "messages": [{"role": "user", "content": CONTENT}], "temperature": 0.0,
+            "max_completion_tokens": 5, "stream": True, "stream_options": {"include_usage": True},
+        },
+    ),
+    "guidellm": (
+        "chat/completions",
+        {
+            "model": MODEL, "messages": [{"role": "user", "content": CONTENT}], "max_completion_tokens": 5,
+            "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+    "aiperf": (
+        "chat/completions",
+        {
+            "model": MODEL, "messages": [{"role": "user", "content": "hello"}],
+            "max_completion_tokens": 5, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", AS_SENT)
+async def test_requests_as_load_generators_send_them(server: Server, tool: str) -> None:
+    path, body = AS_SENT[tool]
+    async with server.http.post(f"{server.url}/v1/{path}", json=body) as response:
+        raw = await response.read()
+        assert (response.status, raw.endswith(b"data: [DONE]\n\n")) == (200, True), raw
+    assert b'"completion_tokens":5' in raw
+
+
+async def test_a_refusal_names_the_hints_too(server: Server) -> None:
+    body = {"model": MODEL, "messages": HELLO, "store": True, "n": 0}
+    status, _, headers = await server.post("/v1/chat/completions", body)
+    assert (status, headers["Greenroom-Without-Effect"]) == (400, "store")
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+async def test_reasoning_of_others_than_the_assistant_is_refused(server: Server, field: str) -> None:
+    messages = [{"role": "user", "content": "x", field: "well"}]
+    status, body, _ = await server.post("/v1/chat/completions", {"model": MODEL, "messages": messages})
+    assert (status, body["error"]["param"]) == (400, f"messages[0].{field}")
+
+
+@pytest.mark.parametrize("config", [{}, {"model_root": "org/original"}])
+async def test_models_as_vllm_describes_them(client: AsyncOpenAI, server: Server, config: dict[str, Any]) -> None:
+    """Its `bench serve` asks for them when it is given no model, and loads the tokenizer of ``root``."""
+    [model] = [one.model_dump() async for one in client.models.list()]
+    assert model["root"] == config.get("model_root", MODEL)
+    assert model["parent"] is None
+    assert model["max_model_len"] == server.generator.model.max_model_len

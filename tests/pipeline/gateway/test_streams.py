@@ -79,13 +79,51 @@ async def test_silence_is_filled_with_comments_even_before_the_first_token(serve
     await server.generator.allow(0)
     async with server.http.post(server.url + "/v1/chat/completions", json=CHAT) as response:
         assert response.status == 200
-        opening = await response.content.readuntil(b"\n\n")
-        assert b"assistant" in opening
-        for _ in range(3):
+        for _ in range(3):  # and nothing else: clients take whatever is data for the first token
             assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
         await server.generator.allow(None)
         rest = events(await response.content.read())
+    assert rest[0][1]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(data["choices"][0]["delta"]["content"] for _, data in rest[:-3]) == TEXT
+
+
+async def test_each_choice_is_opened_with_its_own_first_token(server: Server) -> None:
+    """One says nothing at all: it is opened and closed."""
+    ends = server.generator.model.eos_token_ids
+    server.generator.says = lambda request: (
+        server.generator._text_of(request) if request.request_id[-1] == "0" else ends
+    )
+    async with server.http.post(server.url + "/v1/chat/completions", json={**CHAT, "n": 2}) as response:
+        *parts, _, _ = [data["choices"][0] for _, data in events(await response.read())[:-2]] + [None, None]
+    for index in (0, 1):
+        own = [part for part in parts if part["index"] == index]
+        assert [part["delta"].get("role") for part in own] == ["assistant"] + [None] * (len(own) - 1)
+        assert own[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_usage_in_every_part(server: Server, path: str, include_usage: bool) -> None:
+    """vLLM's ``continuous_usage_stats``: of the part's own choice, up to it. The last part has the sum."""
+    body = {**(CHAT if path.startswith("chat") else COMPLETION), "n": 2, "max_tokens": 9}
+    options = {"continuous_usage_stats": True, **({"include_usage": True} if include_usage else {})}
+    async with server.http.post(f"{server.url}/v1/{path}", json={**body, "stream_options": options}) as response:
+        *parts, done = [data for _, data in events(await response.read())]
+    assert done == "[DONE]"
+    prompt = len(server.generator.seen[0].prompt_ids)
+    if include_usage:
+        last = parts.pop()
+        assert last["choices"] == []
+        assert last["usage"] == {"prompt_tokens": prompt, "completion_tokens": 18, "total_tokens": prompt + 18}
+    for index in (0, 1):
+        own = [part["usage"] for part in parts if part["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in own]
+        assert all(usage["prompt_tokens"] == prompt for usage in own)
+        assert all(usage["total_tokens"] == prompt + usage["completion_tokens"] for usage in own)
+        assert counts == sorted(counts)
+        assert counts[-1] == 9
+        assert counts[0] == (0 if path.startswith("chat") else 1), "what opens a choice is no token"
+        assert len(set(counts)) > 4
 
 
 @pytest.mark.parametrize(
@@ -205,9 +243,10 @@ class SlowClient:
         self._socket.connect(("127.0.0.1", port))
         raw = json.dumps(body).encode()
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(raw)}\r\n\r\n"
         )
-        self._socket.sendall(head.encode() + b"\r\n\r\n" + raw)
+        self._socket.sendall(head.encode() + raw)
 
     def close(self) -> None:
         self._socket.close()

@@ -20,7 +20,7 @@ from greenroom.core.generation import (
     TokenLogprobs,
 )
 from greenroom.gateway.choices import ChoiceAssembler, Delta, GenerationFailed, Job
-from greenroom.gateway.replies import ChatStyle, CompletionStyle, Head, Tally, token_text
+from greenroom.gateway.replies import ChatStyle, CompletionStyle, Head, StreamUsage, Tally, token_text
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
 
@@ -152,7 +152,7 @@ def test_json_has_no_infinity(tokenizer: Tokenizer) -> None:
     part = ChoiceAssembler(job, tokenizer, ()).push(said[0])
     assert part is not None
     for style in (ChatStyle, CompletionStyle):
-        written = style(HEAD, tokenizer, include_usage=False, logprobs=True).part(part)
+        written = style(HEAD, tokenizer, usage=StreamUsage(), prompts=[1], logprobs=True).part(part)
         assert "inf" not in str(written)
         assert "-9999.0" in str(written)
 
@@ -163,7 +163,7 @@ def test_the_chosen_token_is_among_the_most_likely(tokenizer: Tokenizer) -> None
     job = Job(0, GenerationRequest("r", (1,), SamplingParams(logprobs=1)))
     part = ChoiceAssembler(job, tokenizer, ()).push(record)
     assert part is not None
-    style = CompletionStyle(HEAD, tokenizer, include_usage=False, logprobs=True)
+    style = CompletionStyle(HEAD, tokenizer, usage=StreamUsage(), prompts=[1], logprobs=True)
     [top] = style.part(part)["choices"][0]["logprobs"]["top_logprobs"]
     assert list(top.values()) == [-0.5, -2.0]
 

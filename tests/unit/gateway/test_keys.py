@@ -93,7 +93,14 @@ def test_a_bad_name_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "limits",
-    [{"rate_per_minute": 0}, {"rate_per_minute": float("inf")}, {"max_concurrent": 0}, {"token_limit": 1}],
+    [
+        {"rate_per_minute": 0},
+        {"rate_per_minute": float("inf")},
+        {"max_concurrent": 0},
+        {"token_limit": 1},
+        {"max_priority": 101},
+        {"max_priority": -101},
+    ],
 )
 def test_a_bad_limit_is_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig):
@@ -197,17 +204,18 @@ def test_the_commands(path: Path) -> None:
     def run(*arguments: str) -> Any:
         return runner.invoke(keys_command, [*arguments, "--keys-file", str(path)], catch_exceptions=False)
 
-    made = run("add", "ann", "--rate-limit", "90/min", "--max-concurrent", "4", "--token-limit", "512")
+    limits = ("--rate-limit", "90/min", "--max-concurrent", "4", "--token-limit", "512", "--max-priority", "7")
+    made = run("add", "ann", *limits)
     assert made.exit_code == 0
     text = made.stdout.strip()
     assert Doorkeeper(path).admit(bearer(text), 0.0).limits == KeyLimits(
-        rate_per_minute=90, max_concurrent=4, token_limit=512
+        rate_per_minute=90, max_concurrent=4, token_limit=512, max_priority=7
     )
     assert "shown this once" in made.stderr
     run("add", "bob")
     run("revoke", "bob")
     table = run("list").stdout
-    assert re.search(r"^ann +[a-z2-7]{12} .* - +90/min +4 +512$", table, re.MULTILINE)
+    assert re.search(r"^ann +[a-z2-7]{12} .* - +90/min +4 +512 +7$", table, re.MULTILINE)
     rows = msgspec.json.decode(run("list", "--json").stdout.encode())
     assert [(row["name"], row["revoked"] is None) for row in rows] == [("ann", True), ("bob", False)]
     with pytest.raises(InvalidConfig, match="names of keys in use: ann"):

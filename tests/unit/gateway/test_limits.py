@@ -111,8 +111,88 @@ def test_a_refusal_costs_nothing() -> None:
     refusal = limits.enter(caller, "c", 0.0)
     assert refusal is not None
     assert (refusal.code, refusal.retry_after_s) == ("rate_limited", 30.0)
-    assert "2 requests a minute" in refusal.message
+    assert "2 sequences a minute" in refusal.message
     assert limits.in_use("ann") == 0
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["enter", "leave"]), st.integers(0, 5), st.integers(1, 9), st.floats(0, 30)),
+        max_size=80,
+    ),
+    most=st.integers(1, 12),
+    rate=st.floats(1, 60),
+)
+def test_sequences_are_counted(steps: list[tuple[str, int, int, float]], most: int, rate: float) -> None:
+    """However many a request has: at once never more than the key's, and in any span of time never more than its
+    rate."""
+    limits = Limits()
+    caller = Caller("ann", KeyLimits(max_concurrent=most, rate_per_minute=rate))
+    held: dict[int, int] = {}
+    passed: list[tuple[float, int]] = []
+    now = 0.0
+    for what, slot, sequences, pause in steps:
+        now += pause
+        if what == "leave" and slot in held:
+            limits.leave("ann", f"slot-{slot}")
+            del held[slot]
+        if what == "enter" and slot not in held and limits.enter(caller, f"slot-{slot}", now) is None:
+            refusal = limits.widen(caller, f"slot-{slot}", sequences, now)
+            if refusal is None:
+                held[slot] = sequences
+                passed.append((now, sequences))
+            else:
+                limits.leave("ann", f"slot-{slot}")
+                never = sequences > most or sequences > max(1.0, rate)
+                assert (refusal.code == "too_many_sequences") == (refusal.retry_after_s is None) == never
+        assert limits.in_use("ann") == sum(held.values()) <= most
+    for first in range(len(passed)):
+        for last in range(first, len(passed)):
+            taken = sum(count for _, count in passed[first : last + 1])
+            assert taken <= max(1.0, rate) + (passed[last][0] - passed[first][0]) * rate / 60 + 1e-6
+
+
+def test_a_retry_shares_its_sequences_and_is_charged_as_one() -> None:
+    limits = Limits()
+    caller = Caller("ann", KeyLimits(max_concurrent=4, rate_per_minute=6))
+    assert limits.enter(caller, "a", 0.0) is None
+    assert limits.widen(caller, "a", 4, 0.0) is None
+    assert limits.enter(caller, "a", 0.0) is None
+    assert limits.widen(caller, "a", 4, 0.0) is None
+    assert limits.in_use("ann") == 4
+    limits.leave("ann", "a")
+    assert limits.in_use("ann") == 4
+    limits.leave("ann", "a")
+    assert limits.in_use("ann") == 0
+    refusal = limits.enter(caller, "b", 0.0) or limits.widen(caller, "b", 2, 0.0)
+    assert refusal is not None
+    assert (refusal.code, refusal.retry_after_s) == ("rate_limited", 10.0), "5 of 6 were used, and 2 are asked for"
+
+
+def test_who_waits_as_told_is_let_through_with_all_its_sequences() -> None:
+    limits = Limits()
+    caller = Caller("ann", KeyLimits(rate_per_minute=60))
+    assert limits.enter(caller, "a", 0.0) is None
+    assert limits.widen(caller, "a", 50, 0.0) is None
+    assert limits.enter(caller, "b", 0.0) is None
+    refusal = limits.widen(caller, "b", 30, 0.0)
+    assert refusal is not None
+    assert refusal.retry_after_s == 20.0
+    limits.leave("ann", "b")
+    assert limits.enter(caller, "b", 20.0) is None
+    assert limits.widen(caller, "b", 30, 20.0) is None
+
+
+def test_cancels_of_what_is_not_known_are_few() -> None:
+    limits = Limits(cancels_per_minute=60)
+    ann, bob = Caller("ann"), Caller("bob")
+    assert [limits.cancel(ann, 0.0) for _ in range(60)] == [None] * 60
+    refusal = limits.cancel(ann, 0.0)
+    assert refusal is not None
+    assert (refusal.code, refusal.retry_after_s) == ("rate_limited", 1.0)
+    assert limits.cancel(bob, 0.0) is None
+    assert limits.cancel(ann, 1.0) is None
+    assert limits.cancel(ann, 1.0) is not None
 
 
 def test_callers_do_not_share() -> None:

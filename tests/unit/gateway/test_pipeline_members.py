@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from greenroom.core.attempts import Attempt
-from greenroom.core.errors import Saturated
+from greenroom.core.errors import InvalidRequest, Saturated
+from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.core.messages import Member, MemberKind, ModelCard, QueueDepth
+from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryLog
+from greenroom.fabric.topics import REQUESTS
 from greenroom.gateway.pipeline import Pipeline, PipelineConfig
 
 
@@ -77,3 +80,17 @@ def test_what_runs_does_not_wait_however_long_the_scheduler_says_nothing_new() -
         made._check_depth()
         made.flights.begin(f"r{number}", b"", keyed=False)
         made.flights.book.open(f"r{number}", Attempt(0, number), object())
+
+
+async def test_what_the_log_does_not_take_is_told_without_its_topics(caplog: pytest.LogCaptureFixture) -> None:
+    members = Members()
+    made = pipeline(members)
+    members.here = [worker("a")]
+    await made._log.ensure([Topic(REQUESTS, max_message_bytes=1000)])
+    request = GenerationRequest("r", (1,) * 2000, SamplingParams(max_tokens=1))
+    with pytest.raises(InvalidRequest) as caught:
+        await anext(aiter(made.generate(request)))
+    assert caught.value.code == "too_large"
+    assert str(caught.value) == "the request is larger than can be queued here; shorten it"
+    assert "requests takes" in caplog.text
+    assert len(made.flights) == 0

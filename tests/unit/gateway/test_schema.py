@@ -19,6 +19,8 @@ from openai.types.completion_create_params import CompletionCreateParamsBase
 from greenroom.core.errors import InvalidRequest
 from greenroom.gateway.exchange import REPLY_ID_HEADER
 from greenroom.gateway.schema import (
+    HINTS,
+    HINTS_IN_MESSAGE,
     NEUTRAL,
     NEUTRAL_IN_MESSAGE,
     NEUTRAL_IN_STREAM_OPTIONS,
@@ -28,6 +30,7 @@ from greenroom.gateway.schema import (
     Message,
     StreamOptions,
     decode_body,
+    hints_in,
     refuse_unsupported,
 )
 from greenroom.gateway.terms import IDEMPOTENCY_HEADER, PRIORITY_HEADER, SLO_HEADERS
@@ -80,15 +83,15 @@ def test_unsupported_fields_are_taken_at_their_neutral_values_only(kind: type[Ge
 
 
 def test_the_refusal_says_what_may_be_sent() -> None:
-    with pytest.raises(InvalidRequest, match=r'leave it out or send "auto" or "default"$'):
-        decode(ChatBody, {**CHAT, "service_tier": "priority"})
+    with pytest.raises(InvalidRequest, match=r"leave it out or send true or false$"):
+        decode(ChatBody, {**CHAT, "parallel_tool_calls": "some"})
     with pytest.raises(InvalidRequest, match=r"leave it out$"):
         decode(ChatBody, {**CHAT, "audio": {}})
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("frequency_penalty", False), ("store", 0), ("best_of", True), ("echo", 0), ("skip_special_tokens", 1)],
+    [("frequency_penalty", False), ("best_of", True), ("echo", 0), ("skip_special_tokens", 1)],
 )
 def test_a_boolean_is_no_number(field: str, value: Any) -> None:
     kind = CompletionBody if field in CompletionBody.__struct_fields__ else ChatBody
@@ -101,19 +104,92 @@ def test_every_neutral_field_belongs_to_a_body() -> None:
     assert set(NEUTRAL) <= known
     assert set(NEUTRAL_IN_MESSAGE) <= set(Message.__struct_fields__)
     assert set(NEUTRAL_IN_STREAM_OPTIONS) <= set(StreamOptions.__struct_fields__)
+    assert set(HINTS) <= known
+    assert set(HINTS_IN_MESSAGE) <= set(Message.__struct_fields__)
+    assert not set(HINTS) & set(NEUTRAL)
 
 
-def test_every_untyped_field_is_a_neutral_one() -> None:
-    """A field declared without a type and forgotten in the table would be ignored."""
+def test_every_untyped_field_is_a_neutral_one_or_a_hint() -> None:
+    """A field declared without a type and forgotten in the tables would be ignored without a word."""
+    typed_hints = {"user", "safety_identifier"}
     tables: dict[type[msgspec.Struct], Collection[str]] = {
-        ChatBody: NEUTRAL,
-        CompletionBody: NEUTRAL,
-        Message: NEUTRAL_IN_MESSAGE,
+        ChatBody: {*NEUTRAL, *HINTS} - typed_hints,
+        CompletionBody: {*NEUTRAL, *HINTS} - typed_hints,
+        Message: {*NEUTRAL_IN_MESSAGE, *HINTS_IN_MESSAGE},
         StreamOptions: NEUTRAL_IN_STREAM_OPTIONS,
     }
     for struct, table in tables.items():
         untyped = {field.name for field in msgspec.structs.fields(struct) if field.type is Any}
         assert untyped == set(table) & set(struct.__struct_fields__)
+
+
+HINTED: dict[str, Any] = {
+    "metadata": {"team": "a"},
+    "store": True,
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"x": 1},
+    "prompt_cache_retention": "24h",
+    "service_tier": "priority",
+    "verbosity": "low",
+    "user": "ann",
+    "safety_identifier": "s",
+    "cache_control": {"type": "ephemeral"},
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_hints_are_taken_and_named(kind: type[GenerationBody]) -> None:
+    assert set(HINTED) == set(HINTS)
+    for field, value in HINTED.items():
+        assert hints_in(decode(kind, {**BODIES[kind], field: value})) == (field,)
+    assert set(hints_in(decode(kind, {**BODIES[kind], **HINTED}))) == set(HINTED)
+    assert hints_in(decode(kind, BODIES[kind])) == ()
+
+
+@pytest.mark.parametrize("field", sorted(HINTS))
+def test_a_hint_that_says_nothing_is_not_named(field: str) -> None:
+    for value in (None, *HINTS[field]):
+        assert hints_in(decode(ChatBody, {**CHAT, field: value})) == ()
+
+
+def test_hints_in_messages_are_named_once() -> None:
+    """However many there are, a header has room for them."""
+    part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    talk = [
+        {"role": "user", "content": [part, part], "cache_control": {}},
+        {"role": "assistant", "content": "x", "reasoning_content": "well", "reasoning": "hm"},
+    ]
+    assert hints_in(decode(ChatBody, {**CHAT, "messages": talk * 500, "store": True})) == (
+        "store",
+        "messages[].cache_control",
+        "messages[].content[].cache_control",
+        "messages[].reasoning",
+        "messages[].reasoning_content",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "escape", "at"),
+    [
+        (rb"\ud800", r"\ud800", 10),
+        (rb"\udc00 and more", r"\udc00", 10),
+        (rb"\ud83d\u0041", r"\ud83d", 10),
+        (rb"\ud83d\ude80 \uD83D", r"\uD83D", 23),
+        (rb"\\\ud800", r"\ud800", 12),
+    ],
+)
+def test_half_a_surrogate_pair_is_told_as_such(text: bytes, escape: str, at: int) -> None:
+    """To the decoder it looks like the end of the body."""
+    with pytest.raises(InvalidRequest) as caught:
+        decode_body(b'{"model":"' + text + b'"}', ChatBody)
+    assert caught.value.code == "invalid_json"
+    assert f"{escape} at byte {at} is half of a surrogate pair" in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [b'{"model":"abc', rb'{"model":"\\ud800', rb'{"model":"\ud83d\ude80'])
+def test_what_is_cut_off_is_told_as_such(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="truncated"):
+        decode_body(raw, ChatBody)
 
 
 def test_the_documentation_names_every_field() -> None:
