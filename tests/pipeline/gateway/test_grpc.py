@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from greenroom.core.errors import Conflict, InvalidRequest, Saturated
 from greenroom.core.generation import Finished, FinishReason, Slo
+from greenroom.fabric.log import LogFailed
 from greenroom.gateway.keys import KeyLimits, changing, new_key, utc_now, write_keys
 from greenroom.gateway.terms import base_id
 from greenroom.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -267,6 +268,14 @@ async def test_cancel_by_id(stub: Any, server: Server, keyed: bool) -> None:
     await stub.Cancel(inference_pb2.CancelRequest(request_id="never-known"))
     told, _, _ = await refusal(stub.Cancel(inference_pb2.CancelRequest()))
     assert told is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_no_broker_and_no_topic_is_named(stub: Any, server: Server) -> None:
+    server.generator.refusal = LogFailed("appending to greenroom.requests: not allowed by kafka-1.internal:9092")
+    told, message, trailing = await refusal(stub.Generate(hello()))
+    assert (told, trailing["greenroom-code"]) == (grpc.StatusCode.UNAVAILABLE, "not_sent")
+    assert "requests" not in message
+    assert "kafka" not in message
 
 
 class TestCancels:
