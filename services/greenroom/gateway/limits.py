@@ -185,8 +185,8 @@ def _too_many(limits: KeyLimits, sequences: int) -> Refusal | None:
 
 
 def _no_place(account: _Account, limits: KeyLimits, more: int) -> Refusal | None:
-    most, under_way = limits.max_concurrent, account.sequences
-    if most is None or under_way + more <= most:
+    most = limits.max_concurrent
+    if most is None or (under_way := account.sequences) + more <= most:
         return None
     message = f"{under_way} sequences of this key are under way; with {more} more it would have more than its {most}"
     return Refusal("too_many_concurrent", message, 1.0)

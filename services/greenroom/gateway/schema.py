@@ -76,7 +76,7 @@ HINTS_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "reasoning": (),
     "reasoning_content": (),
 }
-"""The same for the fields of a message. A model's reasoning is not part of the talk that its template renders."""
+"""The same for the fields of a message. A model's reasoning of earlier turns is left out of the talk."""
 
 ONLY_OF_THE_ASSISTANT: Mapping[str, tuple[object, ...]] = {"reasoning": (), "reasoning_content": ()}
 """Unsupported in messages of other roles."""
