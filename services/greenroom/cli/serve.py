@@ -91,6 +91,9 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     )
     model = worker_config(options)
 
+    from greenroom.moe.compiler import compiler_on_demand
+
+    compiler_on_demand()
     from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
 
     with Worker(model) as worker:

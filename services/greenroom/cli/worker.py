@@ -101,6 +101,9 @@ def worker(**options: Any) -> None:
     traces_from(options, "worker", "")
     _service_config("worker", config, options, all_fit=False)
 
+    from greenroom.moe.compiler import compiler_on_demand
+
+    compiler_on_demand()
     from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
 
     with Worker(config) as model:

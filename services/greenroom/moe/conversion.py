@@ -97,8 +97,11 @@ class ExpertPlan:
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
         self.dense: list[StoredTensor] = []
         self.recipes = self._recipes()
+        checked = set()
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
-            self._check(layer, recipes)
+            if (build := _build(layer, recipes)) not in checked:  # most models have all their experts of one build
+                self._check(layer, recipes)
+            checked.add(build)
 
     def make(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """A single expert's tensors by name; weights are cast first, as transformers does."""
@@ -179,13 +182,16 @@ class ExpertPlan:
         return Recipe(layer.name, target, dtype, feeds, converter)
 
     def _check(self, layer: MoeLayer, recipes: list[Recipe]) -> None:
-        """Make the first expert without its data, to see that the recipes give all of it."""
+        """Make the first expert of nothing but zeros, to see that the recipes give all of it.
+
+        Not on the meta device: what converters do there torch does in Python, with sympy.
+        """
         made: dict[str, torch.Tensor] = {}
         for recipe in recipes:
             weights = []
             for stored, part in (feed.of(0) for feed in recipe.feeds):
                 shape = stored.shape if part is None else (1, *stored.shape[1:])
-                weights.append(torch.empty(shape, dtype=stored.torch_dtype, device="meta"))
+                weights.append(torch.zeros((), dtype=stored.torch_dtype).expand(shape))
             made |= self.make(recipe, weights)
         for tensor in layer.tensors:
             if tensor.name not in made:
@@ -195,6 +201,20 @@ class ExpertPlan:
                     f"an expert's {tensor.name} in {layer.name} has the shape {tuple(made[tensor.name].shape)} in the "
                     f"checkpoint and {tensor.shape} by its configuration"
                 )
+
+
+def _build(layer: MoeLayer, recipes: list[Recipe]) -> tuple[Any, ...]:
+    """What ``_check`` depends on: the same for layers of one build."""
+    made_of = [
+        (
+            recipe.target,
+            recipe.dtype,
+            repr(recipe.converter.operations) if recipe.converter is not None else "",
+            *((feed.pattern, feed.stacked, feed.tensors[0].dtype, feed.tensors[0].shape) for feed in recipe.feeds),
+        )
+        for recipe in recipes
+    ]
+    return (layer.tensors, layer.stacked, *made_of)
 
 
 def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> None:

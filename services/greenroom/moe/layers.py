@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersExperts
 
@@ -18,6 +19,25 @@ from greenroom.moe.families import unsupported
 
 CONSTRUCTING = threading.Lock()
 """Held while transformers builds a model: it sets torch's default dtype, which all threads share, meanwhile."""
+
+
+class Outlined(TorchFunctionMode):  # type: ignore[misc]
+    """While a model is built on the meta device whose weights are read afterwards.
+
+    Random initial values are not drawn, and rotary frequencies are computed on the CPU. On the meta device torch would
+    do both by its decompositions in Python, which import sympy: 80 MB that stay.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        if func is torch.arange:
+            kwargs.setdefault("device", "cpu")
+        return func(*args, **kwargs)
+
 
 _INTERFACE = ("num_experts", "has_gate", "has_bias", "is_transposed", "is_concatenated", "_apply_gate", "config")
 _TOP_K_NAMES = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k", "moe_k", "top_k")
@@ -63,7 +83,7 @@ def model_class(config: Any) -> type[Any]:
 
 def blueprint(config: Any, dtype: torch.dtype) -> Any:
     """The whole model on the meta device: names, shapes and dtypes without memory."""
-    with CONSTRUCTING, torch.device("meta"):
+    with CONSTRUCTING, torch.device("meta"), Outlined():
         return model_class(config)._from_config(config, dtype=dtype)
 
 

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.conversion import ExpertPlan
 from greenroom.moe.experts_forward import IMPLEMENTATION
-from greenroom.moe.layers import CONSTRUCTING, MoeLayer, model_class
+from greenroom.moe.layers import CONSTRUCTING, MoeLayer, Outlined, model_class
 from greenroom.moe.safetensors_files import ShardReader, typed
 
 
@@ -31,7 +31,8 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
     base = model_class(checkpoint.config)
 
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        base.__init__(self, config, *args, **kwargs)
+        with Outlined():
+            base.__init__(self, config, *args, **kwargs)
         for layer in plan.layers:
             _strip(self, layer)
 

@@ -1,0 +1,166 @@
+"""What greenroom's own processes leave out of torch: its compiler, until something asks for it.
+
+transformers' model classes mention ``torch._dynamo`` in decorators, and so do a few functions of torch itself. Each
+mention imports the compiler, and with it Inductor, sympy and Triton: 0.2 GB and three seconds, on a machine that never
+compiles anything. ``compiler_on_demand`` puts a module in its place that answers those decorators and nothing else;
+whatever else is asked of it, or of a module below it, loads the real one first.
+
+This is for processes that are greenroom's. Nothing here runs because somebody imports greenroom as a library.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+_COMPILER: Final = "torch._dynamo"
+_INDEXING: Final = f"{_COMPILER}._trace_wrapped_higher_order_op"
+"""transformers' masks import one class of it, for masks that are made by ``vmap``."""
+
+_NOT_HERE: Final = ("is_torch_distributed_available", "is_torch_flex_attn_available")
+"""Questions of transformers that decide what its modules import. Both parts bring sympy, and neither is ever used here:
+a worker is one process, and the batch loop's attention is its own.
+"""
+
+
+def compiler_on_demand() -> None:
+    """From now on torch's compiler is loaded in this process when it is used, not when it is mentioned.
+
+    transformers leaves out its parts for several processes and for flex attention as well.
+
+    To be called before transformers' models are imported; it does nothing once the compiler is loaded.
+    """
+    if _COMPILER in sys.modules:
+        return
+    from transformers import utils
+    from transformers.utils import import_utils
+
+    sys.modules[_COMPILER] = _Compiler()
+    sys.modules[_INDEXING] = _Indexing(_INDEXING)
+    sys.meta_path.insert(0, _PartsOfTheCompiler())
+    for question in _NOT_HERE:
+        for module in (import_utils, utils):
+            if not hasattr(module, question):
+                raise AttributeError(f"transformers has no {question} any more: see what its modules ask instead")
+            setattr(module, question, _no)
+
+
+def _no() -> bool:
+    return False
+
+
+class _Compiler(ModuleType):
+    """Stands for ``torch._dynamo``. Its three functions are the decorators that modules use when they are imported.
+
+    Without the compiler they are without effect; what they were told is passed on when it is loaded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_COMPILER)
+        self.__path__: list[str] = []  # a package; its modules are found by _PartsOfTheCompiler
+        self._marks: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {_COMPILER!r} has no attribute {name!r}")
+        return getattr(_load(), name)
+
+    def allow_in_graph(self, function: Any) -> Any:
+        return self._marked("allow_in_graph", function)
+
+    def assume_constant_result(self, function: Any) -> Any:
+        return self._marked("assume_constant_result", function)
+
+    def _marked(self, by: str, function: Any) -> Any:
+        if not isinstance(function, FunctionType):
+            return getattr(_load(), by)(function)
+        self._marks.append((by, function))
+        return function
+
+    def disable(self, function: Any = None, recursive: bool = True, **options: Any) -> Any:
+        if function is None:
+            return functools.partial(self.disable, recursive=recursive, **options)
+        if not isinstance(function, FunctionType):
+            return _load().disable(function, recursive, **options)
+        return _disabled(function, lambda: _load().disable(function, recursive, **options))
+
+    def hand_over(self, real: Any) -> None:
+        marks, self._marks = self._marks, []
+        for by, function in marks:
+            getattr(real, by)(function)
+
+
+def _disabled(function: Callable[..., Any], disable: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """``function`` until the compiler is loaded; from then on what ``disable`` makes of it."""
+    real: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal real
+        if real is None:
+            if type(sys.modules.get(_COMPILER)) is _Compiler:
+                return function(*args, **kwargs)
+            real = disable()
+        return real(*args, **kwargs)
+
+    return call
+
+
+class _Indexing(ModuleType):
+    """Stands for the module with ``TransformGetItemToIndex``."""
+
+    @staticmethod
+    def TransformGetItemToIndex() -> Any:
+        return _load_part(_INDEXING).TransformGetItemToIndex()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {_INDEXING!r} has no attribute {name!r}")
+        return getattr(_load_part(_INDEXING), name)
+
+
+def _load() -> Any:
+    """The compiler itself. Threads that come here at once wait for one another in the import."""
+    stand_in = sys.modules.get(_COMPILER)
+    if isinstance(stand_in, _Compiler):
+        sys.modules.pop(_INDEXING, None)
+        sys.modules.pop(_COMPILER, None)
+        real = importlib.import_module(_COMPILER)
+        stand_in.hand_over(real)
+        return real
+    return importlib.import_module(_COMPILER)
+
+
+def _load_part(name: str) -> Any:
+    _load()
+    return importlib.import_module(name)
+
+
+class _PartsOfTheCompiler(MetaPathFinder):
+    """An import of a module below the stand-in is a use of the compiler."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{_COMPILER}.") or path:  # the real package has a path, the stand-in an empty one
+            return None
+        return ModuleSpec(fullname, _AlreadyThere(_load_part(fullname)))
+
+
+class _AlreadyThere(Loader):
+    """Gives a module back that has been imported, as it is."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
