@@ -91,6 +91,13 @@ runtime_options = stack(
         show_default=True,
         help="Matrix products: native (compiled, bf16 on a CPU), torch (to the bit as transformers), or auto.",
     ),
+    click.option(
+        "--compiled-rows",
+        default="auto",
+        show_default=True,
+        help="Most rows that compiled products are taken for: measure, auto (measure where the processor multiplies "
+        "bf16 itself, else any), a number, or PRODUCT,DECODE,PROMPT.",
+    ),
     click.option("--max-model-len", type=int, help="Tokens of prompt and answer.  [default: the model's own]"),
     click.option("--max-running", type=int, default=32, show_default=True, help="Requests running at once."),
     click.option("--max-waiting", type=int, default=256, show_default=True, help="Requests waiting at most."),

@@ -11,6 +11,7 @@ A model is taken only if its steps come out equal to the bit, which is found out
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import nn
 from greenroom.moe.lean_block import LeanBlock, lean_block
 from greenroom.moe.native.rows import AttentionWeights, NativeRows
 from greenroom.moe.products import is_plain_rms_norm
-from greenroom.moe.ragged_attention import RaggedMask, RaggedStep
+from greenroom.moe.ragged_attention import Chunk, RaggedMask, RaggedStep
 
 _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm"}
 
@@ -44,8 +45,6 @@ class LeanDecoder:
     """The same function as the model's own forward over ragged rows; see the module."""
 
     def __init__(self, model: Any, layers: list[_Layer], native: NativeRows) -> None:
-        self.most_rows = native.most_rows
-        """Steps of more are for the modules."""
         self._native = native
         self._layers = layers
         self._embedding: torch.Tensor = model.model.embed_tokens.weight
@@ -53,12 +52,24 @@ class LeanDecoder:
         self._norm = _norm_of(model.model.norm, native)
         self._head: nn.Linear = model.lm_head
 
+    def takes(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether a step of these goes this way; else it is for the modules."""
+        rows = sum(len(chunk.tokens) for chunk in chunks)
+        limits = self._native.limits
+        return rows <= (limits.decode if rows == len(chunks) else limits.prompt)
+
     def forward(
         self, step: RaggedStep, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
         """Logits ``[n, vocabulary]`` of the ``wanted[n]`` of the step's rows, whose ``tokens`` and ``positions`` are
         ``[T]``. Keys and values are written as ``RaggedStep`` does.
         """
+        with self._native.alone():
+            return self._forward(step, tokens, positions, wanted)
+
+    def _forward(
+        self, step: RaggedStep, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
         native = self._native
         hidden = nn.functional.embedding(tokens, self._embedding)
         cosines, sines = (part[0].contiguous() for part in self._rotary(hidden[None], positions[None]))

@@ -107,8 +107,11 @@ def load(
         masking = "its routers are not where transformers' own declarations say"
     stage = Stage()
     native = None
+    own: NativeRows | None = None  # of this model: its limits are
     for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
         native = native_for(model.get_submodule(layer.name), kept, products) if layer.stacked else None
+        if native is not None:
+            native = own = own or native.for_a_model()
         seat = Seat(number, stage, native, masking)
         _seat(model, layer, seat)
         if router is not None:

@@ -17,7 +17,7 @@ from transformers.integrations import moe as transformers_moe
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.source import ExpertWeights
 from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import NativeRows, native_rows
+from greenroom.moe.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
 
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
@@ -187,8 +187,7 @@ def native_for(experts: Any, dtype: torch.dtype, products: str) -> NativeRows | 
 def describe_products(native: NativeRows | None, dtype: torch.dtype) -> str:
     """Whose products a model is computed with, and why not the compiled ones, for a person."""
     if native is not None:
-        few = "" if native.most_rows > 1024 else f", up to {native.most_rows} rows; more by torch"
-        return f"compiled ({native.instruction_set}{few})"
+        return f"compiled ({native.instruction_set}{_beyond(native.limits)})"
     if dtype is not torch.bfloat16:
         return "torch's (the compiled ones are for bfloat16)"
     try:
@@ -196,6 +195,14 @@ def describe_products(native: NativeRows | None, dtype: torch.dtype) -> str:
     except NativeUnavailable as reason:
         return f"torch's ({reason})"
     return "torch's"
+
+
+def _beyond(limits: RowLimits) -> str:
+    if min(limits) >= ANY_ROWS:
+        return ""
+    kinds = {"a product": limits.product, "a decode step": limits.decode, "a prompt's step": limits.prompt}
+    words = [f"{what}: {'any' if rows >= ANY_ROWS else rows}" for what, rows in kinds.items()]
+    return f"; rows of {', '.join(words)}; more by torch"
 
 
 def computes_gated_silu(experts: Any) -> bool:

@@ -83,7 +83,7 @@ class RaggedModel:
         wanted = torch.tensor(lasts, dtype=torch.int64, device=self.device)
         step = RaggedStep(chunks, self.device, self.attention, self.native)
         with torch.inference_mode(), running(step), self._told(chunks, lengths):
-            if self.lean is not None and len(tokens) <= self.lean.most_rows:
+            if self.lean is not None and self.lean.takes(chunks):
                 return self.lean.forward(step, tokens, positions, wanted)
             logits: torch.Tensor = self.model(
                 input_ids=tokens[None],

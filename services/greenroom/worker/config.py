@@ -30,7 +30,9 @@ class WorkerConfig:
     ``model``: a folder or a hub id. ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto``, a size such as
     ``2GiB`` or, for the experts' two, a share of all experts such as ``25%``; ``host_memory`` ``auto`` is none where
     the device tier is RAM. ``device``: what is computed on, ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
-    ``products``: whose matrix products, the compiled ones (``native``), ``torch``'s, or ``auto``. ``max_model_len``:
+    ``products``: whose matrix products, the compiled ones (``native``), ``torch``'s, or ``auto``. ``compiled_rows``:
+    up to how many rows they are the compiled ones: ``measure``, ``auto`` (measured where the processor multiplies bf16
+    itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``. ``max_model_len``:
     tokens of prompt and answer together (None: the model's own). ``tokens_per_step``: rows in one forward;
     ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to compute on (None: all that the process may
     use). ``progress``: bars on stderr (None: on a terminal only). ``fidelity``: what becomes of a row whose expert is
@@ -50,6 +52,7 @@ class WorkerConfig:
     device: str = "auto"
     attention: str = "auto"
     products: str = "auto"
+    compiled_rows: str = "auto"
     expert_memory: str = "auto"
     host_memory: str = "auto"
     kv_memory: str = "auto"
@@ -75,6 +78,7 @@ class WorkerConfig:
         _one_of("device", self.device, DEVICES)
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("products", self.products, PRODUCTS)
+        _rows(self.compiled_rows)
         check_fidelity(self.fidelity, profiled=self.profile is not None)
         _at_least_one("max_model_len", self.max_model_len)
         _at_least_one("max_waiting", self.max_waiting)
@@ -123,6 +127,18 @@ _MOST_THREADS_A_CORE = 4
 def _at_least_one(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise InvalidConfig(name, value, "at least 1")
+
+
+def _rows(text: str) -> None:
+    parts = text.split(",")
+    if text not in ("auto", "measure") and not (
+        len(parts) in (1, 3) and all(part.strip().isdecimal() for part in parts)
+    ):
+        raise InvalidConfig(
+            "compiled_rows",
+            text,
+            "auto, measure, a number of rows, or three: PRODUCT,DECODE,PROMPT",
+        )
 
 
 def _size(name: str, value: str, whole: int | None) -> None:

@@ -34,6 +34,7 @@ from greenroom.moe.loading import LoadedMoE, attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.products import describe_products
 from greenroom.moe.ragged import RaggedModel
+from greenroom.moe.row_limits import limits_for
 from greenroom.policies.artifacts import artifact_of
 from greenroom.policies.catalogue import Catalogue
 from greenroom.policies.events import Artifact
@@ -89,10 +90,13 @@ class Worker:
         with _transformers_bars(self._shows_progress):
             loaded = load(self.checkpoint, config.dtype, device=self._device, products=config.products)
         self._refuse_masking(loaded.masking)
-        self._products = describe_products(loaded.native, loaded.dtype)
         ragged = RaggedModel(
             loaded.model, attention=None if config.attention == "auto" else config.attention, native=loaded.native
         )
+        limits = limits_for(loaded, ragged, self.pack, config.compiled_rows)
+        if loaded.native is not None and limits is not None:
+            loaded.native.limits = limits
+        self._products = describe_products(loaded.native, loaded.dtype)
         max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
         needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len)
         in_ram = needs.dense if self.accelerator is None else 0

@@ -90,7 +90,8 @@ def test_rows_under_masks_keep_to_them_in_compiled_layers(pairs: Pairs, family: 
     pair = wide(pairs, family)
     layers = pair.loaded.layers
     assert model.lean is not None
-    rows = min(6, model.lean.most_rows)  # more go through torch where that has instructions for bf16
+    assert model.native is not None
+    rows = min(6, model.native.limits.prompt)  # more go through torch where that has instructions for bf16
     pair.source.masks = {n: random_masks(rows, layer.experts, layer.top_k, seed=n) for n, layer in enumerate(layers)}
     tokens = torch.randint(4, VOCAB_SIZE, (rows,), generator=torch.Generator().manual_seed(3)).tolist()
     results = []

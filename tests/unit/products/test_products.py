@@ -17,7 +17,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.moe import products
 from greenroom.moe.native import library
 from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import NativeRows, native_rows
+from greenroom.moe.native.rows import NativeRows, RowLimits, native_rows
 from greenroom.moe.products import Grouped, NativeSum, Picked, TorchSum, describe_products, native_for, use_native
 
 
@@ -85,7 +85,7 @@ def test_more_rows_than_they_are_good_for_go_to_torch(native: NativeRows, monkey
 
     reference = TorchSum(hidden, scales, grouped, compute)
     reference.run([Picked(0, 9, weights)])
-    monkeypatch.setattr(native, "most_rows", 8)
+    monkeypatch.setattr(native, "limits", RowLimits(8, 8, 8))
     beyond = NativeSum(hidden, scales, grouped, compute, native)
     beyond.run([Picked(0, 9, weights)])
     assert torch.equal(beyond.output, reference.output)

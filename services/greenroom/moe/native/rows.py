@@ -7,14 +7,16 @@ several rows and sum in fp32, so that what is left to wait for is memory.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import itertools
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,8 +56,20 @@ class Lasting:
         self.at: int = self.array.ctypes.data
 
 
+class RowLimits(NamedTuple):
+    """Up to how many rows the compiled kernels are taken: of one product, of a step of single rows, which the lean
+    decoder computes, and of any other step. Beyond them it is torch, and the model's own modules.
+    """
+
+    product: int
+    decode: int
+    prompt: int
+
+
 class NativeRows:
-    """The library, once in a process. All tensors are bf16 on the CPU, contiguous, with an even inner width.
+    """The library, and up to how many rows a model is computed with it.
+
+    All tensors are bf16 on the CPU, contiguous, with an even inner width.
 
     A row's result depends on nothing but that row and the weights: not on the rows beside it, nor on the threads.
     """
@@ -70,8 +84,11 @@ class NativeRows:
         self.instruction_sets: tuple[str, ...] = tuple(one.decode() for one in found)
         """Those that can be used here, the fastest first."""
         self.use(self.instruction_sets[0])
-        self.most_rows = _ROWS_UNDER_BF16_INSTRUCTIONS if library.greenroom_multiplies_bf16() else _ANY_ROWS
-        """How many rows of one product these kernels are faster for than torch's."""
+        self.multiplies_bf16 = bool(library.greenroom_multiplies_bf16())
+        """Whether the processor does, and torch with it; then nobody knows the limits without measuring."""
+        few = _ROWS_UNMEASURED if self.multiplies_bf16 else ANY_ROWS
+        self.limits = RowLimits(few, few, few)
+        self._alone = False
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._linear = library.greenroom_linear
         self._linear.argtypes = [pointer, pointer, pointer, pointer, count, count, count, ctypes.c_uint]
@@ -135,6 +152,35 @@ class NativeRows:
         self.instruction_set = instruction_set
         self.attention_granularity: int = self._library.greenroom_attention_granularity()
         """What the width of a head must be a multiple of."""
+
+    def for_a_model(self) -> NativeRows:
+        """The same library with limits of its own."""
+        return copy.copy(self)
+
+    @property
+    def most_rows(self) -> int:
+        """Of one product now."""
+        return ANY_ROWS if self._alone else self.limits.product
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While it is open all products are these kernels', however many their rows: so a step that goes by compiled
+        calls is the same whether an expert was in memory, and so computed with others in one call, or came later.
+        """
+        before, self._alone = self._alone, True
+        try:
+            yield
+        finally:
+            self._alone = before
+
+    @contextmanager
+    def without_limits(self) -> Iterator[None]:
+        """While it is open everything that can be computed by these kernels is."""
+        before, self.limits = self.limits, RowLimits(ANY_ROWS, ANY_ROWS, ANY_ROWS)
+        try:
+            yield
+        finally:
+            self.limits = before
 
     def linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``rows[R, inputs]`` through ``weight[outputs, inputs]``, plus ``bias[outputs]``: ``[R, outputs]``.
@@ -303,11 +349,11 @@ class NativeRows:
         return torch.get_num_threads() if self.threaded and weights >= _WEIGHTS_WORTH_A_THREAD else 1
 
 
-_ANY_ROWS = 1 << 30
+ANY_ROWS = 1 << 30
 """Without instructions for bf16 torch was slower at every number of rows, up to 256, that was measured."""
 
-_ROWS_UNDER_BF16_INSTRUCTIONS = 4
-"""With them a product is bound by memory up to a handful of rows, and theirs to compute beyond."""
+_ROWS_UNMEASURED = 4
+"""With them, as long as nobody has measured: up to a handful of rows a product is bound by memory."""
 
 _WEIGHTS_WORTH_A_THREAD = 1 << 18
 """Weights from which a product takes longer than waking another thread for it: about 50 us of reading."""
