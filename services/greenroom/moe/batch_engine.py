@@ -466,6 +466,7 @@ def _max_model_len(model: RaggedModel, config: BatchConfig, kv: KVStore) -> int:
         needs = kv.layout.nbytes((wanted or 2) - 1)
         raise BudgetTooSmall(
             f"a KV budget of {format_bytes(config.kv_budget_bytes)} holds {max(fits, 0)} tokens of"
-            f" {kv.layout.bytes_per_token} bytes; a request of {wanted or 2} needs {format_bytes(needs)}"
+            f" {kv.layout.bytes_per_token} bytes; a request of {wanted or 2} needs {format_bytes(needs)}:"
+            " give more to --kv-memory, or a shorter --max-model-len"
         )
     return min(wanted or model.max_positions, fits)

@@ -195,7 +195,12 @@ class RaggedStep(KeysAndValues):
                 own_keys, own_values = chunk.kv.read(layer, sight.first, chunk.kv.length + len(chunk.tokens))
                 if expand is not None:
                     own_keys, own_values = expand(own_keys, own_values)
-                rows, _ = function(module, query[:, :, start:stop], own_keys, own_values, visible, **options)
+                queries = query[:, :, start:stop]
+                parts = []
+                for some in _parts(queries, own_keys, own_values, visible, eager=eager):
+                    seen = None if visible is None else visible[:, :, some]
+                    parts.append(function(module, queries[:, :, some], own_keys, own_values, seen, **options)[0])
+                rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
                 if output is None:
                     outputs.append(rows)
                 else:
@@ -204,6 +209,37 @@ class RaggedStep(KeysAndValues):
         if output is not None:
             return output
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+SCORES_AT_ONCE = 256 * 2**20
+"""Bytes of scores, one for each head, row and key, from which a chunk's rows attend in parts. Short contexts never come
+to it. Eager attention, and sdpa of keys and values of different width, hold all their scores several times over.
+"""
+
+LEAST_ROWS_AT_ONCE = 16
+"""Each part costs a copy of the keys and values for all heads. In multiples of this, rows come out equal to the bit."""
+
+
+def holds_scores(eager: bool, key_dim: int, value_dim: int) -> bool:
+    """Whether attention over keys and values of these widths holds the scores of all its rows at once."""
+    return eager or key_dim != value_dim
+
+
+def rows_at_once(rows: int, keys: int, heads: int, itemsize: int) -> int:
+    """How many of a chunk's rows attend to so many keys at once, where scores are held."""
+    most = SCORES_AT_ONCE // (keys * heads * itemsize)
+    return min(rows, max(LEAST_ROWS_AT_ONCE, most - most % LEAST_ROWS_AT_ONCE))
+
+
+def _parts(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, *, eager: bool
+) -> list[slice]:
+    """The rows of a chunk, in parts where that saves memory: each row's attention is its own."""
+    heads, rows = queries.shape[1:3]
+    most = rows
+    if mask is not None and holds_scores(eager, keys.shape[3], values.shape[3]):
+        most = rows_at_once(rows, keys.shape[2], heads, queries.element_size())
+    return [slice(begin, begin + most) for begin in range(0, rows, most)]
 
 
 _PAIRS_WORTH_A_PRODUCT = 1024

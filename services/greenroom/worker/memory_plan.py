@@ -5,7 +5,8 @@ Pure: the machine's figures come in, a plan goes out. What was decided and why i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from greenroom.core.errors import BudgetTooSmall
 from greenroom.core.units import MIB, format_bytes, parse_bytes
@@ -16,6 +17,12 @@ HEADROOM = 0.05
 
 KV_SHARE = 0.25
 """Most that ``auto`` gives to KV of what dense weights leave, as long as the experts do not all fit."""
+
+ATTENTION_SHARE = 0.25
+"""Most that attention over the longest context gets of what it shares with KV and experts, unless all experts fit."""
+
+LEAST_CONTEXT = 1024
+"""Tokens below which a request is not shortened for memory's sake."""
 
 ALLOCATOR_SLACK = 96 * MIB
 """What the allocators keep of freed blocks, and the pages of code that a first step touches."""
@@ -28,7 +35,8 @@ ACCELERATOR_SLACK = 512 * MIB
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What the model needs, in bytes. ``least_slots``: the largest router's k. ``kv_for_all``: KV of as many
-    sequences as may run, each at full length. ``kv_for_one``: of one of them.
+    sequences as may run, each at full length. ``kv_for_one``: of one of them. ``attention``: what of the workspace goes
+    with the length of a sequence.
     """
 
     dense: int
@@ -38,6 +46,7 @@ class Needs:
     least_slots: int
     kv_for_one: int
     kv_for_all: int
+    attention: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,7 @@ def plan_memory(
         spare -= host
     experts = _budget(expert_memory, "expert_memory", all_experts)
     kv = _budget(kv_memory, "kv_memory", None)
+    ways = _ways(needs, expert_memory=expert_memory, host_memory="auto" if ram else host_memory, kv_memory=kv_memory)
     if kv is None:
         kv = _auto_kv(needs, spare, all_experts if experts is None else min(experts, all_experts))
     if kv < needs.kv_for_one:
@@ -139,8 +149,8 @@ def plan_memory(
         raise BudgetTooSmall(
             f"{format_bytes(max(experts, 0))} for experts hold {slots} of {format_bytes(needs.slot_bytes)}; one "
             f"layer's router picks {needs.least_slots}: give at least "
-            f"{format_bytes(needs.least_slots * needs.slot_bytes)} "
-            f"(--expert-memory){', or leave less to KV (--kv-memory)' if expert_memory == 'auto' else ''}"
+            f"{format_bytes(needs.least_slots * needs.slot_bytes)} (--expert-memory)"
+            + (f"; to leave them more: {ways}" if expert_memory == "auto" else "")
         )
     if ram is not None:
         host = _host_in_ram(host, ram, 0 if slots == needs.experts else all_experts)
@@ -161,9 +171,56 @@ def plan_memory(
         raise BudgetTooSmall(
             f"the model, its KV and its experts would take {format_bytes(wanted)}, but "
             f"{machine.source} has {format_bytes(available)} available:\n{plan.describe()}\n"
-            "give less to --expert-memory, --host-memory or --kv-memory"
+            f"what helps: {ways}"
         )
     return plan
+
+
+def plan_to_fit(
+    needs_at: Callable[[int], Needs], longest: int, plan: Callable[[Needs], MemoryPlan], *, fixed: bool
+) -> tuple[MemoryPlan, int]:
+    """The plan, and how many tokens a request may have: ``longest`` where ``fixed``, else fewer if that is what fits.
+
+    Attention over a very long context can take more than there is, or leave little to the experts. So while it takes
+    more than ATTENTION_SHARE of what it shares with KV and experts, and not all of them fit, the length is halved, down
+    to LEAST_CONTEXT. ``plan`` raises BudgetTooSmall; so does this, with the reason at full length, where nothing helps.
+    """
+    refused: BudgetTooSmall | None = None
+    found: tuple[MemoryPlan, int] | None = None
+    length = longest
+    while True:
+        needs = needs_at(length)
+        try:
+            made = plan(needs)
+        except BudgetTooSmall as error:
+            refused = refused or error
+        else:
+            found = made, length
+            modest = needs.attention <= ATTENTION_SHARE * (needs.attention + made.kv + made.expert_bytes)
+            if fixed or modest or made.device_slots == made.experts:
+                break
+        if fixed or length // 2 < LEAST_CONTEXT:
+            break
+        length //= 2
+    if found is None:
+        assert refused is not None
+        raise refused
+    made, length = found
+    if length < longest:
+        why = f"attention over {longest} would take {format_bytes(needs_at(longest).attention)}"
+        made = replace(made, notes=(*made.notes, f"requests of at most {length} tokens ({why}; --max-model-len)"))
+    return made, length
+
+
+def _ways(needs: Needs, *, expert_memory: str, host_memory: str, kv_memory: str) -> str:
+    """The options that make room, as a person reads them."""
+    asked = {"--expert-memory": expert_memory, "--host-memory": host_memory, "--kv-memory": kv_memory}
+    ways = [f"less for {option}" for option, size in asked.items() if size != "auto"]
+    if needs.attention:
+        ways.append(f"a shorter --max-model-len (attention over it takes {format_bytes(needs.attention)})")
+    rest = format_bytes(max(0, needs.workspace - needs.attention))
+    ways.append(f"fewer --tokens-per-step, with a smaller --prefill-chunk (the rest of a step takes {rest})")
+    return ", ".join(ways)
 
 
 def _host_in_ram(asked: int | None, ram: Memory, useful: int) -> int:

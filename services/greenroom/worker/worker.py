@@ -46,7 +46,7 @@ from greenroom.worker.config import WorkerConfig, takes
 from greenroom.worker.engine import Edition
 from greenroom.worker.generator import LoopGenerator
 from greenroom.worker.machine import gpu_memory, memory, resident_bytes, usable_cores
-from greenroom.worker.memory_plan import MemoryPlan, plan_memory
+from greenroom.worker.memory_plan import MemoryPlan, plan_memory, plan_to_fit
 from greenroom.worker.needs import needs_of
 from greenroom.worker.warm_start import ResidentSetFile, first_residents
 
@@ -101,21 +101,32 @@ class Worker:
         needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len)
         in_ram = needs.dense if self.accelerator is None else 0
         runtime = max(0, resident_bytes() - in_ram)  # after a first forward: with all the code it needs
-        self.plan: MemoryPlan = plan_memory(
-            needs,
-            memory() if self.accelerator is None else gpu_memory(self._device),
-            runtime,
-            expert_memory=config.expert_memory,
-            host_memory=config.host_memory,
-            kv_memory=config.kv_memory,
-            loaded=needs.dense,
-            ram=None if self.accelerator is None else memory(),
+        there = memory() if self.accelerator is None else gpu_memory(self._device)
+        ram = None if self.accelerator is None else memory()
+        self.plan: MemoryPlan
+        self.plan, length = plan_to_fit(
+            lambda length: needs_of(loaded.model, self.pack.manifest, ragged, config, length),
+            max_model_len,
+            lambda needs: plan_memory(
+                needs,
+                there,
+                runtime,
+                expert_memory=config.expert_memory,
+                host_memory=config.host_memory,
+                kv_memory=config.kv_memory,
+                loaded=needs.dense,
+                ram=ram,
+            ),
+            fixed=config.max_model_len is not None,
         )
+        limit = config.max_model_len and max_model_len  # None: what KV can hold
+        if length < max_model_len:
+            limit = min(length, ragged.layout.rows_within(self.plan.kv) + 1)
         self.experts = self._start_experts()
         try:
             attach(loaded, self.experts)
             ragged.source = self.experts
-            self.loop = self._start_loop(loaded, ragged, max_model_len)
+            self.loop = self._start_loop(loaded, ragged, limit)
         except BaseException:
             self.experts.close()
             raise
@@ -191,11 +202,11 @@ class Worker:
                 f"their routers can not be confined to some experts: {why}; use fidelity 'exact'"
             )
 
-    def _start_loop(self, loaded: LoadedMoE, ragged: RaggedModel, max_model_len: int) -> BatchLoop:
+    def _start_loop(self, loaded: LoadedMoE, ragged: RaggedModel, max_model_len: int | None) -> BatchLoop:
         config = self.config
         batch = BatchConfig(
             kv_budget_bytes=self.plan.kv,
-            max_model_len=None if config.max_model_len is None else max_model_len,  # None: what KV can hold
+            max_model_len=max_model_len,
             tokens_per_step=config.tokens_per_step,
             max_running=config.max_running,
             max_waiting=config.max_waiting,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
 from greenroom.core.units import GIB, MIB
 from greenroom.worker.machine import Memory
-from greenroom.worker.memory_plan import MemoryPlan, Needs, plan_memory
+from greenroom.worker.memory_plan import LEAST_CONTEXT, MemoryPlan, Needs, plan_memory, plan_to_fit
 
 NEEDS = Needs(
     dense=1 * GIB, workspace=100 * MIB, experts=96, slot_bytes=11 * MIB, least_slots=2,
@@ -120,3 +120,74 @@ def test_a_host_tier_larger_than_ram_is_refused() -> None:
 def test_a_gpu_too_small_for_the_dense_weights_is_refused() -> None:
     with pytest.raises(BudgetTooSmall):
         on_gpu(1 * GIB, 20 * GIB)
+
+
+LONG = 131_072
+
+
+def long_needs(length: int) -> Needs:
+    """As gpt-oss-20b: eager attention over its whole context, 24 layers of 32 experts of 13 MiB."""
+    kv = length * 48 * 1024
+    return Needs(
+        dense=3 * GIB, workspace=GIB + length * 128 * 1024, experts=768, slot_bytes=13 * MIB, least_slots=4,
+        kv_for_one=kv, kv_for_all=32 * kv, attention=length * 128 * 1024,
+    )  # fmt: skip
+
+
+def fit(available: int, expert: str = "auto", kv: str = "auto", *, fixed: bool = False) -> tuple[MemoryPlan, int]:
+    def made(needs: Needs) -> MemoryPlan:
+        return plan(available, needs, expert, kv=kv)
+
+    return plan_to_fit(long_needs, LONG, made, fixed=fixed)
+
+
+def test_a_context_that_does_not_fit_is_shortened_and_that_is_said() -> None:
+    with pytest.raises(BudgetTooSmall):
+        plan(18 * GIB, long_needs(LONG))
+    planned, length = fit(18 * GIB)
+    assert LEAST_CONTEXT <= length < LONG
+    assert planned.device_slots > 100, "attention leaves most to the experts"
+    assert planned.total - planned.base <= 18 * GIB
+    assert f"requests of at most {length} tokens (attention over {LONG} would take 16 GiB; --max-model-len)" in (
+        planned.describe()
+    )
+
+
+def test_a_context_that_leaves_little_to_the_experts_is_shortened_too() -> None:
+    crowded = plan(22 * GIB, long_needs(LONG))
+    planned, length = fit(22 * GIB)
+    assert length < LONG
+    assert planned.device_slots > 5 * crowded.device_slots
+
+
+def test_with_plenty_or_by_ones_own_wish_a_context_stays_as_it_is() -> None:
+    planned, length = fit(200 * GIB)
+    assert (length, planned.notes) == (LONG, plan(200 * GIB, long_needs(LONG)).notes)
+    assert fit(22 * GIB, fixed=True)[1] == LONG
+
+
+def test_what_no_context_helps_is_refused_as_it_is_at_full_length() -> None:
+    with pytest.raises(BudgetTooSmall, match="give at least 52 MiB") as refusal:
+        fit(2 * GIB)
+    with pytest.raises(BudgetTooSmall) as whole:
+        plan(2 * GIB, long_needs(LONG))
+    assert str(refusal.value) == str(whole.value)
+
+
+@pytest.mark.parametrize(
+    ("expert", "kv", "named", "unnamed"),
+    [
+        ("auto", "auto", ["--max-model-len", "--tokens-per-step", "--prefill-chunk"], ["--kv-memory", "--host-memory"]),
+        ("auto", "2GiB", ["--max-model-len", "less for --kv-memory", "--tokens-per-step"], []),
+        ("50%", "2GiB", ["--max-model-len", "less for --expert-memory", "less for --kv-memory"], ["--host-memory"]),
+    ],
+)
+def test_a_refusal_names_the_options_that_help_and_what_they_are_about(
+    expert: str, kv: str, named: list[str], unnamed: list[str]
+) -> None:
+    with pytest.raises(BudgetTooSmall) as refusal:
+        fit(12 * GIB, expert, kv, fixed=True)
+    said = str(refusal.value)
+    assert all(option in said for option in named), said
+    assert not any(option in said for option in unnamed), said
+    assert "attention over it takes 16 GiB" in said
