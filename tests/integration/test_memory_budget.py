@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 
 from greenroom.core.units import MIB
+from tests.integration.server import Server
 from tests.random_checkpoints import save_random
 
 CHILD = """
@@ -77,3 +81,65 @@ def test_peak_memory_stays_within_what_was_announced(large: Path, tmp_path: Path
     resident = run(GENERATE, str(large), str(tmp_path), "100%", "next-use")
     assert resident["peak"] <= resident["announced"]
     assert resident["peak"] - quarter["peak"] > 0.6 * quarter["all_experts"], "the budget is what made the difference"
+
+
+SHAPES = """
+import torch
+from greenroom.moe.checkpoint import resolve
+from greenroom.moe.loading import load
+from greenroom.worker.machine import resident_bytes
+load(resolve(sys.argv[1]), products="torch")
+torch.set_num_threads(1)
+weight = torch.randn(384, 128).bfloat16()
+def products(rows):
+    for count in rows:
+        torch.nn.functional.linear(torch.zeros(count, 128, dtype=torch.bfloat16), weight)
+products(range(2, 100))
+figures = {"base": resident_bytes()}
+products(range(100, 700))
+figures["grown"] = resident_bytes() - figures["base"]
+"""
+
+
+def test_products_of_ever_new_shapes_leave_no_more_and_more_behind(large: Path) -> None:
+    """oneDNN keeps what it makes for a shape; its own limit of 1,024 is some hundred MiB."""
+    assert run(SHAPES, str(large))["grown"] < 110 * MIB
+
+
+def _peak(server: Server) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) * 1024
+
+
+async def _stream(session: aiohttp.ClientSession, url: str, number: int) -> None:
+    """A prompt of its own length; of three streams one is left after a few tokens."""
+    words = " ".join(f"lamp {(7 * number + 3 * i) % 97}" for i in range(2 + 11 * number % 47))
+    body = {"model": "greenroom-understudy", "prompt": words, "max_tokens": 4 + number % 37, "stream": True}
+    async with session.post(f"{url}/v1/completions", json={**body, "temperature": 0}) as reply:
+        assert reply.status == 200, await reply.text()
+        seen = 0
+        async for line in reply.content:
+            seen += line.startswith(b"data:")
+            if number % 3 == 0 and seen > number % 7:
+                return
+
+
+@pytest.mark.parametrize(
+    ("products", "rounds"),
+    [("torch", 2), pytest.param("auto", 25, marks=pytest.mark.full), pytest.param("torch", 25, marks=pytest.mark.full)],
+)
+async def test_streams_that_come_and_go_stay_within_what_was_announced(
+    tmp_path: Path, products: str, rounds: int
+) -> None:
+    with Server("--expert-memory", "33%", "--products", products, cache=tmp_path) as server:
+        found = re.search(r"\n +total +([\d.]+) ([GM])iB", "".join(server.log))
+        assert found is not None
+        announced = float(found[1]) * (1024 if found[2] == "G" else 1) * MIB * 1.005  # printed to three digits
+        peaks = []
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
+            for turn in range(rounds):
+                await asyncio.gather(*(_stream(session, server.url, 40 * turn + n) for n in range(40)))
+                peaks.append(_peak(server))
+        assert peaks[-1] <= announced, [peak // MIB for peak in peaks]
+        if rounds > 20:
+            assert peaks[-1] - peaks[rounds // 2] < 16 * MIB, [peak // MIB for peak in peaks]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from greenroom.experts.direct_io import page_aligned
 from greenroom.experts.pack import PackFile
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.source import Arriving, ExpertWeights
 
 
 class ResidentExperts:
@@ -46,8 +46,6 @@ class ResidentExperts:
     def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
         pass
 
-    def routed(
-        self, layer: int, picks: NDArray[np.int64]
-    ) -> AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]:
+    def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         experts = self._weights[layer]
         return contextlib.nullcontext((int(e), experts[e]) for e in np.unique(picks) if e < len(experts))

@@ -21,7 +21,7 @@ CONSTRUCTING = threading.Lock()
 """Held while transformers builds a model: it sets torch's default dtype, which all threads share, meanwhile."""
 
 
-class Outlined(TorchFunctionMode):  # type: ignore[misc]
+class Outlined(TorchFunctionMode):
     """While a model is built on the meta device whose weights are read afterwards.
 
     Random initial values are not drawn, and rotary frequencies are computed on the CPU. On the meta device torch would

@@ -25,6 +25,7 @@ from greenroom.moe.experts_forward import switch_expert, switch_experts_forward
 from greenroom.moe.families import Family, family_of
 from greenroom.moe.layers import MoeLayer
 from greenroom.moe.look_ahead import look_ahead_of
+from greenroom.moe.native.onednn import bound_primitives
 from greenroom.moe.native.rows import NativeRows
 from greenroom.moe.native.tiles import avoid_tiles_without_shape
 from greenroom.moe.packing import resolve_dtype
@@ -94,6 +95,7 @@ def load(
     dtype that is not known.
     """
     avoid_tiles_without_shape()
+    bound_primitives()
     family = family_of(checkpoint.config)
     kept = resolve_dtype(checkpoint, dtype)
     plan = ExpertPlan(checkpoint, kept)

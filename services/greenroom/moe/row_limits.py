@@ -29,7 +29,7 @@ from torch import nn
 from greenroom.experts.layout import PackManifest
 from greenroom.experts.pack import PackFile
 from greenroom.experts.resident import ResidentExperts
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.moe.kv_cache import KVStore
 from greenroom.moe.loading import LoadedMoE, attach
 from greenroom.moe.native.rows import ANY_ROWS, NativeRows, RowLimits
@@ -181,7 +181,7 @@ def measure(loaded: LoadedMoE, ragged: RaggedModel, manifest: PackManifest, of: 
 class _SameExpert(ResidentExperts):
     """All experts of a layer are one, and in memory."""
 
-    def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[list[tuple[int, ExpertWeights]]]:
+    def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         experts = self._weights[layer]
         return contextlib.nullcontext([(int(e), experts[e]) for e in np.unique(picks) if e < len(experts)])
 

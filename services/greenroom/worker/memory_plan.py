@@ -24,8 +24,10 @@ ATTENTION_SHARE = 0.25
 LEAST_CONTEXT = 1024
 """Tokens below which a request is not shortened for memory's sake."""
 
-ALLOCATOR_SLACK = 96 * MIB
-"""What the allocators keep of freed blocks, and the pages of code that a first step touches."""
+ALLOCATOR_SLACK = 128 * MIB
+"""What the allocators keep of freed blocks, the pages of code that a first step touches, and what oneDNN keeps
+(``moe/native/onednn.py``).
+"""
 
 
 ACCELERATOR_SLACK = 512 * MIB

@@ -19,7 +19,16 @@ def answers(cache: Path, budget: str, rows: str) -> list[tuple[tuple[int, ...], 
         max_running=12,
     ) as llm:  # fmt: skip
         sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
-        return [(answer.token_ids, [str(one) for one in answer.logprobs]) for answer in llm.generate(PROMPTS, sampling)]
+        return [
+            (answer.token_ids, [str(one) for one in answer.logprobs or ()])
+            for answer in llm.generate(PROMPTS, sampling)
+        ]
+
+
+def limits_of(llm: LLM) -> RowLimits:
+    native = llm.worker.loop.engine.model.native
+    assert native is not None
+    return native.limits
 
 
 def test_logits_do_not_depend_on_the_budget_where_steps_have_more_rows_than_a_product(
@@ -42,9 +51,9 @@ def test_a_worker_measures_what_it_is_asked_to_and_says_it(tmp_path: Path) -> No
     with LLM(compiled_rows="measure", cache_dir=tmp_path, warm_start=False, threads=1) as llm:
         assert len(list(tmp_path.rglob("*.rows.json"))) == 1
         assert llm.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=3))[0].token_ids
-        first = llm.worker.loop.engine.model.native.limits
+        first = limits_of(llm)
     with LLM(compiled_rows="measure", cache_dir=tmp_path, warm_start=False, threads=1) as llm:
-        assert llm.worker.loop.engine.model.native.limits == first
+        assert limits_of(llm) == first
     with LLM(compiled_rows="1,64,2", cache_dir=tmp_path, warm_start=False, threads=1) as llm:
-        assert llm.worker.loop.engine.model.native.limits == RowLimits(1, 64, 2)
+        assert limits_of(llm) == RowLimits(1, 64, 2)
         assert "rows of a product: 1, a decode step: 64, a prompt's step: 2" in llm.worker.describe()
