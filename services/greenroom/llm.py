@@ -112,8 +112,7 @@ class LLM:
         several = [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
         chat = self.worker.text.chat
         texts = [chat.render([dict(message) for message in messages]) for messages in several]  # type: ignore[arg-type]
-        encode = self.worker.text.tokenizer.encode
-        return self.generate([encode(text, add_special_tokens=False) for text in texts], sampling, progress=progress)
+        return self.generate([self._encode(text, special=False) for text in texts], sampling, progress=progress)
 
     def close(self) -> None:
         self.worker.close()
@@ -128,8 +127,19 @@ class LLM:
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return tuple(self.worker.text.tokenizer.encode(prompt, add_special_tokens=True))
+            return tuple(self._encode(prompt, special=True))
         return tuple(prompt)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        tokenizer, most = self.worker.text.tokenizer, self.worker.served.max_model_len
+        fewest = tokenizer.fewest_tokens(text)
+        if fewest > most:  # encoding it would take seconds, for nothing
+            raise InvalidRequest(
+                f"a request may have {most} tokens in all; this prompt has {fewest} or more",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        return tokenizer.encode(text, add_special_tokens=special)
 
     def _run(self, requests: Sequence[GenerationRequest], progress: bool | None) -> list[completions.Completion]:
         disable = not sys.stderr.isatty() if progress is None else not progress

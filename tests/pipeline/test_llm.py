@@ -93,6 +93,20 @@ def test_one_that_can_not_be_served_is_refused_before_any_runs(llm: LLM) -> None
     assert llm.worker.loop.stats().steps == steps
 
 
+def test_what_is_too_long_by_its_length_is_refused_without_being_encoded(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*args: Any, **how: Any) -> list[int]:
+        raise AssertionError("it is too long by its length alone")
+
+    monkeypatch.setattr(llm.worker.text.tokenizer, "encode", encode)
+    with pytest.raises(InvalidRequest, match="256 tokens in all") as refused:
+        llm.generate("lorem ipsum " * 10_000, GREEDY)
+    assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(InvalidRequest, match="256 tokens in all"):
+        llm.chat([{"role": "user", "content": "lorem ipsum " * 10_000}], GREEDY)
+
+
 def test_nothing_is_left_behind(llm: LLM) -> None:
     llm.generate([[5, 6], [7]], GREEDY)
     assert llm.worker.loop.wait_idle(30)

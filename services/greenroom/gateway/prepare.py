@@ -74,7 +74,7 @@ def prepare_chat(
     template = text.chat
     rendered, words = _render(body, template)
     prompt = _Prompt(
-        tuple(text.tokenizer.encode(rendered, add_special_tokens=bool(body.add_special_tokens))),
+        _encoded(rendered, text.tokenizer, model, config, "messages", special=bool(body.add_special_tokens)),
         behind_text=bool(body.continue_final_message),
         words=words,
     )
@@ -108,7 +108,9 @@ def prepare_completion(
     special = body.add_special_tokens is not False
     encoded = [
         _Prompt(
-            tuple(text.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt),
+            _encoded(prompt, text.tokenizer, model, config, "prompt", special=special)
+            if isinstance(prompt, str)
+            else tuple(prompt),
             behind_text=True,
             words=prompt if isinstance(prompt, str) else None,
         )
@@ -120,6 +122,27 @@ def prepare_completion(
         limit = min(default_tokens, room) if room > 0 else None
     length = Length(limit, "max_tokens", said=body.max_tokens is not None)
     return _prepared(body, encoded, "prompt", body.logprobs, length, text, model, terms, config)
+
+
+def _encoded(
+    prompt: str, tokenizer: Tokenizer, model: ServedModel, config: GatewayConfig, field: str, *, special: bool
+) -> tuple[int, ...]:
+    """The prompt's token ids. Raises InvalidRequest, before it is encoded, for one that is certainly too long."""
+    fewest = tokenizer.fewest_tokens(prompt)
+    if config.max_prompt_tokens is not None and fewest > config.max_prompt_tokens:
+        raise InvalidRequest(
+            f"the {field} has {fewest} tokens or more; at most {config.max_prompt_tokens} are allowed here",
+            param=field,
+            code="token_limit_exceeded",
+        )
+    if fewest > model.max_model_len:
+        raise InvalidRequest(
+            f"this model's maximum context length is {model.max_model_len} tokens, but the {field} has {fewest} or "
+            f"more; shorten the {field}",
+            param=field,
+            code="context_length_exceeded",
+        )
+    return tuple(tokenizer.encode(prompt, add_special_tokens=special))
 
 
 def _prepared(

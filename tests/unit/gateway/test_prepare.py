@@ -337,3 +337,27 @@ def test_no_request_gets_more_tokens_than_allowed(
     assert key is None or sum(prompts) + n * sum(given_tokens) <= key
     assert said is None or given_tokens == wished
     assert not fits or given_tokens == wished
+
+
+def _encodes_nothing(text: TextProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(*args: Any, **how: Any) -> list[int]:
+        raise AssertionError("it is too long by its length alone")
+
+    monkeypatch.setattr(text.tokenizer, "encode", encode)
+
+
+def test_what_is_too_long_by_its_length_is_refused_without_being_encoded(
+    text: TextProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _encodes_nothing(text, monkeypatch)
+    long = "lorem ipsum " * 10_000
+    with pytest.raises(InvalidRequest, match="maximum context length is 128 tokens") as refused:
+        chat(text, [{"role": "user", "content": long}])
+    assert (refused.value.param, refused.value.code) == ("messages", "context_length_exceeded")
+    for prompt in (long, [long, "x"]):
+        with pytest.raises(InvalidRequest, match="shorten the prompt") as refused:
+            complete(text, prompt)
+        assert (refused.value.param, refused.value.code) == ("prompt", "context_length_exceeded")
+    with pytest.raises(InvalidRequest, match="at most 100 are allowed here") as refused:
+        complete(text, long, config=GatewayConfig(max_choices=8, max_prompt_tokens=100))
+    assert refused.value.code == "token_limit_exceeded"
