@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from greenroom.fabric.log import AppendFailed, AppendUnknown, Assignment, Headers, Position
+from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Assignment, Headers, Position
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.log.memory_groups import MemoryConsumer, MemoryGroup
 
 Trouble = Callable[[str, bytes | None], str | None]
-"""Of a topic and a value: None, or ``lost`` (not appended, unknown), ``landed`` (appended, unknown), ``refused``, or
-``held`` (not before ``release``)."""
+"""Of a topic and a value: None, or ``lost`` (not appended, unknown), ``landed`` (appended, unknown), ``refused``,
+``unsent`` (there is no broker), or ``held`` (not before ``release``)."""
 
 
 def no_trouble(topic: str, value: bytes | None) -> str | None:
@@ -70,7 +70,9 @@ class TroubledLog(MemoryLog):
         if trouble == "lost":
             raise AppendUnknown("no answer came")
         if trouble == "refused":
-            raise AppendFailed("it does not want it")
+            raise AppendRefused("it does not want it")
+        if trouble == "unsent":
+            raise AppendNotSent("no broker took it in time")
         position = await super().append(
             topic, value, key=key, partition=partition, headers=headers, timeout_s=timeout_s
         )

@@ -26,7 +26,7 @@ from greenroom.core.messages import (
 )
 from greenroom.fabric import telemetry
 from greenroom.fabric.lifecycle import Part
-from greenroom.fabric.log import AppendFailed, AppendUnknown, Log, LogError, Record
+from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Log, LogError, Record
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.topics import JOURNAL, REQUESTS
 from greenroom.gateway.errors import unavailable
@@ -202,11 +202,18 @@ class Pipeline(Part):
                 headers=telemetry.inject(),
                 timeout_s=self._config.append_timeout_s,
             )
-        except AppendFailed as error:
+        except AppendRefused as error:
             self.flights.forget(flight)
             _LOG.warning("request %s can not be queued: %s", request.request_id, error)
             raise InvalidRequest(
                 "the request is larger than can be queued here; shorten it", code="too_large"
+            ) from error
+        except AppendNotSent as error:
+            self.flights.forget(flight)
+            _LOG.warning("request %s was not sent: %s", request.request_id, error)
+            raise unavailable(
+                f"request {request.request_id} was not taken: the log does not take requests now; send it again later",
+                "not_sent",
             ) from error
         except AppendUnknown as error:
             self._unknown(flight, request)

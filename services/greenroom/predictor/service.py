@@ -15,7 +15,7 @@ from greenroom.core.messages import DeadLetter, Trace, Undecodable, encode, with
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.fabric.held import HeldPartitions
 from greenroom.fabric.lifecycle import Runner
-from greenroom.fabric.log import AppendFailed, GroupConsumer, Log, LogError, LogFailed, Record
+from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
 from greenroom.predictor.building.builder import Builder
 from greenroom.predictor.building.jobs import BUILDER
@@ -271,7 +271,7 @@ class PredictorService(Runner):
             except LogError as problem:
                 self._trouble = f"the log takes no dead letters: {problem}"
                 self._metrics.retries.inc()
-                refused += isinstance(problem, AppendFailed)
+                refused += isinstance(problem, AppendRefused)
                 if refused == 2 and letter.payload is not None:
                     letter = without_payload(letter)
                 await asyncio.sleep(wait_s)

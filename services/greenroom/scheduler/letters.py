@@ -9,7 +9,7 @@ from collections import deque
 
 from greenroom.core.messages import DeadLetter, Undecodable, encode, without_payload
 from greenroom.fabric.current import working_on
-from greenroom.fabric.log import AppendFailed, Headers, Log, LogError, Record
+from greenroom.fabric.log import AppendRefused, Headers, Log, LogError, Record
 from greenroom.fabric.topics import DEAD_LETTERS
 
 _LOG = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ async def write_letter(log: Log, letter: DeadLetter, headers: Headers = ()) -> N
                 return
             except LogError as error:
                 _LOG.warning("a dead letter was not written, trying again: %s", error)
-                refused += isinstance(error, AppendFailed)
+                refused += isinstance(error, AppendRefused)
                 if refused == _TRIES:
                     letter, headers = without_payload(letter), ()
                 await asyncio.sleep(_AGAIN_S)

@@ -11,7 +11,17 @@ from collections.abc import Callable
 from greenroom.core.messages import DeadLetter, Rejected, encode, without_payload
 from greenroom.fabric import telemetry
 from greenroom.fabric.current import request_id
-from greenroom.fabric.log import AppendFailed, AppendUnknown, Headers, Log, LogError, LogFailed, Position, Record
+from greenroom.fabric.log import (
+    AppendNotSent,
+    AppendRefused,
+    AppendUnknown,
+    Headers,
+    Log,
+    LogError,
+    LogFailed,
+    Position,
+    Record,
+)
 from greenroom.fabric.topics import DEAD_LETTERS, TASKS
 from greenroom.tasktype.config import TaskTypeConfig
 from greenroom.tasktype.decide import Bury, Forward, bury, decide
@@ -62,7 +72,7 @@ class Carrier:
             request_id.set(decision.request_id)
             try:
                 position = await self._forward(record, decision)
-            except AppendFailed as error:
+            except AppendRefused as error:
                 decision = bury(
                     record,
                     f"it could not be passed on: {error}",
@@ -121,7 +131,7 @@ class Carrier:
     async def _write_letter(self, letter: DeadLetter, record: Record) -> None:
         try:
             await self._append(DEAD_LETTERS, encode(letter), record.key, None, _headers(record))
-        except AppendFailed:
+        except AppendRefused:
             smaller = encode(without_payload(letter))
             await self._append(DEAD_LETTERS, smaller, None, None, (), give_up=False)
 
@@ -139,7 +149,7 @@ class Carrier:
         *,
         give_up: bool = True,
     ) -> Position:
-        """Until it is acknowledged. ``give_up``: raises AppendFailed where it is refused again and again."""
+        """Until it is acknowledged. ``give_up``: raises AppendRefused where it is refused again and again."""
         token = object()
         refused = tries = 0
         try:
@@ -153,9 +163,9 @@ class Carrier:
                         headers=headers,
                         timeout_s=self._config.append_timeout_s,
                     )
-                except AppendUnknown as error:
+                except (AppendUnknown, AppendNotSent) as error:
                     reason = str(error)
-                except AppendFailed as error:
+                except AppendRefused as error:
                     reason = str(error)
                     refused += 1
                     if give_up and refused >= self._config.append_tries:

@@ -8,7 +8,7 @@ import logging
 
 from greenroom.core.messages import Task, Trace, encode
 from greenroom.core.messages.traces import MAX_REPORTED
-from greenroom.fabric.log import AppendFailed, AppendUnknown, Log
+from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Log
 from greenroom.worker.engine import Routed
 from greenroom.worker.service_config import TraceConfig
 from greenroom.worker.service_counters import ServiceCounters
@@ -73,7 +73,7 @@ class TraceWriter:
                 timeout_s=self._config.timeout_ms / 1000.0,
             )
             self._counters.traces += 1
-        except (AppendFailed, AppendUnknown) as error:
+        except (AppendRefused, AppendNotSent, AppendUnknown) as error:
             self._counters.traces_failed += 1
             log.log(
                 logging.WARNING if self._counters.traces_failed == 1 else logging.DEBUG,

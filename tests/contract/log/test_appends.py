@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from greenroom.fabric.log import AppendFailed, LogFailed
+from greenroom.fabric.log import AppendRefused, LogFailed
 from greenroom.fabric.log.placing import partition_of
 from tests.contract.log.kinds import Kind, read, topic_on
 
@@ -39,7 +39,7 @@ async def test_without_a_key_partitions_take_turns_and_a_named_one_is_kept(kind:
     async with topic_on(kind, 3) as log:
         assert {(await log.append("things", b"v")).partition for _ in range(3)} == {0, 1, 2}
         assert (await log.append("things", b"v", key=b"k", partition=2)).partition == 2
-        with pytest.raises(AppendFailed, match="3 partitions"):
+        with pytest.raises(AppendRefused, match="3 partitions"):
             await log.append("things", b"v", partition=3)
 
 
@@ -67,7 +67,7 @@ async def test_a_tombstone_needs_a_key_and_is_read_as_one(kind: Kind) -> None:
     async with topic_on(kind, compacted=True) as log, log.reader("things", 0) as reader:
         with pytest.raises(ValueError, match="needs a key"):
             await log.append("things", None)
-        with pytest.raises(AppendFailed, match="need a key"):
+        with pytest.raises(AppendRefused, match="need a key"):
             await log.append("things", b"v")
         await log.append("things", b"v", key=b"k")
         await log.append("things", None, key=b"k")
@@ -77,7 +77,7 @@ async def test_a_tombstone_needs_a_key_and_is_read_as_one(kind: Kind) -> None:
 async def test_a_record_that_is_too_large_is_refused_and_the_next_is_taken(kind: Kind) -> None:
     largest = 100_000
     async with topic_on(kind, max_message_bytes=largest) as log, log.reader("things", 0) as reader:
-        with pytest.raises(AppendFailed, match="too large"):
+        with pytest.raises(AppendRefused, match="too large"):
             await log.append("things", bytes(largest))
         await log.append("things", bytes(largest - 200), key=b"nearly")
         await log.append("things", b"small")

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.fabric.log import AppendFailed, AppendUnknown, GroupConsumer, LogConfig, LogUnavailable, Reader
+from greenroom.fabric.log import (
+    AppendNotSent,
+    AppendRefused,
+    AppendUnknown,
+    GroupConsumer,
+    LogConfig,
+    LogUnavailable,
+    Reader,
+)
 from greenroom.fabric.log.kafka import KafkaLog
 from tests.contract.log.kinds import WAIT_S, Kafka, Told, read, topic_on, until, until_held
 from tests.kafka.broker import PASSWORD, USER, Broker
@@ -41,7 +49,7 @@ async def test_everything_goes_on_when_the_broker_comes_back_on_its_data(kafka: 
                 acknowledged.add(value)
             except AppendUnknown:
                 unknown.add(value)
-            except AppendFailed:
+            except AppendNotSent:
                 await asyncio.sleep(0.05)
 
     async def follow(source: Reader | GroupConsumer, into: list[tuple[int, bytes | None]]) -> None:
@@ -124,11 +132,42 @@ async def test_a_refusal_by_the_broker_fails_one_append_and_not_the_next(kafka: 
     async with topic_on(kafka) as log, log.reader("things", 0) as reader:
         await log.append("things", b"first")
         await kafka.set_config("things", "max.message.bytes", "1000")
-        with pytest.raises(AppendFailed, match="refused"):
+        with pytest.raises(AppendRefused, match="refused"):
             await log.append("things", bytes(5000))
         for number in range(3):
             await log.append("things", b"%d" % number)
         assert [record.value for record in await read(reader, 4)] == [b"first", b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("how", ["stop", "pause"])
+async def test_without_a_broker_a_record_is_not_sent_and_one_too_large_is_refused(kafka: Kafka, how: str) -> None:
+    """The first may succeed later, the second never. Neither is there afterwards."""
+    async with topic_on(kafka, max_message_bytes=100_000) as log, log.reader("things", 0) as reader:
+        await log.append("things", b"first")
+        await asyncio.to_thread(getattr(kafka.broker, how))
+        # Another process, which knows nothing of the topic yet.
+        fresh = KafkaLog(kafka.config())
+        fresh._open = True
+        try:
+            with pytest.raises(AppendNotSent):
+                await fresh.append("things", b"not sent", timeout_s=0.5)
+        finally:
+            await fresh._close()
+        # One that has more on its way than is sent at once: what waits for room was never sent.
+        large = bytes(90_000)
+        appends = [log.append("things", large, timeout_s=1.0) for _ in range(4)]
+        ends = await asyncio.gather(*appends, return_exceptions=True)
+        unknown = sum(isinstance(end, AppendUnknown) for end in ends)
+        assert unknown >= 1
+        assert {type(end) for end in ends} <= {AppendUnknown, AppendNotSent}
+        assert any(isinstance(end, AppendNotSent) for end in ends)
+        with pytest.raises(AppendRefused, match="too large"):
+            await log.append("things", bytes(100_001), timeout_s=0.5)
+        await asyncio.to_thread(kafka.broker.revive)
+        last = await log.append("things", b"last", timeout_s=WAIT_S)
+        found = [record.value for record in await read(reader, last.offset + 1)]
+        assert found == [b"first", *[large] * (last.offset - 1), b"last"]
+        assert last.offset - 1 <= unknown
 
 
 async def _connects(kafka: Kafka) -> bool:

@@ -162,6 +162,16 @@ async def test_a_thousand_malformed_payloads(world: World) -> None:
     await running.stop()
 
 
+async def test_a_dead_letter_that_was_not_sent_keeps_its_payload(world: World) -> None:
+    running = await world.start()
+    running.log.trouble = in_turn("dead-letters", *["unsent"] * 4)
+    await world.send(b"\xc1" * 100)
+    await world.until_committed()
+    (letter,) = await world.letters()
+    assert letter.payload == b"\xc1" * 100
+    await running.stop()
+
+
 async def test_dead_letters_are_written_however_long_it_takes(world: World) -> None:
     running = await world.start()
     running.log.trouble = in_turn("dead-letters", "lost", "refused", "lost", "refused", "lost")

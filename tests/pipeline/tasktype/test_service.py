@@ -17,7 +17,7 @@ from greenroom.fabric.log import LogFailed
 from greenroom.fabric.log.memory import MemoryLog
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
 from tests.pipeline.tasktype.conftest import CONFIG, DEADLINE_S, PARTITIONS, POOLS, Running, World, request
-from tests.pipeline.troubled_log import TroubledLog, no_trouble
+from tests.pipeline.troubled_log import TroubledLog, in_turn, no_trouble
 
 
 async def test_requests_become_tasks_of_their_pool(world: World) -> None:
@@ -111,6 +111,20 @@ async def test_a_request_that_tasks_never_takes_gets_an_outcome(world: World) ->
     letter: DeadLetter = decode(record.value or b"", DeadLetter)
     assert "too large: tasks takes" in letter.reason
     await world.until_committed()
+    await running.stop()
+
+
+async def test_a_request_that_is_not_sent_for_long_is_not_given_up(world: World) -> None:
+    """No broker is not "too large": what was accepted waits, however often it is tried."""
+    tries = 3 * CONFIG.append_tries
+    log = TroubledLog(world.broker, in_turn("tasks", *["unsent"] * tries))
+    running = await world.start(log=log)
+    await world.send(request(1))
+    (task,) = await world.tasks(1, 1)
+    assert isinstance(task, Task)
+    await world.until_committed()
+    assert running.metric("dead_letters_total") == 0
+    assert running.metric("append_retries_total") == tries
     await running.stop()
 
 

@@ -10,7 +10,7 @@ import pytest
 from aiokafka import errors as kafka
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.fabric.log import AppendFailed, AppendUnknown, LogConfig, LogFailed, LogUnavailable, Topic
+from greenroom.fabric.log import AppendRefused, AppendUnknown, LogConfig, LogFailed, LogUnavailable, Topic
 from greenroom.fabric.log.kafka import _refusal
 from greenroom.fabric.log.kafka_client import Throttle, as_log_error, client_options
 from greenroom.fabric.log.kafka_topics import Known, contradictions, settings
@@ -82,8 +82,8 @@ def test_any_tls_file_means_tls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (kafka.MessageSizeTooLargeError(), AppendFailed),
-        (kafka.PolicyViolationError(), AppendFailed),
+        (kafka.MessageSizeTooLargeError(), AppendRefused),
+        (kafka.PolicyViolationError(), AppendRefused),
         (kafka.TopicAuthorizationFailedError("t"), LogFailed),
         (kafka.ProducerFenced(), LogFailed),
         (kafka.InvalidProducerEpoch(), LogFailed),

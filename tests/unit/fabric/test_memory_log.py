@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.core.units import KIB
-from greenroom.fabric.log import AppendFailed, LogFailed, MemoryBroker, MemoryLog, Topic
+from greenroom.fabric.log import AppendNotSent, LogFailed, MemoryBroker, MemoryLog, Topic
 from tests.contract.log.kinds import Told, read, until_held
 
 
@@ -67,7 +67,7 @@ async def test_it_does_not_grow_beyond_its_bound() -> None:
                 assert (await read(consumer, 10))[-1].offset == position.offset
                 assert await consumer.commit({0: position.offset + 1})
             assert broker.used_bytes <= 200 * KIB
-        with pytest.raises(AppendFailed, match=r"full.*do not keep up"):
+        with pytest.raises(AppendNotSent, match=r"full.*do not keep up"):
             await fill(log)
         assert broker.used_bytes <= 200 * KIB
         end = await log.offset_at("things", 0, 2**50)

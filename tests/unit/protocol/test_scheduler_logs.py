@@ -20,7 +20,7 @@ from greenroom.core.generation import FinishReason, SamplingParams
 from greenroom.core.messages import Member, MemberKind, Message, Request, Task, encode
 from greenroom.fabric.current import request_id
 from greenroom.fabric.lifecycle.logs import JsonLines
-from greenroom.fabric.log import AppendFailed, AppendUnknown, Headers, MemoryLog, Position
+from greenroom.fabric.log import AppendRefused, AppendUnknown, Headers, MemoryLog, Position
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import Context, Refused
 from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS, Topics, all_topics
@@ -84,7 +84,7 @@ class Troubled(MemoryLog):
             raise AppendUnknown("lost on its way")
         if topic == DEAD_LETTERS and self.refuses:
             self.refuses = False
-            raise AppendFailed("refused")
+            raise AppendRefused("refused")
         return position
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from greenroom.core.clock import SteadyClock
 from greenroom.core.messages import Claim, DeadLetter, Undecodable, decode, encode
-from greenroom.fabric.log import AppendFailed, Headers, MemoryLog, Position
+from greenroom.fabric.log import AppendRefused, Headers, MemoryBroker, MemoryLog, Position
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import LocalDialer
 from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS, Topics, all_topics
@@ -20,6 +20,7 @@ from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.letters import Letters, letter_of, write_letter
 from greenroom.scheduler.service import PoolRunner
 from tests.contract.log.kinds import until
+from tests.pipeline.troubled_log import TroubledLog, in_turn
 from tests.unit.protocol.test_pool import Bench
 
 GARBAGE = b"\xc1 nobody can read this"
@@ -123,7 +124,7 @@ class Refusing(MemoryLog):
 
     async def append(self, topic: str, value: bytes | None, **more: object) -> Position:
         if len(value or b"") > 500:
-            raise AppendFailed("too large")
+            raise AppendRefused("too large")
         return await super().append(topic, value, **more)  # type: ignore[arg-type]
 
 
@@ -141,6 +142,18 @@ async def test_what_is_too_large_for_a_dead_letter_is_named_without_its_payload(
         [written] = await letters(log)
     assert (written.offset, written.payload, written.request_id) == (position.offset, None, "r")
     assert "1000 bytes" in written.reason
+
+
+async def test_a_dead_letter_that_was_not_sent_keeps_its_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greenroom.scheduler.letters._AGAIN_S", 0.0)
+    async with TroubledLog(MemoryBroker(), in_turn(DEAD_LETTERS, *["unsent"] * 5)) as log:
+        await log.ensure(all_topics(Topics()))
+        await log.append(JOURNAL, GARBAGE)
+        async with log.reader(JOURNAL, 0) as reader:
+            [record] = await reader.poll(1.0)
+        await write_letter(log, letter_of(record, Undecodable("noise")))
+        [written] = await letters(log)
+    assert written.payload == GARBAGE
 
 
 async def test_a_dead_letter_has_the_headers_of_what_it_is_about(log: MemoryLog) -> None:

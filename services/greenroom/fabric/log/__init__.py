@@ -4,7 +4,8 @@
 """
 
 from greenroom.fabric.log.base import (
-    AppendFailed,
+    AppendNotSent,
+    AppendRefused,
     AppendUnknown,
     Assignment,
     GroupConsumer,
@@ -22,7 +23,8 @@ from greenroom.fabric.log.config import LogConfig
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 
 __all__ = [
-    "AppendFailed",
+    "AppendNotSent",
+    "AppendRefused",
     "AppendUnknown",
     "Assignment",
     "GroupConsumer",

@@ -16,8 +16,14 @@ class LogError(GreenroomError):
     """Base of what a log raises."""
 
 
-class AppendFailed(LogError):
-    """The record is certainly not in the log: it is too large, or was refused."""
+class AppendRefused(LogError):
+    """The log does not take this record: it is too large, or against the topic's rules. It is certainly not there,
+    and sending the same again does not help."""
+
+
+class AppendNotSent(LogError):
+    """The record was never sent: no broker took it in time, or there is no room now. It is certainly not there, and
+    the same append may succeed later."""
 
 
 class AppendUnknown(LogError):
@@ -180,8 +186,9 @@ class Log(Protocol):
         """Append, acknowledged by all replicas. The partition follows from the key where none is named, the same one
         for the same key. A record without a value needs a key.
 
-        Raises AppendFailed (it is not there: too large, or never sent), AppendUnknown (it may be there, or yet land
-        there), LogFailed (not authorised, fenced, no such topic; it is not there)."""
+        Raises AppendRefused (not there, and never will be: too large), AppendNotSent (not there; later again),
+        AppendUnknown (it may be there, or yet land there), LogFailed (not authorised, fenced, no such topic; not
+        there)."""
         ...
 
     def group(self, topic: str, group: str, assignment: Assignment) -> GroupConsumer: ...

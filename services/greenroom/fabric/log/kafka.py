@@ -16,7 +16,8 @@ from aiokafka import errors as kafka
 from greenroom.core.units import MIB
 from greenroom.fabric.log import kafka_client, kafka_topics
 from greenroom.fabric.log.base import (
-    AppendFailed,
+    AppendNotSent,
+    AppendRefused,
     AppendUnknown,
     Assignment,
     Headers,
@@ -133,13 +134,13 @@ class KafkaLog:
             if known is None:
                 known = await self._require(self.config.prefix + topic, timeout_s)
         except LogUnavailable as error:
-            raise AppendFailed(str(error)) from error
+            raise AppendNotSent(str(error)) from error
         partition = self._placed(known, key, partition)
         size = record_bytes(key, value, headers)
         if size > known.max_message_bytes:
-            raise AppendFailed(f"a record of {size} bytes is too large: {known.name} takes {known.max_message_bytes}")
+            raise AppendRefused(f"a record of {size} bytes is too large: {known.name} takes {known.max_message_bytes}")
         if key is None and known.compacted:
-            raise AppendFailed(f"{known.name} is compacted: its records need a key")
+            raise AppendRefused(f"{known.name} is compacted: its records need a key")
         producer: AIOKafkaProducer | None = None
         try:
             async with asyncio.timeout_at(until):
@@ -150,7 +151,9 @@ class KafkaLog:
                 self._replace(producer)
             if isinstance(error, FORBIDDEN):
                 raise as_log_error(f"appending to {known.name}", error) from error
-            raise AppendFailed(f"not sent to {known.name}: {str(error) or 'no broker took it in time'}") from error
+            if isinstance(error, _REFUSED):
+                raise _refusal(known.name, error) from error
+            raise AppendNotSent(f"not sent to {known.name}: {str(error) or 'no broker took it in time'}") from error
         try:
             async with asyncio.timeout_at(until):
                 landed = await sent
@@ -167,7 +170,7 @@ class KafkaLog:
     def _placed(self, known: Known, key: bytes | None, partition: int | None) -> int:
         if partition is not None:
             if not 0 <= partition < known.partitions:
-                raise AppendFailed(f"{known.name} has {known.partitions} partitions, not one of number {partition}")
+                raise AppendRefused(f"{known.name} has {known.partitions} partitions, not one of number {partition}")
             return partition
         if key is not None:
             return partition_of(key, known.partitions)
@@ -278,7 +281,7 @@ def _refusal(name: str, error: kafka.KafkaError) -> LogError:
     if isinstance(error, FENCED):
         return LogFailed(f"appending to {name}: fenced by another producer ({error})")
     if isinstance(error, _REFUSED):
-        return AppendFailed(f"{name} refused the record: {error}")
+        return AppendRefused(f"{name} refused the record: {error}")
     return AppendUnknown(f"{name} did not acknowledge the record: {error}; it may be there")
 
 

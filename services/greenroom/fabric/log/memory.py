@@ -10,7 +10,8 @@ from typing import Self
 
 from greenroom.core.units import MIB, format_bytes
 from greenroom.fabric.log.base import (
-    AppendFailed,
+    AppendNotSent,
+    AppendRefused,
     Assignment,
     Headers,
     LogFailed,
@@ -104,12 +105,14 @@ class MemoryBroker:
             else:
                 partition = partition_of(key, len(stored.partitions))
         elif not 0 <= partition < len(stored.partitions):
-            raise AppendFailed(f"{topic} has {len(stored.partitions)} partitions, not one of number {partition}")
+            raise AppendRefused(f"{topic} has {len(stored.partitions)} partitions, not one of number {partition}")
         size = record_bytes(key, value, headers)
         if size > stored.topic.max_message_bytes:
-            raise AppendFailed(f"a record of {size} bytes is too large: {topic} takes {stored.topic.max_message_bytes}")
+            raise AppendRefused(
+                f"a record of {size} bytes is too large: {topic} takes {stored.topic.max_message_bytes}"
+            )
         if key is None and stored.topic.compacted:
-            raise AppendFailed(f"{topic} is compacted: its records need a key")
+            raise AppendRefused(f"{topic} is compacted: its records need a key")
         target = stored.partitions[partition]
         if target.end % _LOOK_EVERY == 0:
             self._expire(stored.topic, target, stored.floor(partition))
@@ -127,7 +130,7 @@ class MemoryBroker:
             self._shrink(share)
             if self.used_bytes + wanted <= self.max_bytes:
                 return
-        raise AppendFailed(
+        raise AppendNotSent(
             f"the log in memory is full ({format_bytes(self.max_bytes)}): its consumers do not keep up, or a group "
             "that is no longer served holds its records"
         )
