@@ -10,7 +10,8 @@ from greenroom.core.messages import Claim, Lost, Outcome, Task
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append to the journal, best effort: what counts is what is read there, and the pool asks again."""
+    """Append to the journal; then ``Pool.append_ended``, whatever came of it. What counts is what is read there, and
+    the pool asks again."""
 
     record: Claim | Lost | Outcome
 

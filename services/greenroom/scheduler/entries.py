@@ -7,7 +7,7 @@ from enum import Enum
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import FinishReason
-from greenroom.core.messages import Outcome, Task
+from greenroom.core.messages import Lost, Outcome, Task
 from greenroom.core.messages.journal import TokenLogprobArrays
 from greenroom.policies.placement_policy import PendingRequest
 
@@ -45,7 +45,8 @@ class Entry:
 
     ``offsets``: the records of ``tasks`` that wait for its end. ``again_at``: when to call Run again after a broken
     call, None where nothing is to be done. ``begun``: it has run before, so it is no longer shed for its waiting.
-    ``asked_ms``: when what its stage waits for was last asked for. ``estimates_ms``: by estimator, from its acceptance
+    ``appending``: the record that it waits for, while the append of that is on its way; ``asked_ms``: when such an
+    append last began or ended. ``estimates_ms``: by estimator, from its acceptance
     to its end, as it looked when it was placed.
     """
 
@@ -61,6 +62,7 @@ class Entry:
     again_at: float | None = None
     losses: set[Attempt] = field(default_factory=set)
     outcome: Outcome | None = None
+    appending: Lost | Outcome | None = None
     asked_ms: float = 0.0
     begun: bool = False
     estimates_ms: dict[str, float] = field(default_factory=dict)

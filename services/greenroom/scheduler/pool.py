@@ -118,6 +118,8 @@ class Pool:
         self._expected_workers: set[str] = set()
         self._listing_until = 0.0
         self._claimed_at = self._held_since = self._now = 0.0
+        self._claim_sent: Claim | None = None
+        """The claim whose append has not come to its end."""
         self._attempts = itertools.count()
         self._orders = itertools.count()
 
@@ -137,7 +139,8 @@ class Pool:
 
     def _claim(self, now: float) -> list[Effect]:
         self._claimed_at = now
-        return [Append(Claim(scheduler=self.scheduler, read_to=self.fold.next_offset))]
+        self._claim_sent = Claim(scheduler=self.scheduler, read_to=self.fold.next_offset)
+        return [Append(self._claim_sent)]
 
     def release(self) -> None:
         """The partition is no longer ours; whoever has it will claim."""
@@ -182,6 +185,8 @@ class Pool:
         mine = claim.scheduler == self.scheduler
         if self.role is Role.STANDBY:
             return []
+        if mine:
+            self._claim_sent = None
         if verdict is not Verdict.COUNTS:
             # Whatever came between has been read now, so the next one stands.
             return self._claim(now) if mine and self.role is Role.CLAIMING else []
@@ -194,16 +199,20 @@ class Pool:
         self.epoch = offset
         self._attempts = itertools.count()
         if self.role is not Role.CLAIMING:
-            return self._write_again(now)  # what is on its way under the former epoch will not count
+            return self._write_again(now)
         self.role = Role.LISTING
         self._held_since = now
         self._listing_until = now + self.config.lease_ms
         return [ListRuns(seat.worker) for seat in self.seats.values()]
 
     def _write_again(self, now: float) -> list[Effect]:
+        """What was written under the former epoch will not count. What is still on its way there follows when that
+        append has ended."""
         effects: list[Effect] = []
         losing: dict[str, list[Entry]] = {}
         for entry in self.entries.values():
+            if entry.appending is not None:
+                continue
             if entry.stage is Stage.ENDING:
                 effects += self._append_outcome(entry, now)
             elif entry.stage is Stage.LOSING and entry.worker is not None:
@@ -211,6 +220,37 @@ class Pool:
         for worker, entries in losing.items():
             effects += self._append_lost(worker, entries, now)
         return effects
+
+    def append_ended(self, record: JournalRecord, now: float, *, refused: bool = False) -> list[Effect]:
+        """An append that was wanted has come to its end: acknowledged, or not for all that is known. ``refused``: the
+        journal will never take this record.
+
+        Of a record one append is on its way at a time, however long it takes, and the next try counts from its end:
+        else each try in an outage would land when that is over.
+        """
+        self._now = now
+        match record:
+            case Claim() if record is self._claim_sent:
+                self._claim_sent, self._claimed_at = None, now
+            case Outcome():
+                entry = self.entries.get(record.request_id)
+                if entry is None or entry.appending is not record:
+                    return []
+                entry.appending, entry.asked_ms = None, now
+                if refused and record.message != _TOO_LARGE:
+                    self._count("outcome_refused")
+                    entry.outcome = _without_tokens(record)
+                    return self._append_outcome(entry, now)
+                return self._append_outcome(entry, now) if record.epoch != self.epoch else []
+            case Lost():
+                entries = [self.entries.get(request_id) for request_id, _ in record.attempts]
+                waiting = [entry for entry in entries if entry is not None and entry.appending is record]
+                for entry in waiting:
+                    entry.appending, entry.asked_ms = None, now
+                losing = [entry for entry in waiting if entry.stage is Stage.LOSING]
+                if losing and record.epoch != self.epoch:
+                    return self._append_lost(record.worker, losing, now)
+        return []
 
     def _loss_read(self, lost: Lost, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -226,7 +266,7 @@ class Pool:
         return effects + self.schedule(now)
 
     def _after_loss(self, entry: Entry, now: float) -> list[Effect]:
-        entry.begun = True
+        entry.begun, entry.appending = True, None
         if len(entry.losses) < self.config.max_losses:
             self._wait(entry)
             return []
@@ -237,7 +277,7 @@ class Pool:
         nobody looks at the request again."""
         assert entry.task is not None
         self._unplace(entry)
-        entry.stage, entry.asked_ms = Stage.BURYING, now
+        entry.stage = Stage.BURYING
         return [Bury(entry.request_id, entry.task, _given_up(entry))]
 
     def buried(self, request_id: str, now: float) -> list[Effect]:
@@ -427,12 +467,11 @@ class Pool:
         return effects
 
     def _append_lost(self, worker: str, entries: Collection[Entry], now: float) -> list[Effect]:
-        attempts = []
+        attempts = [(entry.request_id, entry.attempt) for entry in entries if entry.attempt is not None]
+        lost = Lost(epoch=self.epoch, worker=worker, attempts=tuple(attempts))
         for entry in entries:
-            entry.asked_ms = now
-            if entry.attempt is not None:
-                attempts.append((entry.request_id, entry.attempt))
-        return [Append(Lost(epoch=self.epoch, worker=worker, attempts=tuple(attempts)))]
+            entry.asked_ms, entry.appending = now, lost
+        return [Append(lost)]
 
     def _seat_that_runs(self, request_id: str) -> Seat | None:
         for seat in self.seats.values():
@@ -621,7 +660,7 @@ class Pool:
         assert entry.outcome is not None
         if entry.outcome.epoch != self.epoch:
             entry.outcome = msgspec.structs.replace(entry.outcome, epoch=self.epoch)
-        entry.asked_ms = now
+        entry.asked_ms, entry.appending = now, entry.outcome
         return [Append(entry.outcome)]
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -632,9 +671,10 @@ class Pool:
         if self.role is Role.STANDBY:
             return []
         if self.role is Role.CLAIMING:
-            return self._claim(now) if now - self._claimed_at >= self.config.retry_ms else []
+            due = self._claim_sent is None and now - self._claimed_at >= self.config.retry_ms
+            return self._claim(now) if due else []
         effects: list[Effect] = []
-        if now - self._claimed_at >= self.config.reclaim_ms:
+        if self._claim_sent is None and now - self._claimed_at >= self.config.reclaim_ms:
             effects += self._claim(now)
         for worker in [seat.worker for seat in self.seats.values() if now >= seat.lease_until]:
             effects += self._lose(worker, now)
@@ -654,14 +694,13 @@ class Pool:
         effects: list[Effect] = []
         late: dict[str, list[Entry]] = {}
         for entry in list(self.entries.values()):
-            overdue = now - entry.asked_ms >= self.config.retry_ms
+            overdue = entry.appending is None and now - entry.asked_ms >= self.config.retry_ms
             match entry.stage:
                 case Stage.ENDING:
                     if overdue:
                         effects += self._append_outcome(entry, now)
                 case Stage.BURYING:
-                    if overdue:
-                        effects += self._give_up(entry, now)
+                    pass  # whoever writes the dead letter tries until it is written
                 case Stage.LOSING:
                     if overdue and entry.worker is not None:
                         late.setdefault(entry.worker, []).append(entry)
@@ -710,11 +749,19 @@ class Pool:
 
 
 _COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
+_TOO_LARGE = "what it generated is larger than the journal takes; ask for fewer tokens or fewer log-probabilities"
 _SHED: Mapping[str, str] = {
     "expired": "its deadline passed while it waited",
     "unservable": "it needs more KV memory than any worker has",
     "saturated": "there is no room for it",
 }
+
+
+def _without_tokens(outcome: Outcome) -> Outcome:
+    """What takes the place of an outcome that the journal refuses."""
+    return msgspec.structs.replace(
+        outcome, reason=FinishReason.FAILED, message=_TOO_LARGE, token_ids=(), logprobs=None, approximated=0.0
+    )
 
 
 def _given_up(entry: Entry) -> str:

@@ -28,7 +28,7 @@ from greenroom.core.model_profile import ModelProfile
 from greenroom.fabric import telemetry
 from greenroom.fabric.current import fresh_context
 from greenroom.fabric.lifecycle import Part
-from greenroom.fabric.log import GroupConsumer, Log, LogError, LogUnavailable, Reader, Record
+from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, LogUnavailable, Reader, Record
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.topics import JOURNAL, TASKS
@@ -57,7 +57,8 @@ _POLL_S = 1.0
 _PAUSED_POLL_S = 0.05
 _REJOIN_S = 1.0
 _INBOX = 1024
-_APPEND_S = 10.0
+_APPEND_S = 60.0
+"""An append of a record is tried anew only when the one before has ended, so in an outage each costs a copy a minute."""
 
 
 class PoolRunner:
@@ -221,6 +222,7 @@ class PoolRunner:
         with self.origins.span("outcome", effect.request_id, "producer") as span:
             if isinstance(effect.record, Outcome):
                 span.set("reason", effect.record.reason.value)
+            refused = False
             try:
                 await self._log.append(
                     JOURNAL,
@@ -230,9 +232,15 @@ class PoolRunner:
                     headers=telemetry.inject(),
                     timeout_s=_APPEND_S,
                 )
+            except AppendRefused as error:
+                refused = True
+                _LOG.error("pool %d: the journal refuses a record: %s", self.number, error)
+                span.fail(str(error))
             except LogError as error:
                 _LOG.warning("pool %d: an append to the journal is not acknowledged: %s", self.number, error)
                 span.fail(str(error))
+            finally:
+                self._act(self.pool.append_ended(effect.record, self._clock(), refused=refused))
 
     # -- time and members ----------------------------------------------------------------------------------------
 

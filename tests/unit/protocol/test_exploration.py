@@ -13,6 +13,7 @@ from greenroom.core.messages import Claim, JournalRecord, Lost, Outcome
 from greenroom.gateway.streams import StreamBook
 from greenroom.policies.emoe_scheduling import EmoePlacement
 from greenroom.policies.placement_policy import Costs
+from greenroom.scheduler.pool import Pool
 from greenroom.worker.runs import RunTable
 from tests.unit.protocol.world import EPOCH_MS, GRACE_MS, LENGTH, Client, Faults, World
 
@@ -20,13 +21,17 @@ REQUESTS = 14
 COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 POISON = 3
 """The request that ends every worker which runs it."""
-HARSH = Faults(lose=0.05, slow=0.05, crash=0.02, pause=0.02, lose_append=0.08, hand_over=0.02)
+HARSH = Faults(
+    lose=0.05, slow=0.05, crash=0.02, pause=0.02, lose_append=0.08, slow_append=0.05, refuse=0.1, hand_over=0.02
+)
 KINDS = {
     "calm": Faults(),
     "messages": Faults(lose=0.1, slow=0.1),
     "crashes": Faults(crash=0.04),
     "pauses": Faults(pause=0.06, slow=0.02),
     "appends": Faults(lose_append=0.3, hand_over=0.05),
+    "long appends": Faults(slow_append=0.4, hand_over=0.02),
+    "refused appends": Faults(refuse=0.5, lose_append=0.1, slow_append=0.1, crash=0.01),
     "all": HARSH,
 }
 
@@ -100,11 +105,16 @@ def check(world: World) -> None:
         if outcome.reason in COMPLETED:
             assert tuple(client.tokens) == outcome.token_ids, f"{request_id}: its client had another text"
             assert len(outcome.token_ids) == LENGTH
-        if outcome.reason is FinishReason.FAILED:
+        if outcome.reason is FinishReason.FAILED and world.too_large.get(request_id):
+            assert not outcome.token_ids
+        elif outcome.reason is FinishReason.FAILED:
             assert len(losses[request_id]) >= 3, f"{request_id} failed after {losses.get(request_id)}"
             assert request_id in world.dead_letters
         if outcome.reason is FinishReason.CANCELLED:
             assert client.cancelled
+    for request_id, too_large in world.too_large.items():
+        if too_large and request_id in outcomes:
+            assert outcomes[request_id].reason not in COMPLETED
     for client in world.clients:
         if client.request.model == "poison" and client.request.request_id in outcomes:
             assert outcomes[client.request.request_id].reason not in COMPLETED
@@ -200,11 +210,44 @@ def _anyone_may_add_at_any_time(world: World) -> None:
     world.make_table = lambda: _NeedsNoLease(grace_ms=GRACE_MS, max_runs=6)
 
 
+class _TriesWhatIsRefused(Pool):
+    """Takes a refusal for an append that was lost."""
+
+    def append_ended(self, record, now, *, refused=False):  # type: ignore[no-untyped-def]
+        return super().append_ended(record, now)
+
+
+class _DoesNotWaitForAppends(Pool):
+    """Appends again though an append of it is on its way."""
+
+    def tick(self, now):  # type: ignore[no-untyped-def]
+        for entry in self.entries.values():
+            entry.appending = None
+        return super().tick(now)
+
+
+def _tries_what_is_refused(world: World) -> None:
+    world.make_pool = _TriesWhatIsRefused
+
+
+def _does_not_wait_for_appends(world: World) -> None:
+    world.make_pool = _DoesNotWaitForAppends
+
+
 def _does_not_wait(world: World) -> None:
     world.make_table = lambda: _DoesNotWait(grace_ms=GRACE_MS, max_runs=6)
 
 
-@pytest.mark.parametrize("change", [_any_claim_stands, _anyone_may_add_at_any_time, _does_not_wait])
+@pytest.mark.parametrize(
+    "change",
+    [
+        _any_claim_stands,
+        _anyone_may_add_at_any_time,
+        _does_not_wait,
+        _tries_what_is_refused,
+        _does_not_wait_for_appends,
+    ],
+)
 def test_a_missing_rule_is_found_out(change: Callable[[World], None]) -> None:
     for seed in range(40, 440):
         try:

@@ -48,7 +48,19 @@ class Bench:
     def land(self) -> None:
         """All appends become visible, and what these lead to."""
         while self.pending:
-            self.read(self.pending.pop(0))
+            record = self.pending.pop(0)
+            self.read(record)
+            self.end(record)
+
+    def end(self, record: JournalRecord, *, refused: bool = False) -> list[Effect]:
+        """Its append has come to its end, whether it landed or not."""
+        return self.do(self.pool.append_ended(record, self.now, refused=refused))
+
+    def fail(self) -> None:
+        """No append that is on its way lands, as far as is known."""
+        records, self.pending = self.pending, []
+        for record in records:
+            self.end(record)
 
     def read(self, record: JournalRecord) -> list[Effect]:
         self.journal.append(record)
@@ -154,7 +166,8 @@ def test_a_claim_that_never_lands_is_made_again() -> None:
     bench = Bench(active=False)
     bench.pool.take_over(0, 0)
     bench.do(bench.pool.claim(bench.now))
-    bench.pending.clear()
+    assert not of(bench.pass_ms(500), Append), "while it is on its way it is not made again"
+    bench.fail()
     assert of(bench.pass_ms(60), Append)
 
 
@@ -179,6 +192,8 @@ def test_the_holder_claims_anew_and_writes_again_what_was_on_its_way() -> None:
     assert bench.pool.epoch == 1
     bench.read(under_the_old)
     assert bench.pool.tracker.position == 0, "the late one is void"
+    assert not bench.pending, "one is on its way still"
+    bench.end(under_the_old)
     bench.land()
     assert bench.pool.tracker.position == 1
 
@@ -200,10 +215,59 @@ def test_an_outcome_that_does_not_land_is_appended_again() -> None:
     bench.worker()
     bench.task()
     bench.do(bench.pool.result("w", "r", bench.last_run().attempt, DONE, bench.now))
-    bench.pending.clear()
+    bench.fail()
     assert [effect for effect in bench.pass_ms(60, alive=("w",)) if isinstance(effect, Append)]
     bench.land()
     assert bench.pool.tracker.position == 1
+
+
+def test_one_append_of_an_outcome_is_on_its_way_however_long_it_takes() -> None:
+    bench = Bench()
+    bench.worker()
+    bench.task()
+    bench.do(bench.pool.result("w", "r", bench.last_run().attempt, DONE, bench.now))
+    assert not of(bench.pass_ms(10 * CONFIG.retry_ms, alive=("w",)), Append), "its append has not ended"
+    bench.fail()
+    assert not of(bench.pass_ms(0.7 * CONFIG.retry_ms, alive=("w",)), Append), "the next counts from its end"
+    assert len(of(bench.pass_ms(10 * CONFIG.retry_ms, alive=("w",)), Append)) == 1
+    bench.land()
+    assert bench.pool.tracker.position == 1
+
+
+def test_one_append_of_a_loss_is_on_its_way_however_long_it_takes() -> None:
+    bench = Bench()
+    bench.worker("w")
+    bench.task()
+    lose(bench, "w")
+    assert not of(bench.pass_ms(10 * CONFIG.retry_ms), Append)
+    bench.fail()
+    assert len(of(bench.pass_ms(10 * CONFIG.retry_ms), Append)) == 1
+    bench.land()
+    assert len(bench.pool.entries["r"].losses) == 1
+
+
+def test_a_failed_outcome_without_tokens_takes_the_place_of_one_that_the_journal_refuses() -> None:
+    bench = Bench()
+    bench.worker()
+    bench.task()
+    bench.do(bench.pool.result("w", "r", bench.last_run().attempt, DONE, bench.now))
+    bench.end(bench.pending.pop(), refused=True)
+    bench.land()
+    [outcome] = bench.outcomes()
+    assert (outcome.reason, outcome.token_ids, outcome.logprobs) == (FinishReason.FAILED, (), None)
+    assert "larger than the journal takes" in outcome.message
+    assert bench.pool.tracker.position == 1
+    assert not bench.pool.seats["w"].placed
+
+
+def test_a_journal_that_refuses_everything_is_not_asked_without_a_pause() -> None:
+    bench = Bench()
+    bench.worker()
+    bench.task()
+    bench.do(bench.pool.result("w", "r", bench.last_run().attempt, DONE, bench.now))
+    bench.end(bench.pending.pop(), refused=True)
+    assert not bench.end(bench.pending.pop(), refused=True)
+    assert len(of(bench.pass_ms(60, alive=("w",)), Append)) == 1
 
 
 def test_a_second_outcome_changes_nothing() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from greenroom.core.clock import SteadyClock
 from greenroom.core.generation import FinishReason, SamplingParams
-from greenroom.core.messages import Member, MemberKind, Message, Request, Task, encode
+from greenroom.core.messages import JournalRecord, Member, MemberKind, Message, Outcome, Request, Task, decode, encode
 from greenroom.fabric.current import request_id
 from greenroom.fabric.lifecycle.logs import JsonLines
 from greenroom.fabric.log import AppendRefused, AppendUnknown, Headers, MemoryLog, Position
@@ -76,8 +76,14 @@ class Troubled(MemoryLog):
 
     unknown = ""
     refuses = False
+    largest = ""
+    """Whose outcome with tokens it takes for too large."""
 
     async def append(self, topic: str, value: bytes | None, **how: Any) -> Position:
+        if topic == JOURNAL and self.largest and how["key"] == self.largest.encode():
+            record = decode(value or b"", JournalRecord)
+            if isinstance(record, Outcome) and record.token_ids:
+                raise AppendRefused("too large")
         position = await super().append(topic, value, **how)
         if topic == JOURNAL and self.unknown and how["key"] == self.unknown.encode():
             self.unknown = ""
@@ -198,6 +204,25 @@ async def test_an_outcome_that_is_not_acknowledged_is_of_its_request(wire: Wire,
             await scheduler.feed(task(name))
         await scheduler.until_all_ended()
     assert scheduler.ids_of("is not acknowledged") == [CARRIED]
+
+
+async def test_an_outcome_that_is_too_large_for_the_journal_fails_its_request_once(
+    wire: Wire, lines: io.StringIO
+) -> None:
+    await wire.serve(OneAtATime())  # type: ignore[arg-type]
+    async with scheduling(wire, lines) as scheduler:
+        scheduler.log.largest = CARRIED
+        for name in ("r-1", CARRIED):
+            await scheduler.feed(task(name))
+        await scheduler.until_all_ended()
+        async with scheduler.log.reader(JOURNAL, 0) as reader:
+            found = [decode(record.value or b"", JournalRecord) for record in await reader.poll(1.0)]
+    outcomes = {record.request_id: record for record in found if isinstance(record, Outcome)}
+    assert (outcomes["r-1"].reason, outcomes["r-1"].token_ids) == (FinishReason.STOP, (7,))
+    failed = outcomes[CARRIED]
+    assert (failed.reason, failed.token_ids) == (FinishReason.FAILED, ())
+    assert "larger than the journal takes" in failed.message
+    assert scheduler.ids_of("the journal refuses a record") == [CARRIED]
 
 
 async def test_a_dead_letter_is_of_its_request_and_what_comes_after_it_is_not(

@@ -39,13 +39,17 @@ CONFIG = PoolConfig(
 
 @dataclass
 class Faults:
-    """How often what goes wrong, as probabilities of one message or one tenth of a second."""
+    """How often what goes wrong, as probabilities of one message or one tenth of a second. ``slow_append``: of an append
+    to the journal that takes many times as long as the scheduler waits before it tries anything again; ``refuse``: of a
+    request whose outcome the journal does not take with its tokens."""
 
     lose: float = 0.0
     slow: float = 0.0
     crash: float = 0.0
     pause: float = 0.0
     lose_append: float = 0.0
+    slow_append: float = 0.0
+    refuse: float = 0.0
     hand_over: float = 0.0
 
 
@@ -127,17 +131,20 @@ class Scheduler(Node):
     """Carries out a Pool's effects. Holds the partition when the world says so."""
 
     def start(self) -> None:
-        self.pool = Pool(f"{self.name}.{self.life}", CONFIG, self.world.make_policy())
+        self.pool = self.world.make_pool(f"{self.name}.{self.life}", CONFIG, self.world.make_policy())
         self.replay_to: int | None = None
         self.position = self.next_task = 0
         self.holding = False
+        self.generation = -1
         self.connections: dict[str, int] = {}
+        self.pool_life = 0
+        self.flying: set[object] = set()
         self.every(10, self._poll)
         self.every(30, self._tick)
         self.every(60, self._commit)
 
     def assigned(self) -> None:
-        self.holding = True
+        self.holding, self.generation = True, self.world.generation
         self._take_over()
 
     def _take_over(self) -> None:
@@ -146,6 +153,7 @@ class Scheduler(Node):
         since = world.task_times[world.committed] if world.committed < len(world.tasks) else world.now
         start = next((i for i, at in enumerate(world.journal_times) if at >= since - 2_000), len(world.journal))
         self.pool.take_over(start, self.next_task)
+        self.pool_life += 1
         self.position, self.replay_to = start, len(world.journal)
         self.connections = {}
 
@@ -156,8 +164,8 @@ class Scheduler(Node):
 
     def _poll(self) -> None:
         world = self.world
-        if world.holder is not self and self.holding:
-            self.revoked()  # it learns of it when it next polls
+        if self.holding and not self._holds:
+            self.revoked()  # it learns of it when it next polls, also where it has come back to it since
         if world.holder is self and not self.holding:
             self.assigned()
         if self.replay_to is None and self.pool.role is Role.STANDBY:
@@ -191,8 +199,13 @@ class Scheduler(Node):
         self._do(self.pool.tick(self.world.now))
         self.pool.audit()
 
+    @property
+    def _holds(self) -> bool:
+        """Whether the group's coordinator would take a commit of it: not of an assignment that is over."""
+        return self.world.holder is self and self.generation == self.world.generation
+
     def _commit(self) -> None:
-        if self.world.holder is self and self.holding and self.pool.role in (Role.LISTING, Role.ACTIVE):
+        if self._holds and self.holding and self.pool.role in (Role.LISTING, Role.ACTIVE):
             position = self.pool.tracker.position
             assert position >= self.world.committed, "commits go forward"
             self.world.committed = position
@@ -235,7 +248,7 @@ class Scheduler(Node):
         for effect in effects:
             match effect:
                 case wanted.Append(record):
-                    self.world.append_journal(self, record)
+                    self._append(record)
                 case wanted.Bury(request_id):
                     self._bury(request_id)
                 case wanted.ListRuns(worker):
@@ -251,6 +264,19 @@ class Scheduler(Node):
                 case wanted.Deposed():
                     # Whoever really holds the partition takes over again.
                     self.holding = False
+
+    def _append(self, record: JournalRecord) -> None:
+        """One append of a record at a time, whatever becomes of it."""
+        what = record.request_id if isinstance(record, Outcome) else record
+        flight = (self.pool.scheduler, self.pool_life, what)
+        assert flight not in self.flying, f"{what} is appended while an append of it is on its way"
+        self.flying.add(flight)
+
+        def ended(refused: bool) -> None:
+            self.flying.discard(flight)
+            self._do(self.pool.append_ended(record, self.world.now, refused=refused))
+
+        self.world.append_journal(self, record, ended)
 
     def _bury(self, request_id: str) -> None:
         self.world.dead_letters.append(request_id)
@@ -582,11 +608,16 @@ class World:
         self.clients: list[Client] = []
         self.accepted: set[str] = set()
         self.starts: dict[str, int] = {}
+        self.refuse = faults.refuse
+        self.too_large: dict[str, bool] = {}
         self.history: list[str] = []
         self.holder: Scheduler | None = None
+        self.generation = 0
+        """Of the group: how often the partition was given to another."""
         self.make_table: Callable[[], runs.RunTable] = lambda: runs.RunTable(grace_ms=GRACE_MS, max_runs=6)
         self.make_book: Callable[[], StreamBook] = StreamBook
         self.make_fold: Callable[[], JournalFold] = JournalFold
+        self.make_pool: type[Pool] = Pool
         self.make_policy: Callable[[], PlacementPolicy] = FcfsPlacement
         self.costs = Costs()
         self.slos: tuple[Slo, ...] = (Slo(),)
@@ -652,15 +683,34 @@ class World:
             self._append(sender, land, acknowledged)
             acknowledged = None
 
-    def append_journal(self, sender: Node, record: JournalRecord) -> None:
+    def append_journal(self, sender: Node, record: JournalRecord, ended: Callable[[bool], None]) -> None:
+        """``ended``: told when its append has come to its end, and whether it was refused."""
+
         def land() -> None:
             self.journal.append(record)
             self.journal_times.append(self.now)
 
-        self._append(sender, land, None)
+        if isinstance(record, Outcome) and record.token_ids and self.refuses(record.request_id):
+            sender.later(self.random.uniform(0.3, 4.0), lambda: ended(True))
+            return
+        slow = self.random.uniform(1, 6) * CONFIG.retry_ms if self.random.random() < self.faults.slow_append else 0.0
+        self._append(sender, land, lambda known: ended(False), slow=slow)
 
-    def _append(self, sender: Node, land: Callable[[], None], acknowledged: Callable[[bool], None] | None) -> None:
-        delay = self.random.uniform(0.3, 4.0)
+    def refuses(self, request_id: str) -> bool:
+        """Whether the journal takes its outcome for too large: the same for every attempt."""
+        if request_id not in self.too_large:
+            self.too_large[request_id] = self.random.random() < self.refuse
+        return self.too_large[request_id]
+
+    def _append(
+        self,
+        sender: Node,
+        land: Callable[[], None],
+        acknowledged: Callable[[bool], None] | None,
+        *,
+        slow: float = 0.0,
+    ) -> None:
+        delay = self.random.uniform(0.3, 4.0) + slow
         fate = self.random.random()
         if fate < self.faults.lose_append:
             if acknowledged is not None:
@@ -697,6 +747,7 @@ class World:
             others = [s for s in self.schedulers if s.alive and s is not holder and s.paused_until <= self.now]
             if others:
                 self.holder = self.random.choice(others)
+                self.generation += 1
                 self.log(f"{self.holder.name} gets the partition")
 
     def calm(self) -> None:
