@@ -41,6 +41,9 @@ from greenroom.worker.service_counters import ServiceCollector
 
 _LOG_BYTES = 64 * MIB
 """For what is on its way, and for outcomes that a retry may ask for."""
+_TTL_MS = 3_600_000
+"""Who shares a process ends with it. A sleeping laptop or a throttled container stops all of them at once, and none of
+them is gone for its silence: hence no end of a worker's lease either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +83,18 @@ class EmbeddedConfig:
         return self.forecast_every > 0 or self.artifact_every_s > 0
 
     def scheduler(self) -> SchedulerConfig:
-        pool = PoolConfig(max_waiting=self.max_waiting, max_queue_wait_ms=self.max_queue_wait_s * 1000)
-        return SchedulerConfig(pool=pool, policy=self.scheduling, policy_options=self.scheduling_options)
+        pool = PoolConfig(
+            max_waiting=self.max_waiting, max_queue_wait_ms=self.max_queue_wait_s * 1000, lease_ms=math.inf
+        )
+        return SchedulerConfig(
+            pool=pool, policy=self.scheduling, policy_options=self.scheduling_options, ttl_ms=_TTL_MS
+        )
 
     def worker(self, instance: str) -> ServiceConfig:
         return ServiceConfig(
             instance=instance,
             max_running=self.max_running,
+            ttl_ms=_TTL_MS,
             traces=TraceConfig(enabled=self.predicts),
             forecasts=ForecastConfig(every=self.forecast_every, predictor=self.forecast_predictor),
             artifacts=ArtifactConfig(every_ms=self.artifact_every_s * 1000.0),
@@ -132,7 +140,9 @@ def embedded_parts(
     )
     registry.register(SchedulerCollector(scheduler))
     registry.register(MembersCollector(directory))
-    flow = PipelineConfig(default_timeout_s=front.request_timeout_s, max_timeout_s=front.max_request_timeout_s)
+    flow = PipelineConfig(
+        default_timeout_s=front.request_timeout_s, max_timeout_s=front.max_request_timeout_s, ttl_ms=_TTL_MS
+    )
     pipeline = Pipeline(flow, instance=f"gateway.{name}", log=log, directory=directory)
     registry.register(PipelineCollector(pipeline))
     gateway = GatewayService(Gateway(front, pipeline, text, registry))

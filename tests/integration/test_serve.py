@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,11 @@ from greenroom.demo.tasks import TASKS, Sample, samples
 from greenroom.policies.registry import EXPERT_POLICIES
 from tests.integration import server as server_module
 from tests.integration.server import Server, refusal
+from tests.pausing import pause
 
+IGNORE_EOS = {"ignore_eos": True}
+PAUSE_S = 3.6
+"""Longer than a worker's lease where it has a process of its own."""
 CHECKED = 30  # samples a task; `make test-full` takes all of the card's
 
 
@@ -184,6 +189,27 @@ async def test_what_can_not_be_served_changes_nothing(server: Server, client: op
         )  # fmt: skip
     assert (await until_idle(server))["greenroom_batch_requests_running"] == 0
     assert (await answer(client, name, next(samples("classify", 1, seed=1)).prompt))[1] == "stop"
+
+
+async def test_pauses_longer_than_a_lease_end_no_request(server: Server, client: openai.AsyncOpenAI) -> None:
+    """As of a laptop that sleeps, or a container that is throttled: scheduler and worker stand still together."""
+    name = await model_name(client)
+    ask: Any = partial(
+        client.completions.create, model=name, max_tokens=96, temperature=0, stream=True, extra_body=IGNORE_EOS
+    )
+    streams = [await ask(prompt=f"Kira drinks {number}") for number in range(16)]
+    first = aiter(streams[0])
+    for _ in range(3):
+        await anext(first)
+        await asyncio.to_thread(pause, server.process.pid)
+        await asyncio.sleep(PAUSE_S)
+        server.process.send_signal(signal.SIGCONT)
+
+    async def reason(stream: Any) -> str | None:
+        return [part.choices[0].finish_reason async for part in stream][-1]
+
+    assert await asyncio.gather(*(reason(stream) for stream in [first, *streams[1:]])) == ["length"] * 16
+    assert not [line for line in server.log if "dead letters" in line or "is lost under" in line]
 
 
 def test_sigterm_drains_and_the_next_start_is_warm(cache: Path) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.messages import Lost
 from greenroom.embedded import EmbeddedConfig
 from greenroom.policies.registry import PLACEMENT_POLICIES
+from greenroom.scheduler.effects import Append, Disconnect
+from greenroom.worker.runs import RunTable
+from tests.unit.protocol.test_pool import DONE, Bench
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,26 @@ def test_the_parts_get_what_it_says() -> None:
     assert (follows.worker("w").artifacts.every_ms, follows.worker("w").forecasts.every) == (2500.0, 0)
     assert not EmbeddedConfig().predicts
     assert EmbeddedConfig(forecast_every=1, forecast_predictor="emoe-l").worker("w").forecasts.predictor == "emoe-l"
+
+
+@pytest.mark.parametrize("pause_ms", [3_600.0, 8 * 3_600_000.0])
+def test_a_pause_of_the_whole_process_is_no_workers_loss(pause_ms: float) -> None:
+    """Scheduler and worker stand still together: the clock of both has jumped when they go on."""
+    bench = Bench(EmbeddedConfig().scheduler().pool)
+    bench.worker()
+    bench.task(deadline_ms=2**40)
+    table = RunTable(grace_ms=1_000.0, max_runs=8)
+    table.renew(0, bench.now + bench.pool.config.lease_ms, bench.now)
+    for _ in range(3):
+        bench.now += pause_ms
+        effects = bench.do(bench.pool.tick(bench.now))
+        assert not [effect for effect in effects if isinstance(effect, Append) and isinstance(effect.record, Lost)]
+        assert not [effect for effect in effects if isinstance(effect, Disconnect)]
+        assert table.holds_lease(bench.now), "what is generated is sent at once"
+        bench.land()
+    bench.do(bench.pool.result("w", "r", bench.last_run().attempt, DONE, bench.now))
+    bench.land()
+    assert [outcome.reason for outcome in bench.outcomes()] == [DONE.reason]
 
 
 def test_torch_is_not_waited_for() -> None:

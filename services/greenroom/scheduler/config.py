@@ -19,7 +19,8 @@ class PoolConfig:
     ``max_waiting``: requests that wait at most; more are shed. ``max_queue_wait_ms``: one that has not begun by then
     is shed. ``read_ahead``: unfinished records of ``tasks`` that are held at most, and ``read_ahead_span`` records
     behind the first of them, finished ones included: what a restart reads again. ``lease_ms``: how long a worker may
-    emit after its last renewal, and after how long of silence it is lost. ``max_losses``: workers lost under a
+    emit after its last renewal, and after how long of silence it is lost; infinite where both share a process, which is
+    paused as a whole. ``max_losses``: workers lost under a
     request before it is given up; ``alone_after``: losses from which it runs alone on its worker. ``retry_ms``: after
     how long something that should have come back is asked for again. ``reclaim_ms``: how often the holder claims
     anew, so that a reader which starts late soon knows the epoch. ``remember_ms``: how long a finished request is
@@ -41,7 +42,9 @@ class PoolConfig:
         for name in ("max_waiting", "read_ahead", "read_ahead_span", "max_losses", "alone_after"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(name, getattr(self, name), "it is a number from 1")
-        for name in ("max_queue_wait_ms", "lease_ms", "retry_ms", "reclaim_ms", "remember_ms"):
+        if not self.lease_ms > 0:
+            raise InvalidConfig("lease_ms", self.lease_ms, "it is a number of milliseconds above 0")
+        for name in ("max_queue_wait_ms", "retry_ms", "reclaim_ms", "remember_ms"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InvalidConfig(name, getattr(self, name), "it is a number of milliseconds above 0")
 

@@ -249,11 +249,12 @@ class _Link:
             await asyncio.sleep(pause)
 
     async def _connect(self) -> None:
+        lease_ms = self._pool.config.lease_ms
         hello = worker_pb2.LeaseHello(
             epoch=self._pool.epoch,
             scheduler=self._pool.scheduler,
             worker=self.member.instance,
-            lease_ms=int(self._pool.config.lease_ms),
+            lease_ms=0 if math.isinf(lease_ms) else max(1, int(lease_ms)),
         )
         call = self.stub.Lease()
         reached = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from greenroom.worker.runs import RunRefused
 _HELLO_S = 10.0
 _ASKS_A_LEASE = 4
 _SHORTEST_S = 0.01
+_LONGEST_S = 1.0
+"""What the worker says of itself with every request for a lease is not to be older, however long the lease."""
 _REMEMBERED = 16
 """Requests for a lease whose grant may still come: more than are ever on the way."""
 
@@ -99,8 +102,6 @@ class Leases:
         hello = first.hello
         check_meant(hello.worker, self._holder.instance)
         check_epoch(hello.epoch, self._holder.epoch)
-        if hello.lease_ms < 1:
-            raise InvalidRequest("lease_ms: a number of milliseconds from 1", param="lease_ms")
         return hello
 
 
@@ -110,7 +111,7 @@ class LeaseSession:
     def __init__(self, holder: LeaseHolder, hello: worker_pb2.LeaseHello) -> None:
         self.scheduler = hello.scheduler
         self._holder = holder
-        self._lease_ms = hello.lease_ms
+        self._lease_ms = hello.lease_ms or math.inf
         self._asked: dict[int, float] = {}
         self._wake = asyncio.Event()
         self._ended = False
@@ -125,10 +126,10 @@ class LeaseSession:
     async def asks(
         self, requests: AsyncIterator[worker_pb2.LeaseFromScheduler]
     ) -> AsyncGenerator[worker_pb2.LeaseFromWorker, None]:
-        """Asks several times a lease, and whenever ``ask`` was called, until the scheduler hangs up or ``end``."""
+        """Asks several times a lease and a second at least, and whenever ``ask`` was called, until the scheduler hangs up or ``end``."""
         grants = asyncio.create_task(self._grants(requests), name=f"lease grants of {self.scheduler}")
         grants.add_done_callback(lambda task: self.end())
-        every = max(_SHORTEST_S, self._lease_ms / 1000.0 / _ASKS_A_LEASE)
+        every = min(max(_SHORTEST_S, self._lease_ms / 1000.0 / _ASKS_A_LEASE), _LONGEST_S)
         sequence = 0
         try:
             while not self._ended:
