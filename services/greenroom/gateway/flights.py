@@ -71,6 +71,8 @@ class Flights:
         self._keep_bytes = keep_bytes
         self._flights: dict[str, Flight] = {}
         self._outcomes: OrderedDict[str, bytes] = OrderedDict()
+        self._older: OrderedDict[str, bytes] = OrderedDict()
+        """Those from before the journal was followed: the first to go."""
         self._kept = 0
         self.dropped = 0
         """Outcomes of keyed requests that were given up for room before their retention was over."""
@@ -102,8 +104,8 @@ class Flights:
 
     def outcome(self, outcome: Outcome) -> None:
         """An outcome that counts. Of a request the first; what follows is passed over here."""
-        if outcome.keyed and outcome.request_id not in self._outcomes:
-            self._keep(outcome)
+        if outcome.keyed and self.known(outcome.request_id) is None:
+            self._keep(outcome, self._outcomes)
         flight = self._flights.pop(outcome.request_id, None)
         if flight is None:
             return
@@ -118,16 +120,25 @@ class Flights:
         except Diverged as error:
             flight.finish(as_finished(outcome, str(error)))
 
+    def older(self, outcome: Outcome) -> None:
+        """An outcome that counts, from before all that ``outcome`` was told, in the journal's order. No request that
+        is on its way is ended by it."""
+        if not outcome.keyed or outcome.request_id in self._older:
+            return
+        later = self._outcomes.pop(outcome.request_id, None)
+        self._kept -= len(later or b"")
+        self._keep(outcome, self._older)
+
     def known(self, request_id: str) -> bytes | None:
         """The outcome of a keyed request, encoded, where it is kept."""
-        return self._outcomes.get(request_id)
+        return self._older.get(request_id) or self._outcomes.get(request_id)
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _keep(self, outcome: Outcome, among: OrderedDict[str, bytes]) -> None:
         data = encode(outcome)
-        self._outcomes[outcome.request_id] = data
+        among[outcome.request_id] = data
         self._kept += len(data)
         while self._kept > self._keep_bytes:
-            _, oldest = self._outcomes.popitem(last=False)
+            _, oldest = (self._older or self._outcomes).popitem(last=False)
             self._kept -= len(oldest)
             self.dropped += 1
 

@@ -10,54 +10,55 @@ from dataclasses import dataclass
 from greenroom.core.clock import SteadyClock
 from greenroom.core.errors import Conflict, InvalidConfig, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, ServedModel
-from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.logprobs import unpack_tokens
 from greenroom.core.messages import (
     Cancel,
-    JournalRecord,
     Member,
     MemberKind,
     ModelCard,
     Outcome,
     Request,
-    Undecodable,
     decode,
     encode,
 )
 from greenroom.fabric import telemetry
-from greenroom.fabric.lifecycle import Part
-from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Log, LogError, Record
+from greenroom.fabric.lifecycle import Part, reached
+from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Log, LogError
 from greenroom.fabric.members import Announcer, Directory
-from greenroom.fabric.topics import JOURNAL, REQUESTS
+from greenroom.fabric.topics import REQUESTS
 from greenroom.gateway.errors import unavailable
 from greenroom.gateway.flights import CONFLICT, Flight, Flights, as_finished
+from greenroom.gateway.journal import JournalReader
 from greenroom.gateway.streams import StreamBook
 from greenroom.gateway.tokens_service import TokensService
 
 _LOG = logging.getLogger(__name__)
-_POLL_S = 1.0
 _PROMPT_CHARS = 8192
 _CANCEL_TRIES = 3
+_OLDER_RETRY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
     """``pool``: the pool whose model is served here. ``append_timeout_s``: how long an append may take before it is
     unknown. ``default_timeout_s``, ``max_timeout_s``: from acceptance to a request's end. ``keep_outcomes_bytes``:
-    outcomes of keyed requests that are kept for a retry. ``ttl_ms``: of what the gateway says of itself on
-    ``members``: a worker takes a gateway for gone that has been silent for so long."""
+    outcomes of keyed requests that are kept for a retry. ``journal_margin_s``: how much of the journal is read, beyond
+    ``max_timeout_s``, before a start is over: for clocks that differ, and for a claim to be met. ``ttl_ms``: of what
+    the gateway says of itself on ``members``: a worker takes a gateway for gone that has been silent for so long."""
 
     pool: int = 0
     append_timeout_s: float = 10.0
     default_timeout_s: float = 600.0
     max_timeout_s: float = 3600.0
     keep_outcomes_bytes: int = 256 * 1024 * 1024
+    journal_margin_s: float = 180.0
     ttl_ms: int = 6_000
 
     def __post_init__(self) -> None:
         if self.pool < 0:
             raise InvalidConfig("pool", self.pool, "it is a number from 0")
-        for field in ("append_timeout_s", "default_timeout_s", "max_timeout_s", "keep_outcomes_bytes", "ttl_ms"):
+        above_0 = ("append_timeout_s", "default_timeout_s", "max_timeout_s", "keep_outcomes_bytes", "ttl_ms")
+        for field in (*above_0, "journal_margin_s"):
             if not getattr(self, field) > 0:
                 raise InvalidConfig(field, getattr(self, field), "it is a number above 0")
         if self.default_timeout_s > self.max_timeout_s:
@@ -68,7 +69,8 @@ class Pipeline(Part):
     """As ``greenroom.core.generation.Generator`` has it, on a log.
 
     ``tokens`` is the servicer that workers send tokens to, at ``address``, which must be known when it is started;
-    ``start`` returns once the retained part of the journal has been read, so that a key's outcome is known (rule 10).
+    ``start`` returns once the journal has been read from where requests that are on their way may have ended. Requests
+    with an idempotency key are refused until all that is retained has been, so that a key's outcome is known (rule 10).
     ``text_digest``: of the tokenizer in use here; workers with another are not served for. None: of any.
     """
 
@@ -89,30 +91,22 @@ class Pipeline(Part):
         self._log = log
         self._directory = directory
         self._clock = SteadyClock()
-        self._fold = JournalFold()
         self.flights = Flights(StreamBook(), config.keep_outcomes_bytes)
         self.tokens = TokensService(instance, self.flights)
         self._announcer = Announcer(log, self._member)
         self._card: ModelCard | None = None
         self._text_digest = text_digest
         self._stranger: str | None = None
-        self._caught_up = False
-        self.journal_unreadable = 0
-        """Records of the journal that could not be read and were passed over; the scheduler writes dead letters."""
+        self._journal = JournalReader(log, config.pool, outcome=self._outcome, older=self.flights.older)
         self._cancels: set[asyncio.Task[None]] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        caught_up = asyncio.Event()
-        following = self.tasks.start(self._follow(caught_up), name="journal", forever=True)
-        waiting = asyncio.ensure_future(caught_up.wait())
-        try:
-            await asyncio.wait([waiting, following], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        if following.done():
-            following.result()
+        since_ms = self._clock() - (self._config.max_timeout_s + self._config.journal_margin_s) * 1000
+        following = self.tasks.start(self._journal.follow(since_ms), name="journal", forever=True)
+        await reached(self._journal.caught_up, following)
+        self.tasks.start(self._journal.read_older(), name="older journal")
         await self._announcer.start()
 
     async def stop(self) -> None:
@@ -136,7 +130,7 @@ class Pipeline(Part):
 
     @property
     def unready(self) -> str | None:
-        if not self._caught_up:
+        if not self._journal.caught_up.is_set():
             return "the journal has not been read to its end yet"
         if self._model_card() is not None:
             return None
@@ -174,6 +168,13 @@ class Pipeline(Part):
         if flight is not None and not request.keyed:
             raise InvalidRequest(f"request {request.request_id!r} is running already", code="duplicate_request")
         if flight is None:
+            if request.keyed and self._journal.reading_older:
+                raise unavailable(
+                    "the outcomes of earlier requests are being read: send this one again later, or without its "
+                    "idempotency key",
+                    "keys_not_read",
+                    _OLDER_RETRY_S,
+                )
             known = self.flights.known(request.request_id) if request.keyed else None
             if known is not None:
                 for event in _from_outcome(known, request.digest):
@@ -302,28 +303,14 @@ class Pipeline(Part):
 
     # -- the journal ---------------------------------------------------------------------------------------------
 
-    async def _follow(self, caught_up: asyncio.Event) -> None:
-        async with self._log.reader(JOURNAL, self._config.pool) as reader:
-            self._fold = JournalFold(reader.position)
-            end = await reader.end()
-            while True:
-                if reader.position >= end:
-                    self._caught_up = True
-                    caught_up.set()
-                for record in await reader.poll(_POLL_S if self._caught_up else 0.1):
-                    self._read(record)
+    def _outcome(self, outcome: Outcome) -> None:
+        self.flights.outcome(outcome)
+        self.tokens.ended(outcome.request_id)
 
-    def _read(self, record: Record) -> None:
-        try:
-            content: JournalRecord = decode(record.value or b"", JournalRecord)
-        except Undecodable as error:
-            _LOG.warning("journal record %d can not be read: %s", record.offset, error)
-            self._fold.skip(record.offset)
-            self.journal_unreadable += 1
-            return
-        if self._fold.read(record.offset, content) is Verdict.COUNTS and isinstance(content, Outcome):
-            self.flights.outcome(content)
-            self.tokens.ended(content.request_id)
+    @property
+    def journal_unreadable(self) -> int:
+        """Records of the journal that could not be read and were passed over."""
+        return self._journal.unreadable
 
 
 def _from_outcome(data: bytes, digest: bytes) -> list[Event]:

@@ -58,7 +58,7 @@ _PAUSED_POLL_S = 0.05
 _REJOIN_S = 1.0
 _INBOX = 1024
 _APPEND_S = 60.0
-"""An append of a record is tried anew only when the one before has ended, so in an outage each costs a copy a minute."""
+"""A record is appended anew only when the append before has ended, so an outage costs a copy of it a minute."""
 
 
 class PoolRunner:

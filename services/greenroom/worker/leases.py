@@ -126,7 +126,8 @@ class LeaseSession:
     async def asks(
         self, requests: AsyncIterator[worker_pb2.LeaseFromScheduler]
     ) -> AsyncGenerator[worker_pb2.LeaseFromWorker, None]:
-        """Asks several times a lease and a second at least, and whenever ``ask`` was called, until the scheduler hangs up or ``end``."""
+        """Asks several times a lease, once a second at least, and whenever ``ask`` was called: until the scheduler
+        hangs up or ``end``."""
         grants = asyncio.create_task(self._grants(requests), name=f"lease grants of {self.scheduler}")
         grants.add_done_callback(lambda task: self.end())
         every = min(max(_SHORTEST_S, self._lease_ms / 1000.0 / _ASKS_A_LEASE), _LONGEST_S)

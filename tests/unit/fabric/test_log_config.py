@@ -112,6 +112,11 @@ def test_what_can_not_heal_is_fatal_and_the_rest_is_not(error: Exception, kind: 
     assert type(as_log_error("reading things", error)) is kind
 
 
+@pytest.mark.parametrize(("replicas", "in_sync"), [(1, None), (2, "2"), (3, "2")])
+def test_what_is_acknowledged_is_on_two_brokers_where_there_are_two(replicas: int, in_sync: str | None) -> None:
+    assert settings(Topic("things"), replicas).get("min.insync.replicas") == in_sync
+
+
 def test_a_topic_is_created_so_that_it_contradicts_nothing() -> None:
     for topic in (Topic("things", 3, 1000), Topic("things", compacted=True, max_message_bytes=5)):
         chosen = settings(topic, 3)

@@ -46,7 +46,7 @@ def test_the_model_is_the_least_that_all_of_its_workers_take_and_is_remembered()
 def test_workers_with_another_tokenizer_are_not_served_for_and_the_reason_is_told() -> None:
     members = Members()
     made = pipeline(members)
-    made._caught_up = True
+    made._journal.caught_up.set()
     members.here = [worker("a", text="another")]
     assert "tokenizer is another" in (made.unready or "")
     members.here.append(worker("b"))

@@ -39,9 +39,9 @@ CONFIG = PoolConfig(
 
 @dataclass
 class Faults:
-    """How often what goes wrong, as probabilities of one message or one tenth of a second. ``slow_append``: of an append
-    to the journal that takes many times as long as the scheduler waits before it tries anything again; ``refuse``: of a
-    request whose outcome the journal does not take with its tokens."""
+    """How often what goes wrong, as probabilities of one message or one tenth of a second. ``slow_append``: of an
+    append to the journal that takes many times as long as the scheduler waits before it tries anything again;
+    ``refuse``: of a request whose outcome the journal does not take with its tokens."""
 
     lose: float = 0.0
     slow: float = 0.0

@@ -112,7 +112,8 @@ def contradictions(asked: Topic, there: Known) -> list[str]:
 
 
 def settings(topic: Topic, replicas: int) -> dict[str, str]:
-    """How a topic is created. With three replicas an append is acknowledged only while two have it."""
+    """How a topic is created. Where there is more than one replica an append is acknowledged only while two have it: so
+    of two the loss of either stops appends, and of three the loss of one does not."""
     chosen = {
         "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": str(topic.max_message_bytes),
@@ -120,8 +121,8 @@ def settings(topic: Topic, replicas: int) -> dict[str, str]:
     }
     if topic.retention_ms is not None and not topic.compacted:
         chosen["retention.ms"] = str(topic.retention_ms)
-    if replicas > 2:
-        chosen["min.insync.replicas"] = str(replicas - 1)
+    if replicas > 1:
+        chosen["min.insync.replicas"] = str(max(2, replicas - 1))
     return chosen
 
 
