@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from greenroom.fabric.lifecycle import Service
-    from greenroom.fabric.log import Log
+    from greenroom.fabric.log.watched import WatchedLog
 
 
 @click.command()
@@ -71,13 +71,18 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     text = TextProcessor.from_folder(folder)
     endpoint = endpoint_from(options)
 
-    def make(log: Log, registry: CollectorRegistry, instance: str) -> list[Service]:
+    def make(log: WatchedLog, registry: CollectorRegistry, instance: str) -> list[Service]:
         directory = Directory(log)
         flow = PipelineConfig(
             pool=pool, default_timeout_s=config.request_timeout_s, max_timeout_s=config.max_request_timeout_s
         )
         pipeline = Pipeline(
-            flow, instance=instance, log=log, directory=directory, text_digest=text_digest(Path(folder))
+            flow,
+            instance=instance,
+            log=log,
+            directory=directory,
+            text_digest=text_digest(Path(folder)),
+            health=log.health,
         )
         tokens = Served("tokens", endpoint, [pipeline.tokens], owner=pipeline)
         service = GatewayService(Gateway(config, pipeline, text, registry))

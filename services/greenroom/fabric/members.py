@@ -259,8 +259,9 @@ class Directory:
         instance = (record.key or b"").decode(errors="replace")
         self._newest_ms = max(self._newest_ms, record.timestamp_ms)
         if record.value is None:
+            new = instance in self._seen or instance not in self._gone
             self._leave(instance)
-            return True
+            return new
         try:
             member: Member = decode(record.value, Member)
         except Undecodable as error:
