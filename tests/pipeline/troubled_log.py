@@ -29,12 +29,14 @@ def in_turn(topic: str, *troubles: str) -> Trouble:
 
 
 class TroubledLog(MemoryLog):
-    """``dead``: whoever uses it has died; nothing of what it still does on its way out is done."""
+    """``lose_held``: what was held is lost when it is released. ``dead``: whoever uses it has died; nothing of what it
+    still does on its way out is done."""
 
     def __init__(self, broker: MemoryBroker, trouble: Trouble = no_trouble) -> None:
         super().__init__(broker)
         self.trouble = trouble
         self.dead = False
+        self.lose_held = False
         self.shown_partitions: int | None = None
         self.appends: list[tuple[str, bytes | None]] = []
         self._released = asyncio.Event()
@@ -67,6 +69,8 @@ class TroubledLog(MemoryLog):
         if trouble == "held":
             self.holding.set()
             await self._released.wait()
+            if self.lose_held:
+                raise AppendUnknown("no answer came")
         if trouble == "lost":
             raise AppendUnknown("no answer came")
         if trouble == "refused":

@@ -23,6 +23,7 @@ class Flight:
     keyed: bool
     tokens: list[Token] = field(default_factory=list)
     finished: Finished | None = None
+    failure: Exception | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, tokens: Sequence[Token]) -> None:
@@ -33,8 +34,13 @@ class Flight:
         self.finished = finished
         self.changed.set()
 
+    def fail(self, error: Exception) -> None:
+        """There will be no end of it here."""
+        self.failure = error
+        self.changed.set()
+
     async def events(self) -> AsyncIterator[Event]:
-        """All of it from the beginning, as it comes."""
+        """All of it from the beginning, as it comes. Raises what ``fail`` was told."""
         given = 0
         while True:
             while given < len(self.tokens):
@@ -43,6 +49,8 @@ class Flight:
             if self.finished is not None:
                 yield self.finished
                 return
+            if self.failure is not None:
+                raise self.failure
             changed = self.changed
             await changed.wait()
             if changed is self.changed:
@@ -93,10 +101,17 @@ class Flights:
         return flight
 
     def forget(self, flight: Flight) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more, and a cancel follows."""
         if self._flights.get(flight.request_id) is flight:
             del self._flights[flight.request_id]
             self.book.forget(flight.request_id)
+
+    def disown(self, flight: Flight, why: Exception) -> None:
+        """Nobody waits for it any more: who joined it is told ``why``. Where it was taken it goes on (rule 8)."""
+        if self._flights.get(flight.request_id) is flight:
+            del self._flights[flight.request_id]
+            self.book.disown(flight.request_id)
+            flight.fail(why)
 
     def delivered(self, request_id: str, tokens: Sequence[Token]) -> None:
         """New tokens that the book has let through."""

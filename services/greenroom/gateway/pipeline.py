@@ -26,7 +26,7 @@ from greenroom.fabric.lifecycle import Part, reached
 from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Log, LogError
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.topics import REQUESTS
-from greenroom.gateway.errors import unavailable
+from greenroom.gateway.errors import ApiError, unavailable
 from greenroom.gateway.flights import CONFLICT, Flight, Flights, as_finished
 from greenroom.gateway.journal import JournalReader
 from greenroom.gateway.streams import StreamBook
@@ -34,7 +34,9 @@ from greenroom.gateway.tokens_service import TokensService
 
 _LOG = logging.getLogger(__name__)
 _PROMPT_CHARS = 8192
-_CANCEL_TRIES = 3
+_CANCEL_AGAIN_S = 1.0
+_MOST_CANCELS = 10_000
+"""Cancels on their way. What leaves beyond that runs to its end."""
 _OLDER_RETRY_S = 5.0
 
 
@@ -113,7 +115,10 @@ class Pipeline(Part):
         """Says that it leaves, and ends what runs here. Requests go on without it."""
         await self._announcer.stop()
         if self._cancels:
-            await asyncio.wait(self._cancels, timeout=self._config.append_timeout_s)
+            _, left = await asyncio.wait(self._cancels, timeout=self._config.append_timeout_s)
+            for cancel in left:
+                cancel.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
         await super().stop()
 
     @property
@@ -204,38 +209,49 @@ class Pipeline(Part):
                 timeout_s=self._config.append_timeout_s,
             )
         except AppendRefused as error:
-            self.flights.forget(flight)
             _LOG.warning("request %s can not be queued: %s", request.request_id, error)
-            raise InvalidRequest(
-                "the request is larger than can be queued here; shorten it", code="too_large"
-            ) from error
+            refused = InvalidRequest("the request is larger than can be queued here; shorten it", code="too_large")
+            self.flights.disown(flight, refused)
+            raise refused from error
         except AppendNotSent as error:
-            self.flights.forget(flight)
             _LOG.warning("request %s was not sent: %s", request.request_id, error)
-            raise unavailable(
+            not_sent = unavailable(
                 f"request {request.request_id} was not taken: the log does not take requests now; send it again later",
                 "not_sent",
-            ) from error
+            )
+            self.flights.disown(flight, not_sent)
+            raise not_sent from error
         except AppendUnknown as error:
-            self._unknown(flight, request)
-            raise unavailable(
-                f"request {request.request_id} may or may not have been taken: the log did not answer",
-                "unknown_acknowledgement",
-            ) from error
+            if flight.finished is None and not self.flights.book.opened(request.request_id):
+                unknown = _unknown(request)
+                self._not_known(flight, request, unknown)
+                raise unknown from error
         except BaseException:
-            self._unknown(flight, request)
+            self._not_known(flight, request, _unknown(request))
             raise
         return flight
 
     async def cancel(self, request_id: str) -> None:
-        """End a request, wherever it runs and whoever took it (CancelsById)."""
+        """End a request, wherever it runs and whoever took it (CancelsById). Raises ApiError (503) where the log did
+        not take the cancel, or did not say so."""
         self.tokens.hint_cancel(request_id)
-        await self._cancel(request_id, int(self._clock() + self._config.max_timeout_s * 1000), "it was cancelled")
+        deadline_ms = int(self._clock() + self._config.max_timeout_s * 1000)
+        try:
+            await self._cancel(request_id, deadline_ms, "it was cancelled")
+        except AppendUnknown as error:
+            raise unavailable(
+                f"request {request_id} may or may not be cancelled: the log did not answer", "unknown_acknowledgement"
+            ) from error
+        except AppendNotSent as error:
+            raise unavailable(
+                f"request {request_id} was not cancelled: the log takes nothing now; cancel it again later", "not_sent"
+            ) from error
 
-    def _unknown(self, flight: Flight, request: GenerationRequest) -> None:
-        """Rule 8. Under a key a retry sends it again, and whichever lands first is the request."""
+    def _not_known(self, flight: Flight, request: GenerationRequest, why: ApiError) -> None:
+        """Rule 8. Under a key a retry sends it again, and whichever lands first is the request. Until then what has
+        landed runs without a stream."""
         if request.keyed:
-            self.flights.forget(flight)
+            self.flights.disown(flight, why)
         else:
             self._give_up(flight, request)
 
@@ -243,25 +259,40 @@ class Pipeline(Part):
         """Its client has gone, or was told that it is unknown: a cancel goes the request's own way (rule 9)."""
         self.flights.forget(flight)
         self.tokens.hint_cancel(flight.request_id)
-        work = self._cancel(request.request_id, self._deadline(request), "its client has gone")
+        work = self._cancel_for_certain(request.request_id, self._deadline(request))
+        if len(self._cancels) >= _MOST_CANCELS:
+            work.close()
+            self.flights.book.disown(flight.request_id)
+            return
         task = asyncio.create_task(work, name=f"cancel {flight.request_id}")
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)
 
-    async def _cancel(self, request_id: str, deadline_ms: int, reason: str) -> None:
-        record = Cancel(request_id=request_id, pool=self._config.pool, deadline_ms=deadline_ms, reason=reason)
-        for _ in range(_CANCEL_TRIES):
+    async def _cancel_for_certain(self, request_id: str, deadline_ms: int) -> None:
+        """Until it is acknowledged, or is of no more use. Until then workers are told that the request has ended, and
+        where the cancel did not come they would begin it again and again."""
+        while self._clock() < deadline_ms:
             try:
-                await self._log.append(
-                    REQUESTS,
-                    encode(record),
-                    key=request_id.encode(),
-                    headers=telemetry.inject(),
-                    timeout_s=self._config.append_timeout_s,
-                )
+                await self._cancel(request_id, deadline_ms, "its client has gone")
                 return
+            except AppendRefused as error:
+                _LOG.error("the cancel of %s is not taken: %s", request_id, error)
+                break
             except LogError as error:
                 _LOG.warning("the cancel of %s was not acknowledged: %s", request_id, error)
+                await asyncio.sleep(_CANCEL_AGAIN_S)
+        self.flights.book.disown(request_id)
+
+    async def _cancel(self, request_id: str, deadline_ms: int, reason: str) -> None:
+        """Raises LogError."""
+        record = Cancel(request_id=request_id, pool=self._config.pool, deadline_ms=deadline_ms, reason=reason)
+        await self._log.append(
+            REQUESTS,
+            encode(record),
+            key=request_id.encode(),
+            headers=telemetry.inject(),
+            timeout_s=self._config.append_timeout_s,
+        )
 
     def _record(self, request: GenerationRequest) -> Request:
         return Request(
@@ -311,6 +342,13 @@ class Pipeline(Part):
     def journal_unreadable(self) -> int:
         """Records of the journal that could not be read and were passed over."""
         return self._journal.unreadable
+
+
+def _unknown(request: GenerationRequest) -> ApiError:
+    return unavailable(
+        f"request {request.request_id} may or may not have been taken: the log did not answer",
+        "unknown_acknowledgement",
+    )
 
 
 def _from_outcome(data: bytes, digest: bytes) -> list[Event]:

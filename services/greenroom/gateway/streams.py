@@ -5,6 +5,7 @@ docs/architecture/protocol.md has the rules by number; the comments here name th
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,7 +21,13 @@ class Unwanted(Enum):
     STALE = "stale"
     """A higher attempt, or a later stream of the same one, has it."""
     ENDED = "ended"
-    """Its client has had its end, or has gone."""
+    """Its client has had its end, or has gone and a cancel is on its way."""
+    NO_STREAM = "no stream"
+    """Nobody here waits for its tokens, but it has not ended: it goes on without a stream, to its outcome (rule 8)."""
+
+
+_REMEMBERED = 16_384
+"""Requests that are known to be over. Of an older one *no stream* is answered, which costs its worker some steps."""
 
 
 class Gap(Exception):
@@ -44,12 +51,14 @@ class StreamBook:
     """All requests that clients of this gateway wait for.
 
     Invariants: a client's tokens come in order, without gap or repeat; they are only ever added to; once the
-    outcome has been given nothing is.
+    outcome has been given nothing is. A worker is told that a request has ended only where that is known, or a cancel
+    goes after it: else it would begin it again and again until its deadline.
     """
 
     def __init__(self) -> None:
         self._deliveries: dict[str, Delivery] = {}
         self._unopened: set[str] = set()
+        self._over: OrderedDict[str, None] = OrderedDict()
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._deliveries
@@ -68,11 +77,25 @@ class StreamBook:
             raise ValueError(f"{request_id} is waited for already")
         self._deliveries[request_id] = Delivery()
         self._unopened.add(request_id)
+        self._over.pop(request_id, None)
 
     def forget(self, request_id: str) -> None:
-        """The client has its end, or has gone."""
+        """The client has its end, or has gone and a cancel follows. Whoever opens it is told that it has ended."""
+        self.disown(request_id)
+        self._over[request_id] = None
+        while len(self._over) > _REMEMBERED:
+            self._over.popitem(last=False)
+
+    def disown(self, request_id: str) -> None:
+        """Nobody waits for it any more, and nothing ends it: where it was taken it goes on without a stream, and a
+        retry under its key finds it (rule 8)."""
         self._deliveries.pop(request_id, None)
         self._unopened.discard(request_id)
+        self._over.pop(request_id, None)
+
+    def opened(self, request_id: str) -> bool:
+        """Whether a worker has opened a stream for it, and so it was certainly taken."""
+        return request_id in self._deliveries and request_id not in self._unopened
 
     def delivered(self, request_id: str) -> tuple[Token, ...]:
         return tuple(self._deliveries[request_id].tokens)
@@ -81,7 +104,7 @@ class StreamBook:
         """A worker opens a stream: what its client has had, from now on added to by this stream only (rules 5, 6)."""
         delivery = self._deliveries.get(request_id)
         if delivery is None:
-            return Unwanted.ENDED
+            return self._nobody(request_id)
         if delivery.attempt is not None and attempt < delivery.attempt:
             return Unwanted.STALE
         delivery.attempt, delivery.stream = attempt, stream
@@ -92,7 +115,9 @@ class StreamBook:
         """Tokens from a worker: those that are new to the client. Raises Gap, and then nothing was added."""
         delivery = self._deliveries.get(request_id)
         if delivery is None:
-            return Unwanted.ENDED
+            return self._nobody(request_id)
+        if delivery.attempt is None:
+            raise Gap(f"{request_id} is waited for anew: its stream is to be opened again")
         if delivery.stream is not stream:
             return Unwanted.STALE
         had = len(delivery.tokens)
@@ -107,11 +132,13 @@ class StreamBook:
 
         The request is forgotten. Raises Diverged, and KeyError for one that nobody waits for.
         """
-        delivery = self._deliveries.pop(outcome.request_id)
-        self._unopened.discard(outcome.request_id)
-        had = delivery.tokens
+        had = self._deliveries[outcome.request_id].tokens
+        self.forget(outcome.request_id)
         if outcome.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return ()
         if [token.token_id for token in rest[: len(had)]] != [token.token_id for token in had]:
             raise Diverged(f"the outcome of {outcome.request_id} does not start with the {len(had)} tokens delivered")
         return rest[len(had) :]
+
+    def _nobody(self, request_id: str) -> Unwanted:
+        return Unwanted.ENDED if request_id in self._over else Unwanted.NO_STREAM

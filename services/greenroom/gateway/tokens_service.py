@@ -20,6 +20,7 @@ INSTANCE_KEY = "greenroom-instance"
 _WHY = {
     Unwanted.STALE: tokens_pb2.Unwanted.WHY_STALE,
     Unwanted.ENDED: tokens_pb2.Unwanted.WHY_ENDED,
+    Unwanted.NO_STREAM: tokens_pb2.Unwanted.WHY_NO_STREAM,
 }
 _MAX_REPLIES = 4096
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from greenroom.v1 import common_pb2 as greenroom_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19greenroom/v1/tokens.proto\x12\x0cgreenroom.v1\x1a\x19greenroom/v1/common.proto\"m\n\nFromWorker\x12&\n\x04open\x18\x01 \x03(\x0b\x32\x18.greenroom.v1.OpenStream\x12*\n\x06tokens\x18\x02 \x03(\x0b\x32\x1a.greenroom.v1.StreamTokens\x12\x0b\n\x03\x61sk\x18\x03 \x01(\x08\"X\n\nOpenStream\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x15.greenroom.v1.Attempt\"F\n\x0cStreamTokens\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.greenroom.v1.TokenRun\"H\n\x0b\x46romGateway\x12*\n\x07replies\x18\x01 \x03(\x0b\x32\x19.greenroom.v1.StreamReply\x12\r\n\x05taken\x18\x02 \x01(\x08\"\xa1\x01\n\x0bStreamReply\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12+\n\tdelivered\x18\x02 \x01(\x0b\x32\x16.greenroom.v1.TokenRunH\x00\x12*\n\x08unwanted\x18\x03 \x01(\x0b\x32\x16.greenroom.v1.UnwantedH\x00\x12 \n\x03gap\x18\x04 \x01(\x0b\x32\x11.greenroom.v1.GapH\x00\x42\x07\n\x05reply\"\x80\x01\n\x08Unwanted\x12\'\n\x03why\x18\x01 \x01(\x0e\x32\x1a.greenroom.v1.Unwanted.Why\"K\n\x03Why\x12\x13\n\x0fWHY_UNSPECIFIED\x10\x00\x12\r\n\tWHY_STALE\x10\x01\x12\r\n\tWHY_ENDED\x10\x02\x12\x11\n\rWHY_CANCELLED\x10\x03\"\x05\n\x03Gap2L\n\x06Tokens\x12\x42\n\x07\x44\x65liver\x12\x18.greenroom.v1.FromWorker\x1a\x19.greenroom.v1.FromGateway(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19greenroom/v1/tokens.proto\x12\x0cgreenroom.v1\x1a\x19greenroom/v1/common.proto\"m\n\nFromWorker\x12&\n\x04open\x18\x01 \x03(\x0b\x32\x18.greenroom.v1.OpenStream\x12*\n\x06tokens\x18\x02 \x03(\x0b\x32\x1a.greenroom.v1.StreamTokens\x12\x0b\n\x03\x61sk\x18\x03 \x01(\x08\"X\n\nOpenStream\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x15.greenroom.v1.Attempt\"F\n\x0cStreamTokens\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.greenroom.v1.TokenRun\"H\n\x0b\x46romGateway\x12*\n\x07replies\x18\x01 \x03(\x0b\x32\x19.greenroom.v1.StreamReply\x12\r\n\x05taken\x18\x02 \x01(\x08\"\xa1\x01\n\x0bStreamReply\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12+\n\tdelivered\x18\x02 \x01(\x0b\x32\x16.greenroom.v1.TokenRunH\x00\x12*\n\x08unwanted\x18\x03 \x01(\x0b\x32\x16.greenroom.v1.UnwantedH\x00\x12 \n\x03gap\x18\x04 \x01(\x0b\x32\x11.greenroom.v1.GapH\x00\x42\x07\n\x05reply\"\x93\x01\n\x08Unwanted\x12\'\n\x03why\x18\x01 \x01(\x0e\x32\x1a.greenroom.v1.Unwanted.Why\"^\n\x03Why\x12\x13\n\x0fWHY_UNSPECIFIED\x10\x00\x12\r\n\tWHY_STALE\x10\x01\x12\r\n\tWHY_ENDED\x10\x02\x12\x11\n\rWHY_CANCELLED\x10\x03\x12\x11\n\rWHY_NO_STREAM\x10\x04\"\x05\n\x03Gap2L\n\x06Tokens\x12\x42\n\x07\x44\x65liver\x12\x18.greenroom.v1.FromWorker\x1a\x19.greenroom.v1.FromGateway(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,11 +43,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMREPLY']._serialized_start=418
   _globals['_STREAMREPLY']._serialized_end=579
   _globals['_UNWANTED']._serialized_start=582
-  _globals['_UNWANTED']._serialized_end=710
+  _globals['_UNWANTED']._serialized_end=729
   _globals['_UNWANTED_WHY']._serialized_start=635
-  _globals['_UNWANTED_WHY']._serialized_end=710
-  _globals['_GAP']._serialized_start=712
-  _globals['_GAP']._serialized_end=717
-  _globals['_TOKENS']._serialized_start=719
-  _globals['_TOKENS']._serialized_end=795
+  _globals['_UNWANTED_WHY']._serialized_end=729
+  _globals['_GAP']._serialized_start=731
+  _globals['_GAP']._serialized_end=736
+  _globals['_TOKENS']._serialized_start=738
+  _globals['_TOKENS']._serialized_end=814
 # @@protoc_insertion_point(module_scope)

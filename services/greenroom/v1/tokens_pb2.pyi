@@ -183,6 +183,8 @@ class Unwanted(_message.Message):
         """The client has had its end."""
         WHY_CANCELLED: Unwanted._Why.ValueType  # 3
         """The client has gone: a hint, ahead of the cancel that goes the request's own way."""
+        WHY_NO_STREAM: Unwanted._Why.ValueType  # 4
+        """Nobody waits for its tokens here, but the request has not ended: go on without a stream."""
 
     class Why(_Why, metaclass=_WhyEnumTypeWrapper): ...
     WHY_UNSPECIFIED: Unwanted.Why.ValueType  # 0
@@ -192,6 +194,8 @@ class Unwanted(_message.Message):
     """The client has had its end."""
     WHY_CANCELLED: Unwanted.Why.ValueType  # 3
     """The client has gone: a hint, ahead of the cancel that goes the request's own way."""
+    WHY_NO_STREAM: Unwanted.Why.ValueType  # 4
+    """Nobody waits for its tokens here, but the request has not ended: go on without a stream."""
 
     WHY_FIELD_NUMBER: _builtins.int
     why: Global___Unwanted.Why.ValueType

@@ -282,6 +282,8 @@ class GatewayLink:
                 case "delivered" if not stream.opened:
                     stream.opened = True
                     listener.stream_opened(stream.request_id, stream.attempt, tuple(from_token_run(reply.delivered)))
+                case "unwanted" if reply.unwanted.why == tokens_pb2.Unwanted.WHY_NO_STREAM:
+                    self._owner.disowned(stream)
                 case "unwanted":
                     listener.stream_unwanted(stream.request_id, stream.attempt)
                 case "gap":

@@ -35,7 +35,7 @@ class RunRefused(GreenroomError):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open the request's token stream at its gateway; then ``opened``, ``unwanted`` or ``no_gateway``."""
+    """Open the request's token stream at its gateway; then ``opened``, ``unwanted`` or ``no_stream``."""
 
     request_id: str
     attempt: Attempt
@@ -233,10 +233,10 @@ class RunTable:
             return self._flush(run, now)
         return self._begin(run, tuple(delivered))
 
-    def no_gateway(self, request_id: str, attempt: Attempt) -> list[Effect]:
-        """It is certain that there is none that waits for the tokens: go on without a stream."""
-        run = self._opening(request_id, attempt)
-        if run is None:
+    def no_stream(self, request_id: str, attempt: Attempt) -> list[Effect]:
+        """It is certain that no gateway waits for the tokens, or its gateway says so: go on without a stream."""
+        run = self.runs.get(request_id)
+        if run is None or run.attempt != attempt or run.stream is _Stream.NONE:
             return []
         run.stream = _Stream.NONE
         return self._begin(run, ()) if run.number is None else self._report(run)

@@ -312,8 +312,8 @@ class WorkerService(Part):
     def stream_unwanted(self, request_id: str, attempt: Attempt) -> None:
         self._do(self.table.unwanted(request_id, attempt))
 
-    def no_gateway(self, request_id: str, attempt: Attempt) -> None:
-        self._do(self.table.no_gateway(request_id, attempt))
+    def no_stream(self, request_id: str, attempt: Attempt) -> None:
+        self._do(self.table.no_stream(request_id, attempt))
 
     def stream_broken(self, request_id: str, attempt: Attempt) -> None:
         self._do(self.table.stream_broken(request_id, attempt))

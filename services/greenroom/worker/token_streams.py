@@ -32,7 +32,9 @@ class StreamListener(Protocol):
 
     def stream_unwanted(self, request_id: str, attempt: Attempt) -> None: ...
 
-    def no_gateway(self, request_id: str, attempt: Attempt) -> None: ...
+    def no_stream(self, request_id: str, attempt: Attempt) -> None:
+        """Nobody waits for its tokens: it goes on without a stream."""
+        ...
 
     def stream_broken(self, request_id: str, attempt: Attempt) -> None:
         """What was sent may be lost; asks for the stream to be opened anew."""
@@ -74,7 +76,7 @@ class TokenStreams:
     def open(self, request_id: str, attempt: Attempt, reply_to: str | None) -> None:
         """Ask the gateway ``reply_to`` what its client has had."""
         if reply_to is None or self._closed:
-            asyncio.get_running_loop().call_soon(self.listener.no_gateway, request_id, attempt)
+            asyncio.get_running_loop().call_soon(self.listener.no_stream, request_id, attempt)
             return
         self.close(request_id, attempt)
         link = self._links.get(reply_to)
@@ -116,9 +118,14 @@ class TokenStreams:
         """It is certain that their gateway is not there any more."""
         self.counters.gateways_gone += 1
         for stream in streams:
-            if self._streams.get((stream.request_id, stream.attempt)) is stream:
-                del self._streams[stream.request_id, stream.attempt]
-                self.listener.no_gateway(stream.request_id, stream.attempt)
+            self.disowned(stream)
+
+    def disowned(self, stream: Stream) -> None:
+        """Nobody waits for its tokens."""
+        if self._streams.get((stream.request_id, stream.attempt)) is stream:
+            del self._streams[stream.request_id, stream.attempt]
+            stream.link.close(stream)
+            self.listener.no_stream(stream.request_id, stream.attempt)
 
     def broken(self, streams: Sequence[Stream]) -> None:
         """Their call has ended: each is opened anew."""

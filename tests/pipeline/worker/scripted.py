@@ -22,6 +22,7 @@ from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
 from greenroom.fabric.wire import from_token_run, to_token_run
 from greenroom.gateway.streams import Gap, StreamBook, Unwanted
+from greenroom.gateway.tokens_service import _WHY
 from greenroom.policies.events import Prediction
 from greenroom.v1 import common_pb2, tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
 from greenroom.worker.engine import Edition, Engine, EngineState, Events, Routed
@@ -229,7 +230,7 @@ class Gateway(tokens_pb2_grpc.TokensServicer):
         had = self.book.open(opening.request_id, Attempt(opening.attempt.epoch, opening.attempt.n), stream)
         reply = tokens_pb2.StreamReply(stream=opening.stream)
         if isinstance(had, Unwanted):
-            reply.unwanted.SetInParent()
+            reply.unwanted.why = _WHY[had]
         else:
             streams[opening.stream] = opening.request_id, stream
             reply.delivered.CopyFrom(to_token_run(had))
@@ -246,7 +247,7 @@ class Gateway(tokens_pb2_grpc.TokensServicer):
             reply.gap.SetInParent()
             return reply
         if isinstance(new, Unwanted):
-            reply.unwanted.SetInParent()
+            reply.unwanted.why = _WHY[new]
             return reply
         self.got[request_id] += [token.token_id for token in new]
         return None

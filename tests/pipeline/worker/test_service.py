@@ -422,6 +422,30 @@ async def test_a_client_that_has_its_end_ends_the_run() -> None:
         assert stage.engine.cancelled == [0]
 
 
+async def test_one_that_its_gateway_disowns_goes_on_to_its_end() -> None:
+    async with staged() as stage:
+        gateway = await stage.gateway()
+        await stage.lease()
+        gateway.expect("a")
+        call = stage.run(stage.task("a"))
+        await begun(stage)
+        await stage.step(1)
+        gateway.book.disown("a")
+        await stage.step(5)
+        assert ids(await call) == answer(PROMPT, 6)
+        assert stage.engine.cancelled == []
+
+
+async def test_one_whose_gateway_does_not_know_it_runs_without_a_stream() -> None:
+    async with staged() as stage:
+        await stage.gateway()
+        await stage.lease()
+        call = stage.run(stage.task("a"))
+        await begun(stage)
+        await stage.step(6)
+        assert ids(await call) == answer(PROMPT, 6)
+
+
 async def test_tokens_that_do_not_join_on_are_sent_again_from_where_the_gateway_is() -> None:
     async with staged() as stage:
         gateway = await stage.gateway()

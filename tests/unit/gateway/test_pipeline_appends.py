@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from greenroom.core.attempts import Attempt
 from greenroom.core.errors import InvalidRequest
-from greenroom.core.generation import GenerationRequest, SamplingParams
-from greenroom.core.messages import Cancel, RequestRecord, decode
+from greenroom.core.generation import FinishReason, GenerationRequest, SamplingParams
+from greenroom.core.messages import Cancel, Outcome, Request, RequestRecord, decode
 from greenroom.fabric.log import MemoryBroker
 from greenroom.fabric.topics import REQUESTS, Topics, all_topics
 from greenroom.gateway.errors import ApiError
 from greenroom.gateway.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.streams import Unwanted
 from tests.pipeline.troubled_log import TroubledLog, in_turn
 from tests.unit.gateway.test_pipeline_members import Members, worker
 
@@ -72,6 +74,47 @@ async def test_what_is_refused_is_the_request_s_own_fault(world: World) -> None:
     assert len(world.pipeline.flights.book) == 0
 
 
+async def test_a_keyed_request_that_may_be_there_is_not_ended_and_a_retry_gets_its_outcome(world: World) -> None:
+    world.log.trouble = in_turn(REQUESTS, "landed")
+    with pytest.raises(ApiError) as raised:
+        await world.ask(keyed=True)
+    assert (raised.value.status, raised.value.code) == (503, "unknown_acknowledgement")
+    assert [type(record) for record in await world.sent()] == [Request]
+    flights = world.pipeline.flights
+    assert flights.book.open("r", Attempt(0, 0), object()) is Unwanted.NO_STREAM
+    flights.outcome(Outcome(epoch=0, request_id="r", reason=FinishReason.LENGTH, keyed=True, digest=b"d"))
+    await world.ask(keyed=True)
+    assert len(await world.sent()) == 1
+
+
+async def test_one_that_a_worker_has_opened_was_taken_whatever_became_of_its_acknowledgement(world: World) -> None:
+    world.log.trouble = in_turn(REQUESTS, "held")
+    world.log.lose_held = True
+    asked = asyncio.create_task(world.ask())
+    await world.log.holding.wait()
+    flights = world.pipeline.flights
+    flights.book.open("r", Attempt(0, 0), object())
+    world.log.release()
+    flights.outcome(Outcome(epoch=0, request_id="r", reason=FinishReason.LENGTH, digest=b"d"))
+    await asked
+
+
+async def test_a_cancel_is_sent_until_it_is_acknowledged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greenroom.gateway.pipeline._CANCEL_AGAIN_S", 0.0)
+    world.log.trouble = in_turn(REQUESTS, "landed", *["lost", "unsent"] * 5)
+    with pytest.raises(ApiError):
+        await world.ask()
+    assert [type(record) for record in await world.sent()] == [Request, Cancel]
+
+
+@pytest.mark.parametrize(("trouble", "code"), [("lost", "unknown_acknowledgement"), ("unsent", "not_sent")])
+async def test_who_cancels_by_id_is_told_where_it_was_not_taken(world: World, trouble: str, code: str) -> None:
+    world.log.trouble = in_turn(REQUESTS, trouble)
+    with pytest.raises(ApiError) as raised:
+        await world.pipeline.cancel("r")
+    assert (raised.value.status, raised.value.code) == (503, code)
+
+
 async def test_a_cancel_goes_after_what_may_be_there(world: World) -> None:
     world.log.trouble = in_turn(REQUESTS, "landed")
     with pytest.raises(ApiError) as raised:
@@ -79,3 +122,4 @@ async def test_a_cancel_goes_after_what_may_be_there(world: World) -> None:
     assert (raised.value.status, raised.value.code) == (503, "unknown_acknowledgement")
     _, cancel = await world.sent()
     assert isinstance(cancel, Cancel)
+    assert world.pipeline.flights.book.open("r", Attempt(0, 0), object()) is Unwanted.ENDED

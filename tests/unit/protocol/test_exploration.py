@@ -21,6 +21,11 @@ REQUESTS = 14
 COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 POISON = 3
 """The request that ends every worker which runs it."""
+KEYED = (1, POISON, 5, 7, 9, 11)
+RETRIED = (1, POISON, 7, 9)
+"""Those whose clients ask again where they were told that their request is unknown; of the others nobody does."""
+ALL_CAME_MS = 5_500
+"""By then everyone has asked who will."""
 HARSH = Faults(
     lose=0.05, slow=0.05, crash=0.02, pause=0.02, lose_append=0.08, slow_append=0.05, refuse=0.1, hand_over=0.02
 )
@@ -47,14 +52,20 @@ def explore(seed: int, faults: Faults, change: Callable[[World], None] = lambda 
         if client.gateway.alive:
             client.gateway.cancel(client)
 
+    def retry(client: Client) -> None:
+        gateways = [gateway for gateway in world.gateways if gateway.alive]
+        if gateways:
+            choose.choice(gateways).retry(client)
+
     def arrive(number: int) -> None:
         gateways = [gateway for gateway in world.gateways if gateway.alive]
         if not gateways:
             world.at(world.now + 50, lambda: arrive(number))
             return
-        client = world.request(
-            choose.choice(gateways), f"r{number}", poison=number in (3,) and faults is not KINDS["calm"]
-        )
+        poison = number == POISON and faults is not KINDS["calm"]
+        client = world.request(choose.choice(gateways), f"r{number}", poison=poison, keyed=number in KEYED)
+        if number in RETRIED:
+            world.at(world.now + choose.uniform(60, 3_000), lambda: retry(client))
         if choose.random() < 0.15:
             world.at(
                 world.now + choose.uniform(0, 120),
@@ -72,6 +83,8 @@ def explore(seed: int, faults: Faults, change: Callable[[World], None] = lambda 
 
 
 def settled(world: World) -> bool:
+    if world.now < EPOCH_MS + ALL_CAME_MS:
+        return False
     return world.committed == len(world.tasks) and all(client.end is not None for client in world.clients)
 
 
@@ -111,7 +124,9 @@ def check(world: World) -> None:
             assert len(losses[request_id]) >= 3, f"{request_id} failed after {losses.get(request_id)}"
             assert request_id in world.dead_letters
         if outcome.reason is FinishReason.CANCELLED:
-            assert client.cancelled
+            assert any(other.cancelled for other in world.clients if other.request.request_id == request_id)
+    for request_id, outcome in outcomes.items():
+        assert outcome.reason is not FinishReason.EXPIRED, f"{request_id} held its seat until its deadline"
     for request_id, too_large in world.too_large.items():
         if too_large and request_id in outcomes:
             assert outcomes[request_id].reason not in COMPLETED
@@ -200,6 +215,18 @@ class _DoesNotWait(RunTable):
         return super().opened(request_id, attempt, () if run is not None and run.number is None else delivered, now)
 
 
+class _AnUnknownKeyHasEnded(StreamBook):
+    """Of a keyed request whose append was not acknowledged the worker is told that it is over."""
+
+    def disown(self, request_id):  # type: ignore[no-untyped-def]
+        super().disown(request_id)
+        self._over[request_id] = None
+
+
+def _an_unknown_key_has_ended(world: World) -> None:
+    world.make_book = _AnUnknownKeyHasEnded
+
+
 def _any_claim_stands(world: World) -> None:
     world.make_fold = _AnyClaimStands
 
@@ -246,6 +273,7 @@ def _does_not_wait(world: World) -> None:
         _does_not_wait,
         _tries_what_is_refused,
         _does_not_wait_for_appends,
+        _an_unknown_key_has_ended,
     ],
 )
 def test_a_missing_rule_is_found_out(change: Callable[[World], None]) -> None:

@@ -125,10 +125,19 @@ def test_a_cancel_for_a_lower_attempt_is_ignored(table: RunTable) -> None:
 
 def test_without_a_gateway_it_goes_on_without_a_stream(table: RunTable) -> None:
     table.call(0, A1, task())
-    [begun] = table.no_gateway("r", A1)
+    [begun] = table.no_stream("r", A1)
     assert isinstance(begun, Start)
     assert table.token(begun.number, Token(0, 10), 0) is None
     assert of(table.ended(begun.number, END, 0), Report)
+
+
+def test_one_that_nobody_waits_for_any_more_goes_on_to_its_end_without_a_stream(table: RunTable) -> None:
+    begun = start(table)
+    table.token(begun.number, Token(0, 10), 0)
+    assert table.no_stream("r", A1) == []
+    assert table.token(begun.number, Token(1, 11), 0) is None
+    assert table.stream_broken("r", A1) == []
+    assert table.ended(begun.number, END, 0) == [Report("r", A1, END, tokens(10, 11))]
 
 
 def test_without_a_lease_nothing_is_emitted_and_with_one_again_all(table: RunTable) -> None:

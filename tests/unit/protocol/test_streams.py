@@ -68,6 +68,37 @@ def test_the_outcome_gives_the_rest_and_ends_it(book: StreamBook) -> None:
     assert book.open("r", A2, "t") is Unwanted.ENDED
 
 
+def test_of_one_that_is_disowned_no_worker_is_told_that_it_has_ended(book: StreamBook) -> None:
+    book.open("r", A1, "s")
+    book.disown("r")
+    assert book.add("r", "s", tokens(10)) is Unwanted.NO_STREAM
+    assert book.open("r", A2, "t") is Unwanted.NO_STREAM
+    assert book.open("never heard of", A2, "t") is Unwanted.NO_STREAM
+
+
+def test_a_retry_of_one_that_is_disowned_has_its_stream_opened_anew(book: StreamBook) -> None:
+    book.open("r", A1, "s")
+    book.disown("r")
+    book.expect("r")
+    assert not book.opened("r")
+    with pytest.raises(Gap, match="anew"):
+        book.add("r", "s", tokens(10))
+    assert book.open("r", A1, "s") == ()
+    assert book.opened("r")
+    assert book.add("r", "s", tokens(10)) == tokens(10)
+
+
+def test_what_is_over_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greenroom.gateway.streams._REMEMBERED", 2)
+    book = StreamBook()
+    for name in ("a", "b", "c"):
+        book.expect(name)
+        book.forget(name)
+    assert [book.open(name, A1, "s") for name in ("a", "b", "c")] == [
+        Unwanted.NO_STREAM, Unwanted.ENDED, Unwanted.ENDED,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("reason", FinishReason)
 def test_a_lost_end_comes_from_the_outcome_where_there_is_one(book: StreamBook, reason: FinishReason) -> None:
     completed = reason in {FinishReason.STOP, FinishReason.LENGTH}

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Finished, FinishReason, SamplingParams, Slo, Token
 from greenroom.core.journal import JournalFold, Verdict
@@ -55,7 +57,8 @@ class Faults:
 
 @dataclass
 class Client:
-    """One that waits at a gateway. ``end``: the outcome's reason, or why there is none."""
+    """One that waits at a gateway. ``end``: the outcome's reason, or why there is none. ``retried``: it has come again
+    under its key."""
 
     request: Request
     gateway: Gateway
@@ -63,6 +66,7 @@ class Client:
     end: str | None = None
     accepted: bool = False
     cancelled: bool = False
+    retried: bool = False
 
 
 class Node:
@@ -75,13 +79,15 @@ class Node:
         self.alive = True
         self.paused_until = 0.0
 
-    def later(self, delay: float, do: Callable[[], object]) -> None:
+    def later(self, delay: float, do: Callable[[], object], *, dropped: Callable[[], object] | None = None) -> None:
+        """``dropped``: done instead where this process has crashed by then."""
         life = self.life
 
         def run() -> None:
             if not self.alive or self.life != life:
-                return
-            if self.world.now < self.paused_until:
+                if dropped is not None:
+                    dropped()
+            elif self.world.now < self.paused_until:
                 self.world.at(self.paused_until, run)
             else:
                 do()
@@ -104,11 +110,15 @@ class Node:
             delay *= world.random.uniform(10, 200)
         arrives = world.random.random() >= world.faults.lose
 
+        def fail() -> None:
+            if lost is not None:
+                self.later(world.random.uniform(1, 50), lost)
+
         def deliver() -> None:
             if arrives and other.alive and other.life == life:
-                other.later(0.0, do)
-            elif lost is not None:
-                self.later(world.random.uniform(1, 50), lost)
+                other.later(0.0, do, dropped=fail)
+            else:
+                fail()
 
         world.at(world.now + delay, deliver)
 
@@ -293,14 +303,19 @@ class Scheduler(Node):
             try:
                 listed = [Listed(*run) for run in node.table.list_runs(epoch)]
             except runs.RunRefused:
+                node.tell(self, again)
                 return
-            node.tell(self, lambda: self._do(self.pool.listed(instance, listed, self.world.now)))
+            node.tell(self, lambda: self._do(self.pool.listed(instance, listed, self.world.now)), lost=broken)
 
         retry = self.pool.epoch
 
         def again() -> None:
             if self.pool.epoch == retry and instance in self.pool.seats:
                 self._list(instance)
+
+        def broken() -> None:
+            """The call ended without an answer, which is noticed here."""
+            self.later(5, again)
 
         self.tell(node, answer, lost=again)
 
@@ -327,9 +342,8 @@ class Scheduler(Node):
         match answer:
             case RunResult():
                 self._do(self.pool.result(instance, request_id, attempt, answer, now))
-            case runs.RunRefused():
-                if answer.refusal is not runs.Refusal.STALE:
-                    self._do(self.pool.refused(instance, request_id, attempt, now, back_off_ms=20))
+            case runs.RunRefused() if answer.refusal is not runs.Refusal.STALE:
+                self._do(self.pool.refused(instance, request_id, attempt, now, back_off_ms=20))
             case runs.Closing.GIVEN_BACK:
                 self._do(self.pool.given_back(instance, request_id, attempt, now))
             case _:
@@ -465,7 +479,7 @@ class Worker(Node):
     def _open(self, request_id: str, attempt: Attempt, reply_to: str | None) -> None:
         gateway = self.world.gateway_of(reply_to)
         if gateway is None:
-            self.later(1, lambda: self.do(self.table.no_gateway(request_id, attempt)))
+            self.later(1, lambda: self.do(self.table.no_stream(request_id, attempt)))
             return
         stream = object()
         self.streams[request_id, attempt] = stream
@@ -481,7 +495,7 @@ class Worker(Node):
                 if self.streams.get((request_id, attempt)) is not stream:
                     return
                 if isinstance(had, Unwanted):
-                    self.do(self.table.unwanted(request_id, attempt))
+                    self._turned_away(request_id, attempt, had)
                 else:
                     self.do(self.table.opened(request_id, attempt, had, self.world.now))
 
@@ -490,6 +504,13 @@ class Worker(Node):
             self.later(400, lambda: again() if self.table_opening(request_id, attempt) else None)
 
         self.tell(gateway, answer, lost=again)
+
+    def _turned_away(self, request_id: str, attempt: Attempt, why: Unwanted) -> None:
+        self.streams.pop((request_id, attempt), None)
+        if why is Unwanted.NO_STREAM:
+            self.do(self.table.no_stream(request_id, attempt))
+        else:
+            self.do(self.table.unwanted(request_id, attempt))
 
     def table_opening(self, request_id: str, attempt: Attempt) -> bool:
         run = self.table.runs.get(request_id)
@@ -505,6 +526,10 @@ class Worker(Node):
             if self.streams.get((request_id, attempt)) is stream:
                 self.do(self.table.stream_broken(request_id, attempt))
 
+        def turned_away(why: Unwanted) -> None:
+            if self.streams.get((request_id, attempt)) is stream:
+                self._turned_away(request_id, attempt, why)
+
         def add() -> None:
             try:
                 new = gateway.book.add(request_id, stream, tokens)
@@ -512,7 +537,7 @@ class Worker(Node):
                 gateway.tell(self, again, lost=lambda: None)
                 return
             if isinstance(new, Unwanted):
-                gateway.tell(self, lambda: self.do(self.table.unwanted(request_id, attempt)))
+                gateway.tell(self, lambda: turned_away(new))
             else:
                 gateway.give(request_id, [token.token_id for token in new])
 
@@ -528,7 +553,7 @@ class Gateway(Node):
         self.clients: dict[str, Client] = {}
         self.fold = self.world.make_fold()
         self.position = 0
-        self.ended: set[str] = set()
+        self.ended: dict[str, Outcome] = {}
         self.every(8, self._poll)
 
     def crash(self, back_after: float) -> None:
@@ -537,8 +562,13 @@ class Gateway(Node):
         super().crash(back_after)
 
     def submit(self, request: Request) -> Client:
-        client = self.clients[request.request_id] = Client(request, self)
+        client = Client(request, self)
         self.world.clients.append(client)
+        if request.request_id in self.ended:  # a retry, which gets what its key stands for
+            client.tokens = list(self.ended[request.request_id].token_ids)
+            client.end = self.ended[request.request_id].reason.value
+            return client
+        self.clients[request.request_id] = client
         self.book.expect(request.request_id)
         life = self.life
 
@@ -548,26 +578,50 @@ class Gateway(Node):
             if known:
                 client.accepted = True
                 self.world.accepted.add(request.request_id)
+            elif self.book.opened(request.request_id):
+                client.accepted = True  # a worker has it, so it was taken
+            elif request.keyed:
+                client.end = "unknown"
+                self.book.disown(request.request_id)
             else:
                 client.end = "unknown"
                 self.book.forget(request.request_id)
-                self.world.append_task(self, Cancel(request_id=request.request_id, pool=0, deadline_ms=1), None)
+                self._cancel(request.request_id)
 
         task = Task(request=request, task_type="unknown")
         self.world.append_task(self, task, acknowledged)
         return client
 
+    def retry(self, client: Client) -> None:
+        """It was told that it is unknown, and asks again under its key, here."""
+        request_id = client.request.request_id
+        if client.end == "unknown" and request_id not in self.book:
+            client.retried = True
+            self.submit(msgspec.structs.replace(client.request, reply_to=self.instance))
+
     def cancel(self, client: Client) -> None:
-        """The client has gone."""
+        """The client has gone. Under a key its request goes on without it."""
         if client.end is not None:
             return
-        client.end, client.cancelled = "left", True
+        client.end = "left"
+        if client.request.keyed:
+            return
+        client.cancelled = True
         self.book.forget(client.request.request_id)
-        self.world.append_task(self, Cancel(request_id=client.request.request_id, pool=0, deadline_ms=1), None)
+        self._cancel(client.request.request_id)
+
+    def _cancel(self, request_id: str) -> None:
+        """Until it is acknowledged."""
+
+        def acknowledged(known: bool) -> None:
+            if not known:
+                self._cancel(request_id)
+
+        self.world.append_task(self, Cancel(request_id=request_id, pool=0, deadline_ms=1), acknowledged)
 
     def give(self, request_id: str, ids: list[int]) -> None:
         client = self.clients[request_id]
-        assert client.end is None
+        assert client.end in (None, "left")
         client.tokens += ids
 
     def _poll(self) -> None:
@@ -577,7 +631,7 @@ class Gateway(Node):
             self.position += 1
             if not isinstance(record, Outcome) or verdict is not Verdict.COUNTS or record.request_id in self.ended:
                 continue
-            self.ended.add(record.request_id)
+            self.ended[record.request_id] = record
             if record.request_id not in self.book:
                 continue
             client = self.clients[record.request_id]
@@ -586,7 +640,7 @@ class Gateway(Node):
             except Diverged as error:
                 raise AssertionError(str(error)) from error
             client.tokens += [token.token_id for token in rest]
-            client.end = record.reason.value
+            client.end = client.end or record.reason.value
 
 
 class World:
@@ -657,7 +711,9 @@ class World:
         """None: it is certain that there is no such gateway (any more)."""
         return next((g for g in self.gateways if g.alive and g.instance == instance), None)
 
-    def request(self, gateway: Gateway, name: str, *, poison: bool = False, life_ms: float = 30_000) -> Client:
+    def request(
+        self, gateway: Gateway, name: str, *, poison: bool = False, keyed: bool = False, life_ms: float = 30_000
+    ) -> Client:
         request = Request(
             request_id=name,
             pool=0,
@@ -667,6 +723,7 @@ class World:
             accepted_ms=int(self.now),
             deadline_ms=int(self.now + life_ms),
             slo=self.slos[len(self.clients) % len(self.slos)],
+            keyed=keyed,
             reply_to=gateway.instance,
         )
         return gateway.submit(request)

@@ -42,7 +42,7 @@ class Listener:
     def stream_broken(self, request_id: str, attempt: Attempt) -> None:
         raise NotImplementedError
 
-    def no_gateway(self, request_id: str, attempt: Attempt) -> None:
+    def no_stream(self, request_id: str, attempt: Attempt) -> None:
         self.without_gateway.append(request_id)
 
     def may_emit(self) -> bool:
