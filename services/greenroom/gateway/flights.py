@@ -24,6 +24,10 @@ class Flight:
     tokens: list[Token] = field(default_factory=list)
     finished: Finished | None = None
     failure: Exception | None = None
+    doubt: Exception | None = None
+    """Why its end can not be told now, though it may be later."""
+    quiet: tuple[int, float] = (-1, 0.0)
+    """How many tokens it had when that was last looked at, and since when."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, tokens: Sequence[Token]) -> None:
@@ -40,7 +44,7 @@ class Flight:
         self.changed.set()
 
     async def events(self) -> AsyncIterator[Event]:
-        """All of it from the beginning, as it comes. Raises what ``fail`` was told."""
+        """All of it from the beginning, as it comes. Raises what ``fail`` was told, and ``doubt``."""
         given = 0
         while True:
             while given < len(self.tokens):
@@ -51,6 +55,8 @@ class Flight:
                 return
             if self.failure is not None:
                 raise self.failure
+            if self.doubt is not None:
+                raise self.doubt
             changed = self.changed
             await changed.wait()
             if changed is self.changed:
@@ -112,6 +118,22 @@ class Flights:
             del self._flights[flight.request_id]
             self.book.disown(flight.request_id)
             flight.fail(why)
+
+    def doubt(self, now: float, after_ms: float, why: Exception) -> None:
+        """The log is silent, so no outcome comes: who waits for a request that had no token for ``after_ms`` is told
+        ``why``. To be called now and then, until ``trust``."""
+        for flight in self._flights.values():
+            had, since = flight.quiet
+            if had != len(flight.tokens):
+                flight.quiet = (len(flight.tokens), now)
+            elif now - since >= after_ms and flight.doubt is None:
+                flight.doubt = why
+                flight.changed.set()
+
+    def trust(self) -> None:
+        """The log answers: outcomes come."""
+        for flight in self._flights.values():
+            flight.doubt, flight.quiet = None, (-1, 0.0)
 
     def delivered(self, request_id: str, tokens: Sequence[Token]) -> None:
         """New tokens that the book has let through."""

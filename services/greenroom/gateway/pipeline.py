@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from greenroom.core.messages import (
 from greenroom.fabric import telemetry
 from greenroom.fabric.lifecycle import Part, reached
 from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Log, LogError
+from greenroom.fabric.log.health import LogHealth, Skew, expired_early, told_ms
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.topics import REQUESTS
 from greenroom.gateway.errors import ApiError, unavailable
@@ -38,6 +40,7 @@ _CANCEL_AGAIN_S = 1.0
 _MOST_CANCELS = 10_000
 """Cancels on their way. What leaves beyond that runs to its end."""
 _OLDER_RETRY_S = 5.0
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +48,9 @@ class PipelineConfig:
     """``pool``: the pool whose model is served here. ``append_timeout_s``: how long an append may take before it is
     unknown. ``default_timeout_s``, ``max_timeout_s``: from acceptance to a request's end. ``keep_outcomes_bytes``:
     outcomes of keyed requests that are kept for a retry. ``journal_margin_s``: how much of the journal is read, beyond
-    ``max_timeout_s``, before a start is over: for clocks that differ, and for a claim to be met. ``ttl_ms``: of what
-    the gateway says of itself on ``members``: a worker takes a gateway for gone that has been silent for so long."""
+    ``max_timeout_s``, before a start is over: for clocks that differ, and for a claim to be met. ``quiet_s``: after how
+    long without a token a client gets an error while the log is silent. ``ttl_ms``: of what the gateway says of itself
+    on ``members``: a worker takes a gateway for gone that has been silent for so long."""
 
     pool: int = 0
     append_timeout_s: float = 10.0
@@ -54,13 +58,14 @@ class PipelineConfig:
     max_timeout_s: float = 3600.0
     keep_outcomes_bytes: int = 256 * 1024 * 1024
     journal_margin_s: float = 180.0
+    quiet_s: float = 30.0
     ttl_ms: int = 6_000
 
     def __post_init__(self) -> None:
         if self.pool < 0:
             raise InvalidConfig("pool", self.pool, "it is a number from 0")
         above_0 = ("append_timeout_s", "default_timeout_s", "max_timeout_s", "keep_outcomes_bytes", "ttl_ms")
-        for field in (*above_0, "journal_margin_s"):
+        for field in (*above_0, "journal_margin_s", "quiet_s"):
             if not getattr(self, field) > 0:
                 raise InvalidConfig(field, getattr(self, field), "it is a number above 0")
         if self.default_timeout_s > self.max_timeout_s:
@@ -73,7 +78,8 @@ class Pipeline(Part):
     ``tokens`` is the servicer that workers send tokens to, at ``address``, which must be known when it is started;
     ``start`` returns once the journal has been read from where requests that are on their way may have ended. Requests
     with an idempotency key are refused until all that is retained has been, so that a key's outcome is known (rule 10).
-    ``text_digest``: of the tokenizer in use here; workers with another are not served for. None: of any.
+    ``text_digest``: of the tokenizer in use here; workers with another are not served for. None: of any. ``health``: of
+    ``log``, where that can fall silent.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class Pipeline(Part):
         log: Log,
         directory: Directory,
         text_digest: str | None = None,
+        health: LogHealth | None = None,
     ) -> None:
         super().__init__("pipeline")
         self._config = config
@@ -98,6 +105,7 @@ class Pipeline(Part):
         self._announcer = Announcer(log, self._member)
         self._card: ModelCard | None = None
         self._text_digest = text_digest
+        self._health = health
         self._stranger: str | None = None
         self._journal = JournalReader(log, config.pool, outcome=self._outcome, older=self.flights.older)
         self._cancels: set[asyncio.Task[None]] = set()
@@ -109,6 +117,8 @@ class Pipeline(Part):
         following = self.tasks.start(self._journal.follow(since_ms), name="journal", forever=True)
         await reached(self._journal.caught_up, following)
         self.tasks.start(self._journal.read_older(), name="older journal")
+        if self._health is not None:
+            self.tasks.start(self._watch(self._health), name="silence of the log", forever=True)
         await self._announcer.start()
 
     async def stop(self) -> None:
@@ -137,6 +147,9 @@ class Pipeline(Part):
     def unready(self) -> str | None:
         if not self._journal.caught_up.is_set():
             return "the journal has not been read to its end yet"
+        silent = None if self._health is None else self._health.trouble(self._clock())
+        if silent is not None:
+            return silent
         if self._model_card() is not None:
             return None
         return self._stranger or "no worker has said yet which model it serves"
@@ -169,6 +182,7 @@ class Pipeline(Part):
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
         """Tokens in order, then exactly one Finished. Raises before the first: InvalidRequest, Saturated, Conflict,
         ApiError (503)."""
+        began = self._clock()
         flight = self.flights.get(request.request_id, request.digest)
         if flight is not None and not request.keyed:
             raise InvalidRequest(f"request {request.request_id!r} is running already", code="duplicate_request")
@@ -186,11 +200,13 @@ class Pipeline(Part):
                     yield event
                 return
             flight = await self._send(request)
+        if self._health is None or not self._health.silent(began):
+            flight.doubt = None
         try:
             async for event in flight.events():
                 if isinstance(event, Finished) and event.error == CONFLICT:
                     raise Conflict(CONFLICT)
-                yield event
+                yield self._with_clocks(event, began, request) if isinstance(event, Finished) else event
         finally:
             # One with a key goes on without its client: a retry gets it.
             if flight.finished is None and not flight.keyed:
@@ -332,6 +348,29 @@ class Pipeline(Part):
         if waiting >= depth.limit:
             raise Saturated(f"{waiting} requests wait, as many as may", retry_after_s=max(1.0, depth.wait_ms / 1000))
 
+    def _with_clocks(self, end: Finished, began: float, request: GenerationRequest) -> Finished:
+        """An end that has come too early by the clock here says that the clocks differ."""
+        timeout_ms, now = self._deadline(request) - self._clock(), self._clock()
+        if end.reason is not FinishReason.EXPIRED or not expired_early(began, timeout_ms, now):
+            return end
+        message = (
+            f"it was ended as expired {told_ms(now - began)} after it came, of {told_ms(timeout_ms)} that it had: the "
+            "clocks of the gateway and the scheduler differ"
+        )
+        if self._health is not None and self._health.skew is not Skew.FINE:
+            message += f" ({self._health.told_skew()})"
+        return dataclasses.replace(end, error=message)
+
+    async def _watch(self, health: LogHealth) -> None:
+        """While the log is silent no outcome is read: what has come to its end hangs no client for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now = self._clock()
+            if health.silent(now):
+                self.flights.doubt(now, self._config.quiet_s * 1000, _no_outcome())
+            else:
+                self.flights.trust()
+
     # -- the journal ---------------------------------------------------------------------------------------------
 
     def _outcome(self, outcome: Outcome) -> None:
@@ -348,6 +387,15 @@ def _unknown(request: GenerationRequest) -> ApiError:
     return unavailable(
         f"request {request.request_id} may or may not have been taken: the log did not answer",
         "unknown_acknowledgement",
+    )
+
+
+def _no_outcome() -> ApiError:
+    return unavailable(
+        "the log does not answer, so how this request ends can not be told: send it again later; under an idempotency "
+        "key that finds its outcome",
+        "outcome_unknown",
+        5.0,
     )
 
 

@@ -15,8 +15,8 @@ from greenroom.core.errors import InvalidConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthConfig:
     """Milliseconds. ``silent_ms``: without an acknowledgement for so long the process takes nothing new.
-    ``warn_skew_ms``: from this difference of clocks on it is said; ``most_skew_ms``: beyond it a process does not start,
-    for the protocol allows for no more (a minute, rule 4). Raises InvalidConfig, naming the field."""
+    ``warn_skew_ms``: from this difference of clocks on it is said; ``most_skew_ms``: beyond it a process does not
+    start, for the protocol allows for no more (a minute, rule 4). Raises InvalidConfig, naming the field."""
 
     silent_ms: float = 15_000.0
     warn_skew_ms: float = 2_000.0
@@ -92,7 +92,7 @@ _EARLY_MS = 1_000.0
 
 def told_ms(ms: float) -> str:
     """For people: in the unit that fits."""
-    if ms >= 7_200_000:
+    if ms >= 5_400_000:
         return f"{ms / 3_600_000:.1f} hours"
     return f"{ms / 60_000:.1f} minutes" if ms >= 120_000 else f"{ms / 1000:.1f} s"
 
