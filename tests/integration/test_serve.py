@@ -206,7 +206,8 @@ async def test_pauses_longer_than_a_lease_end_no_request(server: Server, client:
         server.process.send_signal(signal.SIGCONT)
 
     async def reason(stream: Any) -> str | None:
-        return [part.choices[0].finish_reason async for part in stream][-1]
+        reasons: list[str | None] = [part.choices[0].finish_reason async for part in stream]
+        return reasons[-1]
 
     assert await asyncio.gather(*(reason(stream) for stream in [first, *streams[1:]])) == ["length"] * 16
     assert not [line for line in server.log if "dead letters" in line or "is lost under" in line]

@@ -81,7 +81,7 @@ class Troubled(MemoryLog):
 
     async def append(self, topic: str, value: bytes | None, **how: Any) -> Position:
         if topic == JOURNAL and self.largest and how["key"] == self.largest.encode():
-            record = decode(value or b"", JournalRecord)
+            record: JournalRecord = decode(value or b"", JournalRecord)
             if isinstance(record, Outcome) and record.token_ids:
                 raise AppendRefused("too large")
         position = await super().append(topic, value, **how)
@@ -216,7 +216,9 @@ async def test_an_outcome_that_is_too_large_for_the_journal_fails_its_request_on
             await scheduler.feed(task(name))
         await scheduler.until_all_ended()
         async with scheduler.log.reader(JOURNAL, 0) as reader:
-            found = [decode(record.value or b"", JournalRecord) for record in await reader.poll(1.0)]
+            found: list[JournalRecord] = [
+                decode(record.value or b"", JournalRecord) for record in await reader.poll(1.0)
+            ]
     outcomes = {record.request_id: record for record in found if isinstance(record, Outcome)}
     assert (outcomes["r-1"].reason, outcomes["r-1"].token_ids) == (FinishReason.STOP, (7,))
     failed = outcomes[CARRIED]
