@@ -150,7 +150,8 @@ class Directory:
         self._seen: dict[str, _Seen] = {}
         self.unreadable = 0
         """Records that could not be read. There are no dead letters of them: what was meant is said again."""
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: OrderedDict[str, _Seen | None] = OrderedDict()
+        """Those that were silent with what was last seen of them; None: it said that it left."""
         self._told: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -201,9 +202,13 @@ class Directory:
             if seen.member.member == kind and pool in (None, seen.member.pool)
         ]
 
-    def gone(self, instance: str) -> bool:
-        """Whether it was here and certainly is no more: it has said so, or was silent for longer than its ttl."""
-        return instance in self._gone
+    def gone(self, instance: str, *, lifetimes: float = 1.0) -> bool:
+        """Whether it was here and certainly is no more: it has said so, or was silent for longer than so many of its
+        ttl."""
+        if instance not in self._gone:
+            return False
+        seen = self._gone[instance]
+        return seen is None or self._silent(seen, lifetimes)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call it on the event loop after every change. Returns what ends that."""
@@ -289,15 +294,18 @@ class Directory:
             now_ms = max(self._newest_ms, self._unix() * 1000.0 - _SKEW_MS)
             for seen in self._seen.values():
                 seen.heard_s = self._heard_s - (now_ms - seen.stamp_ms) / 1000.0
-        silent = [name for name, seen in self._seen.items() if self._heard_s - seen.heard_s > seen.member.ttl_ms / 1000]
+        silent = [name for name, seen in self._seen.items() if self._silent(seen, 1.0)]
         for name in silent:
-            self._leave(name)
+            self._leave(name, self._seen[name])
         self._ready.set()
         return first or bool(silent)
 
-    def _leave(self, instance: str) -> None:
+    def _silent(self, seen: _Seen, lifetimes: float) -> bool:
+        return self._heard_s - seen.heard_s > lifetimes * seen.member.ttl_ms / 1000
+
+    def _leave(self, instance: str, seen: _Seen | None = None) -> None:
         self._seen.pop(instance, None)
-        self._gone[instance] = None
+        self._gone[instance] = seen
         self._gone.move_to_end(instance)
         while len(self._gone) > _REMEMBERED:
             self._gone.popitem(last=False)

@@ -37,7 +37,15 @@ class EventStream:
         )
 
     async def open(self) -> None:
-        await self.response.prepare(self._request)
+        """Raises ClientGone."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self.response.prepare(self._request)
+        except TimeoutError:
+            drop(self._request)
+            raise ClientGone(f"took nothing for {self._timeout_s:g} seconds") from None
+        except ConnectionError as error:
+            raise ClientGone("closed the connection") from error
 
     async def send(self, frames: bytes) -> None:
         """Raises ClientGone."""

@@ -295,11 +295,11 @@ class Pool:
         self._losses.pop(request_id, None)
         if outcome.reason in _COMPLETED:
             self._foresight.finished(outcome.task_type, len(outcome.token_ids))
+        effects = self._release_unclaimed(request_id)
         entry = self.entries.get(request_id)
         if entry is None:
-            return []
+            return effects
         self._count(f"outcome_{outcome.reason.value}")
-        effects: list[Effect] = []
         if entry.worker is not None and entry.attempt is not None:
             effects.append(Release(entry.worker, request_id, entry.attempt))
         self._unplace(entry)
@@ -351,7 +351,7 @@ class Pool:
             return self._give_up(entry, now)
         running = self._seat_that_runs(entry.request_id)
         if running is not None:
-            return self._place(entry, running, now)
+            return self._place(entry, running, now) + self._release_unclaimed(entry.request_id)
         # What was accepted under another scheduler was within its bound.
         if len(self._waiting) >= self.config.max_waiting and task.request.accepted_ms >= self._held_since:
             message = f"{len(self._waiting)} requests wait already, as many as may"
@@ -435,7 +435,7 @@ class Pool:
                 seat.unclaimed[request_id] = run.attempt  # its task has not been read yet
             elif entry.stage is Stage.WAITING and entry.task is not None:
                 effects += self._place(entry, seat, now)
-            elif entry.stage is not Stage.ENDING and not (entry.stage is Stage.PLACED and entry.worker == worker):
+            elif not (entry.stage in (Stage.PLACED, Stage.ENDING) and entry.worker == worker and _needs_its_run(entry)):
                 effects.append(CancelRun(worker, request_id, run.attempt))
         for entry in list(seat.placed.values()):
             if entry.stage is Stage.PLACED and entry.request_id not in present:
@@ -478,6 +478,30 @@ class Pool:
             if seat.unclaimed.pop(request_id, None) is not None:
                 return seat
         return None
+
+    def _release_unclaimed(self, request_id: str) -> list[Effect]:
+        """What workers run of a request that has ended, or goes on elsewhere."""
+        found = [(seat.worker, seat.unclaimed.pop(request_id, None)) for seat in self.seats.values()]
+        return [Release(worker, request_id, attempt) for worker, attempt in found if attempt is not None]
+
+    # -- gateways ------------------------------------------------------------------------------------------------
+
+    @property
+    def gateways(self) -> frozenset[str]:
+        """Those that requests without a key came through, and which therefore end with them (rule 7)."""
+        if self.role not in (Role.LISTING, Role.ACTIVE):
+            return frozenset()
+        return frozenset(gateway for entry in self.entries.values() if (gateway := _needs_its_gateway(entry)))
+
+    def gateway_gone(self, gateway: str, now: float) -> list[Effect]:
+        """It said goodbye, or was silent for so long that nobody waits there any more (rule 7)."""
+        self._now = now
+        effects: list[Effect] = []
+        for entry in list(self.entries.values()):
+            if _needs_its_gateway(entry) == gateway:
+                self._count("gateway_gone")
+                effects += self._end(entry, FinishReason.CANCELLED, now, message="its gateway has gone")
+        return effects + self.schedule(now)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -762,6 +786,19 @@ def _without_tokens(outcome: Outcome) -> Outcome:
     return msgspec.structs.replace(
         outcome, reason=FinishReason.FAILED, message=_TOO_LARGE, token_ids=(), logprobs=None, approximated=0.0
     )
+
+
+def _needs_its_run(entry: Entry) -> bool:
+    """Whether what its worker has of it is of use. Of one that ends it is where that is its outcome's text, for another
+    scheduler may have to write the outcome."""
+    return entry.stage is not Stage.ENDING or (entry.outcome is not None and entry.outcome.attempt is not None)
+
+
+def _needs_its_gateway(entry: Entry) -> str | None:
+    """The gateway whose client alone the request is for; None where a key may bring a client back."""
+    if entry.task is None or entry.task.request.keyed or entry.stage not in (Stage.WAITING, Stage.PLACED):
+        return None
+    return entry.task.request.reply_to
 
 
 def _given_up(entry: Entry) -> str:

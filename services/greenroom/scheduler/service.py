@@ -59,6 +59,7 @@ _REJOIN_S = 1.0
 _INBOX = 1024
 _APPEND_S = 60.0
 """A record is appended anew only when the append before has ended, so an outage costs a copy of it a minute."""
+_GATEWAY_LIFETIMES = 10.0
 
 
 class PoolRunner:
@@ -249,6 +250,7 @@ class PoolRunner:
             await asyncio.sleep(self._config.tick_ms / 1000)
             self._act(self.pool.tick(self._clock()))
             self._look_at_members()
+            self._look_at_gateways()
             self._came.set()
 
     def _look_at_members(self) -> None:
@@ -260,6 +262,13 @@ class PoolRunner:
         for worker in self._workers.known - {member.instance for member in present}:
             if self._directory.gone(worker):
                 self._workers.leave(worker)
+
+    def _look_at_gateways(self) -> None:
+        """Rule 7. One that is only slow to say that it is here still has its clients."""
+        for gateway in self.pool.gateways:
+            if self._directory.gone(gateway, lifetimes=_GATEWAY_LIFETIMES):
+                _LOG.warning("gateway %s has gone: its requests without a key are ended", gateway)
+                self._act(self.pool.gateway_gone(gateway, self._clock()))
 
     def _member(self) -> Member:
         return Member(

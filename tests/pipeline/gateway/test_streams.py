@@ -9,7 +9,9 @@ import socket
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from greenroom.core.errors import Saturated
 from greenroom.core.generation import FinishReason
@@ -250,6 +252,25 @@ class SlowClient:
 
     def close(self) -> None:
         self._socket.close()
+
+
+async def test_a_client_that_leaves_while_its_reply_opens_is_no_fault_of_ours(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What aiohttp raises then, before its connection is known to be lost."""
+    prepare = web.StreamResponse.prepare
+
+    async def closing(response: web.StreamResponse, request: web.BaseRequest) -> Any:
+        if response.headers.get("Content-Type", "").startswith("text/event-stream"):
+            raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+        return await prepare(response, request)
+
+    monkeypatch.setattr(web.StreamResponse, "prepare", closing)
+    async with server.http.post(f"{server.url}/v1/completions", json=COMPLETION):
+        pass
+    await server.settled()
+    await server.over("/v1/completions", 499)
+    assert server.metric("http_errors_total", code="client_gone") == 1
 
 
 @pytest.mark.parametrize("config", [{"slow_client_timeout_s": 0.3}])

@@ -124,6 +124,21 @@ async def test_who_is_silent_for_longer_than_its_ttl_is_gone_until_it_speaks(sta
     assert not directory.gone("a")
 
 
+async def test_who_is_silent_is_gone_for_good_after_more_of_its_lifetimes(stage: Stage) -> None:
+    directory = await stage.directory()
+    await stage.say(worker("a", ttl_ms=3000))
+    await stage.say(worker("left", ttl_ms=3000))
+    await stage.log.append(MEMBERS, None, key=b"left")
+    assert await directory.wait_for(lambda there: there.gone("left") and there.get("a") is not None, 5.0)
+    assert directory.gone("left", lifetimes=4)
+    await stage.listen(8)
+    assert directory.gone("a")
+    assert not directory.gone("a", lifetimes=4)
+    await stage.listen(6)
+    assert directory.gone("a", lifetimes=4)
+    assert not directory.gone("never heard of", lifetimes=4)
+
+
 async def test_time_in_which_nothing_could_be_heard_is_nobodys_silence(stage: Stage) -> None:
     """This process was stopped, or the log away: then every record is old, and nobody is therefore gone."""
     directory = await stage.directory()

@@ -27,7 +27,15 @@ RETRIED = (1, POISON, 7, 9)
 ALL_CAME_MS = 5_500
 """By then everyone has asked who will."""
 HARSH = Faults(
-    lose=0.05, slow=0.05, crash=0.02, pause=0.02, lose_append=0.08, slow_append=0.05, refuse=0.1, hand_over=0.02
+    lose=0.05,
+    slow=0.05,
+    crash=0.02,
+    pause=0.02,
+    lose_append=0.08,
+    slow_append=0.05,
+    refuse=0.1,
+    hand_over=0.02,
+    hush=0.02,
 )
 KINDS = {
     "calm": Faults(),
@@ -37,6 +45,7 @@ KINDS = {
     "appends": Faults(lose_append=0.3, hand_over=0.05),
     "long appends": Faults(slow_append=0.4, hand_over=0.02),
     "refused appends": Faults(refuse=0.5, lose_append=0.1, slow_append=0.1, crash=0.01),
+    "silence": Faults(hush=0.1, crash=0.01, slow=0.05),
     "all": HARSH,
 }
 
@@ -124,7 +133,8 @@ def check(world: World) -> None:
             assert len(losses[request_id]) >= 3, f"{request_id} failed after {losses.get(request_id)}"
             assert request_id in world.dead_letters
         if outcome.reason is FinishReason.CANCELLED:
-            assert any(other.cancelled for other in world.clients if other.request.request_id == request_id)
+            assert not client.request.keyed, f"{request_id} was ended, though a retry may come"
+            assert client.cancelled or client.request.reply_to in world.given_up
     for request_id, outcome in outcomes.items():
         assert outcome.reason is not FinishReason.EXPIRED, f"{request_id} held its seat until its deadline"
     for request_id, too_large in world.too_large.items():
@@ -176,6 +186,16 @@ def test_many_more_of_them(kind: str, block: int) -> None:
             check(explore(seed, KINDS[kind]))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_clients_of_a_gateway_that_is_not_heard_are_told_that_it_was_given_up() -> None:
+    """Their requests are ended though they are still there: one outcome all the same, and they get it."""
+    told = 0
+    for seed in range(20):
+        world = explore(seed, KINDS["silence"])
+        check(world)
+        told += sum(client.end == "cancelled" and not client.cancelled for client in world.clients)
+    assert told > 0
 
 
 def test_when_nothing_goes_wrong_nothing_is_done_twice() -> None:

@@ -71,9 +71,19 @@ class Bench:
         self.do(self.pool.worker_reached(name, capacity, self.now))
         self.do(self.pool.listed(name, runs or [], self.now))
 
-    def task(self, name: str = "r", *, tokens: int = 2, deadline_ms: float = 60_000) -> list[Effect]:
+    def task(
+        self,
+        name: str = "r",
+        *,
+        tokens: int = 2,
+        deadline_ms: float = 60_000,
+        keyed: bool = False,
+        reply_to: str | None = None,
+    ) -> list[Effect]:
         request = Request(
             request_id=name,
+            keyed=keyed,
+            reply_to=reply_to,
             pool=0,
             model="m",
             prompt_ids=(1, 2, 3),
@@ -514,6 +524,72 @@ def test_what_is_given_back_goes_on_elsewhere_without_a_loss() -> None:
     bench.do(bench.pool.given_back("w", "r", bench.last_run().attempt, bench.now))
     assert bench.last_run().worker == "other"
     assert not bench.pool.entries["r"].losses
+
+
+# 7: nobody is there
+
+
+def test_what_came_without_a_key_through_a_gateway_that_has_gone_is_ended() -> None:
+    bench = Bench()
+    bench.worker(max_running=2)
+    bench.task("runs", reply_to="g")
+    bench.task("keyed", reply_to="g", keyed=True)
+    bench.task("waits", reply_to="g")
+    bench.task("another's", reply_to="other")
+    run = bench.last_run("runs")
+    assert bench.pool.gateways == {"g", "other"}
+    effects = bench.do(bench.pool.gateway_gone("g", bench.now))
+    assert of(effects, CancelRun) == [CancelRun("w", "runs", run.attempt)]
+    bench.land()
+    assert {(outcome.request_id, outcome.reason) for outcome in bench.outcomes()} == {
+        ("runs", FinishReason.CANCELLED), ("waits", FinishReason.CANCELLED),
+    }  # fmt: skip
+    assert bench.pool.gateways == {"other"}
+    assert bench.pool.entries["keyed"].stage.value == "placed"
+
+
+def test_a_gateway_s_end_is_of_no_interest_while_the_pool_is_not_held() -> None:
+    bench = Bench(active=False)
+    assert bench.pool.gateways == frozenset()
+
+
+# 3: what is listed and of no use
+
+
+def test_a_run_listed_under_a_request_that_ends_without_it_is_ended_at_once() -> None:
+    bench = Bench()
+    bench.task()
+    bench.record(Cancel(request_id="r", pool=0, deadline_ms=1))
+    run = Listed("r", Attempt(0, 7))
+    bench.worker("w", [run])
+    assert of(bench.wanted, CancelRun) == [CancelRun("w", "r", run.attempt)]
+
+
+def test_the_run_whose_result_is_being_written_is_kept_until_that_counts() -> None:
+    bench = Bench()
+    bench.worker("w")
+    bench.task()
+    attempt = bench.last_run().attempt
+    bench.do(bench.pool.result("w", "r", attempt, DONE, bench.now))
+    bench.worker("w", [Listed("r", attempt, finished=True)])
+    bench.worker("other", [Listed("r", Attempt(0, 0))])
+    assert of(bench.wanted, CancelRun) == [CancelRun("other", "r", Attempt(0, 0))]
+    bench.land()
+    assert of(bench.wanted, Release) == [Release("w", "r", attempt)]
+
+
+def test_runs_listed_before_their_request_is_known_end_with_it() -> None:
+    """A cancel comes instead of the task; and of two workers that have the same run, only one goes on."""
+    bench = Bench()
+    bench.worker("a", [Listed("gone", Attempt(0, 1)), Listed("here", Attempt(0, 2))])
+    bench.worker("b", [Listed("gone", Attempt(0, 3)), Listed("here", Attempt(0, 4))])
+    bench.record(Cancel(request_id="gone", pool=0, deadline_ms=1))
+    bench.land()
+    assert of(bench.wanted, Release) == [Release("a", "gone", Attempt(0, 1)), Release("b", "gone", Attempt(0, 3))]
+    bench.wanted.clear()
+    bench.task("here")
+    assert [run.worker for run in of(bench.wanted, Run)] == ["a"]  # type: ignore[attr-defined]
+    assert of(bench.wanted, Release) == [Release("b", "here", Attempt(0, 4))]
 
 
 # 8, 9: cancels, expiry, shedding

@@ -33,6 +33,8 @@ from greenroom.worker import runs
 EPOCH_MS = 1_000_000.0
 LENGTH = 6
 LEASE_MS = 300.0
+SILENT_MS = 600.0
+"""For so long a gateway may be silent."""
 GRACE_MS = 900.0
 CONFIG = PoolConfig(
     max_waiting=64, max_queue_wait_ms=60_000, lease_ms=LEASE_MS, retry_ms=200, reclaim_ms=1_500, remember_ms=120_000
@@ -53,6 +55,8 @@ class Faults:
     slow_append: float = 0.0
     refuse: float = 0.0
     hand_over: float = 0.0
+    hush: float = 0.0
+    """A gateway goes on, but is not heard on ``members``."""
 
 
 @dataclass
@@ -206,6 +210,10 @@ class Scheduler(Node):
         for instance in list(self.pool.seats):
             if self.world.dead.get(instance, self.world.now) < self.world.now - 100:
                 self._do(self.pool.worker_gone(instance, self.world.now))
+        for gateway in self.pool.gateways:
+            if self.world.now - self.world.heard.get(gateway, self.world.now) > SILENT_MS:
+                self.world.given_up.add(gateway)
+                self._do(self.pool.gateway_gone(gateway, self.world.now))
         self._do(self.pool.tick(self.world.now))
         self.pool.audit()
 
@@ -554,7 +562,14 @@ class Gateway(Node):
         self.fold = self.world.make_fold()
         self.position = 0
         self.ended: dict[str, Outcome] = {}
+        self.hushed_until = 0.0
+        self.world.heard[self.instance] = self.world.now
         self.every(8, self._poll)
+        self.every(20, self._announce)
+
+    def _announce(self) -> None:
+        if self.world.now >= self.hushed_until:
+            self.world.heard[self.instance] = self.world.now
 
     def crash(self, back_after: float) -> None:
         for client in self.clients.values():
@@ -659,6 +674,9 @@ class World:
         self.committed = 0
         self.dead_letters: list[str] = []
         self.dead: dict[str, float] = {}
+        self.heard: dict[str, float] = {}
+        self.given_up: set[str] = set()
+        """Gateways whose requests a scheduler has ended."""
         self.clients: list[Client] = []
         self.accepted: set[str] = set()
         self.starts: dict[str, int] = {}
@@ -793,6 +811,9 @@ class World:
             elif self.random.random() < self.faults.pause:
                 node.paused_until = self.now + self.random.uniform(50, 4 * LEASE_MS)
                 self.log(f"{node.name} pauses")
+            if isinstance(node, Gateway) and self.random.random() < self.faults.hush:
+                node.hushed_until = self.now + self.random.uniform(0.5, 3) * SILENT_MS
+                self.log(f"{node.name} is not heard")
         self._assign()
         self.at(self.now + 100, self._mischief)
 
