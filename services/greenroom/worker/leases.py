@@ -18,7 +18,7 @@ from greenroom.worker.runs import RunRefused
 _HELLO_S = 10.0
 _ASKS_A_LEASE = 4
 _SHORTEST_S = 0.01
-_LONGEST_S = 1.0
+_LONGEST_S = 0.75
 """What the worker says of itself with every request for a lease is not to be older, however long the lease."""
 _REMEMBERED = 16
 """Requests for a lease whose grant may still come: more than are ever on the way."""
@@ -126,7 +126,7 @@ class LeaseSession:
     async def asks(
         self, requests: AsyncIterator[worker_pb2.LeaseFromScheduler]
     ) -> AsyncGenerator[worker_pb2.LeaseFromWorker, None]:
-        """Asks several times a lease, once a second at least, and whenever ``ask`` was called: until the scheduler
+        """Asks several times a lease, and at least once in 0.75 s, and whenever ``ask`` was called: until the scheduler
         hangs up or ``end``."""
         grants = asyncio.create_task(self._grants(requests), name=f"lease grants of {self.scheduler}")
         grants.add_done_callback(lambda task: self.end())
