@@ -349,15 +349,20 @@ class Pipeline(Part):
             raise Saturated(f"{waiting} requests wait, as many as may", retry_after_s=max(1.0, depth.wait_ms / 1000))
 
     def _with_clocks(self, end: Finished, began: float, request: GenerationRequest) -> Finished:
-        """An end that has come too early by the clock here says that the clocks differ."""
-        timeout_ms, now = self._deadline(request) - self._clock(), self._clock()
+        """An end that has come too early by the clock here says that the clocks differ. Under a key it may be another
+        call's, which had begun before: there the log's stamps must say so too."""
+        now = self._clock()
+        timeout_ms = self._deadline(request) - now
+        skewed = self._health is not None and self._health.skew is not Skew.FINE
         if end.reason is not FinishReason.EXPIRED or not expired_early(began, timeout_ms, now):
+            return end
+        if request.keyed and not skewed:
             return end
         message = (
             f"it was ended as expired {told_ms(now - began)} after it came, of {told_ms(timeout_ms)} that it had: the "
             "clocks of the gateway and the scheduler differ"
         )
-        if self._health is not None and self._health.skew is not Skew.FINE:
+        if self._health is not None and skewed:
             message += f" ({self._health.told_skew()})"
         return dataclasses.replace(end, error=message)
 

@@ -33,7 +33,8 @@ class Stage:
 
     def answers(self) -> None:
         """The log does, from now on for an hour."""
-        self.health.acknowledged(0.0, 0.0, time.time() * 1000 + 3_600_000)
+        later = time.time() * 1000 + 3_600_000
+        self.health.acknowledged(later, later, later)
 
     def falls_silent(self) -> None:
         self.health._answered = 0.0
@@ -119,19 +120,41 @@ async def test_a_retry_under_its_key_finds_the_outcome_when_the_log_is_back(monk
         assert event.reason is FinishReason.CANCELLED
 
 
+async def expired(stage: Stage, *, keyed: bool) -> str:
+    """What is told of a request that the scheduler ends as expired at once."""
+    events = stage.ask("r", keyed=keyed)
+
+    async def scheduler_ends() -> None:
+        await until(lambda: "r" in stage.pipeline.flights.book, "it is on its way")
+        await stage.ends("r", FinishReason.EXPIRED)
+
+    ending = stage.pipeline.tasks.start(scheduler_ends(), name="a scheduler")
+    event = await anext(events)
+    await ending
+    assert isinstance(event, Finished)
+    assert event.reason is FinishReason.EXPIRED
+    return event.error or ""
+
+
 @pytest.mark.timeout(60)
 async def test_one_that_expires_before_its_time_is_told_of_the_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(monkeypatch) as stage:
-        events = stage.ask("r")
+        told = await expired(stage, keyed=False)
+        assert "10.0 minutes that it had: the clocks of the gateway and the scheduler differ" in told
+        assert "behind" not in told
 
-        async def scheduler_ends() -> None:
-            await until(lambda: "r" in stage.pipeline.flights.book, "it is on its way")
-            await stage.ends("r", FinishReason.EXPIRED)
 
-        ending = stage.pipeline.tasks.start(scheduler_ends(), name="a scheduler")
-        event = await anext(events)
-        assert isinstance(event, Finished)
-        assert event.reason is FinishReason.EXPIRED
-        assert "the clocks of the gateway and the scheduler differ" in (event.error or "")
-        assert "10.0 minutes that it had" in (event.error or "")
-        await ending
+@pytest.mark.timeout(60)
+async def test_so_is_one_that_the_logs_stamps_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch) as stage:
+        stage.health.skew_ms = -7_200_000.0
+        assert "this machine's clock is 2.0 hours behind the log's" in await expired(stage, keyed=True)
+
+
+@pytest.mark.timeout(60)
+async def test_of_a_key_that_another_call_may_have_used_before_nothing_is_guessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(monkeypatch) as stage:
+        stage.health.skew_ms = 0.0
+        assert "clocks" not in await expired(stage, keyed=True)
