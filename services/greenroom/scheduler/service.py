@@ -116,6 +116,7 @@ class PoolRunner:
         """Until it is cancelled, or deposed."""
         try:
             async with contextlib.AsyncExitStack() as stack:
+                self._workers.read_from(await self._log.identity(JOURNAL))
                 reader = await stack.enter_async_context(
                     self._log.reader(JOURNAL, self.number, start=await self._journal_start())
                 )

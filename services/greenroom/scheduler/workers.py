@@ -55,15 +55,20 @@ class Workers:
         self._dialer = dialer
         self._clock = clock
         self._act = act
+        self._journal = ""
         self._links: dict[str, _Link] = {}
         self._calls: set[asyncio.Future[None]] = set()
+
+    def read_from(self, journal: str) -> None:
+        """The id of the journal that the pool's epochs are of; known before the first worker is met."""
+        self._journal = journal
 
     def meet(self, member: Member) -> None:
         """A worker is there: reach it, and again whenever that breaks, until it leaves."""
         if member.instance in self._links:
             return
         stub: worker_pb2_grpc.WorkerStub = self._dialer.stub(worker_pb2_grpc.WorkerStub, member.address)
-        self._links[member.instance] = _Link(member, stub, self._pool, self._clock, self._act)
+        self._links[member.instance] = _Link(member, stub, self._pool, self._journal, self._clock, self._act)
 
     def leave(self, worker: str) -> None:
         """It is certain that it is no more."""
@@ -122,7 +127,12 @@ class Workers:
             self._act(self._pool.broken(worker, request_id, attempt, now()))
             return
         request = worker_pb2.RunRequest(
-            epoch=self._pool.epoch, worker=worker, attempt=to_attempt(attempt), task=encode(effect.task)
+            epoch=self._pool.epoch,
+            worker=worker,
+            attempt=to_attempt(attempt),
+            task=encode(effect.task),
+            scheduler=self._pool.scheduler,
+            journal=self._journal,
         )
         left_s = max(1.0, (effect.task.request.deadline_ms - now()) / 1000 + 5.0)
         response: worker_pb2.RunResponse | None = None
@@ -183,7 +193,9 @@ class Workers:
         return self._pool.refused(worker, request_id, attempt, now, back_off_ms=back_off_ms)
 
     async def _list(self, link: _Link, worker: str) -> None:
-        request = worker_pb2.ListRunsRequest(epoch=self._pool.epoch, worker=worker)
+        request = worker_pb2.ListRunsRequest(
+            epoch=self._pool.epoch, worker=worker, scheduler=self._pool.scheduler, journal=self._journal
+        )
         try:
             response = await link.stub.ListRuns(request, timeout=_SMALL_CALL_S)
         except grpc.aio.AioRpcError as error:
@@ -195,7 +207,11 @@ class Workers:
 
     async def _cancel(self, link: _Link, request_id: str, attempt: Attempt) -> None:
         request = worker_pb2.CancelRunRequest(
-            epoch=self._pool.epoch, request_id=request_id, attempt=to_attempt(attempt)
+            epoch=self._pool.epoch,
+            request_id=request_id,
+            attempt=to_attempt(attempt),
+            scheduler=self._pool.scheduler,
+            journal=self._journal,
         )
         try:
             await link.stub.CancelRun(request, timeout=_SMALL_CALL_S, metadata=outgoing())
@@ -211,12 +227,14 @@ class _Link:
         member: Member,
         stub: worker_pb2_grpc.WorkerStub,
         pool: Pool,
+        journal: str,
         clock: Callable[[], float],
         act: Callable[[list[Effect]], None],
     ) -> None:
         self.member = member
         self.stub = stub
         self._pool = pool
+        self._journal = journal
         self._clock = clock
         self._act = act
         self._connection: asyncio.Task[None] | None = None
@@ -255,6 +273,7 @@ class _Link:
             scheduler=self._pool.scheduler,
             worker=self.member.instance,
             lease_ms=0 if math.isinf(lease_ms) else max(1, int(lease_ms)),
+            journal=self._journal,
         )
         call = self.stub.Lease()
         reached = False

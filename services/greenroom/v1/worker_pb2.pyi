@@ -54,12 +54,14 @@ class LeaseHello(_message.Message):
     SCHEDULER_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    JOURNAL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     scheduler: _builtins.str
     worker: _builtins.str
     """The worker that is meant: another instance at this address refuses with NOT_FOUND."""
     lease_ms: _builtins.int
     """Milliseconds of a lease."""
+    journal: _builtins.str
     def __init__(
         self,
         *,
@@ -67,10 +69,11 @@ class LeaseHello(_message.Message):
         scheduler: _builtins.str = ...,
         worker: _builtins.str = ...,
         lease_ms: _builtins.int = ...,
+        journal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_ms", b"lease_ms", "scheduler", b"scheduler", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "journal", b"journal", "lease_ms", b"lease_ms", "scheduler", b"scheduler", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -265,17 +268,23 @@ class ListRunsRequest(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    SCHEDULER_FIELD_NUMBER: _builtins.int
+    JOURNAL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     worker: _builtins.str
+    scheduler: _builtins.str
+    journal: _builtins.str
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         worker: _builtins.str = ...,
+        scheduler: _builtins.str = ...,
+        journal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "journal", b"journal", "scheduler", b"scheduler", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -335,10 +344,14 @@ class RunRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    SCHEDULER_FIELD_NUMBER: _builtins.int
+    JOURNAL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     worker: _builtins.str
     task: _builtins.bytes
     """A record of the topic `tasks`, kind `task`, as it stands there (docs/architecture/topics.md)."""
+    scheduler: _builtins.str
+    journal: _builtins.str
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt: ...
     def __init__(
@@ -348,10 +361,12 @@ class RunRequest(_message.Message):
         worker: _builtins.str = ...,
         attempt: _common_pb2.Attempt | None = ...,
         task: _builtins.bytes = ...,
+        scheduler: _builtins.str = ...,
+        journal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "task", b"task", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "journal", b"journal", "scheduler", b"scheduler", "task", b"task", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -529,8 +544,12 @@ class CancelRunRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    SCHEDULER_FIELD_NUMBER: _builtins.int
+    JOURNAL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     request_id: _builtins.str
+    scheduler: _builtins.str
+    journal: _builtins.str
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt: ...
     def __init__(
@@ -539,10 +558,12 @@ class CancelRunRequest(_message.Message):
         epoch: _builtins.int = ...,
         request_id: _builtins.str = ...,
         attempt: _common_pb2.Attempt | None = ...,
+        scheduler: _builtins.str = ...,
+        journal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "journal", b"journal", "request_id", b"request_id", "scheduler", b"scheduler"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class WorkerStub(object):
-    """Every call carries an epoch; one below the highest that the worker has seen is refused with FAILED_PRECONDITION.
+    """Every call carries an epoch, the scheduler that holds it, and the id of the journal that it is of. An epoch below the
+    one that the worker serves is refused with FAILED_PRECONDITION, and so is a higher one of a scheduler that `members`
+    does not name as one of this pool, and another journal's while the worker has a lease.
     """
 
     def __init__(self, channel):
@@ -58,7 +60,9 @@ class WorkerStub(object):
 
 
 class WorkerServicer(object):
-    """Every call carries an epoch; one below the highest that the worker has seen is refused with FAILED_PRECONDITION.
+    """Every call carries an epoch, the scheduler that holds it, and the id of the journal that it is of. An epoch below the
+    one that the worker serves is refused with FAILED_PRECONDITION, and so is a higher one of a scheduler that `members`
+    does not name as one of this pool, and another journal's while the worker has a lease.
     """
 
     def Lease(self, request_iterator, context):
@@ -123,7 +127,9 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker(object):
-    """Every call carries an epoch; one below the highest that the worker has seen is refused with FAILED_PRECONDITION.
+    """Every call carries an epoch, the scheduler that holds it, and the id of the journal that it is of. An epoch below the
+    one that the worker serves is refused with FAILED_PRECONDITION, and so is a higher one of a scheduler that `members`
+    does not name as one of this pool, and another journal's while the worker has a lease.
     """
 
     @staticmethod

@@ -13,7 +13,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerStub:
-    """Every call carries an epoch; one below the highest that the worker has seen is refused with FAILED_PRECONDITION."""
+    """Every call carries an epoch, the scheduler that holds it, and the id of the journal that it is of. An epoch below the
+    one that the worker serves is refused with FAILED_PRECONDITION, and so is a higher one of a scheduler that `members`
+    does not name as one of this pool, and another journal's while the worker has a lease.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lease: _aio.StreamStreamMultiCallable[_worker_pb2.LeaseFromScheduler, _worker_pb2.LeaseFromWorker]
@@ -30,7 +33,10 @@ class WorkerStub:
     """End the run if it is of this attempt or a lower one. OK where there is none."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
-    """Every call carries an epoch; one below the highest that the worker has seen is refused with FAILED_PRECONDITION."""
+    """Every call carries an epoch, the scheduler that holds it, and the id of the journal that it is of. An epoch below the
+    one that the worker serves is refused with FAILED_PRECONDITION, and so is a higher one of a scheduler that `members`
+    does not name as one of this pool, and another journal's while the worker has a lease.
+    """
 
     @_abc_1.abstractmethod
     def Lease(

@@ -28,13 +28,14 @@ class LeaseHolder(Protocol):
     """What a session acts on; a run table behind it."""
 
     @property
-    def epoch(self) -> int: ...
-
-    @property
     def instance(self) -> str: ...
 
     def now(self) -> float:
         """Milliseconds on the worker's own clock."""
+        ...
+
+    def meet(self, epoch: int, scheduler: str, journal: str) -> None:
+        """A scheduler calls. Raises RunRefused for an epoch that is over, or that it can not hold."""
         ...
 
     def renew(self, epoch: int, until: float) -> None:
@@ -101,7 +102,7 @@ class Leases:
             raise InvalidRequest("a lease begins with hello", param="message")
         hello = first.hello
         check_meant(hello.worker, self._holder.instance)
-        check_epoch(hello.epoch, self._holder.epoch)
+        meet(self._holder, hello)
         return hello
 
 
@@ -110,6 +111,7 @@ class LeaseSession:
 
     def __init__(self, holder: LeaseHolder, hello: worker_pb2.LeaseHello) -> None:
         self.scheduler = hello.scheduler
+        self._journal = hello.journal
         self._holder = holder
         self._lease_ms = hello.lease_ms or math.inf
         self._asked: dict[int, float] = {}
@@ -157,6 +159,7 @@ class LeaseSession:
             if asked is None or self._ended:
                 continue  # granted twice, or so late that it is worth nothing
             try:
+                self._holder.meet(message.grant.epoch, self.scheduler, self._journal)
                 self._holder.renew(message.grant.epoch, asked + self._lease_ms)
             except RunRefused as refusal:
                 raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(refusal), word=EPOCH_OVER) from refusal
@@ -171,8 +174,24 @@ def check_meant(worker: str, instance: str) -> None:
         raise Refused(grpc.StatusCode.NOT_FOUND, f"this is {instance}, not {worker}", word="another_instance")
 
 
-def check_epoch(epoch: int, served: int) -> None:
-    """Raises Refused, FAILED_PRECONDITION, for an epoch that is over."""
-    if epoch < served:
-        message = f"epoch {epoch} is over: this worker serves {served}"
-        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, message, word=EPOCH_OVER)
+class _FromScheduler(Protocol):
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def scheduler(self) -> str: ...
+
+    @property
+    def journal(self) -> str: ...
+
+
+class _Meets(Protocol):
+    def meet(self, epoch: int, scheduler: str, journal: str) -> None: ...
+
+
+def meet(holder: _Meets, message: _FromScheduler) -> None:
+    """Raises Refused, FAILED_PRECONDITION, for an epoch that is over, or that its scheduler can not hold."""
+    try:
+        holder.meet(message.epoch, message.scheduler, message.journal)
+    except RunRefused as refusal:
+        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(refusal), word=EPOCH_OVER) from refusal

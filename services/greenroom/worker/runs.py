@@ -16,6 +16,17 @@ from greenroom.core.generation import Finished, Token
 from greenroom.core.messages import Task
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A scheduler that calls: the epoch that it says it holds, of which journal, and whether ``members`` names it as a
+    scheduler of this worker's pool. Empty names: it does not say."""
+
+    epoch: int
+    scheduler: str = ""
+    journal: str = ""
+    named: bool = False
+
+
 class Refusal(Enum):
     """Why a worker does not take a run."""
 
@@ -147,6 +158,10 @@ class RunTable:
 
     def __init__(self, *, grace_ms: float, max_runs: int) -> None:
         self.epoch = -1
+        self.journal = ""
+        """Which one ``epoch`` is of; empty before a scheduler has said it."""
+        self.scheduler = ""
+        """Who holds ``epoch``, as far as it has said so."""
         self.draining = False
         self.runs: dict[str, Run] = {}
         self._grace_ms = grace_ms
@@ -156,6 +171,33 @@ class RunTable:
         self._by_number: dict[int, Run] = {}
 
     # -- the scheduler -------------------------------------------------------------------------------------------
+
+    def meet(self, caller: Caller, now: float) -> list[Effect]:
+        """Every call of a scheduler begins with it; what the call brings is then taken under that epoch. Raises
+        RunRefused, and then nothing has changed.
+
+        A higher epoch is taken only from whom ``members`` names, else anyone could depose the scheduler for good; and
+        from who holds the present one. Another journal's epochs do not compare with this one's: it is refused while
+        there is a lease, and without one everything begins anew under it.
+        """
+        known = caller.named or (caller.scheduler != "" and caller.scheduler == self.scheduler)
+        effects: list[Effect] = []
+        if caller.journal and self.journal and caller.journal != self.journal:
+            if not caller.named:
+                raise RunRefused(Refusal.STALE, f"no scheduler {caller.scheduler!r} of this pool is known here")
+            if self.holds_lease(now):
+                raise RunRefused(Refusal.STALE, f"this worker has a lease under the journal {self.journal}")
+            effects = [effect for run in list(self.runs.values()) for effect in self._drop(run, Closing.FORGOTTEN)]
+        elif caller.epoch < self.epoch:
+            raise RunRefused(Refusal.STALE, f"epoch {caller.epoch} is over: this worker serves {self.epoch}")
+        elif caller.epoch == self.epoch:
+            self.journal = self.journal or (caller.journal if known else "")
+            return []
+        elif not known:
+            raise RunRefused(Refusal.STALE, f"no scheduler {caller.scheduler!r} of this pool is known here")
+        self.epoch, self.scheduler = caller.epoch, caller.scheduler
+        self.journal = caller.journal or self.journal
+        return effects
 
     def renew(self, epoch: int, until: float, now: float) -> list[Effect]:
         """The lease runs to ``until`` (rule 12). Raises RunRefused for an epoch that is over."""
@@ -217,9 +259,8 @@ class RunTable:
         return self.cancel(request_id, attempt)
 
     def _check_epoch(self, epoch: int) -> None:
-        if epoch < self.epoch:
-            raise RunRefused(Refusal.STALE, f"epoch {epoch} is over: this worker serves {self.epoch}")
-        self.epoch = epoch
+        if epoch != self.epoch:
+            raise RunRefused(Refusal.STALE, f"epoch {epoch} is not the one that this worker serves: {self.epoch}")
 
     # -- the gateway ---------------------------------------------------------------------------------------------
 

@@ -90,6 +90,7 @@ class WorkerService(Part):
         self.streams = TokenStreams(dialer, members, self, config.streams, self.counters, clock)
         self.changed: Callable[[], None] = lambda: None
         self._engine = engine
+        self._members = members
         self._clock = clock
         self._tasks_of: dict[int, Task] = {}
         self._answers: dict[tuple[str, Attempt], set[asyncio.Future[worker_pb2.RunResponse]]] = {}
@@ -247,6 +248,12 @@ class WorkerService(Part):
         return Counter(run.task.task_type for run in self.table.runs.values() if run.finished is None)
 
     # -- schedulers ----------------------------------------------------------------------------------------------
+
+    def meet(self, epoch: int, scheduler: str, journal: str) -> None:
+        """A scheduler calls. Raises RunRefused for an epoch that is over, or that it can not hold."""
+        member = self._members.get(scheduler) if scheduler else None
+        named = member is not None and member.member == MemberKind.SCHEDULER and member.pool == self.config.pool
+        self._do(self.table.meet(runs.Caller(epoch, scheduler, journal, named), self._clock()))
 
     def renew(self, epoch: int, until: float) -> None:
         """Raises RunRefused for an epoch that is over."""

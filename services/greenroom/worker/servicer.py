@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-import grpc
-
 from greenroom.core.messages import Task, Undecodable, decode
-from greenroom.fabric.rpc import Context, Refused
+from greenroom.fabric.rpc import Context
 from greenroom.fabric.wire import from_attempt, to_attempt
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
-from greenroom.worker.leases import EPOCH_OVER, check_epoch, check_meant
+from greenroom.worker.leases import check_meant, meet
 from greenroom.worker.results import REFUSALS, refused
 from greenroom.worker.runs import RunRefused
 from greenroom.worker.service import WorkerService
@@ -33,10 +31,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def ListRuns(self, request: worker_pb2.ListRunsRequest, context: Context) -> worker_pb2.ListRunsResponse:
         check_meant(request.worker, self._service.instance)
-        try:
-            runs = self._service.table.list_runs(request.epoch)
-        except RunRefused as refusal:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(refusal), word=EPOCH_OVER) from refusal
+        meet(self._service, request)
+        runs = self._service.table.list_runs(request.epoch)
         return worker_pb2.ListRunsResponse(
             runs=[
                 worker_pb2.ListedRun(request_id=request_id, attempt=to_attempt(attempt), finished=finished)
@@ -46,7 +42,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def Run(self, request: worker_pb2.RunRequest, context: Context) -> worker_pb2.RunResponse:
         check_meant(request.worker, self._service.instance)
-        check_epoch(request.epoch, self._service.epoch)
+        meet(self._service, request)
         try:
             task: Task = decode(request.task, Task)
         except Undecodable as error:
@@ -57,6 +53,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             return refused(REFUSALS[refusal.refusal], str(refusal))
 
     async def CancelRun(self, request: worker_pb2.CancelRunRequest, context: Context) -> worker_pb2.CancelRunResponse:
-        check_epoch(request.epoch, self._service.epoch)
+        meet(self._service, request)
         self._service.cancel(request.request_id, from_attempt(request.attempt))
         return worker_pb2.CancelRunResponse()

@@ -8,7 +8,7 @@ import pytest
 
 from greenroom.fabric.log import LogFailed, Topic
 from greenroom.fabric.topics import Topics, all_topics
-from tests.contract.log.kinds import Kind
+from tests.contract.log.kinds import Kind, topic_on
 
 
 async def test_all_topics_can_be_created_and_asked_for_again(kind: Kind) -> None:
@@ -42,3 +42,14 @@ async def test_more_than_is_asked_for_is_fine(kind: Kind) -> None:
         await log.ensure([Topic("things", 4, max_message_bytes=2_000_000)])
         await log.ensure([Topic("things", 2, max_message_bytes=1_000_000)])
         assert await log.partitions("things") == 4
+
+
+async def test_a_topic_has_an_identity_of_its_own_that_every_connection_sees(kind: Kind) -> None:
+    async with topic_on(kind) as log, kind.connect() as other:
+        await log.ensure([Topic("others")])
+        identity = await log.identity("things")
+        assert identity
+        assert await other.identity("things") == identity
+        assert await log.identity("others") != identity
+        with pytest.raises(LogFailed, match="no topic"):
+            await log.identity("nothing")

@@ -31,6 +31,7 @@ from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.servicer import WorkerServicer
 from tests.waiting import until as until
 
+SCHEDULER = "scheduler"
 LEASE_MS = 3_600_000
 LIMIT_S = 10.0
 MODEL_LIMIT = 1000
@@ -68,14 +69,14 @@ def task_of(
 
 def run_request(task: Task, worker: str, *, epoch: int, n: int) -> worker_pb2.RunRequest:
     attempt = common_pb2.Attempt(epoch=epoch, n=n)
-    return worker_pb2.RunRequest(epoch=epoch, worker=worker, attempt=attempt, task=encode(task))
+    return worker_pb2.RunRequest(epoch=epoch, worker=worker, attempt=attempt, task=encode(task), scheduler=SCHEDULER)
 
 
 async def lease_messages(
     grants: asyncio.Queue[worker_pb2.LeaseFromScheduler], worker: str, *, epoch: int, lease_ms: int
 ) -> AsyncIterator[worker_pb2.LeaseFromScheduler]:
     """A scheduler's side of a lease: hello, then the grants as they come."""
-    hello = worker_pb2.LeaseHello(epoch=epoch, scheduler="scheduler", worker=worker, lease_ms=lease_ms)
+    hello = worker_pb2.LeaseHello(epoch=epoch, scheduler=SCHEDULER, worker=worker, lease_ms=lease_ms)
     yield worker_pb2.LeaseFromScheduler(hello=hello)
     while True:
         yield await grants.get()
@@ -332,6 +333,7 @@ class Members:
     def __init__(self) -> None:
         self.here: dict[str, Member] = {}
         self.certainly_gone: set[str] = set()
+        self.add(SCHEDULER, "", MemberKind.SCHEDULER)
 
     def add(self, instance: str, address: str, kind: MemberKind = MemberKind.GATEWAY) -> None:
         self.here[instance] = Member(member=kind, instance=instance, address=address, ttl_ms=10_000)

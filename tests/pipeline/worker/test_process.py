@@ -16,18 +16,18 @@ import msgspec
 import pytest
 
 from greenroom.core.generation import SamplingParams
-from greenroom.core.messages import Member, MemberKind, Trace, decode
+from greenroom.core.messages import Member, MemberKind, Trace, decode, encode
 from greenroom.demo import bundled_model_path
 from greenroom.fabric.log.config import LogConfig
 from greenroom.fabric.log.kafka import KafkaLog
 from greenroom.fabric.members import Announcer, Directory
-from greenroom.fabric.topics import Topics, all_topics
+from greenroom.fabric.topics import MEMBERS, Topics, all_topics
 from greenroom.text.digest import text_digest
 from greenroom.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tests.integration.cluster import Process
 from tests.kafka.broker import Broker, free_port
 from tests.kafka.fixtures import kafka_broker as kafka_broker
-from tests.pipeline.worker.scripted import Gateway, GrpcNet, lease_messages, run_request, task_of, until
+from tests.pipeline.worker.scripted import SCHEDULER, Gateway, GrpcNet, lease_messages, run_request, task_of, until
 
 START_S = 120.0
 
@@ -72,6 +72,8 @@ async def worker(broker: Broker, folder: Path, cache: Path, **environment: str) 
         here = Member(member=MemberKind.GATEWAY, instance="gateway", address=gateway.address, ttl_ms=60_000)
         announcer = Announcer(log, lambda: here)
         await announcer.start()
+        scheduler = Member(member=MemberKind.SCHEDULER, instance=SCHEDULER, address="", ttl_ms=600_000)
+        await log.append(MEMBERS, encode(scheduler), key=SCHEDULER.encode())
         process.start()
         async with Directory(log) as directory:
             try:

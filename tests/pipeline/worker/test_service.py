@@ -10,11 +10,12 @@ import pytest
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
+from greenroom.core.messages import MemberKind
 from greenroom.fabric.wire import from_attempt
 from greenroom.v1 import common_pb2, worker_pb2
 from greenroom.worker.service import WorkerFailed
 from greenroom.worker.service_config import StreamConfig
-from tests.pipeline.worker.scripted import LEASE_MS, Stage, answer, staged, until
+from tests.pipeline.worker.scripted import LEASE_MS, SCHEDULER, Stage, answer, staged, until
 
 pytestmark = pytest.mark.usefixtures("net")
 Closed = worker_pb2.RunClosed
@@ -57,7 +58,9 @@ async def test_a_run_from_its_call_to_its_result() -> None:
         await until(lambda: len(gateway.got["a"]) == 6)
         assert tuple(gateway.got["a"]) == answer(PROMPT, 6)
         assert gateway.messages <= 6, "a message a step"
-        await stage.stub.CancelRun(worker_pb2.CancelRunRequest(epoch=5, request_id="a", attempt={"epoch": 5, "n": 0}))  # type: ignore[arg-type]
+        await stage.stub.CancelRun(
+            worker_pb2.CancelRunRequest(epoch=5, scheduler=SCHEDULER, request_id="a", attempt={"epoch": 5, "n": 0})
+        )  # type: ignore[arg-type]
         assert not stage.service.table.runs
 
 
@@ -114,7 +117,9 @@ async def test_a_request_that_can_never_run_is_refused_with_the_reason_for_its_c
         await stage.gateway()
         response = await stage.run(stage.task("a", prompt=range(1000)))
         assert (response.refused.why, response.refused.message) == (Refused.WHY_INVALID, "too long")
-        broken = await stage.stub.Run(worker_pb2.RunRequest(epoch=5, worker="worker-1", task=b"\xc1"))
+        broken = await stage.stub.Run(
+            worker_pb2.RunRequest(epoch=5, scheduler=SCHEDULER, worker="worker-1", task=b"\xc1")
+        )
         assert broken.refused.why == Refused.WHY_INVALID
         assert "can not be read" in broken.refused.message
         assert not stage.service.table.runs
@@ -180,7 +185,7 @@ async def test_what_runs_is_listed() -> None:
         await begun(stage, 2)
         await stage.step(1)
         await done
-        listed = await stage.stub.ListRuns(worker_pb2.ListRunsRequest(epoch=5, worker="worker-1"))
+        listed = await stage.stub.ListRuns(worker_pb2.ListRunsRequest(epoch=5, scheduler=SCHEDULER, worker="worker-1"))
         found = {run.request_id: (from_attempt(run.attempt), run.finished) for run in listed.runs}
         assert found == {"done": (Attempt(5, 3), True), "running": (Attempt(5, 4), False)}
         running.cancel()
@@ -222,7 +227,7 @@ async def test_a_cancel_ends_the_run_of_its_attempt_or_a_lower_one() -> None:
         await stage.lease()
         call = stage.run(stage.task("a", reply_to=None), 4)
         await begun(stage)
-        cancel = worker_pb2.CancelRunRequest(epoch=5, request_id="a", attempt={"epoch": 5, "n": 3})  # type: ignore[arg-type]
+        cancel = worker_pb2.CancelRunRequest(epoch=5, scheduler=SCHEDULER, request_id="a", attempt={"epoch": 5, "n": 3})  # type: ignore[arg-type]
         await stage.stub.CancelRun(cancel)
         assert stage.engine.cancelled == []
         cancel.attempt.n = 4
@@ -792,3 +797,54 @@ async def test_faults_come_when_they_are_asked_for(monkeypatch: pytest.MonkeyPat
         assert died == ["now"]
         for call in calls:
             call.cancel()
+
+
+async def test_nobody_deposes_the_scheduler_by_a_large_epoch() -> None:
+    """Not by any call, unless `members` names the caller as a scheduler of this pool."""
+    async with staged() as stage:
+        await stage.gateway()
+        await stage.lease()
+        stage.members.add("a gateway", "", MemberKind.GATEWAY)
+        attempt = common_pb2.Attempt(epoch=2**62, n=0)
+        for name in ("", "nobody", "a gateway"):
+            calls: list[Any] = [
+                stage.stub.ListRuns(
+                    worker_pb2.ListRunsRequest(epoch=2**62, scheduler=name, worker=stage.service.instance)
+                ),
+                stage.stub.CancelRun(worker_pb2.CancelRunRequest(epoch=2**62, scheduler=name, attempt=attempt)),
+                stage.stub.Run(
+                    worker_pb2.RunRequest(
+                        epoch=2**62, scheduler=name, worker=stage.service.instance, attempt=attempt, task=b""
+                    )
+                ),
+            ]
+            for call in calls:
+                assert await code_of(call) is grpc.StatusCode.FAILED_PRECONDITION
+        assert stage.service.table.epoch == 5
+        call = stage.run(stage.task("a"))
+        await begun(stage)
+        await stage.step(6)
+        assert ids(await call) == answer(PROMPT, 6)
+
+
+async def test_a_journal_made_anew_is_begun_with_once_the_lease_is_over() -> None:
+    async with staged() as stage:
+        await stage.gateway()
+        lease = await stage.lease(1_000)
+        call = stage.run(stage.task("a"))
+        await begun(stage)
+
+        def listing(journal: str, epoch: int) -> Any:
+            return stage.stub.ListRuns(
+                worker_pb2.ListRunsRequest(
+                    epoch=epoch, scheduler=SCHEDULER, journal=journal, worker=stage.service.instance
+                )
+            )
+
+        assert len((await listing("first", 5)).runs) == 1
+        assert await code_of(listing("anew", 0)) is grpc.StatusCode.FAILED_PRECONDITION
+        await lease.hang_up()
+        stage.clock.now += 1_000
+        assert len((await listing("anew", 0)).runs) == 0
+        assert (await call).closed.why == Closed.WHY_FORGOTTEN
+        assert (stage.service.table.epoch, stage.engine.cancelled) == (0, [0])

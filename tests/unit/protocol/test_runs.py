@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Finished, FinishReason, SamplingParams, Token
 from greenroom.core.messages import Request, Task
-from greenroom.worker.runs import Close, Closing, Effect, Emit, Open, Refusal, Report, RunRefused, RunTable, Start, Stop
+from greenroom.worker.runs import (
+    Caller,
+    Close,
+    Closing,
+    Effect,
+    Emit,
+    Open,
+    Refusal,
+    Report,
+    RunRefused,
+    RunTable,
+    Start,
+    Stop,
+)
 
 A1, A2, A3 = Attempt(0, 1), Attempt(0, 2), Attempt(5, 0)
+HOLDER = Caller(0, "s", "j", named=True)
 END = Finished(FinishReason.LENGTH, 2, 3)
 
 
@@ -34,11 +50,13 @@ def tokens(*ids: int, start: int = 0) -> tuple[Token, ...]:
 @pytest.fixture
 def table() -> RunTable:
     table = RunTable(grace_ms=100, max_runs=2)
+    table.meet(HOLDER, 0)
     table.renew(0, until=1_000, now=0)
     return table
 
 
 def start(table: RunTable, attempt: Attempt = A1, had: tuple[Token, ...] = ()) -> Start:
+    table.meet(replace(HOLDER, epoch=attempt.epoch), 0)
     assert table.call(attempt.epoch, attempt, task()) == [Open("r", attempt, "g")]
     [begun] = table.opened("r", attempt, had, 0)
     assert isinstance(begun, Start)
@@ -82,6 +100,7 @@ def test_a_second_call_attaches_and_asks_the_gateway_anew(table: RunTable) -> No
 def test_a_run_that_does_not_start_with_what_the_client_has_begins_anew_from_it(table: RunTable) -> None:
     begun = start(table)
     table.token(begun.number, Token(0, 10), 0)
+    table.meet(replace(HOLDER, epoch=5), 0)
     table.call(5, A3, task())
     stopped, again = table.opened("r", A3, tokens(99), 0)
     assert stopped == Stop(begun.number)
@@ -114,6 +133,47 @@ def test_lower_attempts_and_epochs_are_refused(table: RunTable) -> None:
         with pytest.raises(RunRefused):
             call()
     assert list(table.runs) == ["r"]
+
+
+@pytest.mark.parametrize("name", ["", "stranger"])
+def test_a_higher_epoch_is_taken_only_from_whom_members_names(table: RunTable, name: str) -> None:
+    with pytest.raises(RunRefused, match="no scheduler"):
+        table.meet(Caller(2**62, name, "j"), 0)
+    assert table.epoch == 0
+    assert table.meet(HOLDER, 0) == []
+    table.meet(Caller(7, "next", "j", named=True), 0)
+    assert table.epoch == 7
+    with pytest.raises(RunRefused, match="is over"):
+        table.meet(HOLDER, 0)
+
+
+def test_who_holds_the_epoch_may_raise_it_though_members_is_silent(table: RunTable) -> None:
+    table.meet(replace(HOLDER, epoch=9, named=False), 0)
+    assert table.epoch == 9
+
+
+def test_another_journal_is_refused_under_a_lease_and_begun_with_without_one(table: RunTable) -> None:
+    """Its epochs begin at 0 again, and do not compare with those before."""
+    table.meet(replace(HOLDER, epoch=5), 0)
+    begun = start(table, A3)
+    anew = Caller(2, "new", "another", named=True)
+    with pytest.raises(RunRefused, match="lease under the journal j"):
+        table.meet(anew, 999)
+    with pytest.raises(RunRefused, match="no scheduler"):
+        table.meet(replace(anew, named=False), 1_000)
+    assert list(table.runs) == ["r"]
+    assert table.meet(anew, 1_000) == [Stop(begun.number), Close("r", A3, Closing.FORGOTTEN)]
+    assert (table.epoch, table.journal, table.runs) == (2, "another", {})
+    assert table.call(2, Attempt(2, 0), task()) == [Open("r", Attempt(2, 0), "g")]
+    table.renew(2, 2_000, 1_001)
+    with pytest.raises(RunRefused, match="lease under the journal another"):
+        table.meet(replace(HOLDER, epoch=6), 1_002)
+
+
+def test_a_scheduler_that_names_no_journal_is_taken_as_before(table: RunTable) -> None:
+    """One of an older release."""
+    table.meet(Caller(3, "old", "", named=True), 0)
+    assert (table.epoch, table.journal) == (3, "j")
 
 
 def test_a_cancel_for_a_lower_attempt_is_ignored(table: RunTable) -> None:

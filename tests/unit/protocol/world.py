@@ -231,11 +231,11 @@ class Scheduler(Node):
     # The lease: a worker asks, is granted, asks again. ``connections`` has a number for each.
     def _connect(self, worker: Worker) -> None:
         number = self.connections[worker.instance] = next(self.world.numbers)
-        instance, epoch = worker.instance, self.pool.epoch
+        instance, caller = worker.instance, self._caller()
 
         def hello() -> None:
             if worker.instance == instance:
-                worker.connected(self, number, epoch)
+                worker.connected(self, number, caller)
 
         self.tell(worker, hello, lost=lambda: self._disconnected(instance, number))
 
@@ -255,10 +255,10 @@ class Scheduler(Node):
             self._do(self.pool.beat(instance, WorkerState(costs=self.world.costs, generated=generated), now))
         else:
             return
-        epoch = self.pool.epoch
+        caller = self._caller()
         self.tell(
             worker,
-            lambda: worker.granted(self, number, epoch, asked_at + LEASE_MS),
+            lambda: worker.granted(self, number, caller, asked_at + LEASE_MS),
             lost=lambda: self._disconnected(instance, number),
         )
 
@@ -300,8 +300,11 @@ class Scheduler(Node):
         self.world.dead_letters.append(request_id)
         self.later(2, lambda: self._do(self.pool.buried(request_id, self.world.now)))
 
+    def _caller(self) -> runs.Caller:
+        return runs.Caller(self.pool.epoch, self.pool.scheduler, "journal", named=True)
+
     def _list(self, instance: str) -> None:
-        node, epoch = self.world.by_instance(instance), self.pool.epoch
+        node, caller = self.world.by_instance(instance), self._caller()
         if node is None:
             return
 
@@ -309,7 +312,8 @@ class Scheduler(Node):
             if node.instance != instance:
                 return
             try:
-                listed = [Listed(*run) for run in node.table.list_runs(epoch)]
+                node.do(node.table.meet(caller, self.world.now))
+                listed = [Listed(*run) for run in node.table.list_runs(caller.epoch)]
             except runs.RunRefused:
                 node.tell(self, again)
                 return
@@ -328,7 +332,7 @@ class Scheduler(Node):
         self.tell(node, answer, lost=again)
 
     def _run(self, instance: str, attempt: Attempt, task: Task) -> None:
-        node, epoch, request_id = self.world.by_instance(instance), self.pool.epoch, task.request.request_id
+        node, caller, request_id = self.world.by_instance(instance), self._caller(), task.request.request_id
 
         def broken() -> None:
             self._do(self.pool.broken(instance, request_id, attempt, self.world.now))
@@ -341,7 +345,7 @@ class Scheduler(Node):
             if node.instance != instance:
                 node.tell(self, broken)
             else:
-                node.called(self, epoch, attempt, task)
+                node.called(self, caller, attempt, task)
 
         self.tell(node, call, lost=broken)
 
@@ -384,8 +388,10 @@ class Worker(Node):
         super().crash(back_after)
 
     # the lease
-    def connected(self, scheduler: Scheduler, number: int, epoch: int) -> None:
-        if epoch < self.table.epoch:
+    def connected(self, scheduler: Scheduler, number: int, caller: runs.Caller) -> None:
+        try:
+            self.do(self.table.meet(caller, self.world.now))
+        except runs.RunRefused:
             return
         self.connection = (scheduler, number)
         self._ask(scheduler, number, True)
@@ -400,21 +406,23 @@ class Worker(Node):
             lost=lambda: self._ask(scheduler, number, first),
         )
 
-    def granted(self, scheduler: Scheduler, number: int, epoch: int, until: float) -> None:
+    def granted(self, scheduler: Scheduler, number: int, caller: runs.Caller, until: float) -> None:
         if self.connection != (scheduler, number):
             return
         try:
-            self.do(self.table.renew(epoch, until, self.world.now))
+            self.do(self.table.meet(caller, self.world.now))
+            self.do(self.table.renew(caller.epoch, until, self.world.now))
         except runs.RunRefused:
             return
         self.later(LEASE_MS / 4, lambda: self._ask(scheduler, number, False))
 
     # runs
-    def called(self, scheduler: Scheduler, epoch: int, attempt: Attempt, task: Task) -> None:
+    def called(self, scheduler: Scheduler, caller: runs.Caller, attempt: Attempt, task: Task) -> None:
         request_id = task.request.request_id
         self.calls[request_id, attempt] = (scheduler, scheduler.life)
         try:
-            self.do(self.table.call(epoch, attempt, task))
+            self.do(self.table.meet(caller, self.world.now))
+            self.do(self.table.call(caller.epoch, attempt, task))
         except runs.RunRefused as refusal:
             self._answer(request_id, attempt, refusal)
         if self.world.random.random() < self.world.faults.lose:

@@ -198,7 +198,12 @@ class Log(Protocol):
         ...
 
     async def partitions(self, topic: str) -> int:
-        """How many the topic has. This and the two below raise LogUnavailable, and LogFailed for no such topic."""
+        """How many the topic has. This and those below raise LogUnavailable, and LogFailed for no such topic."""
+        ...
+
+    async def identity(self, topic: str) -> str:
+        """What this topic is told by from any other, one that was made anew under its name included. Empty where the
+        log has no such thing."""
         ...
 
     async def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:

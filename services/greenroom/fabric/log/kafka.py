@@ -235,6 +235,9 @@ class KafkaLog:
         known = self._known[name] = await kafka_topics.describe(self.config, name, self.config.request_timeout_s)
         return known.partitions
 
+    async def identity(self, topic: str) -> str:
+        return await kafka_topics.identity(self.config, self.config.prefix + topic, self.config.request_timeout_s)
+
     async def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         where = TopicPartition(self.config.prefix + topic, partition)
 

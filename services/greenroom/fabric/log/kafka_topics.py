@@ -17,6 +17,7 @@ from greenroom.fabric.log import kafka_client
 from greenroom.fabric.log.base import LogFailed, LogUnavailable, Topic
 from greenroom.fabric.log.config import LogConfig
 from greenroom.fabric.log.kafka_client import RETRY_S, TROUBLE, as_log_error
+from greenroom.fabric.log.kafka_identity import topic_id
 
 _SETTINGS = ("cleanup.policy", "max.message.bytes", "message.timestamp.type")
 _EXISTS = 36
@@ -72,6 +73,17 @@ async def describe(config: LogConfig, name: str, timeout_s: float) -> Known:
             if name not in await _partitions(admin):
                 raise LogFailed(f"there is no topic {name!r}: create it with ensure() first")
             return (await _described(admin, [name]))[name]
+    except TROUBLE as error:
+        raise as_log_error(f"looking up the topic {name}", error) from error
+
+
+async def identity(config: LogConfig, name: str, timeout_s: float) -> str:
+    """The id of the topic ``name`` (with its prefix). Raises LogFailed where it does not exist, LogUnavailable."""
+    try:
+        async with asyncio.timeout(timeout_s), _admin(config) as admin:
+            return await topic_id(admin, name)
+    except kafka.UnknownTopicOrPartitionError as error:
+        raise LogFailed(f"there is no topic {name!r}: create it with ensure() first") from error
     except TROUBLE as error:
         raise as_log_error(f"looking up the topic {name}", error) from error
 

@@ -263,6 +263,9 @@ class MemoryLog:
     async def partitions(self, topic: str) -> int:
         return len(self.broker.topic(self._prefix + topic).partitions)
 
+    async def identity(self, topic: str) -> str:
+        return self.broker.topic(self._prefix + topic).identity
+
     async def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         return self.broker.topic(self._prefix + topic).partitions[partition].offset_at(timestamp_ms)
 

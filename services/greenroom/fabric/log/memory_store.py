@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from bisect import bisect_left
 from collections.abc import Iterator
 from operator import attrgetter
@@ -135,6 +136,7 @@ class StoredTopic:
         self.committed: dict[str, dict[int, int]] = {}
         """What each group has committed, by partition. A group that has a member is here even without."""
         self.turn = 0
+        self.identity = str(uuid.uuid4())
 
     def floor(self, number: int) -> int:
         """Before this offset no group needs the partition's records any more."""
