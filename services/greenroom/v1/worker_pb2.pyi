@@ -60,7 +60,7 @@ class LeaseHello(_message.Message):
     worker: _builtins.str
     """The worker that is meant: another instance at this address refuses with NOT_FOUND."""
     lease_ms: _builtins.int
-    """Milliseconds of a lease."""
+    """Milliseconds of a lease; 0: it has no end, where scheduler and worker share a clock."""
     journal: _builtins.str
     def __init__(
         self,

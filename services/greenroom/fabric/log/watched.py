@@ -74,6 +74,9 @@ class WatchedLog:
     async def partitions(self, topic: str) -> int:
         return await self._log.partitions(topic)
 
+    async def identity(self, topic: str) -> str:
+        return await self._log.identity(topic)
+
     async def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         return await self._log.offset_at(topic, partition, timestamp_ms)
 
