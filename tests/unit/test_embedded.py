@@ -15,6 +15,7 @@ from greenroom.policies.registry import PLACEMENT_POLICIES
 from greenroom.scheduler.effects import Append, Disconnect
 from greenroom.worker.runs import RunTable
 from tests.unit.protocol.test_pool import DONE, Bench
+from tests.unit.protocol.test_runs import HOLDER
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def test_a_pause_of_the_whole_process_is_no_workers_loss(pause_ms: float) -> Non
     bench.worker()
     bench.task(deadline_ms=2**40)
     table = RunTable(grace_ms=1_000.0, max_runs=8)
+    table.meet(HOLDER, bench.now)
     table.renew(0, bench.now + bench.pool.config.lease_ms, bench.now)
     for _ in range(3):
         bench.now += pause_ms
