@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from greenroom.core.generation import FinishReason
@@ -161,3 +163,53 @@ async def test_nothing_is_lost_and_nothing_twice(
         # What was refused with an unknown acknowledgement may have run as well, and was sent again.
         assert len(good) >= len(disturbed) + len(distinct)
         assert not [outcome for outcome in written.values() if outcome.reason is FinishReason.FAILED]
+
+
+AWAY_S = 13.0
+"""Longer than a gateway waits for an acknowledgement."""
+PROMPTLY_S = 60.0
+
+
+async def ask(session: aiohttp.ClientSession, url: str, prompt: str, key: str | None = None) -> tuple[int, str]:
+    """Status, and the text or the error's code."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0.0}
+    headers = {} if key is None else {"Idempotency-Key": key}
+    async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
+        reply = await response.json()
+        return response.status, reply["choices"][0]["text"] if response.status == 200 else reply["error"]["code"]
+
+
+@pytest.mark.timeout(300)
+async def test_keyed_requests_that_nobody_sends_again_block_nobody(
+    own_broker: Broker, prefix: str, cache: Path, tmp_path: Path
+) -> None:
+    """The broker is away for longer than an append may take: all of them are told 503, and land when it is back."""
+    options = {"worker": ["--dtype", "float32", "--expert-memory", "50%", "--max-running", "8"]}
+    cluster = Cluster(tmp_path, own_broker.address, prefix=prefix, cache=cache, predictors=0, options=options)
+    prompt, keys = prompts(30)[0], [f"key-{number}" for number in range(40)]
+    with running(cluster):
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            [url] = cluster.urls
+            status, text = await ask(session, url, prompt)
+            assert status == 200
+            own_broker.pause()
+            try:
+                back = asyncio.get_running_loop().call_later(AWAY_S, own_broker.resume)
+                told = await asyncio.gather(*(ask(session, url, prompt, key) for key in keys))
+            finally:
+                back.cancel()
+                own_broker.resume()
+            assert {status for status, _ in told} == {503}, told
+            assert "unknown_acknowledgement" in {code for _, code in told}
+            began = time.monotonic()
+            async with asyncio.timeout(PROMPTLY_S):
+                while (await ask(session, url, prompt)) != (200, text):
+                    _LOG.info("not served yet, %.1f s after the broker was back", time.monotonic() - began)
+                assert {await ask(session, url, prompt) for _ in range(5)} == {(200, text)}
+            _LOG.info("served %.1f s after the broker was back", time.monotonic() - began)
+            async with asyncio.timeout(PROMPTLY_S):
+                again = await asyncio.gather(*(ask(session, url, prompt, key) for key in keys))
+            assert set(again) == {(200, text)}
+        written = await outcomes(own_broker, prefix)
+        assert {outcome.reason for outcome in written.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
+        assert 0 < cluster["worker0"].metric("greenroom_worker_runs_total") <= len(written) + len(keys)
