@@ -22,7 +22,7 @@ class _Uuid:
         return UUID(bytes=data.read(16))
 
 
-class _Response(Response):
+class _Response(Response):  # type: ignore[misc]  # aiokafka has no types
     API_KEY = 3
     API_VERSION = 12
     SCHEMA = Schema(
@@ -67,7 +67,7 @@ class _Response(Response):
     )
 
 
-class _Request(RequestStruct):
+class _Request(RequestStruct):  # type: ignore[misc]
     FLEXIBLE_VERSION = True
     API_KEY = 3
     API_VERSION = 12
@@ -80,7 +80,7 @@ class _Request(RequestStruct):
     )
 
 
-class _TopicIds(Request[_Request]):
+class _TopicIds(Request[_Request]):  # type: ignore[misc]
     API_KEY = 3
 
     def __init__(self, topic: str) -> None:
