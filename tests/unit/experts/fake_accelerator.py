@@ -18,7 +18,7 @@ from greenroom.experts.accelerator import Mark
 
 
 @dataclass(frozen=True, slots=True)
-class _Point:
+class Point:
     """Reached when the first ``position`` works of ``queue`` are done."""
 
     accelerator: FakeAccelerator
@@ -26,6 +26,7 @@ class _Point:
     position: int
 
     def reached(self) -> bool:
+        self.accelerator.polled(self)
         return self.accelerator.done[self.queue] >= self.position
 
     def wait(self) -> None:
@@ -83,7 +84,7 @@ class FakeAccelerator:
 
         def work() -> None:
             if after is not None:
-                assert isinstance(after, _Point)
+                assert isinstance(after, Point)
                 self.run(after.queue, after.position)
             target.copy_(source)
 
@@ -91,10 +92,10 @@ class FakeAccelerator:
 
     def mark(self) -> Mark:
         with self._lock:
-            return _Point(self, "compute", len(self._queues["compute"]))
+            return Point(self, "compute", len(self._queues["compute"]))
 
     def wait_for(self, mark: Mark) -> None:
-        assert isinstance(mark, _Point)
+        assert isinstance(mark, Point)
         self._queue("compute", lambda: self.run(mark.queue, mark.position))
 
     # -- the test's ----------------------------------------------------------------------------------------------
@@ -107,6 +108,9 @@ class FakeAccelerator:
                 self.wrong.append(f"found {tensor.flatten()[0].item()} in place of {value}")
 
         self._queue("compute", work)
+
+    def polled(self, point: Point) -> None:
+        """A thread asks whether a mark is reached, and goes on."""
 
     def put_off(self) -> None:
         if self._patience_s:
@@ -125,7 +129,7 @@ class FakeAccelerator:
     def _queue(self, queue: str, work: Callable[[], None]) -> Mark:
         with self._lock:
             self._queues[queue].append(work)
-            mark = _Point(self, queue, len(self._queues[queue]))
+            mark = Point(self, queue, len(self._queues[queue]))
             if self._random.random() < self._eagerness:
                 self.run(self._random.choice(self._eager))
             return mark
