@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import BudgetTooSmall, TransferFailed
 from greenroom.core.units import format_bytes
+from greenroom.experts.accelerator import Mark
 from greenroom.experts.ahead import AheadFetcher
 from greenroom.experts.carriers import Store
 from greenroom.experts.counters import Counters
@@ -216,6 +217,12 @@ class ExpertEngine:
     def predicted(self, prediction: Prediction) -> None:
         self.policy.on_prediction(prediction)
         self._ahead.pump()
+
+    def mark(self) -> Mark:
+        accelerator = self._hardware.accelerator
+        if accelerator is None:
+            raise RuntimeError("the experts are in RAM that computes: there is nothing to wait for")
+        return accelerator.mark()
 
     def swapped(self, artifact: Artifact) -> None:
         """What the policy predicts by is another version from now on. Between steps."""

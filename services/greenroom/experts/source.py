@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from greenroom.experts.accelerator import Mark
 from greenroom.policies.events import Prediction, PredictionRequest
 
 ExpertWeights = tuple[torch.Tensor, ...]
@@ -71,6 +72,10 @@ class PredictsFor(Protocol):
 
     def predicted(self, prediction: Prediction) -> None:
         """The answer to one; on the thread that owns the source."""
+        ...
+
+    def mark(self) -> Mark:
+        """Of all that the device has been given so far. Raises RuntimeError where the model computes in RAM."""
         ...
 
 

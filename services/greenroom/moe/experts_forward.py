@@ -10,17 +10,19 @@ arrival.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.moe.products import Compute, ExpertSum, Grouped, NativeSum, Picked, TorchSum
-from greenroom.moe.seats import seat_of
+from greenroom.moe.seats import Foresight, Seat, seat_of
 
 IMPLEMENTATION = "greenroom"
 """The name in transformers' experts registry."""
@@ -34,15 +36,39 @@ def experts_forward(
     A pick at or above the number of experts is none. Raises TransferFailed where an expert can not be had.
     """
     seat = seat_of(module)
-    picks = top_k_index.cpu().numpy()
+    picks = _picks_in_ram(seat, top_k_index)
     grouped = Grouped.of(picks, module.num_experts)
+    look_ahead = seat.stage.look_ahead
+    if look_ahead is not None:
+        look_ahead.answer()  # what the layer before has asked for, at the latest
     with seat.source.routed(seat.layer, picks) as arriving:
-        if seat.stage.look_ahead is not None:
-            seat.stage.look_ahead(seat.layer, hidden_states)
+        if look_ahead is not None:
+            look_ahead(seat.layer, hidden_states)
+            if not isinstance(arriving, list):
+                arriving = _answering(arriving, look_ahead)
         compute = partial(_expert, module)
         if seat.native is not None:
             return combine(grouped, arriving, NativeSum(hidden_states, top_k_weights, grouped, compute, seat.native))
         return combine(grouped, arriving, TorchSum(hidden_states, top_k_weights, grouped, compute))
+
+
+def _picks_in_ram(seat: Seat, picks: torch.Tensor) -> NDArray[np.int64]:
+    """The picks ``[T, k]``: the one copy of a layer that this thread waits for, so whatever else the source of experts
+    is to know of the layer comes with it.
+    """
+    rerouted, seat.rerouted = seat.rerouted, None
+    if rerouted is None:
+        return picks.cpu().numpy()
+    both = torch.cat([picks, rerouted[:, None].to(picks.dtype)], dim=1).cpu().numpy()
+    seat.source.rerouted(seat.layer, both[:, -1] != 0)
+    return np.ascontiguousarray(both[:, :-1])
+
+
+def _answering(arriving: Iterator[tuple[int, ExpertWeights]], look_ahead: Foresight) -> Arriving:
+    """While the experts' work is queued, what was computed before it comes to its end."""
+    for one in arriving:
+        yield one
+        look_ahead.answer()
 
 
 def combine(grouped: Grouped, arriving: Iterable[tuple[int, ExpertWeights]], total: ExpertSum) -> torch.Tensor:
@@ -107,7 +133,8 @@ def switch_experts_forward(
     """
     seat = seat_of(module)
     one_hot = selected_experts[:, 0]
-    picks = torch.where(one_hot.any(dim=-1), one_hot.argmax(dim=-1), module.num_experts)[:, None].cpu().numpy()
+    chosen = torch.where(one_hot.any(dim=-1), one_hot.argmax(dim=-1), module.num_experts)[:, None]
+    picks = _picks_in_ram(seat, chosen)
     grouped = Grouped.of(picks, module.num_experts)
     with seat.source.routed(seat.layer, picks) as arriving:
         total = TorchSum(hidden_states, routing_weights, grouped, module.greenroom_expert)

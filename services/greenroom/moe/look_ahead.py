@@ -8,6 +8,7 @@ effect without retraining. It only predicts; the routers' real picks decide what
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +17,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from greenroom.experts.source import PredictsFor
+from greenroom.moe.device_copies import Download
 from greenroom.moe.layers import MoeLayer
 from greenroom.moe.routers import find_router
 from greenroom.policies.arrays import Scores
-from greenroom.policies.events import ROUTER, Prediction
+from greenroom.policies.events import ROUTER, Prediction, PredictionRequest
 
 log = logging.getLogger(__name__)
 
 _PROBES = 16
+_TINY = 1e-15  # quotients of what lies between this and its inverse are finite
 
 
 class _Gate(NamedTuple):
@@ -32,7 +35,13 @@ class _Gate(NamedTuple):
     module: Any
     top_k: int
     norm: Any  # a module with a weight and perhaps a bias, or None
+    experts: int
     plain: bool = False  # it picks the largest of the logits, which are one linear map of the rows
+
+    @property
+    def width(self) -> int:
+        """Columns of its ``scores``."""
+        return self.experts if self.plain else self.experts + self.top_k
 
     def outputs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits ``[T, experts]`` and picks ``[T, k]``."""
@@ -43,12 +52,21 @@ class _Gate(NamedTuple):
         """The logits alone; of a plain router."""
         return nn.functional.linear(rows, self.module.weight, getattr(self.module, "bias", None))
 
-    def weights(self, rows: torch.Tensor) -> Scores:
+    def scores(self, rows: torch.Tensor) -> torch.Tensor:
+        """What ``weights`` makes its answer of: logits ``[T, experts]``, behind them the picks ``[T, k]`` where they are
+        more than the largest.
+        """
+        if self.plain:
+            return self.logits(rows).detach().float()
+        logits, picks = self.outputs(rows)
+        return torch.cat([logits.detach().float(), picks.float()], dim=1)
+
+    def weights(self, scores: Scores) -> Scores:
         """``[T, experts]``: see LookAhead."""
         if self.plain:
-            return _around_the_boundary(_to_numpy(self.logits(rows)), self.top_k)
-        logits, picks = self.outputs(rows)
-        return _picks_first(_around_the_boundary(_to_numpy(logits), self.top_k), picks.cpu().numpy())
+            return _around_the_boundary(scores, self.top_k)
+        logits, picks = scores[:, : -self.top_k], scores[:, -self.top_k :]
+        return _picks_first(_around_the_boundary(logits, self.top_k), picks.astype(np.int64))
 
 
 class LookAhead:
@@ -56,29 +74,58 @@ class LookAhead:
 
     Values are ``[T, M]``, a row of the step each: between 0 and 1, above 1/2 for what the router would pick, by how
     far the logit lies from the boundary between the picked and the others.
+
+    On the CPU the answer is there at once. From a device it is copied while the layer's experts are queued, and given
+    when it has come: nobody waits for it. A new answer takes the place of one that has not come.
     """
 
     def __init__(self, gates: list[_Gate], source: PredictsFor) -> None:
         self._gates = gates
         self._source = source
         self._renorms: dict[tuple[int, int], _Renorm | None] = {}
+        self._pending: tuple[PredictionRequest, Download] | None = None
 
     def __call__(self, layer: int, rows: torch.Tensor) -> None:
         """The experts of ``layer`` get these ``rows[T, H]``; answers what the policy has asked for, if anything."""
         request = self._source.take_request(ROUTER)
         if request is None:
             return
-        values = [self.weights(layer, ahead, rows) for ahead in range(*request.layers)]
+        scores = [self.scores(layer, ahead, rows) for ahead in range(*request.layers)]
+        if rows.device.type == "cpu":
+            self._give(request, [part.numpy() for part in scores])
+        else:
+            both = torch.cat(scores, dim=1) if len(scores) > 1 else scores[0]
+            self._pending = request, Download(both, self._source.mark)
+
+    def answer(self) -> None:
+        """Give what was copied from a device, if it is here by now."""
+        if self._pending is None:
+            return
+        request, download = self._pending
+        scores = download.take()
+        if scores is None:
+            return
+        self._pending = None
+        widths = [self._gates[ahead].width for ahead in range(*request.layers)]
+        self._give(request, np.split(scores.numpy(), np.cumsum(widths)[:-1], axis=1))
+
+    def _give(self, request: PredictionRequest, scores: Sequence[Scores]) -> None:
+        gates = [self._gates[ahead] for ahead in range(*request.layers)]
+        values = [gate.weights(part) for gate, part in zip(gates, scores, strict=True)]
         self._source.predicted(
             Prediction(request, "", np.concatenate(values, axis=1) if len(values) > 1 else values[0])
         )
 
     def weights(self, layer: int, ahead: int, rows: torch.Tensor) -> Scores:
-        """``[T, experts of layer ahead]``: how probable each expert of the layer ``ahead`` is."""
+        """``[T, experts of layer ahead]``: how probable each expert of the layer ``ahead`` is. Waits for the device."""
+        return self._gates[ahead].weights(self.scores(layer, ahead, rows).cpu().numpy())
+
+    def scores(self, layer: int, ahead: int, rows: torch.Tensor) -> torch.Tensor:
+        """The output of the gate of ``ahead`` for ``rows[T, H]`` of ``layer``."""
         if (layer, ahead) not in self._renorms:
             self._renorms[layer, ahead] = _renorm(self._gates[layer].norm, self._gates[ahead].norm)
         renorm = self._renorms[layer, ahead]
-        return self._gates[ahead].weights(rows if renorm is None else renorm(rows))
+        return self._gates[ahead].scores(rows if renorm is None else renorm(rows))
 
 
 class _Renorm(NamedTuple):
@@ -98,17 +145,10 @@ def _renorm(here: Any, there: Any) -> _Renorm | None:
     if here is None or there is None:
         return None
     scale = there.weight.float() / here.weight.float()
-    if not bool(scale.isfinite().all()):
-        return None
     shift = None
     if getattr(here, "bias", None) is not None:
         shift = (there.bias.float() - here.bias.float() * scale).to(here.weight.dtype)
     return _Renorm(scale.to(here.weight.dtype), shift)
-
-
-def _to_numpy(logits: torch.Tensor) -> Scores:
-    array: Scores = logits.detach().float().cpu().numpy()
-    return array
 
 
 def _around_the_boundary(logits: Scores, count: int) -> Scores:
@@ -152,7 +192,7 @@ def _gate(model: Any, layer: MoeLayer) -> _Gate | None:
     router = find_router(model, layer) if layer.stacked else None
     if router is None:
         return None
-    gate = _Gate(router.module, layer.top_k, _norm_before(model, layer))
+    gate = _Gate(router.module, layer.top_k, _norm_before(model, layer), layer.experts)
     embedding = model.get_input_embeddings().weight
     shape = (_PROBES, model.config.get_text_config().hidden_size)
     probes = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(embedding.device, embedding.dtype)
@@ -178,13 +218,19 @@ def _is_plain(gate: _Gate, probes: torch.Tensor, logits: torch.Tensor, picks: to
     return torch.equal(own.float().gather(1, picks).sort(dim=-1).values, largest.values.sort(dim=-1).values)
 
 
+def _can_be_exchanged(weight: torch.Tensor) -> bool:
+    """Whether what it has scaled can be scaled back. Asked once: a look at a device's numbers blocks."""
+    sizes = weight.detach().float().abs()
+    return bool(((sizes > _TINY) & (sizes < 1 / _TINY)).all())
+
+
 def _norm_before(model: Any, layer: MoeLayer) -> Any:
     """The norm whose output a layer's router sees, where it scales by its weight as RMS and layer norms do."""
     norm = getattr(
         model.get_submodule(layer.name.rpartition(".")[0].rpartition(".")[0]), "post_attention_layernorm", None
     )
     weight = getattr(norm, "weight", None)
-    if norm is None or weight is None or weight.ndim != 1:
+    if norm is None or weight is None or weight.ndim != 1 or not _can_be_exchanged(weight):
         return None
     signs = torch.ones_like(weight)
     signs[::2] = -1  # mean 0, variance 1: normalising changes nothing

@@ -16,6 +16,7 @@ from transformers.integrations import moe as transformers_moe
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.source import ExpertWeights
+from greenroom.moe.device_copies import to_device
 from greenroom.moe.native.library import NativeUnavailable
 from greenroom.moe.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
 
@@ -94,14 +95,21 @@ class TorchSum:
         self._picked_scales = scales
         self._grouped = grouped
         self._compute = compute
+        if rows.device.type != "cpu":
+            # Now: what the device is given once an expert was asked for runs behind that expert's upload.
+            both = to_device(torch.from_numpy(np.stack([grouped.tokens, grouped.order])), rows.device)
+            self._tokens, order = both[0], both[1]
+            self._scales = self._in_order(order)
 
     @cached_property
     def _tokens(self) -> torch.Tensor:
-        return torch.from_numpy(self._grouped.tokens).to(self._rows.device)
+        return torch.from_numpy(self._grouped.tokens)
 
     @cached_property
     def _scales(self) -> torch.Tensor:
-        order = torch.from_numpy(self._grouped.order).to(self._rows.device)
+        return self._in_order(torch.from_numpy(self._grouped.order))
+
+    def _in_order(self, order: torch.Tensor) -> torch.Tensor:
         return self._picked_scales.t().reshape(-1)[order].unsqueeze(-1)
 
     def run(self, picked: Sequence[Picked]) -> None:

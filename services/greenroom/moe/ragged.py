@@ -14,6 +14,7 @@ import torch
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.source import ExpertSource
+from greenroom.moe.device_copies import to_device
 from greenroom.moe.kv_cache import KVLayout
 from greenroom.moe.lean_decoder import LeanDecoder
 from greenroom.moe.native.rows import NativeRows
@@ -76,18 +77,19 @@ class RaggedModel:
         or the source raises comes through, and then nothing has changed.
         """
         lengths = [len(chunk.tokens) for chunk in chunks]
-        tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
-        positions = torch.tensor([chunk.kv.length + i for chunk in chunks for i in range(len(chunk.tokens))])
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        positions = [chunk.kv.length + i for chunk in chunks for i in range(len(chunk.tokens))]
         ends = zip(itertools.accumulate(lengths), chunks, strict=True)
         lasts = [row for end, chunk in ends if chunk.wants_logits for row in range(end - chunk.logit_rows, end)]
-        wanted = torch.tensor(lasts, dtype=torch.int64, device=self.device)
+        numbers = to_device(torch.tensor([*tokens, *positions, *lasts], dtype=torch.int64), self.device)
+        ids, places, wanted = numbers.split([len(tokens), len(tokens), len(lasts)])
         step = RaggedStep(chunks, self.device, self.attention, self.native)
         with torch.inference_mode(), running(step), self._told(chunks, lengths):
             if self.lean is not None and self.lean.takes(chunks):
-                return self.lean.forward(step, tokens, positions, wanted)
+                return self.lean.forward(step, ids, places, wanted)
             logits: torch.Tensor = self.model(
-                input_ids=tokens[None],
-                position_ids=positions[None].to(self.device),
+                input_ids=ids[None],
+                position_ids=places[None],
                 past_key_values=step,
                 use_cache=True,
                 logits_to_keep=wanted,

@@ -27,6 +27,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function
 
 from greenroom.core.errors import UnsupportedModel
+from greenroom.moe.device_copies import to_device
 from greenroom.moe.kv_cache import SequenceKV
 from greenroom.moe.native.rows import NativeRows
 
@@ -369,7 +370,7 @@ def _sight(mask_function: Callable[..., torch.Tensor], chunk: Chunk, device: tor
         plain = rows == 1 and bool(mask.all())
     if plain:
         return _Sight(first, None)
-    return _Sight(first, mask[None, None].to(device), causal)
+    return _Sight(first, to_device(mask[None, None], device), causal)
 
 
 def _lower_triangle(rows: int, device: torch.device) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from greenroom.core.errors import GreenroomError, UnsupportedModel
+from greenroom.moe.device_copies import to_device
 from greenroom.moe.layers import MoeLayer
 from greenroom.moe.seats import Seat
 
@@ -61,14 +62,20 @@ def wrap_router(router: Router, layer: MoeLayer, seat: Seat, refusal: str | None
         stage = seat.stage
         source = stage.source
         allowed = None if source is None else source.allowed_experts(seat.layer)
+        seat.rerouted = None
         if source is None or allowed is None:
             outputs = inner(hidden_states, *args, **kwargs)
             logits = outputs[router.logits_index]
         else:
             if refusal is not None:
                 raise UnsupportedModel(f"the routers of this model can not be confined to some experts: {refusal}")
-            outputs, logits = _masked(inner, (hidden_states, *args), kwargs, allowed, layer, one_hot)
-            source.rerouted(seat.layer, _rerouted(logits.reshape(-1, layer.experts), allowed, layer.top_k))
+            forbidden = _forbidden(allowed, layer, hidden_states.device)
+            outputs, logits = _masked(inner, (hidden_states, *args), kwargs, forbidden, layer, one_hot)
+            rerouted = _rerouted(logits.reshape(-1, layer.experts), forbidden, layer.top_k)
+            if rerouted.device.type == "cpu":
+                source.rerouted(seat.layer, rerouted.numpy())
+            else:
+                seat.rerouted = rerouted
             logits = logits.to(outputs[router.logits_index].dtype)
         if stage.on_router_logits is not None:
             stage.on_router_logits(seat.layer, logits.reshape(-1, layer.experts))
@@ -77,20 +84,25 @@ def wrap_router(router: Router, layer: MoeLayer, seat: Seat, refusal: str | None
     router.module.forward = types.MethodType(forward, router.module)
 
 
-def _masked(
-    inner: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    allowed: NDArray[np.bool_],
-    layer: MoeLayer,
-    one_hot: bool,
-) -> tuple[Any, torch.Tensor]:
-    """The router's outputs under the mask, and its logits before it."""
+def _forbidden(allowed: NDArray[np.bool_], layer: MoeLayer, device: torch.device) -> torch.Tensor:
+    """``[T, E]`` or ``[1, E]``, on the device. Raises MaskRefused."""
     if allowed.ndim != 2 or allowed.shape[1] != layer.experts:
         raise MaskRefused(f"the mask for {layer.name} has the shape {allowed.shape}, not (rows or 1, {layer.experts})")
     if len(allowed) and (fewest := int(allowed.sum(axis=1).min())) < layer.top_k:
         raise MaskRefused(f"a row may pick from {fewest} experts of {layer.name}, fewer than its top-{layer.top_k}")
-    mode = _MaskedLogits(torch.from_numpy(~allowed), layer)
+    return to_device(torch.from_numpy(~allowed), device)
+
+
+def _masked(
+    inner: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    forbidden: torch.Tensor,
+    layer: MoeLayer,
+    one_hot: bool,
+) -> tuple[Any, torch.Tensor]:
+    """The router's outputs under the mask, and its logits before it."""
+    mode = _MaskedLogits(forbidden, layer)
     with mode:
         outputs = inner(*args, **kwargs)
     if mode.logits is None:
@@ -101,12 +113,11 @@ def _masked(
     return (logits, weights, picks.masked_fill(weights == 0, layer.experts)), mode.logits
 
 
-def _rerouted(logits: torch.Tensor, allowed: NDArray[np.bool_], top_k: int) -> NDArray[np.bool_]:
+def _rerouted(logits: torch.Tensor, forbidden: torch.Tensor, top_k: int) -> torch.Tensor:
     """``[T]``: rows for which somebody forbidden has a larger logit (``[T, E]``) than the last of those picked."""
-    forbidden = torch.from_numpy(~allowed).to(logits.device)
     last = logits.masked_fill(forbidden, -torch.inf).topk(top_k, dim=1).values[:, -1]
     best = logits.masked_fill(~forbidden, -torch.inf).amax(dim=1)
-    return (best > last).cpu().numpy()
+    return best > last
 
 
 class _MaskedLogits(TorchFunctionMode):
@@ -133,5 +144,4 @@ class _MaskedLogits(TorchFunctionMode):
         if len(self._forbidden) not in (1, rows):
             raise MaskRefused(f"the mask for {self._layer.name} has {len(self._forbidden)} rows, not {rows}")
         self.logits = result
-        forbidden = self._forbidden.to(result.device).expand(rows, -1).view(result.shape)
-        return result.masked_fill(forbidden, -torch.inf)
+        return result.masked_fill(self._forbidden.expand(rows, -1).view(result.shape), -torch.inf)

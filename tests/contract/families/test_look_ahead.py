@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from greenroom.experts.accelerator import Mark
 from greenroom.experts.source import PredictsFor
 from greenroom.moe.loading import attach
 from greenroom.moe.look_ahead import LookAhead
@@ -36,6 +37,9 @@ class Asking(ScriptedExperts):
     def take_request(self, kind: str) -> PredictionRequest | None:
         assert kind == ROUTER
         return PredictionRequest(ROUTER, (self.layer, len(self._weights)))
+
+    def mark(self) -> Mark:
+        raise RuntimeError("the CPU computes in order")
 
     def predicted(self, prediction: Prediction) -> None:
         self.answers[prediction.request.layers[0]] = prediction
