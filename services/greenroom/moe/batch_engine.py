@@ -21,11 +21,13 @@ from greenroom.core.generation import Event, Finished, FinishReason, GenerationR
 from greenroom.core.units import format_bytes
 from greenroom.experts.device_errors import is_out_of_memory, raise_if_fatal
 from greenroom.moe.batch_stats import BatchStats
+from greenroom.moe.device_sampling import sample_together
 from greenroom.moe.kv_cache import KVMemoryError, KVStore
 from greenroom.moe.queue_description import QueueDescription
 from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.ragged_attention import Chunk
-from greenroom.moe.sampling import Picked, sample
+from greenroom.moe.sampling import Picked
+from greenroom.moe.sampling import sample as sample_in_ram
 from greenroom.moe.sequence import OnEvent, Sequence, StopCheckerFactory
 from greenroom.policies.batch_policy import (
     BatchLimits,
@@ -434,6 +436,7 @@ def _chunk(sequence: Sequence, rows: Rows) -> Chunk:
 
 def _sample(sequences: list[Sequence], logits: torch.Tensor) -> list[Picked | Exception]:
     draws = [sequence.next_draw() for sequence in sequences]
+    sample = sample_in_ram if logits.device.type == "cpu" else sample_together
     try:
         return list(sample(logits, draws))
     except Exception as error:

@@ -14,7 +14,7 @@ import torch
 from greenroom.core.errors import GreenroomError
 from greenroom.core.generation import SamplingParams, TokenLogprobs
 
-_NUCLEUS_TRY: Final = 512
+NUCLEUS_TRY: Final = 512
 """How many of the likeliest tokens are sorted before all are; few nuclei are larger."""
 
 
@@ -58,7 +58,8 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | Invalid
     """A token for each row of ``logits[n, vocabulary]``; for a row without usable logits the reason in its place.
 
     Greedy rows take the largest logit, of equal ones the lowest token id, as transformers does. The others draw from
-    the softmax of the logits over the temperature, less what top-k and then top-p leave out.
+    the softmax of the logits over the temperature, less what top-k and then top-p leave out. A row's token does not
+    depend on the other rows. For logits in RAM; on a device ``device_sampling`` gives the same tokens.
     """
     tokens = logits.argmax(dim=-1, keepdim=True)  # a NaN counts as the largest
     best: list[float] = logits.gather(-1, tokens).squeeze(-1).tolist()
@@ -67,14 +68,21 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | Invalid
 
 
 def _pick(logits: torch.Tensor, number: int, draw: Draw, greedy: int, best: float) -> Picked | InvalidLogits:
-    if not math.isfinite(best):
-        return InvalidLogits(f"the model computed {best} as the largest logit of token {draw.position}")
+    if (why := invalid(best, draw)) is not None:
+        return why
     params = draw.params
     if params.temperature == 0 and params.logprobs is None:
         return Picked(greedy)
     row = logits[number]
     token = greedy if params.temperature == 0 else _draw(row, params, uniform(draw.key, draw.position))
     return Picked(token, None if params.logprobs is None else _logprobs(row, token, params.logprobs))
+
+
+def invalid(best: float, draw: Draw) -> InvalidLogits | None:
+    """Why no token can be picked where a row's largest logit is ``best``; None: one can."""
+    if math.isfinite(best):
+        return None
+    return InvalidLogits(f"the model computed {best} as the largest logit of token {draw.position}")
 
 
 def _draw(row: torch.Tensor, params: SamplingParams, number: float) -> int:
@@ -107,7 +115,7 @@ def _nucleus_edge(weights: torch.Tensor, top_p: float) -> torch.Tensor:
     inside, so that the set does not depend on how a sort breaks ties.
     """
     share = top_p * weights.sum()
-    likeliest = weights.topk(min(_NUCLEUS_TRY, len(weights))).values
+    likeliest = weights.topk(min(NUCLEUS_TRY, len(weights))).values
     if likeliest.sum() < share:
         likeliest = weights.sort(descending=True).values
     before = likeliest.cumsum(0) - likeliest
