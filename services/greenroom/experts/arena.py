@@ -84,18 +84,19 @@ class DeviceArena(Slots):
 
     Three orders hold, each by a mark that one queue waits for on the other and no thread waits for: a slot is read
     after it was filled (``weights``), filled anew after what read it (``released``, ``fill``), and filled twice in the
-    order of filling (one queue).
+    order of filling (one queue). It is filled first after all that the compute queue was given before: torch gives
+    memory out again while work on what lay there is still queued.
     """
 
     def __init__(self, accelerator: Accelerator, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> None:
         super().__init__(accelerator.allocate(slots * slot_bytes), slots, slot_bytes, layouts)
         self._accelerator = accelerator
         self._filled: list[Mark | None] = [None] * slots  # until the compute queue was told to wait for it
-        self._read: list[Mark | None] = [None] * slots
+        self._used: list[Mark] = [accelerator.mark()] * slots  # by the compute queue, last
 
     def fill(self, slot: int, source: torch.Tensor) -> Mark:
         """Queue the copy of a record into a reserved slot; called by a mover. Reached: ``source`` is free again."""
-        filled = self._accelerator.copy(self.record(slot)[: source.numel()], source, after=self._read[slot])
+        filled = self._accelerator.copy(self.record(slot)[: source.numel()], source, after=self._used[slot])
         self._filled[slot] = filled
         return filled
 
@@ -111,4 +112,4 @@ class DeviceArena(Slots):
         """Work that reads these slots is in the compute queue, no more of it will follow."""
         mark = self._accelerator.mark()
         for slot in slots:
-            self._read[slot] = mark
+            self._used[slot] = mark

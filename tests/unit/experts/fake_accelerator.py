@@ -65,7 +65,10 @@ class FakeAccelerator:
     # -- Accelerator ---------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
+        """Memory that was somebody's before, whose last work on it is still queued."""
+        memory = torch.zeros(nbytes, dtype=torch.uint8)
+        self._queue("compute", lambda: memory.fill_(0xEE))
+        return memory
 
     def lock_pages(self, region: memoryview) -> Callable[[], None]:
         address = torch.frombuffer(region, dtype=torch.uint8).data_ptr()
