@@ -153,7 +153,7 @@ class ExpertEngine:
         self._firsts: list[int] = catalogue.first.tolist()
         self.asks = frozenset() if self._device.slots == catalogue.size else policy.asks
         self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
-        self._fits = self._device.slots == catalogue.size and self._tiers.in_ram
+        self._fits = self._device.slots == catalogue.size
         self._weights: list[list[ExpertWeights]] = []  # by layer and expert, while every expert is on the device
         self._masks = config.approximate and "row_mask" in policy.hooks
         fidelity = config.fidelity or Fidelity()
@@ -298,6 +298,8 @@ class ExpertEngine:
         the layer runs in one call. So the policy is told of the layer, where it wants to be, and its wants looked at
         when the layer has run.
         """
+        if not self._tiers.in_ram:
+            return None
         whole = self._whole()
         if not (whole or self._knows_hands):
             return None
@@ -349,14 +351,17 @@ class ExpertEngine:
                 self._rerouted_rows[sequence] += int(self._rerouted[row])
 
     def _whole(self) -> bool:
-        """Whether every expert is in RAM that computes. Then there is nothing to decide and nothing to wait for, and
-        layers cost no bookkeeping: the policy is told of sequences and steps, not of layers.
+        """Whether every expert is on the device and none is moving. Then there is nothing to decide and nothing to wait
+        for, and layers cost no bookkeeping: the policy is told of sequences and steps, not of layers. Slots need no
+        marks of who reads them: none is filled anew while no expert is absent.
         """
         if not self._fits or self._device.free or self._tiers.moving:
             self._weights.clear()
             return False
         if not self._weights:
             self._demand.deliver()
+            if self._device.free or self._tiers.moving:
+                return False
             for layer, span in enumerate(self.catalogue.spans):
                 self._weights.append(list(self._tiers.weights(range(span.start, span.stop), layer)))
         return True
@@ -448,6 +453,18 @@ class ExpertEngine:
         on the link. Without a host tier nothing is done.
         """
         self._ahead.fill_host(keys)
+
+    def load_seconds(self, disk_seconds: float) -> float:
+        """How long an expert that is not on the device takes to get there, on average over those, where a read from the
+        disk takes ``disk_seconds``. With a host tier by what is on it now, and by what its link has needed so far.
+        """
+        upload = None if self._host is None else self._tiers.movers[-1].seconds(int(self.catalogue.bytes_of.max()))
+        if self._host is None or upload is None:
+            return disk_seconds
+        absent = ~self._device.resident
+        missing = int(np.count_nonzero(absent))
+        on_disk = int(np.count_nonzero(absent & ~self._host.resident))
+        return upload + (disk_seconds * on_disk / missing if missing else 0.0)
 
     def resident_keys(self) -> Keys:
         """Who is on the device, ascending."""

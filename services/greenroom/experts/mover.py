@@ -8,6 +8,7 @@ first, move it part by part, and post the result for the owner.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -146,6 +147,9 @@ class Mover:
     def __init__(self, name: str, carrier: Carrier, outbox: Outbox) -> None:
         self.name = name
         self.bytes_moved = 0
+        self.busy_seconds = 0.0
+        """For how long at least one part was moving; not kept by a simulated link, which knows its rate."""
+        self._busy_until = 0.0
         self._carrier = carrier
         self._outbox = outbox
         self._changed = threading.Condition(threading.Lock())
@@ -163,6 +167,11 @@ class Mover:
         garbage may come in between, and another thread with it.)
         """
         return sum(job.bound is Tier.DEVICE for job in self._ahead.copy().values())
+
+    def seconds(self, nbytes: int) -> float | None:
+        """How long so many bytes take, as measured on what has been moved so far; None: nothing has."""
+        moved, busy = self.bytes_moved, self.busy_seconds
+        return busy * nbytes / moved if moved and busy else None
 
     def put(self, job: Job) -> None:
         """Queue a job; bounded by the slots of its target, since each job holds one."""
@@ -234,14 +243,21 @@ class Mover:
             while (task := self._take()) is not None:
                 begun, part = task
                 moved, error = 0, None
+                start = time.perf_counter()
                 try:
                     moved = self._carrier.move(begun.job, part)
                 except BaseException as failure:  # the owner of the engine sees it: no failure ends the thread
                     error = failure
+                self._was_busy(start, time.perf_counter())
                 if self._ends(begun, moved, error):
                     self._end(begun)
         except BaseException as defect:
             self._outbox.fail(defect)
+
+    def _was_busy(self, start: float, end: float) -> None:
+        with self._changed:
+            self.busy_seconds += max(0.0, end - max(start, self._busy_until))
+            self._busy_until = max(end, self._busy_until)
 
     def _take(self) -> tuple[Begun, int] | None:
         """The part to move next; None: closed."""

@@ -18,6 +18,11 @@ HEADROOM = 0.05
 KV_SHARE = 0.25
 """Most that ``auto`` gives to KV of what dense weights leave, as long as the experts do not all fit."""
 
+HOST_SHARE = 0.75
+"""Most of the available RAM that ``auto`` gives to a host tier whose pages are locked: the system can not take them
+back, so what else runs and the page cache have to do with the rest.
+"""
+
 ATTENTION_SHARE = 0.25
 """Most that attention over the longest context gets of what it shares with KV and experts, unless all experts fit."""
 
@@ -120,10 +125,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """Share out ``machine``, the memory that is computed from.
 
-    ``ram``: what holds the host tier where that is not ``machine``; its ``auto`` then is all that RAM allows, as long
-    as the device does not hold every expert. ``loaded``: bytes of ``needs`` that are in memory already. Each memory
-    is ``auto`` or a size; the experts' two may also be a share of all experts. Raises BudgetTooSmall where the model
-    can not run in what it gets, InvalidConfig for what is no size.
+    ``ram``: what holds the host tier where that is not ``machine``. Its ``auto`` is room for every expert, within
+    HOST_SHARE, unless the device holds all: who leaves the device is on the host still then. ``loaded``: bytes of
+    ``needs`` that are in memory already. Each memory is ``auto`` or a size; the experts' two may also be a share of all
+    experts. Raises BudgetTooSmall where the model can not run in what it gets, InvalidConfig for what is no size.
     """
     all_experts = needs.experts * needs.slot_bytes
     workspace = needs.workspace if ram is None else needs.workspace + ACCELERATOR_SLACK
@@ -229,7 +234,7 @@ def _host_in_ram(asked: int | None, ram: Memory, useful: int) -> int:
     """Bytes of RAM for the host tier; ``useful``: what ``auto`` needs at most. Its pages are locked, so it must fit."""
     most = int(ram.available * (1 - HEADROOM))
     if asked is None:
-        return max(0, min(useful, most))
+        return max(0, min(useful, int(ram.available * HOST_SHARE)))
     if asked > most:
         raise BudgetTooSmall(
             f"the host tier would take {format_bytes(asked)} of RAM, but {ram.source} has "

@@ -137,7 +137,8 @@ class ModelEngine:
     def _expert_load_ms(self) -> float:
         link = self._worker.link
         if link is not None:
-            return link.seconds(int(self._worker.experts.catalogue.bytes_of.max())) * 1000.0
+            experts = self._worker.experts
+            return experts.load_seconds(link.seconds(int(experts.catalogue.bytes_of.max()))) * 1000.0
         counters = self._worker.experts.counters  # the pack was too small to be measured
         return counters.stall_seconds * 1000.0 / max(1, counters.on_demand_fetches)
 

@@ -172,8 +172,7 @@ class Worker:
                 disable=not self._shows_progress,
             ) as bar:
                 engine.preload(wanted, bar.update)
-            if order is not None:
-                engine.fill_host(order.tolist())
+            engine.fill_host(wanted if order is None else order.tolist())
         except BaseException:
             engine.close()
             raise
