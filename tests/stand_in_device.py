@@ -45,7 +45,7 @@ _LOOKS = {
 
 @dataclass(slots=True)
 class Watch:
-    """What the device was asked for while watched. ``blocking``: each call that waits for it, as "operator at place"."""
+    """What the device was asked for while watched. ``blocking``: calls that wait for it, as "operator at place"."""
 
     blocking: list[str] = field(default_factory=list)
 
@@ -150,6 +150,12 @@ class StandInTensor(torch.Tensor):
 
     __index__ = __int__
 
+    def contiguous(self, **_: Any) -> StandInTensor:
+        return self if self.raw.is_contiguous() else StandInTensor(self.raw.contiguous())
+
+    def __invert__(self) -> torch.Tensor:
+        return torch.bitwise_not(self)
+
     def __getitem__(self, index: Any) -> Any:
         _look_at_indices(index)
         return StandInTensor(self.raw[tree_map(raw, index)])
@@ -225,7 +231,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> tor
     elif non_blocking and _is_locked(target) and _late:
         numbers = raw(source).clone()
         target.view(torch.uint8).fill_(_POISON)
-        _late[-1].later(lambda: target.copy_(numbers))
+        _late[-1].later(torch.inference_mode()(lambda: target.copy_(numbers)))
     else:
         _blocks("copy from the device")
         target.copy_(raw(source))

@@ -53,8 +53,8 @@ class _Gate(NamedTuple):
         return nn.functional.linear(rows, self.module.weight, getattr(self.module, "bias", None))
 
     def scores(self, rows: torch.Tensor) -> torch.Tensor:
-        """What ``weights`` makes its answer of: logits ``[T, experts]``, behind them the picks ``[T, k]`` where they are
-        more than the largest.
+        """What ``weights`` makes its answer of, on the rows' device: logits ``[T, experts]``, and behind them the picks
+        ``[T, k]`` where these are not simply the largest.
         """
         if self.plain:
             return self.logits(rows).detach().float()
