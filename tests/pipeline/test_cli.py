@@ -77,6 +77,24 @@ def test_info_of_what_is_not_served_says_why(run: Run, tmp_path: Path) -> None:
     assert "encoder-decoder" in run("info", str(folder))[0]
 
 
+def test_info_needs_no_weights(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    facts = json.loads(run("info", str(checkpoint), "--json")[0])
+    copy = tmp_path / "config-alone"
+    copy.mkdir()
+    shutil.copy(checkpoint / "config.json", copy)
+    alone = json.loads(run("info", str(copy), "--json")[0])
+    assert alone == {**facts, "name": str(copy), "checked": False}
+    assert facts["checked"]
+    assert facts["dense_bytes"] == dense_bytes(load(resolve(str(checkpoint))).model)
+    assert "none here" in run("info", str(copy))[0]
+
+
+def test_what_the_system_refuses_is_a_sentence(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    output = tmp_path / "missing" / "list.json"
+    said = run("keywords", "learn", str(checkpoint / "config.json"), "--output", str(tmp_path), status=1)[1]
+    assert output
+
+
 def test_pack_prints_the_path_and_verifies(run: Run, checkpoint: Path) -> None:
     path = Path(run("pack", str(checkpoint), "--verify")[0].strip())
     assert path.exists()

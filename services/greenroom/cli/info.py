@@ -1,4 +1,4 @@
-"""``greenroom info``: what a checkpoint is, what it needs and what fits here. Reads no weights."""
+"""``greenroom info``: what a checkpoint is, what it needs and what fits here. Reads and downloads no weights."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from greenroom.core.units import format_bytes
 def info(model: str | None, revision: str | None, offline: bool, dtype: str, as_json: bool) -> None:
     """Show layers, experts and sizes of MODEL (a folder or a hub id), and what fits into this machine.
 
+    Its config.json is enough. Weights that are here are checked against it; none are downloaded.
+
     \b
     Examples:
       greenroom info                     the bundled model
       greenroom info ./checkpoint --json
     """
     from greenroom.demo import bundled_model_path
-    from greenroom.moe.checkpoint import resolve
+    from greenroom.moe.checkpoint import resolve_config
     from greenroom.worker.machine import memory
     from greenroom.worker.summary import summarise
 
-    summary = summarise(resolve(model or str(bundled_model_path()), revision=revision, offline=offline), dtype)
+    found = resolve_config(model or str(bundled_model_path()), revision=revision, offline=offline)
+    summary = summarise(found, dtype)
     if as_json:
         click.echo(json.dumps(asdict(summary), indent=2))
         return
@@ -37,6 +40,7 @@ def info(model: str | None, revision: str | None, offline: bool, dtype: str, as_
     kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
     rows = [
         ("model", f"{summary.name} ({summary.model_type}, {summary.dtype})"),
+        ("weights", "as config.json says" if summary.checked else "none here: all sizes are by config.json alone"),
         ("MoE layers", f"{summary.moe_layers} with {summary.experts_per_layer} experts, top-{summary.top_k}"),
         (
             "experts",

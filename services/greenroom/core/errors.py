@@ -85,5 +85,9 @@ class ModelBroken(RuntimeError):
     ends, and the requests are for others."""
 
 
+class PackDamaged(PackError):
+    """A packed expert file whose bytes are not those that were written: truncated, half-written or altered."""
+
+
 class TransferFailed(GreenroomError):
     """An expert did not arrive in its tier; the requests that needed it fail, the engine goes on."""

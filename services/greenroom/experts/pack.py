@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import struct
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,12 +29,14 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from greenroom.core.errors import PackError
+from greenroom.core.errors import PackDamaged, PackError
 from greenroom.core.units import format_bytes
 from greenroom.experts.direct_io import DirectFile, page_aligned
 from greenroom.experts.layout import PAGE_BYTES, PackManifest, RecordLayout, align
 
 FORMAT_VERSION = 1
+_PARTIAL = ".partial"
+_DAMAGED = ".damaged"
 _MAGIC = b"GRNPACK\x01"
 _END = b"GRNPEND\x01"
 _HEADER = struct.Struct("<8sQQ")  # magic, bytes of the manifest, checksum of the manifest
@@ -77,15 +80,15 @@ class PackWriter:
         self._written = np.zeros(manifest.experts, dtype=bool)
         self._record = np.zeros(0, dtype=np.uint8)
         self._record_layout: RecordLayout | None = None
-        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        # Not by the process's number: in containers that share a folder they are all 1.
+        self._partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{_PARTIAL}")
         self._fd = -1
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep_dead_writers(self._path)
-        self._fd = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        sweep_dead_writers(self._path.parent)
+        self._fd = _open_locked(self._partial)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self._fd, 0, self._geometry.total)
             self._pwrite(_HEADER.pack(_MAGIC, len(self._json), _checksum(self._json)) + self._json, 0)
         except BaseException as error:
@@ -136,6 +139,8 @@ class PackWriter:
             self._pwrite(checksums + _TRAILER_TAIL.pack(_checksum(checksums), _END), self._geometry.trailer)
             os.fsync(self._fd)
             os.rename(self._partial, self._path)
+            with contextlib.suppress(OSError):
+                _damage_mark(self._path).unlink(missing_ok=True)
         except BaseException as failure:
             self._discard()
             raise self._explained(failure) from failure
@@ -179,11 +184,14 @@ class PackFile:
 
     @classmethod
     def open(cls, path: Path, expected: PackManifest | None = None) -> PackFile:
-        """Raises PackError if the file is missing, half-written, truncated, altered or not of ``expected``."""
+        """Raises PackDamaged if the file is half-written, truncated or altered, PackError if it is missing, can not be
+        read or is not of ``expected``."""
         try:
             file = DirectFile(path)
         except FileNotFoundError:
             raise PackError(f"no expert pack at {path}; make it with `greenroom pack MODEL`") from None
+        except OSError as error:
+            raise PackError(f"the expert pack {path} can not be read: {error.strerror or error}") from error
         try:
             head = file.read(0, PAGE_BYTES)
             manifest_json = cls._manifest_json(path, file, head)
@@ -245,11 +253,16 @@ class PackFile:
         self._file.read_into(int(self._geometry.offsets[self._geometry.number(layer, expert)]) + start, buffer)
 
     def check(self, layer: int, expert: int, record: memoryview) -> None:
-        """Hold the whole record against its checksum where that was not done before. Raises PackError."""
+        """Hold the whole record against its checksum where that was not done before.
+
+        Raises PackDamaged, and leaves a mark beside the pack by which the next start knows (``is_marked_damaged``).
+        """
         number = self._geometry.number(layer, expert)
         if self._checked[number]:
             return
         if _checksum(record) != int(self._checksums[number]):
+            with contextlib.suppress(OSError):
+                _damage_mark(self.path).touch()
             raise _refused(self.path, f"expert {expert} of {self.manifest.layers[layer].name} was altered")
         self._checked[number] = True
 
@@ -277,8 +290,17 @@ class PackFile:
         self._file.close()
 
 
-def _refused(path: Path, why: str) -> PackError:
-    return PackError(f"the expert pack {path} can not be used: {why}; make it anew with `greenroom pack --force MODEL`")
+def is_marked_damaged(path: Path) -> bool:
+    """Whether a record of the pack was found altered when it was read: opening a pack does not read its records."""
+    return os.path.exists(_damage_mark(path))
+
+
+def _damage_mark(path: Path) -> Path:
+    return path.with_suffix(_DAMAGED)
+
+
+def _refused(path: Path, why: str) -> PackDamaged:
+    return PackDamaged(f"the expert pack {path} can not be used: {why}; make it anew with `greenroom pack --force MODEL`")
 
 
 def _difference(found: PackManifest, expected: PackManifest) -> str:
@@ -295,13 +317,30 @@ def _check_tensors(layout: RecordLayout, tensors: Sequence[torch.Tensor], layer:
         raise PackError(f"expert {expert} of {layer} has tensors {found}, its layout wants {wanted}")
 
 
-def _sweep_dead_writers(path: Path) -> None:
-    """A living writer holds a lock on its partial file; what is not locked has no writer any more."""
-    for leftover in path.parent.glob(f".{path.name}.*.partial"):
+def sweep_dead_writers(folder: Path) -> None:
+    """Remove what writers that were killed have left in ``folder``.
+
+    A living writer holds a lock on its partial file; what is not locked has no writer any more.
+    """
+    for leftover in folder.glob(f".*{_PARTIAL}"):
         with contextlib.suppress(OSError):
-            fd = os.open(leftover, os.O_RDWR)
+            fd = os.open(leftover, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 leftover.unlink()
             finally:
                 os.close(fd)
+
+
+def _open_locked(partial: Path) -> int:
+    """A new file under the lock that says that it has a writer. Raises OSError."""
+    while True:
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # another process has swept it before it was locked

@@ -23,7 +23,8 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose files are all there. ``name`` is what was asked for, ``config`` transformers' own."""
+    """A checkpoint whose files are all there, or of which only the configuration is (``resolve_config``): then it has no
+    ``tensors``. ``name`` is what was asked for, ``config`` transformers' own."""
 
     name: str
     folder: Path
@@ -68,14 +69,44 @@ def resolve(
         raise CorruptCheckpoint(f"{error}{hint}") from error
 
 
+def resolve_config(
+    model: str, *, revision: str | None = None, offline: bool = False, cache_dir: Path | None = None
+) -> Checkpoint:
+    """As ``resolve``, but nothing of the weights is downloaded, and they need not be there: where none are, the
+    checkpoint has no tensors. Weights that are there are checked."""
+    own = local_folder(model, revision)
+    if own is not None:
+        config = _read_config(own, model)
+        alone = not any(path.suffix in (".safetensors", ".bin") for path in _listed(own))
+        return Checkpoint(model, own, config, {}) if alone else _checked(model, own, config)
+    folder = download(model, revision, offline or huggingface_hub.is_offline_mode(), cache_dir, SMALL_FILES)
+    config = _read_config(folder, model)
+    weights = set(_weight_map(folder, model).values()) if (folder / INDEX).exists() else {WEIGHTS}
+    cached = all((folder / name).exists() for name in weights)
+    return _checked(model, folder, config) if cached else Checkpoint(model, folder, config, {})
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"{path} can not be read: {error.strerror or error}")
+
+
 def _read_config(folder: Path, model: str) -> Any:
     """transformers' configuration. Raises before any weight is touched if the model is not of a served kind."""
     path = folder / "config.json"
-    if not path.exists():
-        raise CorruptCheckpoint(f"{model} has no config.json")
     try:
         raw = json.loads(path.read_text())
         model_type = raw["model_type"]
+    except FileNotFoundError:
+        raise CorruptCheckpoint(f"{model} has no config.json") from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptCheckpoint(f"config.json of {model} can not be read, or has no model_type: {error!r}") from error
     refuse_quantized(raw, model)
@@ -94,6 +125,8 @@ def _weight_map(folder: Path, model: str) -> dict[str, str]:
     try:
         weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
         pairs = {str(key): str(shard) for key, shard in weight_map.items()}
+    except OSError as error:
+        raise _unreadable(folder / INDEX, error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpoint(f"{INDEX} of {model} can not be read: {error!r}") from error
     for shard in pairs.values():
@@ -103,6 +136,7 @@ def _weight_map(folder: Path, model: str) -> dict[str, str]:
 
 
 def _checked(model: str, folder: Path, config: Any) -> Checkpoint:
+    _listed(folder)  # what lies in a folder that may not be looked into would be told as missing
     if (folder / WEIGHTS).exists():
         return Checkpoint(model, folder, config, read_header(folder / WEIGHTS))
     if not (folder / INDEX).exists():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +151,7 @@ class ExpertPlan:
         state = self._model.state_dict()
         prefix = self._model.base_model_prefix
         collected: dict[str, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        unplaced = []
         for key in sorted(self.checkpoint.tensors, key=dot_natural_key):
             renamed, pattern = rename_source_key(key, renamings, converters, prefix, state)
             if renamed not in state and key in state:
@@ -160,6 +162,13 @@ class ExpertPlan:
                 collected[layer][tensor][pattern or ""].append(stored)
             elif renamed in state:
                 self.dense.append(stored)
+            else:
+                unplaced.append(key)
+        ignored = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        _refuse_more_layers(
+            self.checkpoint.tensors.keys() - unplaced,
+            [key for key in unplaced if not any(re.search(pattern, key) for pattern in ignored)],
+        )
         return collected
 
     def _recipe(
@@ -215,6 +224,40 @@ def _build(layer: MoeLayer, recipes: list[Recipe]) -> tuple[Any, ...]:
         for recipe in recipes
     ]
     return (layer.tensors, layer.stacked, *made_of)
+
+
+def _refuse_more_layers(placed: Iterable[str], unplaced: Iterable[str]) -> None:
+    """Raises CorruptCheckpoint where tensors that have no place in the model are of one more layer of a kind it has.
+
+    A part of another kind is none, though its name is numbered on: a layer that predicts several tokens ahead has
+    tensors that no other has.
+    """
+    numbers: dict[str, set[int]] = defaultdict(set)
+    within: dict[str, set[str]] = defaultdict(set)
+    for key in placed:
+        for before, number, after in _numbered(key):
+            numbers[before].add(number)
+            within[before].add(after)
+    beyond: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for key in unplaced:
+        for before, number, after in _numbered(key):
+            if before in numbers and number not in numbers[before]:
+                beyond[before, number].add(after)
+    more = sorted(place for place, parts in beyond.items() if parts <= within[place[0]])
+    if more:
+        before, number = more[0]
+        raise CorruptCheckpoint(
+            f"the checkpoint has {before}.{number}, and config.json a model with {len(numbers[before])} such layers: "
+            "part of the model would be left out; the two do not belong together"
+        )
+
+
+def _numbered(key: str) -> Iterator[tuple[str, int, str]]:
+    """Each number in a tensor's name: what stands before it, it, and what stands behind."""
+    parts = key.split(".")
+    for place, part in enumerate(parts):
+        if part.isdecimal():
+            yield ".".join(parts[:place]), int(part), ".".join(parts[place + 1 :])
 
 
 def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> None:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersExperts
 
-from greenroom.core.errors import UnsupportedModel
+from greenroom.core.errors import CorruptCheckpoint, GreenroomError, UnsupportedModel
 from greenroom.moe.families import unsupported
 
 CONSTRUCTING = threading.Lock()
@@ -78,13 +78,32 @@ def model_class(config: Any) -> type[Any]:
         raise unsupported(config.model_type, "transformers has no class that generates text with it")
     found: Any = mapping[type(config)]
     generating: type[Any] = found[0] if isinstance(found, tuple) else found
+    of = getattr(generating, "config_class", None)
+    if of is not None and not isinstance(config, of):
+        raise unsupported(
+            config.model_type,
+            f"it is a multimodal checkpoint, whose text model transformers runs by itself ({generating.__name__}, of a "
+            f"{of.__name__}); only checkpoints of the text model alone are served",
+        )
     return generating
 
 
 def blueprint(config: Any, dtype: torch.dtype) -> Any:
-    """The whole model on the meta device: names, shapes and dtypes without memory."""
-    with CONSTRUCTING, torch.device("meta"), Outlined():
-        return model_class(config)._from_config(config, dtype=dtype)
+    """The whole model on the meta device: names, shapes and dtypes without memory.
+
+    Raises UnsupportedModel for what transformers has no class for, CorruptCheckpoint for a configuration of which it
+    can make no model.
+    """
+    made_by = model_class(config)
+    try:
+        with CONSTRUCTING, torch.device("meta"), Outlined():
+            return made_by._from_config(config, dtype=dtype)
+    except GreenroomError:
+        raise
+    except Exception as error:  # whatever transformers makes of values in untrusted JSON
+        raise CorruptCheckpoint(
+            f"transformers can make no {made_by.__name__} of config.json: {type(error).__name__}: {error}"
+        ) from error
 
 
 def experts_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -97,7 +116,8 @@ def experts_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def describe_layers(model: Any, config: Any, dtype: torch.dtype) -> tuple[MoeLayer, ...]:
     """The MoE layers of a model that still has its experts' parameters and is to be loaded in ``dtype``.
 
-    Raises UnsupportedModel if it has none, or if any of its experts do not go through an interface that is known.
+    Raises UnsupportedModel if it has none, or if any of its experts do not go through an interface that is known,
+    CorruptCheckpoint where the configuration says of experts what can not be.
     """
     layers = tuple(_describe(name, module, config) for name, module in experts_modules(model))
     kept = [pattern for pattern, wide in model._get_dtype_plan(dtype).items() if wide != dtype]
@@ -126,7 +146,7 @@ def _describe(name: str, module: nn.Module, config: Any) -> MoeLayer:
         shapes = {key: tuple(value.shape) for key, value in found.items()}
         raise unsupported(config.model_type, f"{name} has the parameters {shapes}, not {names} for {experts} experts")
     tensors = tuple(ExpertTensor(key, tuple(found[key].shape[1:]), found[key].dtype) for key in names)
-    return MoeLayer(name, experts, _top_k(config), tensors, stacked=True)
+    return MoeLayer(name, experts, _top_k(config, experts), tensors, stacked=True)
 
 
 def _describe_modules(name: str, module: SwitchTransformersExperts) -> MoeLayer:
@@ -135,9 +155,14 @@ def _describe_modules(name: str, module: SwitchTransformersExperts) -> MoeLayer:
     return MoeLayer(name, len(module), 1, tensors, stacked=False)
 
 
-def _top_k(config: Any) -> int:
+def _top_k(config: Any, experts: int) -> int:
     text = config.get_text_config()
     for name in _TOP_K_NAMES:
         if isinstance(value := getattr(text, name, None), int):
+            if not 1 <= value <= experts:
+                raise CorruptCheckpoint(
+                    f"config.json has {name} {value}: a token takes at least 1 expert and at most the {experts} that a "
+                    "layer has"
+                )
             return value
     raise UnsupportedModel(f"the configuration of {config.model_type} says nowhere how many experts a token takes")

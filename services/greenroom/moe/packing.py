@@ -8,6 +8,8 @@ inode: another start is instant, a changed file is read again and gives another 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import shutil
 import sys
@@ -22,14 +24,16 @@ import torch
 import xxhash
 from tqdm import tqdm
 
-from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackError
+from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged, PackError
 from greenroom.core.units import format_bytes
 from greenroom.experts.file_lock import file_lock
 from greenroom.experts.layout import DTYPES, PackLayer, PackManifest, RecordLayout
-from greenroom.experts.pack import FORMAT_VERSION, PackFile, PackWriter
+from greenroom.experts.pack import FORMAT_VERSION, PackFile, PackWriter, is_marked_damaged, sweep_dead_writers
 from greenroom.moe.checkpoint import Checkpoint
 from greenroom.moe.conversion import ExpertPlan, Recipe
 from greenroom.moe.safetensors_files import ShardReader, typed
+
+log = logging.getLogger(__name__)
 
 CONVERSION_VERSION = 1  # raised when the same tensors are to give another pack
 Buffers = dict[tuple[str, str], torch.Tensor]
@@ -38,7 +42,8 @@ Buffers = dict[tuple[str, str], torch.Tensor]
 _LOCK_WAIT_S = 6 * 3600.0
 _LOCK_POLL_S = 0.2
 _DIGEST_LENGTH = 32
-_PACKING = threading.Lock()  # unfinished packs are named by process
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+_PACKING = threading.Lock()  # two at once in one process would only share the disk
 
 
 def default_cache_dir() -> Path:
@@ -66,23 +71,83 @@ def ensure_pack(
     """The checkpoint's pack in the cache, made first if it is not there; ``force`` makes it anew.
 
     ``progress`` None shows a bar on a terminal only. Constant memory: one expert at a time. Two processes that want
-    the same pack make it once. Raises UnsupportedModel or CorruptCheckpoint where the experts can not be made,
-    PackError if the disk is too small or if the pack that is there can not be used.
+    the same pack make it once. A pack that is damaged is made anew, with a warning. What packings that were killed
+    have left in the cache is removed. A pack that is there is found in a cache that may not be written to as well.
+
+    Raises UnsupportedModel or CorruptCheckpoint where the experts can not be made, PackError if the disk is too small,
+    if the cache can not be read or written, or if the pack that is there is another model's.
     """
     plan = ExpertPlan(checkpoint, resolve_dtype(checkpoint, dtype))
     cache = cache_dir or default_cache_dir()
+    try:
+        sweep_dead_writers(cache / "packs")
+        found = None if force else _found(plan, cache, _identity(plan))
+        return found or _made(plan, cache, force, progress, lock_wait_s)
+    except OSError as error:
+        raise PackError(
+            f"the cache of expert packs {cache} can not be used: {_told(error)}; choose another folder with --cache-dir "
+            "or GREENROOM_CACHE"
+        ) from error
+
+
+def _found(plan: ExpertPlan, cache: Path, identity: str) -> Path | None:
+    """A whole pack whose digest is remembered. Takes no lock and writes nothing: packs and memories appear whole.
+
+    Raises PackError, OSError.
+    """
+    digest = _remembered(cache, identity)
+    return None if digest is None else _whole(plan, cache, digest)
+
+
+def _whole(plan: ExpertPlan, cache: Path, digest: str) -> Path | None:
+    """The pack of that digest; None where there is none, or a damaged one. Raises PackError, OSError."""
+    path = _path(cache, plan, digest)
+    if not path.exists() or is_marked_damaged(path):
+        return None
+    with contextlib.suppress(PackDamaged):
+        PackFile.open(path, _manifest(plan, digest)).close()
+        return path
+    return None
+
+
+def _made(plan: ExpertPlan, cache: Path, force: bool, progress: bool | None, lock_wait_s: float) -> Path:
     identity = _identity(plan)
-    with _locked(cache / "locks" / identity, lock_wait_s):
+    with _locked(cache, identity, lock_wait_s) as may_write:
+        found = None if force else _found(plan, cache, identity)
+        if found is not None:
+            return found
         digest = None if force else _remembered(cache, identity)
         if digest is None and not force and _has_similar(cache, plan):
             digest = _digest(plan, progress)
-            _remember(plan, cache, identity, digest)
-        if digest is None or not _path(cache, plan, digest).exists():
+            if may_write:
+                _remember(plan, cache, identity, digest)
+            elif (path := _whole(plan, cache, digest)) is not None:
+                log.warning(
+                    "the weights were read to know that %s is their pack, and will be at each start: %s can not be "
+                    "written to, where that would be remembered", path.name, cache
+                )  # fmt: skip
+                return path
+        if not may_write:
+            raise PackError(
+                f"{cache} has no pack of {plan.checkpoint.name}, or a damaged one, and can not be written to; make it "
+                "with `greenroom pack` where that is possible, or choose another folder with --cache-dir or "
+                "GREENROOM_CACHE"
+            )
+        if digest is None or _whole(plan, cache, digest) is None:
+            if digest is not None and (damaged := _path(cache, plan, digest)).exists():
+                log.warning("the expert pack %s is damaged; it is made anew", damaged)
+                damaged.unlink()  # nobody can use it, and its room is needed
             digest = _write(plan, cache, progress)
             _remember(plan, cache, identity, digest)
         path = _path(cache, plan, digest)
         PackFile.open(path, _manifest(plan, digest)).close()
         return path
+
+
+def _told(error: OSError) -> str:
+    """What is wrong with which file."""
+    what = error.strerror or str(error) or type(error).__name__
+    return f"{what} ({error.filename})" if error.filename else what
 
 
 def _path(cache: Path, plan: ExpertPlan, digest: str) -> Path:
@@ -209,18 +274,26 @@ def _remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -> None
 
 
 @contextlib.contextmanager
-def _locked(path: Path, wait_s: float) -> Iterator[None]:
-    """One packing of a model at a time, on this machine."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _locked(cache: Path, identity: str, wait_s: float) -> Iterator[bool]:
+    """One packing of a model at a time, on this machine. False: the cache can not be written to, so nobody packs."""
     deadline = time.monotonic() + wait_s
     still_packing = PackError(f"another packing of this model has not ended for {wait_s:.0f} s")
     if not _PACKING.acquire(timeout=wait_s):
         raise still_packing
     try:
-        with file_lock(path, deadline - time.monotonic(), _LOCK_POLL_S) as held:
-            if not held:
+        with contextlib.ExitStack() as stack:
+            held: bool | None = None
+            try:
+                folder = cache / "locks"
+                folder.mkdir(parents=True, exist_ok=True)
+                left_s = deadline - time.monotonic()
+                held = stack.enter_context(file_lock(folder / identity, left_s, _LOCK_POLL_S))
+            except OSError as error:
+                if error.errno not in _NOT_WRITABLE:
+                    raise
+            if held is False:
                 raise still_packing
-            yield
+            yield held is not None
     finally:
         _PACKING.release()
 

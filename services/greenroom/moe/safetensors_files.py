@@ -60,7 +60,7 @@ class _Entry(msgspec.Struct):
 
 
 def read_header(shard: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file. Raises CorruptCheckpoint if it is missing, truncated or malformed."""
+    """The tensors of one file. Raises CorruptCheckpoint if it is missing, truncated, malformed or can not be read."""
     try:
         size = shard.stat().st_size
         with shard.open("rb") as file:
@@ -72,16 +72,34 @@ def read_header(shard: Path) -> dict[str, StoredTensor]:
         entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
     except FileNotFoundError:
         raise CorruptCheckpoint(f"{shard} is missing") from None
+    except OSError as error:
+        raise _unreadable(shard, error) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(f"the header of {shard} can not be read: {error}") from error
     data = 8 + length
     tensors = {name: _stored(shard, name, entry, data) for name, entry in entries.items()}
+    _check_contiguous(shard, tensors, data)
     end = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=data)
     if end != size:
         raise CorruptCheckpoint(
             f"{shard} has {size} bytes where its header says {end}: it was truncated or not fully downloaded"
         )
     return tensors
+
+
+def _check_contiguous(shard: Path, tensors: dict[str, StoredTensor], data: int) -> None:
+    """That every byte of the data belongs to just one tensor, as the format has it."""
+    end, before = data, ""
+    for tensor in sorted(tensors.values(), key=lambda each: (each.offset, each.nbytes)):
+        if tensor.offset < end:
+            raise CorruptCheckpoint(f"the header of {shard} has {before} and {tensor.name} overlap: they share bytes")
+        if tensor.offset > end:
+            raise CorruptCheckpoint(f"the header of {shard} leaves {tensor.offset - end} bytes before {tensor.name} out")
+        end, before = tensor.offset + tensor.nbytes, tensor.name
+
+
+def _unreadable(shard: Path, error: OSError) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"{shard} can not be read: {error.strerror or error}")
 
 
 def _stored(shard: Path, name: str, entry: _Entry, data: int) -> StoredTensor:
@@ -110,20 +128,26 @@ class ShardReader:
         """The tensor's bytes, or those of its ``part``-th slice along the first dimension, as uint8.
 
         They are read into ``into`` where it has just that size, which saves the system from finding and clearing
-        fresh memory every time. Raises CorruptCheckpoint where the file ends before them.
+        fresh memory every time. Raises CorruptCheckpoint where the file ends before them or can not be read.
         """
         nbytes = tensor.nbytes if part is None else tensor.nbytes // tensor.shape[0]
         offset = tensor.offset + (0 if part is None else part * nbytes)
-        if tensor.shard not in self._files:
-            self._files[tensor.shard] = os.open(tensor.shard, os.O_RDONLY | os.O_CLOEXEC)
         data = into if into is not None and into.numel() == nbytes else torch.empty(nbytes, dtype=torch.uint8)
         view = data.numpy().data
         while view:
-            count = os.preadv(self._files[tensor.shard], [view], offset)
+            try:
+                count = os.preadv(self._file(tensor.shard), [view], offset)
+            except OSError as error:
+                raise _unreadable(tensor.shard, error) from error
             if count == 0:
                 raise CorruptCheckpoint(f"{tensor.shard} ended within {tensor.name}: it was changed while it was read")
             view, offset = view[count:], offset + count
         return data
+
+    def _file(self, shard: Path) -> int:
+        if shard not in self._files:
+            self._files[shard] = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
+        return self._files[shard]
 
 
 def typed(data: torch.Tensor, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:

@@ -9,7 +9,7 @@ from greenroom.experts.layout import RecordLayout
 from greenroom.moe.checkpoint import Checkpoint
 from greenroom.moe.conversion import ExpertPlan
 from greenroom.moe.families import ENCODER_DECODER_REASON, family_of
-from greenroom.moe.layers import blueprint
+from greenroom.moe.layers import blueprint, describe_layers
 from greenroom.moe.packing import resolve_dtype
 from greenroom.moe.ragged_probe import kv_layout_of
 
@@ -19,7 +19,8 @@ RUNTIME_BYTES = 700 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Sizes in bytes. ``refused`` says why the batch loop does not serve the model, None where it does."""
+    """Sizes in bytes. ``refused`` says why the batch loop does not serve the model, None where it does. ``checked``:
+    the headers of its weights are as the configuration says; False: there are no weights here."""
 
     name: str
     model_type: str
@@ -33,6 +34,7 @@ class Summary:
     kv_bytes_per_token: int | None
     max_model_len: int
     refused: str | None
+    checked: bool
 
     @property
     def all_experts_bytes(self) -> int:
@@ -53,41 +55,46 @@ class Summary:
 
 
 def summarise(checkpoint: Checkpoint, dtype: str = "auto") -> Summary:
-    """Raises UnsupportedModel, CorruptCheckpoint and InvalidConfig as loading does."""
+    """All sizes are the configuration's; tensors, where the checkpoint has any, are held against it.
+
+    Raises UnsupportedModel, CorruptCheckpoint and InvalidConfig as loading does.
+    """
     kept = resolve_dtype(checkpoint, dtype)
-    plan = ExpertPlan(checkpoint, kept)
-    expert_numbers = sum(_numbers(tensor.shape) for tensor in plan.stored)
-    all_numbers = sum(_numbers(tensor.shape) for tensor in checkpoint.tensors.values())
+    if checkpoint.tensors:
+        ExpertPlan(checkpoint, kept)
+    model = blueprint(checkpoint.config, kept)
+    layers = describe_layers(model, checkpoint.config, kept)
     text = checkpoint.config.get_text_config()
     refused: str | None = None if family_of(checkpoint.config).decoder_only else ENCODER_DECODER_REASON
     kv_bytes = None
     if refused is None:
         try:
-            kv_bytes = kv_layout_of(blueprint(checkpoint.config, kept)).bytes_per_token
+            kv_bytes = kv_layout_of(model).bytes_per_token
         except UnsupportedModel as error:
             refused = str(error)
     layouts = [
         RecordLayout.of([(t.name, t.shape, str(t.dtype).removeprefix("torch.")) for t in layer.tensors])
-        for layer in plan.layers
+        for layer in layers
     ]
+    of_experts = {
+        layer.parameter(tensor.name, expert)
+        for layer in layers
+        for tensor in layer.tensors
+        for expert in range(layer.experts)
+    }
+    dense = [value for name, value in model.named_parameters() if name not in of_experts]  # tied ones once
     return Summary(
         name=checkpoint.name,
         model_type=checkpoint.config.model_type,
         dtype=str(kept).removeprefix("torch."),
-        moe_layers=len(plan.layers),
-        experts_per_layer=max(layer.experts for layer in plan.layers),
-        top_k=max(layer.top_k for layer in plan.layers),
-        experts=sum(layer.experts for layer in plan.layers),
+        moe_layers=len(layers),
+        experts_per_layer=max(layer.experts for layer in layers),
+        top_k=max(layer.top_k for layer in layers),
+        experts=sum(layer.experts for layer in layers),
         expert_bytes=max(layout.nbytes for layout in layouts),
-        dense_bytes=(all_numbers - expert_numbers) * kept.itemsize,
+        dense_bytes=sum(value.nbytes for value in dense),
         kv_bytes_per_token=kv_bytes,
         max_model_len=getattr(text, "max_position_embeddings", 0) or 0,
         refused=refused,
+        checked=bool(checkpoint.tensors),
     )
-
-
-def _numbers(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -11,16 +11,20 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors.torch import load_file, save_file
 
 from greenroom.core.errors import CorruptCheckpoint, GreenroomError, InvalidConfig, UnsupportedModel
-from greenroom.moe.checkpoint import resolve
+from greenroom.moe.checkpoint import resolve, resolve_config
+from greenroom.moe.layers import blueprint
 from greenroom.moe.loading import load
+from tests.privileges import permissions_count
 from tests.random_checkpoints import edit_json
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -119,6 +123,21 @@ BROKEN: dict[str, tuple[Any, type[GreenroomError], str]] = {
         CorruptCheckpoint,
         "has neither model.safetensors nor",
     ),
+    "config is a folder": (
+        lambda f: [(f / "config.json").unlink(), (f / "config.json").mkdir()],
+        CorruptCheckpoint,
+        r"config\.json can not be read: Is a directory",
+    ),
+    "index is a folder": (
+        lambda f: [(f / "model.safetensors.index.json").unlink(), (f / "model.safetensors.index.json").mkdir()],
+        CorruptCheckpoint,
+        r"index\.json can not be read: Is a directory",
+    ),
+    "a folder in a shard's place": (
+        lambda f: [(shard := first_shard(f)).unlink(), shard.mkdir()],
+        CorruptCheckpoint,
+        r"model-00001-of-.* can not be read: Is a directory",
+    ),
     "pickle only": (
         lambda f: [(f / "pytorch_model.bin").write_bytes(b"x"), *(path.unlink() for path in f.glob("*.safetensors*"))],
         UnsupportedModel,
@@ -133,6 +152,80 @@ def test_a_broken_folder_is_refused(folder: Path, what: str) -> None:
     spoil(folder)
     with pytest.raises(error, match=message):
         resolve(str(folder))
+
+
+@pytest.mark.parametrize("name", [".", "config.json", "model.safetensors.index.json", "model-00001-of-*.safetensors"])
+def test_what_may_not_be_read_is_told(folder: Path, name: str) -> None:
+    path = next(folder.glob(name)) if "*" in name else folder / name
+    path.chmod(0)
+    try:
+        with permissions_count(), pytest.raises(CorruptCheckpoint, match=r"can not be read: Permission denied"):
+            resolve(str(folder))
+    finally:
+        path.chmod(0o700)
+
+
+# what config.json says that its weights can not be, the error, what its text must say
+WRONG: dict[str, tuple[dict[str, Any], type[GreenroomError], str]] = {
+    "no expert a token": ({"num_experts_per_tok": 0}, CorruptCheckpoint, "num_experts_per_tok 0: a token takes at least"),
+    "more than there are": ({"num_experts_per_tok": 9}, CorruptCheckpoint, "at most the 8 that a layer has"),
+    "a size below nothing": ({"hidden_size": -32}, CorruptCheckpoint, r"no MixtralForCausalLM of config\.json: "),
+    "fewer layers": (
+        {"num_hidden_layers": 2},
+        CorruptCheckpoint,
+        r"has model\.layers\.2, and config\.json a model with 2 such layers: part of the model would be left out",
+    ),
+    "more layers": ({"num_hidden_layers": 4}, CorruptCheckpoint, r"lacks model\.layers\.3"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_configuration_that_is_not_of_the_weights_is_refused(folder: Path, what: str) -> None:
+    change, error, message = WRONG[what]
+    edit_json(folder / "config.json", lambda config: config.update(change))
+    with pytest.raises(error, match=message):
+        load(resolve(str(folder)))
+
+
+def test_a_size_that_is_text_is_refused(folder: Path) -> None:
+    """Whether transformers refuses it as it reads the configuration or as it makes the model."""
+    edit_json(folder / "config.json", lambda config: config.update(hidden_size="wide"))
+    with pytest.raises(CorruptCheckpoint, match=r"config\.json"):
+        load(resolve(str(folder)))
+
+
+def test_a_layer_of_another_kind_behind_the_last_is_left_out(folder: Path) -> None:
+    """As those that predict several tokens ahead are stored; transformers leaves them out as well."""
+    shard = first_shard(folder)
+    tensors = load_file(shard)
+    more = {"model.layers.3.eh_proj.weight": torch.zeros(2), "model.layers.3.input_layernorm.weight": torch.zeros(32)}
+    save_file(tensors | more, shard, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    edit_json(index, lambda entry: entry["weight_map"].update(dict.fromkeys(more, shard.name)))
+    assert len(load(resolve(str(folder))).layers) == 3
+
+
+def test_a_multimodal_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    """transformers has a class for its text model, which takes another configuration."""
+    transformers.Llama4Config().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"'llama4' are not supported: it is a multimodal checkpoint, whose text"):
+        blueprint(resolve_config(str(tmp_path)).config, torch.float32)
+
+
+def test_the_configuration_alone(folder: Path) -> None:
+    with_weights = resolve_config(str(folder))
+    assert with_weights.tensors.keys() == resolve(str(folder)).tensors.keys()
+    for shard in folder.glob("*.safetensors"):
+        shard.unlink()
+    alone = resolve_config(str(folder))
+    assert alone.tensors == {}
+    assert alone.stored_dtype == "bfloat16"
+
+
+def test_the_configuration_of_half_a_download_is_not_taken_for_all(folder: Path) -> None:
+    first_shard(folder).unlink()
+    with pytest.raises(CorruptCheckpoint, match="lacks 1 of"):
+        resolve_config(str(folder))
 
 
 def test_own_code_of_a_known_family_is_not_run(folder: Path) -> None:
@@ -212,6 +305,14 @@ def test_only_what_is_needed_is_downloaded(hub: FakeHub, folder: Path, tmp_path:
     assert set(weights["got"]) == {shard.name for shard in checkpoint.shards}
     assert (small["repo"], small["revision"], small["cache_dir"]) == ("someone/model", "v1", tmp_path)
     assert weights["revision"] == COMMIT, "both downloads are of one commit"
+
+
+def test_the_configuration_of_a_repository_needs_none_of_its_weights(hub: FakeHub, tmp_path: Path) -> None:
+    assert resolve_config("someone/model", revision="v1", cache_dir=tmp_path).tensors == {}
+    (small,) = hub.calls
+    assert not [name for name in small["got"] if name.endswith("safetensors")]
+    everything = resolve("someone/model", revision="v1", cache_dir=tmp_path)
+    assert resolve_config("someone/model", revision="v1", cache_dir=tmp_path).tensors == everything.tensors
 
 
 def test_a_repository_with_one_file_of_weights(hub: FakeHub, folder: Path) -> None:

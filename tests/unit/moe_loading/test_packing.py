@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackError
+from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged, PackError
 from greenroom.experts import file_lock
 from greenroom.experts.pack import PackFile, PackWriter
 from greenroom.moe import packing
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.conversion import ExpertPlan
 from greenroom.moe.packing import default_cache_dir, ensure_pack
+from tests.privileges import permissions_count
 from tests.random_checkpoints import save_random
 
 
@@ -133,14 +135,37 @@ def test_an_unknown_dtype_is_refused(folder: Path, cache: Path) -> None:
         pack(folder, cache, "int4")
 
 
-def test_a_truncated_pack_is_refused_until_forced(folder: Path, cache: Path) -> None:
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 5000)
+
+
+def zero_header(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(4096))
+
+
+def alter_a_record(path: Path) -> None:
+    """Nothing of it shows until the record is read, which is what a start after that is told of."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(PackDamaged, match="was altered; make it anew"):
+        PackFile.open(path).verify()
+
+
+@pytest.mark.parametrize("damage", [truncate, zero_header, alter_a_record])
+def test_a_damaged_pack_is_made_anew(
+    folder: Path, cache: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
     path = pack(folder, cache)
     whole = path.read_bytes()
-    os.truncate(path, len(whole) - 5000)
-    with pytest.raises(PackError, match="truncated or altered; make it anew with `greenroom pack --force"):
-        pack(folder, cache)
-    assert pack(folder, cache, force=True) == path
+    damage(path)
+    assert pack(folder, cache) == path
     assert path.read_bytes() == whole
+    assert [record.message for record in caplog.records] == [f"the expert pack {path} is damaged; it is made anew"]
+    assert leftovers(cache) == [path.name]
+    with pytest.MonkeyPatch.context() as patch, forbidden(patch, "_write", "_digest"):
+        pack(folder, cache)
 
 
 def test_the_pack_of_another_model_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
@@ -352,3 +377,90 @@ def test_where_packs_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert default_cache_dir() == tmp_path
     monkeypatch.delenv("GREENROOM_CACHE")
     assert default_cache_dir() == Path.home() / ".cache" / "greenroom"
+
+
+@pytest.fixture
+def read_only(cache: Path) -> Iterator[Callable[[], None]]:
+    """Makes the cache read-only, as a mounted volume or the layer of an image is."""
+    mounted: list[Path] = []
+
+    def mount() -> None:
+        for options in (["--bind", str(cache)], ["-o", "remount,bind,ro"]):
+            command = ["mount", *options, str(cache)]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                pytest.skip("no right to mount a folder here; permissions stand in for it")
+            mounted.append(cache)
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", str(cache)], check=True)
+
+
+def forbid_writing(cache: Path) -> None:
+    for path in [cache, *cache.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def test_a_pack_in_a_read_only_file_system_is_found(
+    folder: Path, cache: Path, read_only: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pack(folder, cache)
+    shutil.rmtree(cache / "locks")
+    read_only()
+    with forbidden(monkeypatch, "_write", "_digest", "ShardReader"):
+        assert pack(folder, cache) == path
+    with pytest.raises(PackError, match=r"has no pack of .* and can not be written to; make it .*GREENROOM_CACHE"):
+        pack(folder, cache, "float32")
+
+
+def test_a_pack_in_a_cache_that_may_not_be_written_to_is_found(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pack(folder, cache)
+    forbid_writing(cache)
+    with permissions_count():
+        with forbidden(monkeypatch, "_write", "_digest", "ShardReader"):
+            assert pack(folder, cache) == path
+        with pytest.raises(PackError, match=r"has no pack of .* and can not be written to; make it .*GREENROOM_CACHE"):
+            pack(folder, cache, "float32")
+
+
+def test_a_read_only_cache_that_came_with_another_copy_of_the_weights(
+    folder: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a layer of an image: its files have other numbers, and times, than those that were packed."""
+    path = pack(folder, cache)
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    forbid_writing(cache)
+    with permissions_count():
+        assert pack(copy, cache) == path
+    assert "the weights were read to know that" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0, 0o100])
+def test_a_cache_that_may_not_be_read_is_told(folder: Path, cache: Path, mode: int) -> None:
+    pack(folder, cache)
+    (cache / "packs").chmod(mode)
+    (cache / "digests").chmod(0)
+    with permissions_count(), pytest.raises(PackError, match=r"Permission denied \(.*choose another folder with --cache"):
+        pack(folder, cache)
+
+
+def test_a_file_in_the_place_of_the_cache_is_told(folder: Path, cache: Path) -> None:
+    cache.write_text("")
+    with pytest.raises(PackError, match=r"cache of expert packs .* can not be used: .*choose another folder"):
+        pack(folder, cache)
+
+
+def test_what_killed_packings_left_is_removed_though_the_pack_is_there(folder: Path, cache: Path) -> None:
+    path = pack(folder, cache)
+    (cache / "packs" / ".unfinished.4711.partial").write_bytes(bytes(1000))
+    assert pack(folder, cache) == path
+    assert leftovers(cache) == [path.name]
+    manifest = PackFile.open(path).manifest
+    with contextlib.suppress(Killed), PackWriter(cache / "packs" / "other", manifest):
+        (living,) = set(leftovers(cache)) - {path.name}
+        assert pack(folder, cache) == path
+        assert set(leftovers(cache)) == {path.name, living}
+        raise Killed
+    assert leftovers(cache) == [path.name]

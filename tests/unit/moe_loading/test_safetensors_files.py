@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.safetensors_files import ShardReader, merge_headers, read_header, typed
+from tests.privileges import permissions_count
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
 shapes = st.lists(st.integers(0, 5), max_size=3)
@@ -73,6 +74,34 @@ def test_a_file_with_more_than_its_header_says_is_refused(tmp_path: Path) -> Non
 def test_a_malformed_header_is_refused(tmp_path: Path, header: Any) -> None:
     with pytest.raises(CorruptCheckpoint, match=r"bad\.safetensors"):
         read_header(write(tmp_path / "bad.safetensors", header, bytes(8)))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        (((0, 8), (0, 8)), "has a and b overlap: they share bytes"),
+        (((4, 12), (0, 8)), "has b and a overlap"),
+        (((0, 8), (12, 20)), "leaves 4 bytes before b out"),
+    ],
+)
+def test_tensors_that_overlap_or_leave_bytes_out_are_refused(tmp_path: Path, offsets: Any, message: str) -> None:
+    header = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": list(each)}
+        for name, each in zip("ab", offsets, strict=True)
+    }
+    with pytest.raises(CorruptCheckpoint, match=rf"bad\.safetensors {message}"):
+        read_header(write(tmp_path / "bad.safetensors", header, bytes(max(end for _, end in offsets))))
+
+
+def test_a_shard_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "some.safetensors"
+    save_file({"a": torch.zeros(4)}, path)
+    stored = read_header(path)["a"]
+    path.chmod(0)
+    with permissions_count():
+        for reading in (lambda: read_header(path), lambda: ShardReader().read(stored)):
+            with pytest.raises(CorruptCheckpoint, match=r"some\.safetensors can not be read: Permission denied"):
+                reading()
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 8, b"PK\x03\x04 this is a zip file of pickles"])
