@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
+from greenroom.moe.checkpoint import resolve
+from greenroom.moe.loading import load
+from greenroom.worker.needs import dense_bytes
 from tests.random_checkpoints import save_random
 
 Run = Callable[..., tuple[str, str]]
@@ -89,10 +96,43 @@ def test_info_needs_no_weights(run: Run, checkpoint: Path, tmp_path: Path) -> No
     assert "none here" in run("info", str(copy))[0]
 
 
-def test_what_the_system_refuses_is_a_sentence(run: Run, checkpoint: Path, tmp_path: Path) -> None:
-    output = tmp_path / "missing" / "list.json"
-    said = run("keywords", "learn", str(checkpoint / "config.json"), "--output", str(tmp_path), status=1)[1]
-    assert output
+def test_what_the_system_refuses_is_a_sentence(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = run("demo", "widen", "--expert-mib", "0.1", str(tmp_path / "file" / "folder"), status=1)[1]
+    assert said.splitlines()[-1] == f"Error: File exists: {tmp_path / 'file'}"
+
+
+PACK = """
+import sys
+from greenroom.cli import main
+from greenroom.experts.pack import PackWriter
+
+def write(*arguments):
+    print("writing", flush=True)
+    sys.stdin.read()
+
+PackWriter.write = write
+main(["pack", sys.argv[1], "--cache-dir", sys.argv[2]])
+"""
+
+
+def test_an_end_by_sigterm_while_packing_leaves_nothing_behind(checkpoint: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    child = subprocess.Popen(
+        [sys.executable, "-c", PACK, str(checkpoint), str(cache)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "writing\n"
+        (partial,) = cache.joinpath("packs").iterdir()
+        assert partial.stat().st_size > 0
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 128 + signal.SIGTERM
+    assert list(cache.joinpath("packs").iterdir()) == []
 
 
 def test_pack_prints_the_path_and_verifies(run: Run, checkpoint: Path) -> None:

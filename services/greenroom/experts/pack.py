@@ -300,7 +300,9 @@ def _damage_mark(path: Path) -> Path:
 
 
 def _refused(path: Path, why: str) -> PackDamaged:
-    return PackDamaged(f"the expert pack {path} can not be used: {why}; make it anew with `greenroom pack --force MODEL`")
+    return PackDamaged(
+        f"the expert pack {path} can not be used: {why}; make it anew with `greenroom pack --force MODEL`"
+    )
 
 
 def _difference(found: PackManifest, expected: PackManifest) -> str:

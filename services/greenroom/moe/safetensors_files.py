@@ -94,7 +94,9 @@ def _check_contiguous(shard: Path, tensors: dict[str, StoredTensor], data: int) 
         if tensor.offset < end:
             raise CorruptCheckpoint(f"the header of {shard} has {before} and {tensor.name} overlap: they share bytes")
         if tensor.offset > end:
-            raise CorruptCheckpoint(f"the header of {shard} leaves {tensor.offset - end} bytes before {tensor.name} out")
+            raise CorruptCheckpoint(
+                f"the header of {shard} leaves {tensor.offset - end} bytes before {tensor.name} out"
+            )
         end, before = tensor.offset + tensor.nbytes, tensor.name
 
 

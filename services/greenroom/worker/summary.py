@@ -82,7 +82,8 @@ def summarise(checkpoint: Checkpoint, dtype: str = "auto") -> Summary:
         for tensor in layer.tensors
         for expert in range(layer.experts)
     }
-    dense = [value for name, value in model.named_parameters() if name not in of_experts]  # tied ones once
+    held = [*model.named_parameters(), *model.named_buffers()]  # tied ones once
+    dense = [value for name, value in held if name not in of_experts]
     return Summary(
         name=checkpoint.name,
         model_type=checkpoint.config.model_type,

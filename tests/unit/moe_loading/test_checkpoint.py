@@ -167,7 +167,11 @@ def test_what_may_not_be_read_is_told(folder: Path, name: str) -> None:
 
 # what config.json says that its weights can not be, the error, what its text must say
 WRONG: dict[str, tuple[dict[str, Any], type[GreenroomError], str]] = {
-    "no expert a token": ({"num_experts_per_tok": 0}, CorruptCheckpoint, "num_experts_per_tok 0: a token takes at least"),
+    "no expert a token": (
+        {"num_experts_per_tok": 0},
+        CorruptCheckpoint,
+        "num_experts_per_tok 0: a token takes at least",
+    ),
     "more than there are": ({"num_experts_per_tok": 9}, CorruptCheckpoint, "at most the 8 that a layer has"),
     "a size below nothing": ({"hidden_size": -32}, CorruptCheckpoint, r"no MixtralForCausalLM of config\.json: "),
     "fewer layers": (
@@ -208,7 +212,9 @@ def test_a_layer_of_another_kind_behind_the_last_is_left_out(folder: Path) -> No
 def test_a_multimodal_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     """transformers has a class for its text model, which takes another configuration."""
     transformers.Llama4Config().save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"'llama4' are not supported: it is a multimodal checkpoint, whose text"):
+    with pytest.raises(
+        UnsupportedModel, match=r"'llama4' are not supported: it is a multimodal checkpoint, whose text"
+    ):
         blueprint(resolve_config(str(tmp_path)).config, torch.float32)
 
 

@@ -442,7 +442,10 @@ def test_a_cache_that_may_not_be_read_is_told(folder: Path, cache: Path, mode: i
     pack(folder, cache)
     (cache / "packs").chmod(mode)
     (cache / "digests").chmod(0)
-    with permissions_count(), pytest.raises(PackError, match=r"Permission denied \(.*choose another folder with --cache"):
+    with (
+        permissions_count(),
+        pytest.raises(PackError, match=r"Permission denied \(.*choose another folder with --cache"),
+    ):
         pack(folder, cache)
 
 
