@@ -49,7 +49,6 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 COPY pyproject.toml setup.py README.md LICENSE ./
-COPY loadgen loadgen
 COPY services services
 # The compiled products are optional for greenroom, and not for its image.
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \

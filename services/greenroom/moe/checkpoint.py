@@ -23,8 +23,10 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose files are all there, or of which only the configuration is (``resolve_config``): then it has no
-    ``tensors``. ``name`` is what was asked for, ``config`` transformers' own."""
+    """A checkpoint whose files are all there, or of which only the configuration is (``resolve_config``).
+
+    ``name`` is what was asked for, ``config`` transformers' own. ``tensors`` is empty where only that is there.
+    """
 
     name: str
     folder: Path

@@ -85,8 +85,8 @@ def ensure_pack(
         return found or _made(plan, cache, force, progress, lock_wait_s)
     except OSError as error:
         raise PackError(
-            f"the cache of expert packs {cache} can not be used: {_told(error)}; choose another folder with --cache-dir "
-            "or GREENROOM_CACHE"
+            f"the cache of expert packs {cache} can not be used: {_told(error)}; choose another folder with "
+            "--cache-dir or GREENROOM_CACHE"
         ) from error
 
 

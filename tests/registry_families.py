@@ -1,0 +1,86 @@
+"""Tiny random checkpoints of every family of MoE models that transformers' registry names, found by looking.
+
+A family is a configuration class that transformers generates text with (``AutoModelForCausalLM``) and whose modelling
+code has experts. Its own defaults are made small by the names that configurations use for the same thing; what that
+does not know stands in ``OWN``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+from tests.random_checkpoints import FAMILIES, randomise, save_random, write_tokenizer
+
+EXPERTS = 16
+SMALL: dict[str, Any] = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 24,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), EXPERTS),
+    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"), 3),
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+OWN: dict[str, dict[str, Any]] = {}
+
+
+@functools.cache
+def registry() -> dict[str, str]:
+    """Families by type, sorted, with the name of the class that generates; experts of their own kind among them."""
+    found = {}
+    for model_type in CONFIG_MAPPING:
+        config_class = CONFIG_MAPPING[model_type]
+        if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            continue
+        entry = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+        model_class = entry[0] if isinstance(entry, tuple) else entry
+        source = inspect.getsource(sys.modules[model_class.__module__])
+        if getattr(model_class, "config_class", None) is not config_class:
+            continue  # a text model inside a multimodal one
+        if re.search(r"class \w*Experts\w*\(|MoE\w*\(nn.Module|Moe\w*\(nn.Module", source):
+            found[model_type] = model_class.__name__
+    return dict(sorted(found.items()))
+
+
+def tiny_config(model_type: str) -> Any:
+    config_class = CONFIG_MAPPING[model_type]
+    known = config_class().to_dict().keys() | inspect.signature(config_class.__init__).parameters.keys()
+    small = SMALL | _LATENT if "kv_lora_rank" in known else SMALL
+    return config_class(**{key: value for key, value in small.items() if key in known} | OWN.get(model_type, {}))
+
+
+def save_tiny(model_type: str, folder: Path) -> Path:
+    """A random checkpoint with a tokenizer, as the family's own class saves it."""
+    model = getattr(transformers, registry()[model_type])._from_config(tiny_config(model_type), dtype=torch.float32)
+    randomise(model, seed=0)
+    model.generation_config.do_sample = False
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
