@@ -1,5 +1,5 @@
 """For all tests: tiny models compute on one thread, so that suites do not fight over cores with other processes; and
-what takes longest begins where it hinders least.
+what takes longest begins where it hinders least; and what tests start ends with them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import reaper
+
+reaper.start()
 
 TESTS = Path(__file__).parent
 

@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tests.random_checkpoints import FAMILIES, randomise, save_random, write_tokenizer
+from tests.random_checkpoints import randomise, write_tokenizer
 
 EXPERTS = 16
 SMALL: dict[str, Any] = {
@@ -48,7 +48,35 @@ _LATENT = {
     "n_group": 1,
     "topk_group": 1,
 }
-OWN: dict[str, dict[str, Any]] = {}
+_LINEAR = {"linear_head_dim": 8, "linear_num_heads": 4, "num_shared_experts": 1}
+_INDEXED = {"index_topk": 8, "index_head_dim": 8, "index_n_heads": 2}
+_INKLING = {
+    "unpadded_vocab_size": 260, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8,
+    "sliding_window_size": 64, "rel_extent": 64, "d_rel": 8,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {**_LINEAR, "num_expert_group": 1, "topk_group": 1, "num_experts_per_token": 3},
+    "beam": {"num_hidden_layers": 12, "n_group": 1, "topk_group": 1},
+    "deepseek_v4": {"num_key_value_heads": 1, "q_lora_rank": 24, "o_lora_rank": 16, "o_groups": 2, "head_dim": 16,
+                    "qk_rope_head_dim": 8, "hc_mult": 2, **_INDEXED},
+    "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1},
+    "dots3_note_text": {"sliding_window": 64, "shared_experts_intermediate_size": 24, "head_dim": 16, **_INDEXED},
+    "gemma4_text": {"enable_moe_block": True, "vocab_size_per_layer_input": 260, "hidden_size_per_layer_input": 8,
+                    "sliding_window": 64},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "shared_intermediate_size": 24,
+                         "layer_types": ["mamba", "attention", "mamba", "attention"]},
+    "inkling2_text": _INKLING,
+    "inkling_text": _INKLING,
+    "kimi_linear": {**_LINEAR, "num_experts_per_token": 3, "q_lora_rank": None},
+    "lfm2_moe": {"num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "longcat_flash": {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 24, "num_layers": 2, "moe_topk": 3},
+    "qwen4_exp_text": {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+                       "linear_num_value_heads": 4, "shared_expert_intermediate_size": 24, "hc_count": 2,
+                       "hc_lowrank": 8, "ple_embed_dim": 16, "ngram_vocab_size_base": 300, "split_ngram_parts": 2,
+                       "heads_per_ngram": 2, "make_ngram_vocab_size_divisible_by": 8, "indexer_n_heads": 2,
+                       "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 2},
+    "zaya": {"num_experts_per_tok": 1, "num_hidden_layers": 12, "router_hidden_size": 16},
+}  # fmt: skip
 
 
 @functools.cache

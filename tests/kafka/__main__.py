@@ -9,6 +9,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tests import reaper
 from tests.kafka.broker import PASSWORD, USER, make_broker
 
 
@@ -16,10 +17,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make kafka", description=__doc__)
     parser.add_argument("--port", type=int, default=9092, help="port to listen on (9092)")
     arguments = parser.parse_args()
+    reaper.start()
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     with tempfile.TemporaryDirectory(prefix="greenroom-kafka-") as folder:
+        reaper.remove_afterwards(Path(folder))
         try:
             broker = make_broker(Path(folder), arguments.port)
             broker.start()

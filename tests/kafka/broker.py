@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
 
+from tests import reaper
 from tests.kafka.jars import DEPLOY, jars, kafka_version
 from tests.kafka.probe import answers
 from tests.pausing import pause
@@ -99,6 +100,14 @@ class Broker:
         scram = f"SCRAM-SHA-256=[name={USER},password={PASSWORD}]"
         return ["format", "--standalone", "-t", cluster, "-c", str(self._properties), "--add-scram", scram]
 
+    def _claim(self) -> None:
+        """Raises AssertionError where another process has a port of ours: its answers would be taken for the broker's."""
+        for port in (self.port, self.secure_port):
+            if not _is_free(port):
+                raise AssertionError(
+                    f"port {port} of 127.0.0.1 is taken: another process listens there, maybe a broker"
+                )
+
     def _wait(self, ended: Callable[[], str | None]) -> None:
         """Until it answers. ``ended``: why it has ended, None while it runs."""
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -132,6 +141,7 @@ class JarBroker(Broker):
         return self._process.pid
 
     def start(self) -> None:
+        self._claim()
         with (self.folder / "log").open("ab") as log:
             process = self._process = subprocess.Popen(
                 self._java("kafka.Kafka", str(self._properties)),
@@ -186,6 +196,7 @@ class ContainerBroker(Broker):
         super().__init__(folder, port, bind="0.0.0.0")
         image = f"apache/kafka:{kafka_version()}"
         self._name = f"greenroom-kafka-{uuid.uuid4().hex[:12]}"
+        reaper.stop_afterwards(self._name)
         inside = "/mnt/broker"
         text = self._properties.read_text().replace(str(folder), inside)
         self._properties.write_text(text.replace(f"{inside}/data", "/tmp/data"))
@@ -204,6 +215,7 @@ class ContainerBroker(Broker):
               "--entrypoint", "sh", image, "-c", start])  # fmt: skip
 
     def start(self) -> None:
+        self._claim()
         _run(["docker", "start", self._name])
 
         def ended() -> str | None:
@@ -250,7 +262,9 @@ def make_broker(folder: Path, port: int | None = None) -> Broker:
 @functools.cache
 def shared_broker() -> Broker:
     """The one of this process, started at its first use and removed at its end."""
-    broker = make_broker(Path(tempfile.mkdtemp(prefix="greenroom-kafka-")))
+    folder = Path(tempfile.mkdtemp(prefix="greenroom-kafka-"))
+    reaper.remove_afterwards(folder)
+    broker = make_broker(folder)
     atexit.register(broker.remove)
     broker.start()
     return broker
@@ -267,6 +281,17 @@ def free_port() -> int:
                 continue
             return port
     raise AssertionError("no port between 20000 and 30000 is free")
+
+
+def _is_free(port: int) -> bool:
+    """Whether a server can listen there; connections that are just ending do not hinder one."""
+    with socket.socket() as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 _PORTS = 1250

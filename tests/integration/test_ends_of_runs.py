@@ -1,0 +1,106 @@
+"""What a test run, or `make kafka`, has started ends with it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.kafka.broker import Broker, free_port
+from tests.kafka.fixtures import kafka_broker as kafka_broker
+from tests.kafka.probe import answers
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 90.0
+
+# As it is collected it starts a process that has a session and a child of its own, as a broker has.
+HANGING = """
+import os, pathlib, subprocess, time
+script = f"sleep 1000 & echo $! > {os.environ['PIDS']}/$$.part; mv {os.environ['PIDS']}/$$.part {os.environ['PIDS']}/$$; wait"
+child = subprocess.Popen(["sh", "-c", script], start_new_session=True)
+time.sleep(1000)
+"""
+
+
+def until(reached: Callable[[], bool], what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not reached():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("workers", "how"), [(0, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)], ids=lambda value: str(value)
+)
+def test_an_ended_test_run_leaves_no_process_behind(tmp_path: Path, workers: int, how: signal.Signals) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    plugins = ["tests.conftest", "no:cacheprovider", *(["xdist.plugin"] if workers else [])]
+    options = [word for plugin in plugins for word in ("-p", plugin)]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, *([f"-n{workers}"] if workers else []), str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PIDS": str(pids), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with run:
+        try:
+            until(lambda: sum(path.name.isdecimal() for path in pids.iterdir()) == max(workers, 1), run.poll)
+            started = [int(number) for path in pids.iterdir() for number in (path.name, path.read_text())]
+            assert all(runs(pid) for pid in started)
+            run.send_signal(how)
+            until(lambda: not any(runs(pid) for pid in started), lambda: [pid for pid in started if runs(pid)])
+        finally:
+            run.kill()  # one that is interrupted waits for its workers
+
+
+def kafka(port: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.kafka", "--port", str(port)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_port_that_another_broker_has_is_refused(kafka_broker: Broker) -> None:
+    with kafka(kafka_broker.port) as second:
+        out, _ = second.communicate(timeout=TIMEOUT_S)
+    assert second.returncode == 1
+    assert out == f"port {kafka_broker.port} of 127.0.0.1 is taken: another process listens there, maybe a broker\n"
+
+
+def test_the_broker_of_a_developer_goes_with_its_command_though_that_is_killed() -> None:
+    port = free_port()
+    with kafka(port) as command:
+        try:
+            assert command.stdout is not None
+            said = ""
+            while (certificate := re.search(r"GREENROOM_KAFKA_CA=(\S+)/broker.pem", said)) is None:
+                line = command.stdout.readline()
+                assert line, said
+                said += line
+            folder = Path(certificate[1])
+            assert answers("127.0.0.1", port)
+        finally:
+            command.kill()
+        until(lambda: not answers("127.0.0.1", port) and not folder.exists(), lambda: folder)
