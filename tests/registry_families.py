@@ -54,15 +54,23 @@ _INKLING = {
     "unpadded_vocab_size": 260, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8,
     "sliding_window_size": 64, "rel_extent": 64, "d_rel": 8,
 }  # fmt: skip
+_GEMMA4 = {
+    **SMALL, "enable_moe_block": True, "vocab_size_per_layer_input": 260, "hidden_size_per_layer_input": 8,
+    "sliding_window": 64,
+}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {**_LINEAR, "num_expert_group": 1, "topk_group": 1, "num_experts_per_token": 3},
     "beam": {"num_hidden_layers": 12, "n_group": 1, "topk_group": 1},
+    "dbrx": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
+             "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+             "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": EXPERTS, "moe_top_k": 2}},
     "deepseek_v4": {"num_key_value_heads": 1, "q_lora_rank": 24, "o_lora_rank": 16, "o_groups": 2, "head_dim": 16,
                     "qk_rope_head_dim": 8, "hc_mult": 2, **_INDEXED},
     "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1},
     "dots3_note_text": {"sliding_window": 64, "shared_experts_intermediate_size": 24, "head_dim": 16, **_INDEXED},
-    "gemma4_text": {"enable_moe_block": True, "vocab_size_per_layer_input": 260, "hidden_size_per_layer_input": 8,
-                    "sliding_window": 64},
+    "doge": {"is_moe": True},
+    "gemma4": {"text_config": {**_GEMMA4, "model_type": "gemma4_text"}, "vision_config": None, "audio_config": None},
+    "gemma4_text": _GEMMA4,
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "shared_intermediate_size": 24,
                          "layer_types": ["mamba", "attention", "mamba", "attention"]},
     "inkling2_text": _INKLING,

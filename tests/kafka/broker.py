@@ -101,7 +101,7 @@ class Broker:
         return ["format", "--standalone", "-t", cluster, "-c", str(self._properties), "--add-scram", scram]
 
     def _claim(self) -> None:
-        """Raises AssertionError where another process has a port of ours: its answers would be taken for the broker's."""
+        """Raises AssertionError where another process has a port of ours: its answers would be taken for ours."""
         for port in (self.port, self.secure_port):
             if not _is_free(port):
                 raise AssertionError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from greenroom.cli import main
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import load
+from greenroom.worker import worker
 from greenroom.worker.needs import dense_bytes
 from tests.random_checkpoints import save_random
 
@@ -100,6 +102,29 @@ def test_what_the_system_refuses_is_a_sentence(run: Run, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     said = run("demo", "widen", "--expert-mib", "0.1", str(tmp_path / "file" / "folder"), status=1)[1]
     assert said.splitlines()[-1] == f"Error: File exists: {tmp_path / 'file'}"
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "field"),
+    [
+        ("serve", "--port", "port"),
+        ("serve", "--grpc-port", "grpc_port"),
+        ("worker", "--listen", "listen"),
+        ("worker", "--probe-port", "probe_port"),
+    ],
+)
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
+    run: Run, command: str, option: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "Worker", lambda *_, **__: pytest.fail("a model was loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        own = ("--port", "0") if option == "--grpc-port" else ()
+        given = address if option == "--listen" else address.partition(":")[2]
+        said = run(command, *own, option, given, status=1)[1]
+    assert said.splitlines()[-1] == (
+        f"Error: {field}: '{address}' is not allowed; it can not be listened on: Address already in use"
+    )
 
 
 PACK = """

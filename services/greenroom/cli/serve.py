@@ -20,7 +20,7 @@ from greenroom.cli.forecast_options import (
 from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.scheduling_options import parse_scheduling_options, scheduling_options
-from greenroom.cli.service_options import drain_option, telemetry_options
+from greenroom.cli.service_options import drain_option, refuse_taken, telemetry_options
 from greenroom.cli.service_process import named, say
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
         artifact_every_s=options["artifact_every"] if artifacts_taken(policy) else 0.0,
         predictor=PredictorConfig(state_dir=options["state_dir"]),
     )
+    refuse_taken("port", front.host, front.port)
+    refuse_taken("grpc_port", front.host, front.grpc_port)
     model = worker_config(options)
 
     from greenroom.moe.compiler import compiler_on_demand

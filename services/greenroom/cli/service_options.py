@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import socket
@@ -192,6 +193,28 @@ def split_address(field: str, address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidConfig(field, address, "write host:port, such as 0.0.0.0:7001 or [::1]:7001")
     return host, int(port)
+
+
+def refuse_taken(field: str, host: str, port: int | None) -> None:
+    """Raises InvalidConfig where nobody could listen on that port now, for what would find out only after it has loaded
+    a model. What else is wrong with an address is told when it is listened on."""
+    if not port:
+        return
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as candidate:
+                candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    candidate.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                candidate.bind(address)
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                where = f"{_bracketed(host)}:{port}"
+                raise InvalidConfig(field, where, f"it can not be listened on: {error.strerror}") from error
 
 
 def _bracketed(host: str) -> str:

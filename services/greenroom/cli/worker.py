@@ -19,6 +19,8 @@ from greenroom.cli.service_options import (
     log_config_from,
     log_options,
     process_options,
+    refuse_taken,
+    split_address,
     traces_from,
 )
 
@@ -100,6 +102,8 @@ def worker(**options: Any) -> None:
     log_config_from(options)
     traces_from(options, "worker", "")
     _service_config("worker", config, options, all_fit=False)
+    refuse_taken("listen", *split_address("listen", options["listen"]))
+    refuse_taken("probe_port", options["probe_host"], options["probe_port"])
 
     from greenroom.moe.compiler import compiler_on_demand
 

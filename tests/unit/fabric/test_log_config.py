@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from aiokafka import errors as kafka
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.fabric.log import AppendRefused, AppendUnknown, LogConfig, LogFailed, LogUnavailable, Topic
-from greenroom.fabric.log.kafka import _refusal
+from greenroom.fabric.log.kafka import KafkaLog, _refusal
 from greenroom.fabric.log.kafka_client import Throttle, as_log_error, client_options
 from greenroom.fabric.log.kafka_topics import Known, contradictions, settings
 
@@ -138,3 +140,28 @@ def test_an_outage_is_told_once_in_a_while() -> None:
     assert not throttle.filter(line(logging.ERROR, "Unable connect to %s"))
     assert throttle.filter(line(logging.ERROR, "another %s"))
     assert all(throttle.filter(line(logging.INFO, "joined %s")) for _ in range(3))
+
+
+def test_it_is_told_how_often_something_was_not_told() -> None:
+    throttle = Throttle(every_s=0.2)
+
+    def line(topic: str) -> logging.LogRecord:
+        return logging.LogRecord("log", logging.WARNING, __file__, 1, "reading %s: %r", (topic, OSError("x")), None)
+
+    assert [throttle.filter(line("a")) for _ in range(4)] == [True, False, False, False]
+    assert throttle.filter(line("b")), "of another topic it is another message"
+    deadline = time.monotonic() + 10
+    while not throttle.filter(again := line("a")):
+        assert time.monotonic() < deadline
+    said = re.fullmatch(r"reading a: OSError\('x'\) \((\d+) more like it since the last line\)", again.getMessage())
+    assert said is not None
+    assert int(said[1]) >= 3
+
+
+async def test_a_service_without_a_broker_does_not_flood_its_log(caplog: pytest.LogCaptureFixture) -> None:
+    log = KafkaLog(LogConfig(brokers=("127.0.0.1:1",), connect_timeout_s=1.0))
+    with pytest.raises(LogUnavailable):
+        async with log:
+            pass
+    said = [record for record in caplog.records if record.name == "greenroom.fabric.log.kafka"]
+    assert len(said) <= 1

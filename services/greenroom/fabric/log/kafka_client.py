@@ -172,25 +172,34 @@ def record_of(topic: str, message: Any) -> Record:
 
 
 class Throttle(logging.Filter):
-    """Lets a message of the same wording through once in ``every_s``: aiokafka says anew at each try that a broker is
-    away, many times a second."""
+    """Lets a warning of the same wording through once in ``every_s``, with how many there were: while a broker is away
+    each try says so anew, many times a second. Of the arguments only text tells wordings apart: names, not errors."""
 
     def __init__(self, every_s: float = 10.0) -> None:
         super().__init__()
         self._every_s = every_s
-        self._last: dict[tuple[str, str], float] = {}
+        self._last: dict[tuple[str, ...], float] = {}
+        self._held_back: dict[tuple[str, ...], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
             return True
         now = time.monotonic()
-        wording = (record.name, str(record.msg))
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        wording = (record.name, str(record.msg), *(each for each in arguments if isinstance(each, str)))
         if now - self._last.get(wording, -self._every_s) < self._every_s:
+            self._held_back[wording] = self._held_back.get(wording, 0) + 1
             return False
+        if len(self._last) >= _MOST_WORDINGS:
+            self._last.clear()
+            self._held_back.clear()
         self._last[wording] = now
+        if more := self._held_back.pop(wording, 0):
+            record.msg = f"{record.msg} ({more} more like it since the last line)"
         return True
 
 
+_MOST_WORDINGS = 1000
 _THROTTLE = Throttle()
 _THROTTLED = (
     "aiokafka",
@@ -198,6 +207,9 @@ _THROTTLED = (
     "aiokafka.consumer.fetcher",
     "aiokafka.consumer.group_coordinator",
     "aiokafka.producer.sender",
+    "greenroom.fabric.log.kafka",
+    "greenroom.fabric.log.kafka_group",
+    "greenroom.fabric.log.kafka_reader",
 )
 
 
