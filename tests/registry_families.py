@@ -87,9 +87,56 @@ OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+SERVED = (
+    "afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe",
+    "exaone_moe", "flex_olmo", "flint", "gemma4", "gemma4_text", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe",
+    "granitemoe_swa", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum", "mimo_v2_flash",
+    "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
+)  # fmt: skip
+"""Their texts are those of transformers' own ``generate``."""
+
+STATE, MORE, OWN_EXPERTS, NOT_FOUND, COMPOSITE = (
+    "has layers with a running state",
+    "keep more of a sequence than keys and values",
+    "does not use transformers' experts interface",
+    "the model is dense, or its experts are not where others have them",
+    "it is a multimodal checkpoint, whose text model transformers runs by itself",
+)
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "bailing_hybrid", "deepseek_v4", "granitemoehybrid", "inkling2_text", "jamba", "kimi_linear", "lfm2_moe",
+            "minimax", "nemotron_h", "qwen3_5_moe_text", "qwen3_next", "qwen4_exp_text", "zaya",
+        ),
+        STATE,
+    ),
+    **dict.fromkeys(("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"), MORE),
+    **dict.fromkeys(("dbrx", "inkling_text", "jetmoe", "llama4_text", "longcat_flash"), OWN_EXPERTS),
+    "doge": NOT_FOUND,
+    **dict.fromkeys(("dots3_note", "llama4", "qwen3_5_moe", "qwen4_exp"), COMPOSITE),
+}  # fmt: skip
+"""With what the refusal says."""
+
+_REASONS = {
+    STATE: "layers with a running state, which the batch loop can not take back",
+    MORE: "layers keep more of a sequence than keys and values",
+    OWN_EXPERTS: "experts do not use transformers' experts interface",
+    NOT_FOUND: "experts are not where others have them",
+    COMPOSITE: "multimodal; the text model alone is another type",
+}
+
+
+def table() -> str:
+    """What docs/architecture/checkpoints.md says of all of them."""
+    rows = [("served, equal to `generate`", SERVED)]
+    for said, reason in _REASONS.items():
+        rows.append((f"refused: {reason}", tuple(name for name, why in REFUSED.items() if why == said)))
+    return "\n".join(["| | families |", "| --- | --- |", *(f"| {kind} | {', '.join(names)} |" for kind, names in rows)])
+
+
 @functools.cache
 def registry() -> dict[str, str]:
-    """Families by type, sorted, with the name of the class that generates; experts of their own kind among them."""
+    """Families by type, sorted, with the name of the class that generates."""
     found = {}
     for model_type in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[model_type]
@@ -98,9 +145,7 @@ def registry() -> dict[str, str]:
         entry = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
         model_class = entry[0] if isinstance(entry, tuple) else entry
         source = inspect.getsource(sys.modules[model_class.__module__])
-        if getattr(model_class, "config_class", None) is not config_class:
-            continue  # a text model inside a multimodal one
-        if re.search(r"class \w*Experts\w*\(|MoE\w*\(nn.Module|Moe\w*\(nn.Module", source):
+        if re.search(r"class \w*(Experts\w*|M[oO]E\w*)\(nn\.Module", source):
             found[model_type] = model_class.__name__
     return dict(sorted(found.items()))
 

@@ -23,8 +23,8 @@ TIMEOUT_S = 90.0
 
 # As it is collected it starts a process that has a session and a child of its own, as a broker has.
 HANGING = """
-import os, pathlib, subprocess, time
-script = f"sleep 1000 & echo $! > {os.environ['PIDS']}/$$.part; mv {os.environ['PIDS']}/$$.part {os.environ['PIDS']}/$$; wait"
+import subprocess, time
+script = "cd $PIDS; sleep 1000 & echo $! > $$.part; mv $$.part $$; wait"
 child = subprocess.Popen(["sh", "-c", script], start_new_session=True)
 time.sleep(1000)
 """
