@@ -241,7 +241,9 @@ def _refuse_more_layers(placed: Iterable[str], unplaced: Iterable[str]) -> None:
     beyond: dict[tuple[str, int], set[str]] = defaultdict(set)
     for key in unplaced:
         for before, number, after in _numbered(key):
-            if before in numbers and number not in numbers[before]:
+            if number in numbers.get(before, ()):
+                within[before].add(after)
+            elif before in numbers:
                 beyond[before, number].add(after)
     more = sorted(place for place, parts in beyond.items() if parts <= within[place[0]])
     if more:

@@ -191,6 +191,19 @@ def test_a_configuration_that_is_not_of_the_weights_is_refused(folder: Path, wha
         load(resolve(str(folder)))
 
 
+def test_fewer_layers_are_seen_by_tensors_that_have_no_place_as_well(folder: Path) -> None:
+    """Older checkpoints have a buffer a layer that no model takes any more."""
+    shard = first_shard(folder)
+    more = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.zeros(4) for n in range(3)}
+    save_file(load_file(shard) | more, shard, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    edit_json(index, lambda entry: entry["weight_map"].update(dict.fromkeys(more, shard.name)))
+    assert len(load(resolve(str(folder))).layers) == 3
+    edit_json(folder / "config.json", lambda config: config.update(num_hidden_layers=2))
+    with pytest.raises(CorruptCheckpoint, match="a model with 2 such layers"):
+        load(resolve(str(folder)))
+
+
 def test_a_size_that_is_text_is_refused(folder: Path) -> None:
     """Whether transformers refuses it as it reads the configuration or as it makes the model."""
     edit_json(folder / "config.json", lambda config: config.update(hidden_size="wide"))
