@@ -128,7 +128,7 @@ _REASONS = {
 
 def table() -> str:
     """What docs/architecture/checkpoints.md says of all of them."""
-    rows = [("served, equal to `generate`", SERVED)]
+    rows: list[tuple[str, tuple[str, ...]]] = [("served, equal to `generate`", SERVED)]
     for said, reason in _REASONS.items():
         rows.append((f"refused: {reason}", tuple(name for name, why in REFUSED.items() if why == said)))
     return "\n".join(["| | families |", "| --- | --- |", *(f"| {kind} | {', '.join(names)} |" for kind, names in rows)])

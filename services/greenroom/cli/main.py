@@ -50,7 +50,7 @@ class _Commands(click.Group):
                 raise
             log.debug("the command failed", exc_info=True)
             file = f": {error.filename}" if error.filename else ""
-            raise click.ClickException(f"{error.strerror or error or type(error).__name__}{file}") from error
+            raise click.ClickException(f"{error.strerror or str(error) or type(error).__name__}{file}") from error
         except ModuleNotFoundError as error:
             if error.name in ("torch", "transformers", "safetensors"):
                 raise click.ClickException(

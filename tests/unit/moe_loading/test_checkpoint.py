@@ -34,6 +34,12 @@ def first_shard(folder: Path) -> Path:
     return sorted(folder.glob("*.safetensors"))[0]
 
 
+def put_a_folder(path: Path) -> None:
+    """In the place of a file."""
+    path.unlink()
+    path.mkdir()
+
+
 def test_a_folder(folder: Path) -> None:
     checkpoint = resolve(str(folder))
     weight_map = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
@@ -124,17 +130,17 @@ BROKEN: dict[str, tuple[Any, type[GreenroomError], str]] = {
         "has neither model.safetensors nor",
     ),
     "config is a folder": (
-        lambda f: [(f / "config.json").unlink(), (f / "config.json").mkdir()],
+        lambda f: put_a_folder(f / "config.json"),
         CorruptCheckpoint,
         r"config\.json can not be read: Is a directory",
     ),
     "index is a folder": (
-        lambda f: [(f / "model.safetensors.index.json").unlink(), (f / "model.safetensors.index.json").mkdir()],
+        lambda f: put_a_folder(f / "model.safetensors.index.json"),
         CorruptCheckpoint,
         r"index\.json can not be read: Is a directory",
     ),
     "a folder in a shard's place": (
-        lambda f: [(shard := first_shard(f)).unlink(), shard.mkdir()],
+        lambda f: put_a_folder(first_shard(f)),
         CorruptCheckpoint,
         r"model-00001-of-.* can not be read: Is a directory",
     ),
