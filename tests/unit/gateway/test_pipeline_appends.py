@@ -38,7 +38,7 @@ class World:
     async def sent(self) -> list[RequestRecord]:
         """What is in the log, in order."""
         await asyncio.gather(*self.pipeline._cancels)
-        found = []
+        found: list[RequestRecord] = []
         for partition in range(await self.log.partitions(REQUESTS)):
             async with self.log.reader(REQUESTS, partition) as reader:
                 end = await reader.end()

@@ -588,7 +588,7 @@ def test_runs_listed_before_their_request_is_known_end_with_it() -> None:
     assert of(bench.wanted, Release) == [Release("a", "gone", Attempt(0, 1)), Release("b", "gone", Attempt(0, 3))]
     bench.wanted.clear()
     bench.task("here")
-    assert [run.worker for run in of(bench.wanted, Run)] == ["a"]  # type: ignore[attr-defined]
+    assert [run.worker for run in of(bench.wanted, Run)] == ["a"]  # type: ignore[union-attr]
     assert of(bench.wanted, Release) == [Release("b", "here", Attempt(0, 4))]
 
 
