@@ -322,7 +322,7 @@ class Scheduler(Node):
         retry = self.pool.epoch
 
         def again() -> None:
-            if self.pool.epoch == retry and instance in self.pool.seats:
+            if self.pool.epoch >= retry >= 0 and instance in self.pool.seats:  # it may have claimed anew meanwhile
                 self._list(instance)
 
         def broken() -> None:
