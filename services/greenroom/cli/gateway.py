@@ -50,7 +50,8 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     \b
     Examples:
       greenroom gateway --brokers kafka:9092
-      greenroom gateway --host 0.0.0.0 --keys-file keys.json --listen 0.0.0.0:7000 --advertise gateway-1:7000
+      greenroom gateway --host 0.0.0.0 --keys-file keys.json --rpc-ca ca.pem --rpc-cert gateway-1.pem \\
+        --rpc-key gateway-1.key --listen 0.0.0.0:7000 --advertise gateway-1:7000
       greenroom gateway --model mistralai/Mixtral-8x7B-Instruct-v0.1 --pool 1 --port 9000 --grpc-port none
     """
     from greenroom.cli.service_process import live

@@ -133,7 +133,7 @@ def predictor(
 
     \b
     Examples:
-      greenroom predictor --brokers kafka:9092 --listen 0.0.0.0:7002 --state-dir /var/lib/greenroom/predictor
+      greenroom predictor --brokers kafka:9092 --state-dir /var/lib/greenroom/predictor
       greenroom predictor --state-dir ./predictor --half-life 100 --publish-every 32
       greenroom predictor --state-dir ./predictor --learn emoe-a,emoe-l --learn-after 500
       greenroom predictor --state-dir ./predictor --eamc-after 50 --eamc-least 0.4

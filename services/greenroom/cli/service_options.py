@@ -14,6 +14,7 @@ import click
 
 from greenroom.cli.stack import stack
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.hosts import is_loopback
 
 if TYPE_CHECKING:
     from greenroom.fabric.log.config import LogConfig
@@ -100,10 +101,18 @@ process_options = stack(
 
 dialer_options = stack(
     click.option(
-        "--rpc-ca", type=_file, envvar="GREENROOM_RPC_CA", help="Who signed the other services' certificates: talk TLS."
+        "--rpc-ca",
+        type=_file,
+        envvar="GREENROOM_RPC_CA",
+        help="Who signs the services' certificates: calls between services are mutual TLS.",
     ),
     click.option("--rpc-cert", type=_file, envvar="GREENROOM_RPC_CERT", help="Our own certificate, to both sides."),
     click.option("--rpc-key", type=_file, envvar="GREENROOM_RPC_KEY", help="Its key."),
+    click.option(
+        "--rpc-name",
+        envvar="GREENROOM_RPC_NAME",
+        help="The name that the certificate of every service has which is called.  [default: its address]",
+    ),
 )
 
 listen_options = stack(
@@ -111,10 +120,17 @@ listen_options = stack(
         "--listen",
         default="127.0.0.1:0",
         show_default=True,
-        help="host:port for the other services' calls; port 0 takes a free one.",
+        help="host:port for the other services' calls; port 0 takes a free one. Beyond loopback it takes --rpc-ca, "
+        "--rpc-cert and --rpc-key, or --insecure-rpc.",
     ),
     click.option(
         "--advertise", help="host:port under which the other services reach it.  [default: as --listen has it]"
+    ),
+    click.option(
+        "--insecure-rpc",
+        is_flag=True,
+        envvar="GREENROOM_INSECURE_RPC",
+        help="Listen beyond loopback without certificates: whoever reaches the port can run and cancel requests.",
     ),
 )
 
@@ -148,22 +164,47 @@ def dialer_from(options: dict[str, Any]) -> GrpcDialer:
     """Reads the options of ``dialer_options``. Raises InvalidConfig."""
     from greenroom.fabric.rpc import DialerConfig, DialerTls, GrpcDialer
 
-    if options["rpc_ca"] is None:
+    files = _certificates(options)
+    if files is None:
         return GrpcDialer()
-    tls = DialerTls(ca=options["rpc_ca"], certificate=options["rpc_cert"], key=options["rpc_key"])
+    ca, certificate, key = files
+    tls = DialerTls(ca=ca, certificate=certificate, key=key, server_name=options["rpc_name"])
     return GrpcDialer(DialerConfig(tls=tls))
 
 
 def server_from(options: dict[str, Any]) -> ServerConfig:
-    """Reads ``--listen`` and the options of ``dialer_options``: with a certificate it talks TLS, and with a CA too
-    it serves only callers whose certificate that has signed. Raises InvalidConfig."""
+    """Reads the options of ``listen_options`` and ``dialer_options``: with certificates only callers are served whose
+    certificate the CA has signed. Raises InvalidConfig, also for an address beyond loopback without certificates,
+    unless ``--insecure-rpc`` says so."""
     from greenroom.fabric.rpc import ServerConfig, ServerTls
 
     host, port = split_address("listen", options["listen"])
-    tls = None
-    if options["rpc_cert"] is not None and options["rpc_key"] is not None:
-        tls = ServerTls(certificate=options["rpc_cert"], key=options["rpc_key"], client_ca=options["rpc_ca"])
-    return ServerConfig(host=host, port=port, tls=tls)
+    files = _certificates(options)
+    if files is None:
+        if not is_loopback(host) and not options["insecure_rpc"]:
+            raise InvalidConfig(
+                "listen",
+                options["listen"],
+                "beyond loopback whoever reaches it could list, run and cancel requests and write into answers; give "
+                "--rpc-ca, --rpc-cert and --rpc-key (mutual TLS), or --insecure-rpc where nobody else is on that "
+                "network",
+            )
+        return ServerConfig(host=host, port=port)
+    ca, certificate, key = files
+    return ServerConfig(host=host, port=port, tls=ServerTls(certificate=certificate, key=key, client_ca=ca))
+
+
+def _certificates(options: dict[str, Any]) -> tuple[Path, Path, Path] | None:
+    """CA, certificate and key; None where there are none. Raises InvalidConfig where some are missing: half of them
+    would leave one direction open that looks closed."""
+    names = ("rpc_ca", "rpc_cert", "rpc_key")
+    ca, certificate, key = (options[name] for name in names)
+    if ca is None and certificate is None and key is None:
+        return None
+    if ca is None or certificate is None or key is None:
+        missing = next(name for name in names if options[name] is None)
+        raise InvalidConfig(missing, None, "--rpc-ca, --rpc-cert and --rpc-key come together: calls are mutual TLS")
+    return ca, certificate, key
 
 
 def endpoint_from(options: dict[str, Any]) -> NetworkEndpoint:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.hosts import is_loopback
 from greenroom.core.units import MIB
 from greenroom.gateway.limits import CANCELS_PER_MINUTE
 
@@ -100,12 +100,7 @@ class GatewayConfig:
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can connect."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def tls(self) -> tuple[Path, Path] | None:
