@@ -6,10 +6,17 @@
 #   docker build --target torch --tag greenroom-torch .
 #   docker build --target torch --tag greenroom-torch --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu .
 #
-# The last one has no CUDA and is 4 GB smaller. Nothing here needs BuildKit. What changes seldom comes first, so that a
-# change of the code makes one small layer anew.
+# The last one has no CUDA and is 4 GB smaller. A release names its base by digest, so that it can be made again:
+#
+#   docker build --target light --build-arg BASE_IMAGE=python:3.11-slim@sha256:... .
+#
+# Whatever pip installs is checked against the hashes of deploy/image (`make pins`), from whichever index it comes:
+# PIP_INDEX_URL names a mirror. Nothing here needs BuildKit. What changes seldom comes first, so that a change of the code
+# makes one small layer anew.
 
-FROM python:3.11-slim AS base
+ARG BASE_IMAGE=python:3.11-slim
+
+FROM ${BASE_IMAGE} AS base
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PIP_NO_CACHE_DIR=1 \
@@ -22,24 +29,26 @@ ENV PYTHONUNBUFFERED=1 \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/greenroom/inductor \
     GREENROOM_HEALTH_URL=http://127.0.0.1:8080/health
 # The folders that are written to. A named volume that is mounted on one of them begins as a copy of it, owner included;
-# so the file of API keys begins with none in it.
-RUN groupadd --system --gid 10001 greenroom \
+# so the file of API keys begins with none in it, and services' certificates belong to who makes them. openssl makes those:
+# every image that has certificates of authorities has it.
+RUN openssl version \
+ && groupadd --system --gid 10001 greenroom \
  && useradd --system --uid 10001 --gid greenroom --home-dir /var/lib/greenroom --shell /usr/sbin/nologin greenroom \
  && install -d -o greenroom -g greenroom -m 0750 \
       /var/cache/greenroom /var/lib/greenroom /var/lib/greenroom/keys /var/lib/greenroom/predictor \
+      /var/lib/greenroom/authority /var/lib/greenroom/kafka-user \
+ && for service in kafka gateway tasktype scheduler predictor worker; do \
+      install -d -o greenroom -g greenroom -m 0750 "/var/lib/greenroom/identities/${service}"; \
+    done \
  && printf '{"version": 1, "keys": []}\n' > /var/lib/greenroom/keys/keys.json \
  && chown greenroom:greenroom /var/lib/greenroom/keys/keys.json \
  && chmod 0600 /var/lib/greenroom/keys/keys.json
 
-FROM base AS requirements
-WORKDIR /build
-COPY deploy/image/requirements.py pyproject.toml ./
-RUN python requirements.py pyproject.toml > light.txt \
- && python requirements.py pyproject.toml otlp >> light.txt \
- && python requirements.py pyproject.toml torch > torch.txt \
- && python requirements.py pyproject.toml eamc >> torch.txt
-
 FROM base AS wheel
+ARG PIP_INDEX_URL
+WORKDIR /build
+COPY deploy/image/build.txt ./
+RUN pip install --no-cache-dir --no-deps --require-hashes --requirement build.txt
 # A Python of Debian's own, where the base image has that, keeps its headers in a package.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ libc6-dev \
@@ -47,22 +56,20 @@ RUN apt-get update \
       apt-get install --yes --no-install-recommends python3-dev; \
     fi \
  && rm -rf /var/lib/apt/lists/*
-WORKDIR /build
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY services services
 # The compiled products are optional for greenroom, and not for its image.
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
  && python -m zipfile -l /wheels/greenroom-*.whl > contents.txt \
  && grep -q native/_rows contents.txt
 
 FROM base AS light-requirements
-COPY deploy/image/constraints.txt /usr/local/share/greenroom/constraints.txt
-COPY --from=requirements /build/light.txt /usr/local/share/greenroom/light.txt
-RUN pip install --no-cache-dir --constraint /usr/local/share/greenroom/constraints.txt \
-      --requirement /usr/local/share/greenroom/light.txt
+ARG PIP_INDEX_URL
+COPY deploy/image/light.txt /usr/local/share/greenroom/light.txt
+RUN pip install --no-cache-dir --no-deps --require-hashes --requirement /usr/local/share/greenroom/light.txt
 
 FROM light-requirements AS light
-COPY deploy/image/health.py /usr/local/share/greenroom/health.py
+COPY deploy/image/certificates.py deploy/image/health.py /usr/local/share/greenroom/
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir --no-deps /wheels/*.whl
 ARG VERSION=unknown
@@ -81,14 +88,18 @@ ENTRYPOINT ["greenroom"]
 CMD ["--help"]
 
 FROM light-requirements AS torch-requirements
+ARG PIP_INDEX_URL
 ARG TORCH_INDEX_URL=
-COPY --from=requirements /build/torch.txt /usr/local/share/greenroom/torch.txt
+COPY deploy/image/torch.txt deploy/image/models.txt /usr/local/share/greenroom/
+# Another index has other builds of torch, whose hashes are not ours to know: of those the versions are held.
 RUN if test -n "${TORCH_INDEX_URL}"; then \
-      pip install --no-cache-dir --constraint /usr/local/share/greenroom/constraints.txt \
-        --index-url "${TORCH_INDEX_URL}" torch; \
+      grep --only-matching '^[^ #]*==[^ ;]*' /usr/local/share/greenroom/torch.txt > /tmp/versions.txt \
+      && pip install --no-cache-dir --constraint /tmp/versions.txt --index-url "${TORCH_INDEX_URL}" torch \
+      && rm /tmp/versions.txt; \
+    else \
+      pip install --no-cache-dir --no-deps --require-hashes --requirement /usr/local/share/greenroom/torch.txt; \
     fi \
- && pip install --no-cache-dir --constraint /usr/local/share/greenroom/constraints.txt \
-      --requirement /usr/local/share/greenroom/torch.txt
+ && pip install --no-cache-dir --no-deps --require-hashes --requirement /usr/local/share/greenroom/models.txt
 
 FROM torch-requirements AS torch
 COPY deploy/image/health.py /usr/local/share/greenroom/health.py

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import importlib.util
 import os
 import re
 import shutil
@@ -14,7 +13,6 @@ import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import pytest
@@ -23,18 +21,9 @@ from packaging.utils import canonicalize_name
 
 from greenroom.gateway.keys import KeyFile
 from tests.deploy.compose import ROOT, services
+from tests.deploy.image import IMAGE, pins
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-IMAGE = ROOT / "deploy" / "image"
-
-
-def _module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"image_{name}", IMAGE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_hadolint_has_nothing_to_say() -> None:
@@ -47,7 +36,13 @@ def test_hadolint_has_nothing_to_say() -> None:
 
 def test_the_base_is_pinned_and_the_targets_are_those_of_compose() -> None:
     stages = {stage: base for base, stage in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)}
-    assert {base for base in stages.values() if base not in stages} == {"python:3.11-slim"}
+    assert {base for base in stages.values() if base not in stages} == {"${BASE_IMAGE}"}
+    default = re.search(r"^ARG BASE_IMAGE=(\S+)$", DOCKERFILE.partition("\nFROM ")[0], re.MULTILINE)
+    assert default
+    assert re.fullmatch(r"python:3\.\d+-slim", default[1]), "a release names its digest, by --build-arg"
+    assert {service["build"]["args"]["BASE_IMAGE"] for service in services().values() if "build" in service} == {
+        default[1]
+    }
     targets = {service["build"]["target"] for service in services().values() if "build" in service}
     assert targets == {"light", "torch"} <= set(stages)
 
@@ -79,21 +74,49 @@ def test_the_file_of_keys_begins_with_none() -> None:
     assert msgspec.json.decode(found[1].encode(), type=KeyFile) == KeyFile()
 
 
+PINS = {name: pins.blocks((IMAGE / f"{name}.txt").read_text()) for name in ("build", "light", "torch", "models")}
+
+
 def test_every_requirement_has_a_version_that_it_allows() -> None:
-    constraints = {
-        requirement.name: requirement
-        for line in (IMAGE / "constraints.txt").read_text().splitlines()
-        if not line.startswith("#")
-        for requirement in [Requirement(line)]
-    }
-    pyproject = (ROOT / "pyproject.toml").read_text()
-    for extra in (None, "otlp", "torch", "eamc"):
-        for line in _module("requirements").requirements(pyproject, extra):
-            wanted = Requirement(line)
-            pinned = constraints.get(canonicalize_name(wanted.name))
-            assert pinned is not None, f"{wanted.name} is missing in deploy/image/constraints.txt; its head says how"
+    for name, lines in pins.wanted((ROOT / "pyproject.toml").read_text()).items():
+        for wanted in map(Requirement, lines):
+            there = PINS["light"] | PINS["torch"] | PINS["models"] if name != "build" else PINS["build"]
+            block = there.get(canonicalize_name(wanted.name))
+            assert block is not None, f"{wanted.name} is missing in deploy/image: make pins"
+            pinned = Requirement(block.partition("\\")[0])
             version = str(pinned.specifier).removeprefix("==")
-            assert wanted.specifier.contains(version), f"constraints.txt has {pinned}, pyproject.toml asks for {wanted}"
+            assert wanted.specifier.contains(version), f"deploy/image has {pinned}, pyproject.toml asks for {wanted}"
+
+
+@pytest.mark.parametrize("name", list(PINS))
+def test_every_pin_is_one_version_with_its_hashes(name: str) -> None:
+    assert PINS[name]
+    for block in PINS[name].values():
+        requirement = Requirement(block.partition("\\")[0])
+        assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), requirement
+        hashes = [line.strip(" \\") for line in block.splitlines()[1:]]
+        assert hashes, f"{requirement} has no hash"
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", line) for line in hashes)
+    assert "//" not in (IMAGE / f"{name}.txt").read_text(), "where files come from is not for a list of pins to say"
+
+
+def test_no_two_files_of_an_image_name_the_same() -> None:
+    """pip takes them one after the other: the second of two versions would be the one that is there."""
+    names = [name for file in ("light", "torch", "models") for name in PINS[file]]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_whatever_is_installed_is_checked_by_its_hash() -> None:
+    """But for greenroom's own wheel, and another index's torch, whose builds have hashes of their own."""
+    lines = re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
+    commands = [command for line in lines for command in re.split(r"&&|;|\bthen\b|\belse\b", line)]
+    installs = [command.strip() for command in commands if "pip install" in command]
+    assert len(installs) == 7
+    for install in installs:
+        own = install.endswith("--no-deps /wheels/*.whl")
+        other = '--index-url "${TORCH_INDEX_URL}" torch' in install
+        assert own or other or "--no-deps --require-hashes --requirement" in install, install
+    assert "pip wheel --no-cache-dir --no-deps --no-build-isolation" in DOCKERFILE, "what builds it is pinned too"
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
