@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,9 +13,11 @@ import pytest
 
 from greenroom.cli.main import main
 from tests.deploy.compose import COMPOSE, ROOT, compose, seconds, services, variables
+from tests.deploy.image import certificates
 
 NAMES = sorted(services())
-STAYING = [name for name in NAMES if "tools" not in services()[name].get("profiles", [])]
+STAYING = [name for name in NAMES if services()[name]["restart"] != "no"]
+ONCE = {"certificates", "kafka-user", "keys"}
 OURS = [name for name in STAYING if services()[name]["image"].startswith("greenroom-")]
 _SECRET = re.compile(r"password|secret|token|api_?key", re.IGNORECASE)
 
@@ -32,6 +35,9 @@ def test_what_it_depends_on_is_there(name: str) -> None:
         assert other in services()
         if how["condition"] == "service_healthy":
             assert "test" in services()[other]["healthcheck"]
+        else:
+            assert how["condition"] == "service_completed_successfully"
+            assert other in ONCE
     for volume in service.get("volumes", []):
         source = volume.partition(":")[0]
         if source.startswith("."):
@@ -39,6 +45,8 @@ def test_what_it_depends_on_is_there(name: str) -> None:
         else:
             assert source in compose()["volumes"], f"{source} is not declared"
     assert set(service.get("secrets", [])) <= set(compose()["secrets"])
+    assert ("networks" in service) != ("network_mode" in service), "the network by default is one that all share"
+    assert set(service.get("networks", [])) <= set(compose()["networks"])
 
 
 def test_no_volume_and_no_secret_is_left_over() -> None:
@@ -81,6 +89,10 @@ def test_it_is_watched_and_started_again(name: str) -> None:
     health = service["healthcheck"]
     assert seconds(health["timeout"]) <= seconds(health["interval"])
     assert health["retries"] >= 3
+
+
+def test_what_ends_by_itself_is_known() -> None:
+    assert set(NAMES) - set(STAYING) == ONCE
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,9 +171,75 @@ def test_the_gateway_asks_for_keys() -> None:
     assert f"keys:{folder}" in services()["keys"]["volumes"]
 
 
+def _volumes(name: str) -> dict[str, str]:
+    """Sources by where they are mounted; what is for reading alone is marked so."""
+    return {volume.split(":", 1)[1]: volume.split(":", 1)[0] for volume in services()[name].get("volumes", [])}
+
+
+def test_only_the_gateway_can_be_reached_from_the_front() -> None:
+    assert {name for name in NAMES if "front" in services()[name].get("networks", [])} == {"gateway"}
+    back = {name for name in NAMES if "back" in services()[name].get("networks", [])}
+    assert back == {*OURS, "kafka", "prometheus"}
+    assert {name for name in NAMES if services()[name].get("network_mode") == "none"} == {"certificates", "keys"}
+
+
+@pytest.mark.parametrize("name", [*OURS, "kafka", "kafka-user"])
+def test_it_has_its_own_identity_and_no_other(name: str) -> None:
+    whose = {"worker-gpu": "identity-worker", "kafka-user": "kafka-user"}.get(name, f"identity-{name}")
+    assert _volumes(name)["/run/greenroom:ro"] == whose
+    secrets = {"authority", "kafka-user"} | {volume for volume in compose()["volumes"] if "identity" in volume}
+    assert set(_volumes(name).values()) & secrets == {whose}
+
+
+def test_nobody_but_who_makes_certificates_has_the_authority() -> None:
+    assert [name for name in NAMES if "authority" in _volumes(name).values()] == ["certificates"]
+    folders = {f"/var/lib/greenroom/identities/{service.name}" for service in certificates.SERVICES}
+    assert {where for where in _volumes("certificates") if "identities" in where} == folders
+
+
+def test_brokers_ask_for_a_password_beyond_their_own_container() -> None:
+    settings = services()["kafka"]["environment"]
+    protocols = dict(pair.split(":") for pair in settings["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(","))
+    listeners = dict(listener.split("://") for listener in settings["KAFKA_LISTENERS"].split(","))
+    assert {name for name, where in listeners.items() if not where.startswith("127.0.0.1:")} == {"SERVICES"}
+    assert protocols["SERVICES"] == "SASL_SSL"
+    # The image's start script knows the names SSL and SASL_SSL, and wants files for them that are not here.
+    assert "SSL://" not in settings["KAFKA_ADVERTISED_LISTENERS"]
+    environment = services()["tasktype"]["environment"]
+    mechanism = settings["KAFKA_LISTENER_NAME_SERVICES_SASL_ENABLED_MECHANISMS"]
+    assert environment["GREENROOM_KAFKA_SASL"] == mechanism == "SCRAM-SHA-256"
+    assert f"--entity-name {environment['GREENROOM_KAFKA_USER']} " in services()["kafka-user"]["command"][0] + " "
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_its_files_are_those_that_are_made(name: str, tmp_path: Path) -> None:
+    certificates.make(tmp_path)
+    mine = tmp_path / "identities" / name.removesuffix("-gpu")
+    environment = services()[name]["environment"]
+    files = {key: value for key, value in environment.items() if str(value).startswith("/run/greenroom/")}
+    assert {"GREENROOM_KAFKA_CA", "GREENROOM_KAFKA_PASSWORD_FILE"} <= set(files)
+    assert all((mine / value.removeprefix("/run/greenroom/")).is_file() for value in files.values())
+    if name != "tasktype":
+        assert {"GREENROOM_RPC_CA", "GREENROOM_RPC_CERT", "GREENROOM_RPC_KEY"} <= set(files)
+        assert environment["GREENROOM_RPC_NAME"] == certificates.NAME
+    assert "GREENROOM_INSECURE_RPC" not in environment
+
+
+def test_a_release_names_every_image_by_digest() -> None:
+    """Each has a variable; built ones take their base's as a build argument."""
+    text = COMPOSE.read_text(encoding="utf-8")
+    for service in services().values():
+        image, build = service["image"], service.get("build")
+        if build is not None:
+            assert "BASE_IMAGE" in build["args"]
+        elif not image.startswith("greenroom-"):
+            assert re.search(rf"\$\{{GREENROOM_[A-Z]+_IMAGE:-{re.escape(image)}\}}", text), image
+
+
 def test_whoever_starts_on_a_gpu_is_found_as_a_worker() -> None:
     gpu: dict[str, Any] = services()["worker-gpu"]
-    assert gpu["networks"]["default"]["aliases"] == ["worker"]
+    assert {name: found["aliases"] for name, found in gpu["networks"].items()} == {"back": ["worker"]}
+    assert services()["worker"]["networks"] == ["back"]
     assert [device["capabilities"] for device in gpu["deploy"]["resources"]["reservations"]["devices"]] == [["gpu"]]
     same = {"environment", "volumes", "image", "depends_on", "stop_grace_period"}
     assert all(gpu[field] == services()["worker"][field] for field in same)
