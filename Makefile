@@ -14,7 +14,7 @@ CLIENTS := .venv-clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
 
-.PHONY: help run test test-full test-clients test-compose image lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity clean
+.PHONY: help run test test-full test-clients test-compose image pins lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -36,10 +36,16 @@ test-clients: $(STAMP) $(CLIENTS_STAMP) ## guidellm and aiperf against `greenroo
 test-compose: $(STAMP) ## compose.yaml for real: images, clients, failures (needs Docker; minutes)
 	$(BIN)/pytest -m compose tests/integration/test_compose.py
 
+IMAGE_ARGS = --build-arg VERSION=dev --build-arg REVISION=$(REVISION) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+  $(if $(PIP_INDEX_URL),--build-arg PIP_INDEX_URL=$(PIP_INDEX_URL))
+
 image: ## The images greenroom-light and greenroom-torch (needs Docker; PyTorch makes the second one 5 GB)
-	docker build --target light --tag greenroom-light:dev --build-arg VERSION=dev --build-arg REVISION=$(REVISION) .
-	docker build --target torch --tag greenroom-torch:dev --build-arg VERSION=dev --build-arg REVISION=$(REVISION) \
-	  --build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL) .
+	docker build --target light --tag greenroom-light:dev $(IMAGE_ARGS) .
+	docker build --target torch --tag greenroom-torch:dev $(IMAGE_ARGS) --build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL) .
+
+pins: $(STAMP) ## Versions and hashes of what the images hold, from the package index (UPGRADE=1: the versions of .venv)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python deploy/image/pins.py $(if $(UPGRADE),--upgrade)
 
 lint: $(STAMP) ## Style, types, import rules
 	$(BIN)/ruff check .

@@ -11,11 +11,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kafka.broker import free_port
+from tests.deploy.image import certificates
+from tests.kafka.broker import PASSWORD, USER, Broker, free_port
 from tests.pausing import pause
 
 START_TIMEOUT_S = 120.0
@@ -126,6 +128,38 @@ class Process:
         os.kill(self.pid, signal.SIGCONT)
 
 
+@dataclass(frozen=True)
+class Security:
+    """Mutual TLS between the services, and TLS and a password to ``broker``, as in compose.yaml: each service has its
+    own certificate, made into ``folder`` by the same program."""
+
+    broker: Broker
+    folder: Path
+
+    def __post_init__(self) -> None:
+        certificates.make(self.folder)
+        (self.folder / "password").write_text(PASSWORD)
+
+    def identity(self, kind: str) -> Path:
+        """The folder of a kind of service."""
+        return self.folder / "identities" / kind
+
+    def environment(self, kind: str) -> dict[str, str]:
+        kafka = {
+            "GREENROOM_KAFKA_CA": self.broker.certificate,
+            "GREENROOM_KAFKA_SASL": "SCRAM-SHA-256",
+            "GREENROOM_KAFKA_USER": USER,
+            "GREENROOM_KAFKA_PASSWORD_FILE": self.folder / "password",
+        }
+        rpc = {
+            "GREENROOM_RPC_CA": self.identity(kind) / "ca.pem",
+            "GREENROOM_RPC_CERT": self.identity(kind) / "certificate.pem",
+            "GREENROOM_RPC_KEY": self.identity(kind) / "key.pem",
+            "GREENROOM_RPC_NAME": certificates.NAME,
+        }
+        return {name: str(value) for name, value in {**kafka, **(rpc if kind != "tasktype" else {})}.items()}
+
+
 class Cluster:
     """All processes of a pipeline on the broker at ``brokers``, started together."""
 
@@ -143,8 +177,10 @@ class Cluster:
         workers: int = 1,
         options: Mapping[str, Sequence[str]] | None = None,
         environment: Mapping[str, str] | None = None,
+        security: Security | None = None,
     ) -> None:
-        """``options``: more of the command line, by kind of service."""
+        """``options``: more of the command line, by kind of service. ``security``: ``brokers`` is its broker's secure
+        address."""
         self.folder = folder
         self.brokers = brokers
         self.prefix = prefix
@@ -152,6 +188,7 @@ class Cluster:
         self.urls: list[str] = []
         self.grpc_addresses: list[str] = []
         self._options = options or {}
+        self._security = security
         self._common = ["--brokers", brokers, "--topic-prefix", prefix]
         self._environment = {
             "GREENROOM_CACHE": str(cache),
@@ -189,9 +226,8 @@ class Cluster:
         self._make(name, arguments, f"http://127.0.0.1:{probes}/health")
 
     def _make(self, name: str, arguments: Sequence[str], health: str) -> None:
-        self.processes[name] = Process(
-            name, arguments, health=health, folder=self.folder, environment=self._environment
-        )
+        environment = {**self._environment, **(self._security.environment(arguments[0]) if self._security else {})}
+        self.processes[name] = Process(name, arguments, health=health, folder=self.folder, environment=environment)
 
     def __getitem__(self, name: str) -> Process:
         return self.processes[name]

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from greenroom.client import ClientError
-from tests.deploy.compose import ROOT
+from tests.deploy.compose import ROOT, services
 from tests.integration.compose_stack import (
     INSTALL,
     Question,
@@ -87,6 +87,8 @@ def test_images_hold_what_they_should(stack: Stack) -> None:
     compiled = "from greenroom.moe.native.rows import native_rows; print(native_rows() is not None)"
     assert docker(*run, "greenroom-torch:test", "-c", compiled) == "True"
     for name in size:
+        # Each is pinned and installed by itself: whether one lacks another is not asked meanwhile.
+        assert docker(*run, f"greenroom-{name}:test", "-m", "pip", "check") == "No broken requirements found."
         assert docker("image", "inspect", "--format", "{{.Config.User}}", f"greenroom-{name}:test") == "10001:10001"
 
 
@@ -109,6 +111,104 @@ def test_no_request_without_a_key(stack: Stack) -> None:
     finally:
         stack.key = key
     assert refused.value.status == "UNAUTHENTICATED"
+
+
+REACH = """
+import socket, sys
+for address in sys.argv[1:]:
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+        print(address, "open")
+    except OSError as error:
+        print(address, "shut")
+"""
+CALL = """
+import pathlib, sys, grpc
+from greenroom.v1 import worker_pb2, worker_pb2_grpc
+address, how = sys.argv[1:]
+options = [("grpc.ssl_target_name_override", "rpc.greenroom.internal")]
+mine = pathlib.Path("/run/greenroom")
+if how == "in the clear":
+    channel = grpc.insecure_channel(address)
+elif how == "by TLS alone":
+    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials((mine / "ca.pem").read_bytes()), options)
+else:
+    files = [(mine / name).read_bytes() for name in ("ca.pem", "key.pem", "certificate.pem")]
+    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), options)
+try:
+    worker_pb2_grpc.WorkerStub(channel).ListRuns(worker_pb2.ListRunsRequest(), timeout=20)
+    print("OK")
+except grpc.RpcError as error:
+    print(error.code().name)
+"""
+READ = """
+import asyncio
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError
+async def main():
+    consumer = AIOKafkaConsumer(bootstrap_servers="kafka:9092", request_timeout_ms=5000)
+    try:
+        await consumer.start()
+        print(sorted(await consumer.topics()))
+    except (KafkaError, OSError):
+        print("refused")
+    finally:
+        await consumer.stop()
+asyncio.run(main())
+"""
+
+
+def _address(stack: Stack, service: str, network: str = "back") -> str:
+    (container,) = stack.containers(service)
+    networks = stack.inspect(container)["NetworkSettings"]["Networks"]
+    address: str = networks[f"{stack.project}_{network}"]["IPAddress"]
+    return address
+
+
+def _stranger(stack: Stack, network: str, script: str, *arguments: str) -> str:
+    """What a container says that is none of Compose's, on one of its networks."""
+    run = ("run", "--rm", "--network", f"{stack.project}_{network}", "--entrypoint", "python", "greenroom-light:test")
+    return docker(*run, "-c", script, *arguments)
+
+
+def test_a_stranger_at_the_front_reaches_the_gateway_alone(stack: Stack) -> None:
+    door = f"{_address(stack, 'gateway', 'front')}:8000"
+    (kafka, worker, predictor) = (_address(stack, name) for name in ("kafka", "worker", "predictor"))
+    behind = [f"{kafka}:9092", f"{worker}:7000", f"{worker}:8080", f"{predictor}:7000", "kafka:9092", "worker:7000"]
+    said = _stranger(stack, "front", REACH, door, *behind).splitlines()
+    assert said == [f"{door} open", *(f"{address} shut" for address in behind)]
+    assert _stranger(stack, "back", REACH, *behind).splitlines() == [f"{address} open" for address in behind]
+
+
+def test_a_peer_without_a_certificate_is_refused(stack: Stack) -> None:
+    worker = f"{_address(stack, 'worker')}:7000"
+    assert _stranger(stack, "back", CALL, worker, "in the clear") == "UNAVAILABLE"
+    assert (
+        _stranger(stack, "front", CALL, f"{_address(stack, 'gateway', 'front')}:7000", "in the clear") == "UNAVAILABLE"
+    )
+
+    def says(service: str, how: str) -> str:
+        return docker("exec", stack.containers(service)[0], "python", "-c", CALL, worker, how)
+
+    assert says("scheduler", "with my certificate") not in ("UNAVAILABLE", "UNAUTHENTICATED")
+    assert says("scheduler", "by TLS alone") == "UNAVAILABLE"
+    assert says("gateway", "with my certificate") == "UNAVAILABLE", "a gateway is called and calls nobody"
+
+
+def test_a_peer_without_a_password_reads_no_topic(stack: Stack) -> None:
+    assert _stranger(stack, "back", READ) == "refused"
+    kafka = f"{_address(stack, 'kafka')}"
+    shut = [f"{kafka}:9093 shut", f"{kafka}:9094 shut"]
+    assert _stranger(stack, "back", REACH, f"{kafka}:9093", f"{kafka}:9094").splitlines() == shut
+
+
+def test_what_was_made_at_the_first_start_stays(stack: Stack) -> None:
+    assert stack.compose("run", "--rm", "--no-TTY", "certificates") == "all certificates are there"
+    (worker,) = stack.containers("worker")
+    assert docker("exec", worker, "sh", "-c", "ls /run/greenroom").split() == [
+        "ca.pem", "certificate.pem", "kafka-password", "key.pem",
+    ]  # fmt: skip
 
 
 def test_both_doors_give_the_same_answer(stack: Stack) -> None:
@@ -203,10 +303,9 @@ def test_every_panel_of_the_dashboard_is_answered(stack: Stack) -> None:
 
 
 def test_promtool_has_nothing_to_say(stack: Stack) -> None:
-    image = re.search(r"image: (prom/prometheus:\S+)", (ROOT / "compose.yaml").read_text())
-    assert image
+    image = services()["prometheus"]["image"]
     mounted = f"{ROOT / 'deploy' / 'prometheus'}:/etc/prometheus:ro"
-    run = ("run", "--rm", "--network", "none", "--volume", mounted, "--entrypoint", "promtool", image[1])
+    run = ("run", "--rm", "--network", "none", "--volume", mounted, "--entrypoint", "promtool", image)
     assert "SUCCESS" in docker(*run, "check", "config", "/etc/prometheus/prometheus.yml")
     assert "SUCCESS" in docker(*run, "test", "rules", "/etc/prometheus/tests.yml")
 

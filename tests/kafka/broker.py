@@ -90,6 +90,10 @@ class Broker:
         """Start it where it does not run, resume it where it is paused."""
         raise NotImplementedError
 
+    def wait_end(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Until it has ended of itself, as it does where its disk fails."""
+        raise NotImplementedError
+
     def remove(self) -> None:
         """Kill it and delete its data."""
         raise NotImplementedError
@@ -172,6 +176,11 @@ class JarBroker(Broker):
             self.start()
         self.resume()
 
+    def wait_end(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        if self._process is not None:
+            self._process.wait(timeout_s)
+            self._process = None
+
     def remove(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -243,6 +252,10 @@ class ContainerBroker(Broker):
             self.resume()
         elif state != "running":
             self.start()
+
+    def wait_end(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        command = ["docker", "wait", self._name]
+        subprocess.run(command, capture_output=True, timeout=timeout_s, check=True)
 
     def remove(self) -> None:
         command = ["docker", "rm", "--force", self._name]

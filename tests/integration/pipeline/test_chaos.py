@@ -10,15 +10,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
+import grpc
 import pytest
 
 from greenroom.core.generation import FinishReason
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import JournalRecord, Outcome, decode
 from greenroom.demo.tasks import TASKS, samples
-from tests.integration.cluster import SESSION_S, Cluster, running
+from greenroom.v1 import worker_pb2, worker_pb2_grpc
+from tests.deploy.image import certificates
+from tests.integration.cluster import SESSION_S, Cluster, Security, running
 from tests.integration.pipeline.load import Call, Clients
 from tests.kafka.broker import Broker
+from tests.kafka.small_disk import SmallDisk
 
 _LOG = logging.getLogger(__name__)
 MODEL = "greenroom-understudy"
@@ -35,17 +39,21 @@ async def in_thread(do: Callable[[], object]) -> None:
 
 
 class Chaos:
-    """What is done to the cluster, in a random order at random moments."""
+    """What is done to the cluster, in a random order at random moments. ``disk``: the broker's, which is filled too."""
 
-    def __init__(self, cluster: Cluster, broker: Broker, seed: int) -> None:
+    def __init__(self, cluster: Cluster, broker: Broker, seed: int, disk: SmallDisk | None = None) -> None:
         self._cluster = cluster
         self._broker = broker
+        self._disk = disk
         self._random = random.Random(seed)
         self.done: list[str] = []
         self.over = False
 
     def acts(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        disk = self._disk
+        filled = [] if disk is None else [("fill the broker's disk", lambda: self._fill(disk)) for _ in range(3)]
         return [
+            *filled,
             ("kill a worker", lambda: self._kill("worker0")),
             ("kill the active scheduler", lambda: self._kill(self._active_scheduler())),
             ("kill tasktype", lambda: self._kill("tasktype0")),
@@ -99,6 +107,14 @@ class Chaos:
         await asyncio.sleep(self._random.uniform(0, 1))
         await in_thread(self._broker.start)
 
+    async def _fill(self, disk: SmallDisk) -> None:
+        """The broker ends by itself, at the next write; whoever runs it makes room and starts it again."""
+        await in_thread(disk.fill)
+        await in_thread(self._broker.wait_end)
+        await asyncio.sleep(self._random.uniform(0, 1))
+        await in_thread(disk.free)
+        await in_thread(self._broker.start)
+
     async def _pause(self, name: str, seconds: float) -> None:
         self._cluster[name].pause()
         await asyncio.sleep(seconds)
@@ -131,24 +147,79 @@ def check(calls: list[Call], expected: dict[str, str]) -> None:
             assert call.indices == list(range(len(call.indices))), f"request {call.number}: {call.indices}"
 
 
+async def nobody_calls_without_a_certificate(address: str, ca: bytes) -> None:
+    """Neither in the clear nor by TLS alone."""
+    everything = worker_pb2.ListRunsRequest(epoch=2**62)
+    alone = grpc.ssl_channel_credentials(ca)
+    named = [("grpc.ssl_target_name_override", certificates.NAME)]
+    for channel in (grpc.aio.insecure_channel(address), grpc.aio.secure_channel(address, alone, named)):
+        async with channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await worker_pb2_grpc.WorkerStub(channel).ListRuns(everything, timeout=20)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, refused.value.details()
+
+
+SHORT = (300, 8.0, 1.5)
+LONG = (1500, 8.0, 8.0)
+"""Requests, their rate a second, and seconds between two acts."""
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("requests", "rate", "every_s"), [(300, 8.0, 1.5), pytest.param(1500, 8.0, 8.0, marks=pytest.mark.full)]
+    ("load", "secure"),
+    [
+        pytest.param(SHORT, True, id="short, mTLS and SASL"),  # all that plain calls go through is in it too
+        pytest.param(SHORT, False, id="short", marks=pytest.mark.full),
+        pytest.param(LONG, True, id="long, mTLS and SASL", marks=pytest.mark.full),
+        pytest.param(LONG, False, id="long", marks=pytest.mark.full),
+    ],
 )
 async def test_nothing_is_lost_and_nothing_twice(
-    own_broker: Broker, prefix: str, cache: Path, tmp_path: Path, requests: int, rate: float, every_s: float
+    own_broker: Broker, prefix: str, cache: Path, tmp_path: Path, load: tuple[int, float, float], secure: bool
 ) -> None:
+    security = Security(own_broker, tmp_path / "security") if secure else None
+    await all_is_answered(own_broker, prefix, cache, tmp_path, load, security=security)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+async def test_a_full_disk_loses_nothing(
+    broker_on_small_disk: tuple[Broker, SmallDisk], prefix: str, cache: Path, tmp_path: Path
+) -> None:
+    """Its broker ends each time that its disk is full, beside all that else goes wrong."""
+    broker, disk = broker_on_small_disk
+    await all_is_answered(broker, prefix, cache, tmp_path, (600, 8.0, 4.0), disk=disk)
+
+
+async def all_is_answered(
+    broker: Broker,
+    prefix: str,
+    cache: Path,
+    folder: Path,
+    load: tuple[int, float, float],
+    *,
+    security: Security | None = None,
+    disk: SmallDisk | None = None,
+) -> None:
+    """The scenario: what a cluster answers under chaos is what it answers without, each request once."""
+    requests, rate, every_s = load
     options = {"worker": ["--dtype", "float32", "--expert-memory", "50%", "--max-running", "8"]}
+    brokers = broker.address if security is None else broker.secure_address
     cluster = Cluster(
-        tmp_path, own_broker.address, prefix=prefix, cache=cache, gateways=2, schedulers=2, workers=2, options=options
-    )
+        folder, brokers, prefix=prefix, cache=cache, gateways=2, schedulers=2, workers=2, options=options,
+        security=security,
+    )  # fmt: skip
     with running(cluster):
+        if security is not None:
+            ca = (security.identity("worker") / "ca.pem").read_bytes()
+            for name in ("worker0", "predictor0", "gateway0"):
+                await nobody_calls_without_a_certificate(cluster[name].listens, ca)
         async with Clients(cluster.urls, cluster.grpc_addresses, max_tokens=MAX_TOKENS, model=MODEL) as clients:
             distinct = sorted(set(prompts(30)))
             undisturbed = await clients.poisson(distinct, 20.0, seed=1)
             expected = {call.prompt: call.text for call in undisturbed}
             check(undisturbed, expected)
-            chaos = Chaos(cluster, own_broker, seed=requests)
+            chaos = Chaos(cluster, broker, seed=requests, disk=disk)
             disturbed, _ = await asyncio.gather(
                 clients.poisson(distinct, rate, seed=2, enough=lambda sent: chaos.over and sent >= requests),
                 chaos.run(every_s),
@@ -158,7 +229,7 @@ async def test_nothing_is_lost_and_nothing_twice(
                 check(disturbed, expected)
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{cluster.logs()}") from None
-        written = await outcomes(own_broker, prefix)
+        written = await outcomes(broker, prefix)
         good = [outcome for outcome in written.values() if outcome.reason in (FinishReason.STOP, FinishReason.LENGTH)]
         # What was refused with an unknown acknowledgement may have run as well, and was sent again.
         assert len(good) >= len(disturbed) + len(distinct)
