@@ -16,11 +16,9 @@ from tests.deploy.image import IMAGE, certificates
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed: it makes them")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("identities")
-    certificates.make(folder)
-    return folder
+@pytest.fixture
+def made(identities: Path) -> Path:
+    return identities
 
 
 def contents(folder: Path) -> dict[str, bytes]:

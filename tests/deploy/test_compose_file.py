@@ -212,9 +212,8 @@ def test_brokers_ask_for_a_password_beyond_their_own_container() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_its_files_are_those_that_are_made(name: str, tmp_path: Path) -> None:
-    certificates.make(tmp_path)
-    mine = tmp_path / "identities" / name.removesuffix("-gpu")
+def test_its_files_are_those_that_are_made(name: str, identities: Path) -> None:
+    mine = identities / "identities" / name.removesuffix("-gpu")
     environment = services()[name]["environment"]
     files = {key: value for key, value in environment.items() if str(value).startswith("/run/greenroom/")}
     assert {"GREENROOM_KAFKA_CA", "GREENROOM_KAFKA_PASSWORD_FILE"} <= set(files)
