@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.experts.pack import PackFile
 from greenroom.experts.resident import ResidentExperts
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.source import Arriving
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import attach, load
 from greenroom.moe.look_ahead import look_ahead_of
@@ -46,9 +45,7 @@ class Watching(ResidentExperts):
         self.picked = np.zeros(AHEAD, dtype=np.int64)
         self.seen, self.sure = np.zeros((AHEAD, BINS)), np.zeros((AHEAD, BINS))
 
-    def routed(
-        self, layer: int, picks: NDArray[np.int64]
-    ) -> AbstractContextManager[Iterator[tuple[int, ExpertWeights]]]:
+    def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         self.layer = layer
         for ahead in range(1, AHEAD + 1):
             weights = self.foreseen.pop((layer, ahead), None)

@@ -103,7 +103,7 @@ class StandInTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, numbers: torch.Tensor) -> StandInTensor:
-        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor = torch.Tensor._make_wrapper_subclass(
             cls,
             numbers.size(),
             strides=numbers.stride(),
@@ -113,11 +113,11 @@ class StandInTensor(torch.Tensor):
             requires_grad=False,
         )
         tensor.raw = numbers
-        return tensor  # type: ignore[no-any-return]
+        return tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"StandInTensor({self.raw!r})"
 
     def data_ptr(self) -> int:
@@ -150,7 +150,7 @@ class StandInTensor(torch.Tensor):
 
     __index__ = __int__
 
-    def contiguous(self, **_: Any) -> StandInTensor:
+    def contiguous(self, **_: Any) -> StandInTensor:  # type: ignore[override]
         return self if self.raw.is_contiguous() else StandInTensor(self.raw.contiguous())
 
     def __invert__(self) -> torch.Tensor:
@@ -167,7 +167,7 @@ class StandInTensor(torch.Tensor):
         self.raw[tree_map(raw, index)] = raw(value)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
@@ -192,7 +192,7 @@ class StandInTensor(torch.Tensor):
         if function._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and name.endswith("_"):
             return args[0]
         if target is not None:
-            return result.clone() if any(result is value.raw for value in flat) else result
+            return result.clone() if any(result is raw(value) for value in flat) else result
         if "out" in kwargs:
             return kwargs["out"]
         return tree_map(lambda value: StandInTensor(value) if isinstance(value, torch.Tensor) else value, result)
@@ -246,7 +246,7 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> St
     return StandInTensor(torch.empty_strided(size, stride, dtype=dtype))
 
 
-_library = torch.library.Library("aten", "IMPL")
+_library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 _library.impl("empty.memory_format", _empty, "MAIA")
 _library.impl("empty_strided", _empty_strided, "MAIA")
 _library.impl("_copy_from", lambda source, target, non_blocking=False: _copy(target, source, non_blocking), "MAIA")

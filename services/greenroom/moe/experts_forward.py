@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.experts.source import ExpertWeights
 from greenroom.moe.products import Compute, ExpertSum, Grouped, NativeSum, Picked, TorchSum
 from greenroom.moe.seats import Foresight, Seat, seat_of
 
@@ -64,7 +64,9 @@ def _picks_in_ram(seat: Seat, picks: torch.Tensor) -> NDArray[np.int64]:
     return np.ascontiguousarray(both[:, :-1])
 
 
-def _answering(arriving: Iterator[tuple[int, ExpertWeights]], look_ahead: Foresight) -> Arriving:
+def _answering(
+    arriving: Iterator[tuple[int, ExpertWeights]], look_ahead: Foresight
+) -> Iterator[tuple[int, ExpertWeights]]:
     """While the experts' work is queued, what was computed before it comes to its end."""
     for one in arriving:
         yield one

@@ -82,7 +82,7 @@ class RaggedModel:
         ends = zip(itertools.accumulate(lengths), chunks, strict=True)
         lasts = [row for end, chunk in ends if chunk.wants_logits for row in range(end - chunk.logit_rows, end)]
         numbers = to_device(torch.tensor([*tokens, *positions, *lasts], dtype=torch.int64), self.device)
-        ids, places, wanted = numbers.split([len(tokens), len(tokens), len(lasts)])
+        ids, places, wanted = torch.split(numbers, [len(tokens), len(tokens), len(lasts)])
         step = RaggedStep(chunks, self.device, self.attention, self.native)
         with torch.inference_mode(), running(step), self._told(chunks, lengths):
             if self.lean is not None and self.lean.takes(chunks):

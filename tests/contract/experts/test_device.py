@@ -129,10 +129,11 @@ def test_logits_are_equal_to_the_bit_at_three_budgets(device: Device) -> None:
     for memory, host in (("100%", "0%"), ("50%", "100%"), ("25%", "0%")):
         with device.llm(memory, host) as llm:
             model = llm.worker.loop.engine.model
-            forward, rows = model.forward, []
+            forward = model.forward
+            rows: list[torch.Tensor] = []
 
             def noted(chunks: Any, forward: Any = forward, rows: list[torch.Tensor] = rows) -> torch.Tensor:
-                logits = forward(chunks)
+                logits: torch.Tensor = forward(chunks)
                 rows.append(logits.cpu())
                 return logits
 

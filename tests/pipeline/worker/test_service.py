@@ -58,9 +58,10 @@ async def test_a_run_from_its_call_to_its_result() -> None:
         await until(lambda: len(gateway.got["a"]) == 6)
         assert tuple(gateway.got["a"]) == answer(PROMPT, 6)
         assert gateway.messages <= 6, "a message a step"
+        attempt = common_pb2.Attempt(epoch=5, n=0)
         await stage.stub.CancelRun(
-            worker_pb2.CancelRunRequest(epoch=5, scheduler=SCHEDULER, request_id="a", attempt={"epoch": 5, "n": 0})
-        )  # type: ignore[arg-type]
+            worker_pb2.CancelRunRequest(epoch=5, scheduler=SCHEDULER, request_id="a", attempt=attempt)
+        )
         assert not stage.service.table.runs
 
 

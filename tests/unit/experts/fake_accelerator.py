@@ -67,7 +67,11 @@ class FakeAccelerator:
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Memory that was somebody's before, whose last work on it is still queued."""
         memory = torch.zeros(nbytes, dtype=torch.uint8)
-        self._queue("compute", lambda: memory.fill_(0xEE))
+
+        def last_work() -> None:
+            memory.fill_(0xEE)
+
+        self._queue("compute", last_work)
         return memory
 
     def lock_pages(self, region: memoryview) -> Callable[[], None]:
