@@ -192,7 +192,7 @@ def test_nor_where_it_is_found_out_while_sampling(monkeypatch: pytest.MonkeyPatc
     def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked]:
         raise device_loss()
 
-    monkeypatch.setattr(batch_engine, "sample", sample)
+    monkeypatch.setattr(batch_engine, "sample_in_ram", sample)
     d = Driver(FakeModel().as_ragged())
     answer = d.add(request("a", (1, 2), 6))
     with pytest.raises(ModelBroken):
