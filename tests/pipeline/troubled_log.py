@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Assignment, Headers, Position
+from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Assignment, Headers, LogFailed, Position
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.log.memory_groups import MemoryConsumer, MemoryGroup
 
 Trouble = Callable[[str, bytes | None], str | None]
 """Of a topic and a value: None, or ``lost`` (not appended, unknown), ``landed`` (appended, unknown), ``refused``,
-``unsent`` (there is no broker), or ``held`` (not before ``release``)."""
+``unsent`` (there is no broker), ``forbidden`` (not authorised), or ``held`` (not before ``release``)."""
 
 
 def no_trouble(topic: str, value: bytes | None) -> str | None:
@@ -77,6 +77,8 @@ class TroubledLog(MemoryLog):
             raise AppendRefused("it does not want it")
         if trouble == "unsent":
             raise AppendNotSent("no broker took it in time")
+        if trouble == "forbidden":
+            raise LogFailed(f"appending to {topic}: not authorised")
         position = await super().append(
             topic, value, key=key, partition=partition, headers=headers, timeout_s=timeout_s
         )

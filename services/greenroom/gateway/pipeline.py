@@ -24,7 +24,7 @@ from greenroom.core.messages import (
 )
 from greenroom.fabric import telemetry
 from greenroom.fabric.lifecycle import Part, reached
-from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Log, LogError
+from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Log, LogError, LogFailed
 from greenroom.fabric.log.health import LogHealth, Skew, expired_early, told_ms
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.topics import REQUESTS
@@ -229,7 +229,7 @@ class Pipeline(Part):
             refused = InvalidRequest("the request is larger than can be queued here; shorten it", code="too_large")
             self.flights.disown(flight, refused)
             raise refused from error
-        except AppendNotSent as error:
+        except (AppendNotSent, LogFailed) as error:
             _LOG.warning("request %s was not sent: %s", request.request_id, error)
             not_sent = unavailable(
                 f"request {request.request_id} was not taken: the log does not take requests now; send it again later",
@@ -258,7 +258,8 @@ class Pipeline(Part):
             raise unavailable(
                 f"request {request_id} may or may not be cancelled: the log did not answer", "unknown_acknowledgement"
             ) from error
-        except AppendNotSent as error:
+        except LogError as error:
+            _LOG.warning("the cancel of request %s was not sent: %s", request_id, error)
             raise unavailable(
                 f"request {request_id} was not cancelled: the log takes nothing now; cancel it again later", "not_sent"
             ) from error

@@ -55,8 +55,11 @@ async def world() -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-async def test_what_was_not_sent_is_for_later_and_leaves_nothing_behind(world: World, keyed: bool) -> None:
-    world.log.trouble = in_turn(REQUESTS, "unsent")
+@pytest.mark.parametrize("trouble", ["unsent", "forbidden"])
+async def test_what_was_not_sent_is_for_later_and_leaves_nothing_behind(
+    world: World, keyed: bool, trouble: str
+) -> None:
+    world.log.trouble = in_turn(REQUESTS, trouble)
     with pytest.raises(ApiError) as raised:
         await world.ask(keyed=keyed)
     assert (raised.value.status, raised.value.code) == (503, "not_sent")
@@ -107,12 +110,16 @@ async def test_a_cancel_is_sent_until_it_is_acknowledged(world: World, monkeypat
     assert [type(record) for record in await world.sent()] == [Request, Cancel]
 
 
-@pytest.mark.parametrize(("trouble", "code"), [("lost", "unknown_acknowledgement"), ("unsent", "not_sent")])
+@pytest.mark.parametrize(
+    ("trouble", "code"),
+    [("lost", "unknown_acknowledgement"), ("unsent", "not_sent"), ("forbidden", "not_sent"), ("refused", "not_sent")],
+)
 async def test_who_cancels_by_id_is_told_where_it_was_not_taken(world: World, trouble: str, code: str) -> None:
     world.log.trouble = in_turn(REQUESTS, trouble)
     with pytest.raises(ApiError) as raised:
         await world.pipeline.cancel("r")
     assert (raised.value.status, raised.value.code) == (503, code)
+    assert "cancelled" in str(raised.value)
 
 
 async def test_a_cancel_goes_after_what_may_be_there(world: World) -> None:
