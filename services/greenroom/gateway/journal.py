@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import JournalRecord, Outcome, Undecodable, decode
-from greenroom.fabric.log import Log, Record
+from greenroom.fabric.log import Log, LogFailed, Reader, Record
 from greenroom.fabric.topics import JOURNAL
 
 _LOG = logging.getLogger(__name__)
@@ -72,24 +72,35 @@ class JournalReader:
             self._outcome(content)
 
     async def read_older(self) -> None:
-        """Once it has caught up: all that is retained from before, with ``reading_older`` until that is done. Raises
-        LogError."""
+        """Once it has caught up: all that is retained from before, with ``reading_older`` until that is done. What is
+        deleted meanwhile is passed over: its keys are not retained either. Raises LogError."""
         if not self.reading_older:
             return
-        async with self._log.reader(JOURNAL, self._pool) as reader:
-            first = reader.position
-            fold = JournalFold(first)
-            while not self._agreed(fold, reader.position):
-                for record in await reader.poll(_CATCH_UP_POLL_S, _OLDER_AT_ONCE):
-                    if self._agreed(fold, record.offset):
-                        break
-                    content = self._decoded(record)
-                    if content is None:
-                        fold.skip(record.offset)
-                    elif fold.read(record.offset, content) is Verdict.COUNTS and isinstance(content, Outcome):
-                        (self._older if record.offset < self._middle else self._outcome)(content)
+        first, read = 0, False
+        while not read:
+            async with self._log.reader(JOURNAL, self._pool) as reader:
+                first = reader.position
+                try:
+                    await self._read_older(reader)
+                    read = True
+                except LogFailed:
+                    if await self._log.offset_at(JOURNAL, self._pool, 0) <= reader.position:
+                        raise
+                    _LOG.info("journal record %d was deleted before it was read: beginning anew", reader.position)
         _LOG.info("the journal has been read from its oldest record, %d: all idempotency keys are known", first)
         self.reading_older = False
+
+    async def _read_older(self, reader: Reader) -> None:
+        fold = JournalFold(reader.position)
+        while not self._agreed(fold, reader.position):
+            for record in await reader.poll(_CATCH_UP_POLL_S, _OLDER_AT_ONCE):
+                if self._agreed(fold, record.offset):
+                    break
+                content = self._decoded(record)
+                if content is None:
+                    fold.skip(record.offset)
+                elif fold.read(record.offset, content) is Verdict.COUNTS and isinstance(content, Outcome):
+                    (self._older if record.offset < self._middle else self._outcome)(content)
 
     def _agreed(self, fold: JournalFold, offset: int) -> bool:
         """Whether ``fold``, which knows all before ``offset``, has nothing more to say that the reader from the middle

@@ -121,6 +121,26 @@ async def test_read_from_anywhere_it_says_what_one_who_reads_all_of_it_knows(see
     assert [int(name.split(".")[1]) < middle for name in told.older] == [True] * len(told.older)
 
 
+async def test_what_is_deleted_while_it_is_read_is_passed_over(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greenroom.gateway.journal._OLDER_AT_ONCE", 1)
+    await told.append(Claim(scheduler="s", read_to=0), *(outcome(f"r{number}", 0) for number in range(1, 10)))
+    await told.append(Claim(scheduler="s", read_to=10), *(outcome(f"r{number}", 10) for number in range(11, 20)))
+    following = asyncio.create_task(told.reader.follow(told.clock.now * 1000 + 1))
+    await told.reader.caught_up.wait()
+    tell = told.reader._older
+
+    def older(found: Outcome) -> None:
+        tell(found)
+        if found.request_id == "r3":
+            told.log.broker.delete_records(JOURNAL, 0, 8)
+
+    told.reader._older = older
+    await told.reader.read_older()
+    following.cancel()
+    assert not told.reader.reading_older
+    assert set(told.older) == {f"r{number}" for number in (1, 2, 3, *range(11, 20))}
+
+
 class SlowBehind(MemoryLog):
     """Gives nothing of the journal from its beginning before ``go`` is set."""
 
