@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import JournalRecord, Outcome, Undecodable, decode
-from greenroom.fabric.log import Log, LogFailed, Reader, Record
+from greenroom.fabric.log import Log, LogFailed, LogUnavailable, Reader, Record
 from greenroom.fabric.topics import JOURNAL
 
 _LOG = logging.getLogger(__name__)
@@ -16,6 +16,7 @@ _POLL_S = 1.0
 _CATCH_UP_POLL_S = 0.1
 _OLDER_AT_ONCE = 100
 """Records: others have their turn between."""
+_AGAIN_S = 1.0
 
 
 class JournalReader:
@@ -73,22 +74,26 @@ class JournalReader:
 
     async def read_older(self) -> None:
         """Once it has caught up: all that is retained from before, with ``reading_older`` until that is done. What is
-        deleted meanwhile is passed over: its keys are not retained either. Raises LogError."""
-        if not self.reading_older:
-            return
-        first, read = 0, False
-        while not read:
-            async with self._log.reader(JOURNAL, self._pool) as reader:
-                first = reader.position
-                try:
-                    await self._read_older(reader)
-                    read = True
-                except LogFailed:
-                    if await self._log.offset_at(JOURNAL, self._pool, 0) <= reader.position:
-                        raise
-                    _LOG.info("journal record %d was deleted before it was read: beginning anew", reader.position)
-        _LOG.info("the journal has been read from its oldest record, %d: all idempotency keys are known", first)
-        self.reading_older = False
+        deleted meanwhile is passed over: its keys are not retained either. Raises LogFailed."""
+        while self.reading_older:
+            try:
+                async with self._log.reader(JOURNAL, self._pool) as reader:
+                    self.reading_older = not await self._read_from(reader)
+            except LogUnavailable as error:
+                _LOG.warning("the journal's older records can not be read now, trying again: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _read_from(self, reader: Reader) -> bool:
+        """Whether all was read. False: what comes next has been deleted. Raises LogUnavailable, LogFailed."""
+        try:
+            await self._read_older(reader)
+        except LogFailed:
+            if await self._log.offset_at(JOURNAL, self._pool, 0) <= reader.position:
+                raise
+            _LOG.info("journal record %d was deleted before it was read: beginning anew", reader.position)
+            return False
+        _LOG.info("the journal has been read from its oldest record on: all idempotency keys are known")
+        return True
 
     async def _read_older(self, reader: Reader) -> None:
         fold = JournalFold(reader.position)

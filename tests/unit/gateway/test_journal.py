@@ -13,7 +13,7 @@ import pytest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Claim, JournalRecord, Lost, Outcome, encode
-from greenroom.fabric.log import MemoryBroker, MemoryLog, Record
+from greenroom.fabric.log import LogUnavailable, MemoryBroker, MemoryLog, Record
 from greenroom.fabric.log.memory import MemoryReader
 from greenroom.fabric.topics import JOURNAL, REQUESTS, Topics, all_topics
 from greenroom.gateway.errors import ApiError
@@ -139,6 +139,29 @@ async def test_what_is_deleted_while_it_is_read_is_passed_over(told: Told, monke
     following.cancel()
     assert not told.reader.reading_older
     assert set(told.older) == {f"r{number}" for number in (1, 2, 3, *range(11, 20))}
+
+
+async def test_a_log_that_does_not_answer_for_a_moment_is_asked_again(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("greenroom.gateway.journal._AGAIN_S", 0.0)
+    await told.append(Claim(scheduler="s", read_to=0), *(outcome(f"r{number}", 0) for number in range(1, 4)))
+    following = asyncio.create_task(told.reader.follow(told.clock.now * 1000 + 1))
+    await told.reader.caught_up.wait()
+    enter, away = MemoryReader.__aenter__, [True, True]
+
+    async def entered(reader: MemoryReader) -> MemoryReader:
+        if away:
+            away.pop()
+            raise LogUnavailable("no broker answers")
+        return await enter(reader)
+
+    monkeypatch.setattr(MemoryReader, "__aenter__", entered)
+    await told.reader.read_older()
+    following.cancel()
+    assert not away
+    assert not told.reader.reading_older
+    assert told.older == ["r1", "r2", "r3"]
 
 
 class SlowBehind(MemoryLog):
