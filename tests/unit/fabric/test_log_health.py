@@ -89,6 +89,7 @@ async def test_a_smaller_difference_is_told(caplog: pytest.LogCaptureFixture) ->
             await until(lambda: caplog.records, "it was told")
         await watch.stop()
         assert "ahead of the log's: requests may expire" in caplog.text
+        assert "since this process began, start it anew" in caplog.text, "its own clock is set once"
         assert len(caplog.records) == 1, "once in ten minutes"
 
 

@@ -134,4 +134,8 @@ class LogWatch(Part):
         now = self._log.clock()
         if self._told_at is None or now - self._told_at >= _TELL_SKEW_S * 1000:
             self._told_at = now
-            _LOG.warning("%s: requests may expire too early or too late", self._log.health.told_skew())
+            _LOG.warning(
+                "%s: requests may expire too early or too late; where the clock was set, or the machine slept, "
+                "since this process began, start it anew",
+                self._log.health.told_skew(),
+            )
