@@ -113,6 +113,10 @@ class DirectFile:
         start = offset // PAGE_BYTES * PAGE_BYTES
         return self.read(start, offset - start + nbytes)[offset - start :][:nbytes]
 
+    def is_at(self, path: Path) -> bool:
+        """Whether this is the file that is at ``path`` now, and not one whose place another has taken. Raises OSError."""
+        return os.path.samestat(os.fstat(self._fd), path.stat())
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

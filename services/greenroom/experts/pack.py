@@ -255,14 +255,16 @@ class PackFile:
     def check(self, layer: int, expert: int, record: memoryview) -> None:
         """Hold the whole record against its checksum where that was not done before.
 
-        Raises PackDamaged, and leaves a mark beside the pack by which the next start knows (``is_marked_damaged``).
+        Raises PackDamaged, and leaves a mark beside the pack by which the next start knows (``is_marked_damaged``);
+        not where another pack has taken its place meanwhile.
         """
         number = self._geometry.number(layer, expert)
         if self._checked[number]:
             return
         if _checksum(record) != int(self._checksums[number]):
             with contextlib.suppress(OSError):
-                _damage_mark(self.path).touch()
+                if self._file.is_at(self.path):
+                    _damage_mark(self.path).touch()
             raise _refused(self.path, f"expert {expert} of {self.manifest.layers[layer].name} was altered")
         self._checked[number] = True
 
@@ -343,6 +345,7 @@ def _open_locked(partial: Path) -> int:
             if os.fstat(fd).st_nlink:
                 return fd
         except BaseException:
+            partial.unlink(missing_ok=True)
             os.close(fd)
             raise
         os.close(fd)  # another process has swept it before it was locked

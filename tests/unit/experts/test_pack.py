@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from greenroom.core.errors import PackError
+from greenroom.core.errors import PackDamaged, PackError
 from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
-from greenroom.experts.pack import PackFile, PackWriter
+from greenroom.experts.pack import PackFile, PackWriter, is_marked_damaged
 from greenroom.experts.resident import ResidentExperts
 
 LAYOUT = RecordLayout.of([("gate_up_proj", (24, 16), "bfloat16"), ("down_proj", (16, 12), "bfloat16")])
@@ -80,6 +82,21 @@ def test_an_altered_pack_is_refused(path: Path, place: str) -> None:
         PackFile.open(path, MANIFEST).verify()
 
 
+def test_a_pack_that_took_a_damaged_one_s_place_is_not_marked(path: Path) -> None:
+    """A process that still has the old one would otherwise have each start make it anew."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    old = PackFile.open(path)
+    with pytest.raises(PackDamaged):
+        old.verify()
+    assert is_marked_damaged(path)
+    write_pack(path)
+    with pytest.raises(PackDamaged):
+        old.verify()
+    assert not is_marked_damaged(path)
+
+
 def test_the_pack_of_another_model_is_refused(path: Path) -> None:
     other = PackManifest("mixtral", "bfloat16", "other content", MANIFEST.layers)
     with pytest.raises(PackError, match=r"another model.*source_digest is 'abc', not 'other content'"):
@@ -97,6 +114,16 @@ def test_an_unfinished_writer_leaves_nothing_behind(tmp_path: Path) -> None:
         PackWriter(tmp_path / "x.pack", MANIFEST) as writer,
     ):
         writer.write(0, 0, tensors_of(0, 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks available"), PackWriter(tmp_path / "x.pack", MANIFEST):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 
