@@ -243,7 +243,7 @@ def refuse_taken(field: str, host: str, port: int | None) -> None:
         return
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what no name can be
         return
     for family, kind, protocol, _, address in found:
         try:

@@ -7,12 +7,12 @@ server is not. Pure.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.hosts import is_loopback
 from greenroom.gateway.errors import ApiError
 
 ANY = "*"
@@ -71,12 +71,7 @@ def name_in(host: str) -> str | None:
 
 def _is_loopback(name: str) -> bool:
     """Browsers resolve ``localhost`` and what is below it by themselves, so no name server has a say in it."""
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return name.endswith(".localhost") or is_loopback(name)
 
 
 class Origins:

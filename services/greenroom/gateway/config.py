@@ -68,6 +68,10 @@ class GatewayConfig:
             value = getattr(self, field)
             if value is not None and not 0 <= value <= 65535:
                 raise InvalidConfig(field, value, "it is a number from 0 (a free one) to 65535")
+        if self.port and self.port == self.grpc_port:
+            raise InvalidConfig(
+                "grpc_port", self.grpc_port, "HTTP has that port already; each API takes one of its own"
+            )
         for field in (
             "max_body_bytes", "max_choices", "max_prompt_tokens", "max_new_tokens", "max_in_flight", "stream_buffer"
         ):  # fmt: skip

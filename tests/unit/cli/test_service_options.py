@@ -13,7 +13,7 @@ from greenroom.cli.gateway import gateway
 from greenroom.cli.main import main
 from greenroom.cli.predictor import predictor
 from greenroom.cli.scheduler import scheduler
-from greenroom.cli.service_options import dialer_from, dialer_options, listen_options, server_from
+from greenroom.cli.service_options import dialer_from, dialer_options, listen_options, refuse_taken, server_from
 from greenroom.cli.worker import worker
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.hosts import is_loopback
@@ -87,10 +87,18 @@ def test_half_of_the_files_is_refused(missing: str, address: str, files: dict[st
 
 
 @pytest.mark.parametrize(
-    ("host", "is_one"), [("127.0.0.1", True), ("::1", True), ("::ffff:10.0.0.1", False), ("", False)]
-)
+    ("host", "is_one"),
+    [
+        ("127.0.0.1", True), ("::1", True), ("LOCALHOST", True), ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False), ("localhost.evil.example", False), ("", False),
+    ],
+)  # fmt: skip
 def test_what_loopback_is(host: str, is_one: bool) -> None:
     assert is_loopback(host) is is_one
+
+
+def test_what_no_name_can_be_is_left_to_whoever_listens() -> None:
+    refuse_taken("listen", "a..b", 7000)
 
 
 @pytest.mark.parametrize("command", [gateway, predictor, worker])

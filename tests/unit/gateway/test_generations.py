@@ -202,6 +202,13 @@ def test_a_bad_setting_is_named(field: str, value: Any) -> None:
         GatewayConfig(**{field: value})
 
 
+def test_the_two_apis_do_not_share_a_port() -> None:
+    """Before, this was told by the second one to listen, with a model loaded meanwhile."""
+    with pytest.raises(InvalidConfig, match=r"^grpc_port: 8001 .* HTTP has that port already"):
+        GatewayConfig(port=8001, grpc_port=8001)
+    assert GatewayConfig(port=0, grpc_port=0).grpc_port == 0
+
+
 def test_a_default_time_above_the_most_is_refused() -> None:
     with pytest.raises(
         InvalidConfig, match="request_timeout_s: 60 is not allowed; it is at most max_request_timeout_s"
