@@ -114,7 +114,7 @@ class DirectFile:
         return self.read(start, offset - start + nbytes)[offset - start :][:nbytes]
 
     def is_at(self, path: Path) -> bool:
-        """Whether this is the file that is at ``path`` now, and not one whose place another has taken. Raises OSError."""
+        """Whether ``path`` still names this file, and not another that has taken its place. Raises OSError."""
         return os.path.samestat(os.fstat(self._fd), path.stat())
 
     def close(self) -> None:
