@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -209,6 +210,21 @@ def test_brokers_ask_for_a_password_beyond_their_own_container() -> None:
     mechanism = settings["KAFKA_LISTENER_NAME_SERVICES_SASL_ENABLED_MECHANISMS"]
     assert environment["GREENROOM_KAFKA_SASL"] == mechanism == "SCRAM-SHA-256"
     assert f"--entity-name {environment['GREENROOM_KAFKA_USER']} " in services()["kafka-user"]["command"][0] + " "
+
+
+def test_no_program_is_told_the_password_as_an_argument(tmp_path: Path) -> None:
+    """Any user of the host can list those. What the broker's tool is told goes into its input."""
+    (tmp_path / "password").write_text("the-password")
+    tool = tmp_path / "java"
+    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\ncat > {tmp_path}/input\n')
+    tool.chmod(0o755)
+    service = services()["kafka-user"]
+    script = service["command"][0].replace("$$", "$").replace("/run/greenroom", str(tmp_path))
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run([*service["entrypoint"], script], env=environment, timeout=60, check=True)
+    assert "the-password" not in (tmp_path / "arguments").read_text()
+    assert (tmp_path / "arguments").read_text().endswith("--add-config-file /dev/stdin\n")
+    assert (tmp_path / "input").read_text() == "SCRAM-SHA-256=password=the-password\n"
 
 
 @pytest.mark.parametrize("name", OURS)
