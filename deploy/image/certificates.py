@@ -135,6 +135,8 @@ def _good(certificate: Path, key: Path, ca: Path, renew_days: int) -> bool:
         return False
     if not _holds("x509", "-in", certificate, "-noout", "-checkend", renew_days * _DAY_S):
         return False
+    if not _holds("pkey", "-in", key, "-noout"):
+        return False
     mine = _openssl("pkey", "-in", key, "-pubout")
     return mine == _openssl("x509", "-in", certificate, "-noout", "-pubkey")
 

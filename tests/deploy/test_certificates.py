@@ -125,6 +125,14 @@ def test_half_of_a_pair_is_made_anew(tmp_path: Path) -> None:
     connect(worker, scheduler, certificates.NAME, worker / "ca.pem")
 
 
+def test_a_damaged_key_is_made_anew(tmp_path: Path) -> None:
+    certificates.make(tmp_path)
+    worker, scheduler = (tmp_path / "identities" / name for name in ("worker", "scheduler"))
+    (worker / "key.pem").write_text("")
+    assert [what.partition(",")[0] for what in certificates.make(tmp_path)] == ["a certificate for worker"]
+    connect(worker, scheduler, certificates.NAME, worker / "ca.pem")
+
+
 def test_anew_is_all_of_it(tmp_path: Path) -> None:
     certificates.make(tmp_path)
     before = contents(tmp_path)
