@@ -243,8 +243,10 @@ def refuse_taken(field: str, host: str, port: int | None) -> None:
         return
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):  # the latter for what no name can be
+    except OSError:
         return
+    except UnicodeError as error:
+        raise InvalidConfig(field, host, "no host can have this name") from error
     for family, kind, protocol, _, address in found:
         try:
             with socket.socket(family, kind, protocol) as candidate:

@@ -470,12 +470,16 @@ async def test_it_is_found_among_the_members(world: World) -> None:
         assert await directory.wait_for(lambda known: known.gone("p.1"), DEADLINE_S)
 
 
-async def test_what_keeps_it_from_starting_is_raised(world: World, tmp_path: Path) -> None:
+async def test_what_keeps_it_from_starting_is_raised(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     store = make_store(tmp_path / "file", 3)
     service = PredictorService(CONFIG, world.log, store, PredictorMetrics(CollectorRegistry()))
     with pytest.raises(InvalidConfig, match="state_dir"):
         await service.start()
+    assert "state_dir" in caplog.messages[-1]
+    assert not any(record.exc_info for record in caplog.records), "a sentence is enough"
 
 
 async def test_a_log_that_failed_ends_it(world: World) -> None:

@@ -97,8 +97,9 @@ def test_what_loopback_is(host: str, is_one: bool) -> None:
     assert is_loopback(host) is is_one
 
 
-def test_what_no_name_can_be_is_left_to_whoever_listens() -> None:
-    refuse_taken("listen", "a..b", 7000)
+def test_what_no_name_can_be_is_told() -> None:
+    with pytest.raises(InvalidConfig, match=r"^listen: 'a\.\.b' .* no host"):
+        refuse_taken("listen", "a..b", 7000)
 
 
 @pytest.mark.parametrize("command", [gateway, predictor, worker])

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from greenroom.core.errors import InvalidConfig
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -62,7 +64,9 @@ class Tasks:
             self._fail(task, Ended(f"{task.get_name()} has ended"))
 
     def _fail(self, task: asyncio.Task[Any], error: BaseException) -> None:
-        _LOG.error("%s: %s failed: %s", self._owner, task.get_name(), error, exc_info=error)
+        # What was configured is no fault of the code: where that was raised is nothing to whoever has to change it.
+        told = isinstance(error, InvalidConfig)
+        _LOG.error("%s: %s failed: %s", self._owner, task.get_name(), error, exc_info=None if told else error)
         if self._failure is None:
             self._failure = error
             self._failed.set()
