@@ -119,9 +119,8 @@ def _made(plan: ExpertPlan, cache: Path, force: bool, progress: bool | None, loc
         digest = None if force else _remembered(cache, identity)
         if digest is None and not force and _has_similar(cache, plan):
             digest = _digest(plan, progress)
-            if may_write:
-                _remember(plan, cache, identity, digest)
-            elif (path := _whole(plan, cache, digest)) is not None:
+            noted = may_write and _could_remember(plan, cache, identity, digest)
+            if not noted and (path := _whole(plan, cache, digest)) is not None:
                 log.warning(
                     "the weights were read to know that %s is their pack, and will be at each start: %s can not be "
                     "written to, where that would be remembered", path.name, cache
@@ -271,6 +270,17 @@ def _remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -> None
     partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_bytes(msgspec.json.encode(_Memo(digest)))
     partial.replace(path)
+
+
+def _could_remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -> bool:
+    """Whether that may be written. Raises as ``_remember`` does for all else."""
+    try:
+        _remember(plan, cache, identity, digest)
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        return False
+    return True
 
 
 @contextlib.contextmanager
