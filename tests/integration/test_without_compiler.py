@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.demo import bundled_model_path
 from tests.integration.server import Server
 
 HEAVY = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "triton")
@@ -30,6 +31,42 @@ def test_a_server_that_has_answered_has_not_imported_the_compiler(
     imported = {line.rpartition("|")[2].strip() for line in server.log if line.startswith("import time:")}
     assert {"torch", "greenroom.moe.batch_engine"} <= imported, "this test can not see imports"
     assert not {name for name in imported if name.startswith(HEAVY)}
+
+
+def test_a_command_that_only_looks_at_a_model_does_not_import_the_compiler_either() -> None:
+    """Every command gets it at one place; this one makes a model without weights and ends."""
+    child = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "greenroom", "info", str(bundled_model_path())],
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    imported = {line.rpartition("|")[2].strip() for line in child.stderr.splitlines()}
+    assert "transformers.modeling_utils" in imported, "this test can not see imports"
+    assert not {name for name in imported if name.startswith(("torch._dynamo", "torch._inductor", "triton"))}
+
+
+def test_a_release_of_transformers_that_asks_otherwise_costs_memory_and_breaks_nothing() -> None:
+    code = """
+import sys, types
+from greenroom.moe.compiler import compiler_on_demand
+compiler_on_demand()
+one, other = types.ModuleType("transformers.utils.import_utils"), types.ModuleType("transformers.utils")
+sys.modules.update({module.__name__: module for module in (one, other)})
+one.is_torch_flex_attn_available = other.is_torch_flex_attn_available = lambda: True
+def look():
+    try:
+        import transformers.nothing
+    except ImportError:
+        pass
+sys.modules["transformers"] = types.ModuleType("transformers")
+sys.modules["transformers"].__path__ = []
+look()
+assert one.is_torch_flex_attn_available(), "one of two was answered"
+one.is_torch_distributed_available = other.is_torch_distributed_available = lambda: True
+look()
+assert not one.is_torch_flex_attn_available() and not other.is_torch_distributed_available()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 USED = """

@@ -64,9 +64,6 @@ def generate(
     )
     config = worker_config(options)
 
-    from greenroom.moe.compiler import compiler_on_demand
-
-    compiler_on_demand()
     from greenroom.llm import LLM  # torch takes seconds: what can be refused without it, was
 
     with LLM(config=config) as llm:

@@ -32,6 +32,7 @@ from greenroom.cli.tasktype import tasktype
 from greenroom.cli.trace import trace
 from greenroom.cli.worker import worker
 from greenroom.core.errors import GreenroomError
+from greenroom.moe.compiler import compiler_on_demand
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ def main(log_level: str) -> None:
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )
+    compiler_on_demand()
 
 
 for _command in (serve, gateway, tasktype, scheduler, predictor, worker, keys):

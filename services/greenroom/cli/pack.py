@@ -40,10 +40,6 @@ def pack(
     """
     from tqdm import tqdm
 
-    from greenroom.moe.compiler import compiler_on_demand
-
-    compiler_on_demand()
-
     from greenroom.experts.calibration import load_or_measure
     from greenroom.experts.pack import PackFile
     from greenroom.moe.checkpoint import resolve

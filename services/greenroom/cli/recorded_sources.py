@@ -102,9 +102,6 @@ def _run(file: Path, options: dict[str, Any], *, max_tokens: int, concurrency: i
     config = worker_config(options)
 
     # torch takes seconds: what can be refused without it, was.
-    from greenroom.moe.compiler import compiler_on_demand
-
-    compiler_on_demand()
     from greenroom.cli.recording import record, requests_of
     from greenroom.core.generation import SamplingParams
     from greenroom.worker.worker import Worker

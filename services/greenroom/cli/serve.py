@@ -93,9 +93,6 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     refuse_taken("grpc_port", front.host, front.grpc_port)
     model = worker_config(options)
 
-    from greenroom.moe.compiler import compiler_on_demand
-
-    compiler_on_demand()
     from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
 
     with Worker(model) as worker:

@@ -76,9 +76,6 @@ def trace(
     config = worker_config(options)
 
     # torch takes seconds: what can be refused without it, was.
-    from greenroom.moe.compiler import compiler_on_demand
-
-    compiler_on_demand()
     from greenroom.worker.worker import Worker
 
     with Worker(config) as worker:

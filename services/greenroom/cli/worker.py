@@ -105,9 +105,6 @@ def worker(**options: Any) -> None:
     refuse_taken("listen", *split_address("listen", options["listen"]))
     refuse_taken("probe_port", options["probe_host"], options["probe_port"])
 
-    from greenroom.moe.compiler import compiler_on_demand
-
-    compiler_on_demand()
     from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
 
     with Worker(config) as model:

@@ -5,7 +5,8 @@ mention imports the compiler, and with it Inductor, sympy and Triton: 0.2 GB and
 compiles anything. ``compiler_on_demand`` puts a module in its place that answers those decorators and nothing else;
 whatever else is asked of it, or of a module below it, loads the real one first.
 
-This is for processes that are greenroom's. Nothing here runs because somebody imports greenroom as a library.
+This is for processes that are greenroom's: the command line calls it before any command runs, so it imports nothing
+itself. Nothing here runs because somebody imports greenroom as a library.
 """
 
 from __future__ import annotations
@@ -27,28 +28,22 @@ _NOT_HERE: Final = ("is_torch_distributed_available", "is_torch_flex_attn_availa
 """Questions of transformers that decide what its modules import. Both parts bring sympy, and neither is ever used here:
 a worker is one process, and the batch loop's attention is its own.
 """
+_ASKED: Final = ("transformers.utils.import_utils", "transformers.utils")
 
 
 def compiler_on_demand() -> None:
     """From now on torch's compiler is loaded in this process when it is used, not when it is mentioned.
 
-    transformers leaves out its parts for several processes and for flex attention as well.
+    transformers, when it is imported, leaves out its parts for several processes and for flex attention as well.
 
     To be called before transformers' models are imported; it does nothing once the compiler is loaded.
     """
     if _COMPILER in sys.modules:
         return
-    from transformers import utils
-    from transformers.utils import import_utils
-
     sys.modules[_COMPILER] = _Compiler()
     sys.modules[_INDEXING] = _Indexing(_INDEXING)
-    sys.meta_path.insert(0, _PartsOfTheCompiler())
-    for question in _NOT_HERE:
-        for module in (import_utils, utils):
-            if not hasattr(module, question):
-                raise AttributeError(f"transformers has no {question} any more: see what its modules ask instead")
-            setattr(module, question, _no)
+    sys.meta_path[:0] = [_PartsOfTheCompiler(), answers := _Answers()]
+    answers.give()
 
 
 def _no() -> bool:
@@ -164,3 +159,33 @@ class _AlreadyThere(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec
+
+
+class _Answers(MetaPathFinder):
+    """Answers the questions once transformers' module with them is there, before another one asks: it finds nothing,
+    and looks on at what is imported.
+
+    A question that transformers no longer has goes without an answer: that costs memory, and breaks nothing.
+    """
+
+    def __init__(self) -> None:
+        self._given = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not self._given and fullname.startswith("transformers."):
+            self.give()
+        return None
+
+    def give(self) -> None:
+        """If the time has come."""
+        modules = [sys.modules.get(name) for name in _ASKED]
+        for question in _NOT_HERE:
+            for module in modules:
+                if not hasattr(module, question):
+                    return
+        for question in _NOT_HERE:
+            for module in modules:
+                setattr(module, question, _no)
+        self._given = True
