@@ -147,6 +147,7 @@ def limits_for(loaded: LoadedMoE, ragged: RaggedModel, pack: PackFile, asked: st
     found = _here.get(here) or _load(path, here)
     if found is None:
         found = measure(loaded, ragged, pack.manifest, here)
+        found = _load(path, here) or found  # of another process that measured meanwhile: they compute alike
         _save(path, found)
     _here[here] = found
     return found.limits
@@ -243,10 +244,12 @@ def limits_path(pack: Path) -> Path:
 
 
 def _identity(pack: PackFile, native: NativeRows) -> str:
-    """Of the model's shapes, the processor and what computes on it."""
+    """Of the model's shapes, the processor and what computes on it. Not of the machine's name: a container has another
+    one at each start, and replicas that share a pack are to compute alike.
+    """
     manifest = pack.manifest
     return (
-        f"{manifest.model_type} {manifest.dtype} {manifest.source_digest} {platform.node()} {_processor()} "
+        f"{manifest.model_type} {manifest.dtype} {manifest.source_digest} {_processor()} "
         f"{native.instruction_set} {torch.get_num_threads()} threads torch {torch.__version__}"
     )
 

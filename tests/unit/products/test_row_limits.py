@@ -126,6 +126,31 @@ def test_it_is_measured_once_where_the_processor_multiplies_bf16(
     assert len(measured) == 2, "what is no profile of this model on this machine is measured anew"
 
 
+def test_processes_that_share_a_pack_compute_alike(
+    native: NativeRows, measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native.multiplies_bf16 = True
+    pack = tmp_path / "some.pack"
+    assert asked(native, pack, "auto") == RowLimits(8, 64, 16)
+    monkeypatch.setattr(row_limits, "_here", {})
+    monkeypatch.setattr(row_limits.platform, "node", lambda: "the same container, made anew")
+    assert asked(native, pack, "auto") == RowLimits(8, 64, 16)
+    assert len(measured) == 1
+
+    row_limits.limits_path(pack).unlink()
+    monkeypatch.setattr(row_limits, "_here", {})
+    mine = row_limits.measure
+
+    def measure(loaded: Any, ragged: Any, manifest: Any, of: str) -> Measured:
+        row_limits._save(row_limits.limits_path(pack), Measured(of, RowLimits(4, 32, 8)))  # a replica was quicker
+        return mine(loaded, ragged, manifest, of)
+
+    monkeypatch.setattr(row_limits, "measure", measure)
+    assert asked(native, pack, "auto") == RowLimits(4, 32, 8)
+    monkeypatch.setattr(row_limits, "_here", {})
+    assert asked(native, pack, "auto") == RowLimits(4, 32, 8)
+
+
 def test_it_is_not_measured_where_it_is_known_or_fixed(native: NativeRows, measured: list[str], tmp_path: Path) -> None:
     native.multiplies_bf16 = False
     assert asked(native, tmp_path / "some.pack", "auto") == RowLimits(ANY_ROWS, ANY_ROWS, ANY_ROWS)
