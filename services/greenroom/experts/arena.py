@@ -113,3 +113,7 @@ class DeviceArena(Slots):
         mark = self._accelerator.mark()
         for slot in slots:
             self._used[slot] = mark
+
+    def all_released(self) -> None:
+        """As ``released``, of every slot."""
+        self._used = [self._accelerator.mark()] * self.slots

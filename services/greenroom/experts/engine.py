@@ -206,6 +206,8 @@ class ExpertEngine:
             failed = False
             self._count_rerouted()
         finally:
+            if self._weights:
+                self._tiers.all_read()
             if self.listener is not None:
                 self.listener.step_ended(self._step, failed=failed)
 
@@ -352,8 +354,8 @@ class ExpertEngine:
 
     def _whole(self) -> bool:
         """Whether every expert is on the device and none is moving. Then there is nothing to decide and nothing to wait
-        for, and layers cost no bookkeeping: the policy is told of sequences and steps, not of layers. Slots need no
-        marks of who reads them: none is filled anew while no expert is absent.
+        for, and layers cost no bookkeeping: the policy is told of sequences and steps, not of layers. Of who reads the
+        slots one mark a step tells: nobody leaves before its end.
         """
         if not self._fits or self._device.free or self._tiers.moving:
             self._weights.clear()

@@ -140,6 +140,11 @@ class Tiers:
             self._streamed.released(slots[slots != NO_SLOT].tolist())
         self.device.unpin(keys)
 
+    def all_read(self) -> None:
+        """Experts may have been computed with that nobody has pinned: their slots, too, are filled anew after that."""
+        if self._streamed is not None:
+            self._streamed.all_released()
+
     def fetch(self, key: int, reason: Reason, priority: float = 0.0) -> None:
         """Begin to bring an absent expert to the device, where a slot is free; on its way to the host it goes on."""
         slot = self.device.reserve(key)

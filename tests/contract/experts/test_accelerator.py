@@ -21,6 +21,8 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.hardware import RealHardware
 from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
 from greenroom.experts.source import ExpertWeights
+from greenroom.policies.events import Prediction, PredictionRequest
+from greenroom.policies.expert_policy import Target
 from tests.contract.experts.test_engine import POLICIES, routes
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore
@@ -279,3 +281,22 @@ def test_a_long_preload_ends_with_everyone_there(on: str) -> None:
         assert set(store.reads.values()) == {1}
     finally:
         engine.close()
+
+
+def test_slots_of_a_device_that_held_all_are_filled_anew_after_what_read_them() -> None:
+    """While all are here layers book nothing; then some leave, and come back into one another's slots."""
+    accelerator = FakeAccelerator()
+    bench = Bench("lru", LAYERS * EXPERTS, 0, accelerator=accelerator)
+    engine = bench.engine
+    engine.preload(range(LAYERS * EXPERTS))
+    bench.steps([[[0, 2, 4]] * LAYERS])
+    slots = engine.device.slot_of.copy()
+    leaving = [0, 1, 2]
+    wanted = np.ones(LAYERS * EXPERTS, dtype=bool)
+    wanted[leaving] = False
+    engine.policy.target = Target(0, wanted, drop_others=True)
+    engine.predicted(Prediction(PredictionRequest("none", (0, 0)), "", np.empty(0, dtype=np.float32)))
+    engine.policy.target = None
+    engine.preload(leaving)
+    assert (engine.device.slot_of[leaving] != slots[leaving]).any(), "this test can see nothing"
+    assert bench.close() == []
