@@ -60,8 +60,7 @@ def is_fatal(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return False
     text = str(error)
-    of_device = isinstance(error, torch.AcceleratorError) or any(word in text for word in _DEVICE_WORDS)
-    if not of_device:
+    if not (isinstance(error, torch.AcceleratorError) or _is_of_device(text)):
         return False
     return getattr(error, "error_code", None) in _FATAL or any(told in text for told in _FATAL.values()) or _is_lost()
 
@@ -81,10 +80,17 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, torch.AcceleratorError):
         return getattr(error, "error_code", None) == _OUT_OF_MEMORY or "out of memory" in str(error)
-    # Of cuBLAS, and of torch's allocator on a CPU.
-    return isinstance(error, RuntimeError) and any(
-        told in str(error) for told in ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
-    )
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    if "can't allocate memory" in text:  # torch's allocator on a CPU
+        return True
+    # Libraries name it their own way; the driver (of which expandable segments ask) and Triton in CUDA's words.
+    return "_STATUS_ALLOC_FAILED" in text or ("out of memory" in text and _is_of_device(text))
+
+
+def _is_of_device(text: str) -> bool:
+    return any(word in text for word in _DEVICE_WORDS)
 
 
 def _is_lost() -> bool:

@@ -34,6 +34,9 @@ MEMORY = {
     "allocator": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     "runtime": of_runtime(2, "out of memory"),
     "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "driver": RuntimeError("CUDA driver error: out of memory"),
+    "Triton": RuntimeError("Triton Error [CUDA]: out of memory"),
     "CPU": RuntimeError(
         "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: ..."
     ),
@@ -44,6 +47,7 @@ ORDINARY = {
     "arguments": of_runtime(1, "invalid argument"),
     "launch": of_runtime(9, "invalid configuration argument"),
     "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(...)`"),
+    "words alone": RuntimeError("the prompt says: out of memory"),
     "shapes": RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
     "request's text": ValueError("CUDA error: an illegal memory access was encountered"),
     "disk": OSError(errno.EIO, "Input/output error"),
