@@ -88,6 +88,7 @@ def opaque(x):
 def constant():
     return 7
 
+held = torch._dynamo
 assert hidden(1) == 1 if (seen := []) == [] else None
 assert "torch._dynamo.eval_frame" not in sys.modules and "sympy" not in sys.modules
 kinds = {use}
@@ -96,6 +97,12 @@ assert sys.modules["torch._dynamo"] is torch._dynamo and torch._dynamo.__spec__.
 assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"] and torch._dynamo.utils.__spec__.origin
 assert id(opaque) in torch._dynamo.trace_rules._allowed_callable_ids
 assert constant._dynamo_marked_constant
+
+def late(x):
+    return x
+
+assert held is not torch._dynamo and held.allow_in_graph(late) is late
+assert id(late) in torch._dynamo.trace_rules._allowed_callable_ids
 graphs = []
 def backend(graph, inputs):
     graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])

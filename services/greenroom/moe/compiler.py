@@ -73,7 +73,7 @@ class _Compiler(ModuleType):
         return self._marked("assume_constant_result", function)
 
     def _marked(self, by: str, function: Any) -> Any:
-        if not isinstance(function, FunctionType):
+        if not isinstance(function, FunctionType) or sys.modules.get(_COMPILER) is not self:
             return getattr(_load(), by)(function)
         self._marks.append((by, function))
         return function
