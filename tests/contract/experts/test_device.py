@@ -124,6 +124,7 @@ def test_where_the_device_holds_all_experts_no_layer_is_booked(device: Device, m
         assert booked == []
 
 
+@pytest.mark.full
 def test_logits_are_equal_to_the_bit_at_three_budgets(device: Device) -> None:
     seen: list[list[torch.Tensor]] = []
     for memory, host in (("100%", "0%"), ("50%", "100%"), ("25%", "0%")):
@@ -147,6 +148,7 @@ def test_logits_are_equal_to_the_bit_at_three_budgets(device: Device) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+@pytest.mark.full
 def test_prompts_longer_than_a_chunk(device: Device) -> None:
     long = [prompt * 4 for prompt in PROMPTS[:3]]
     found = []

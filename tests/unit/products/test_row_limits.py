@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,7 +134,7 @@ def test_processes_that_share_a_pack_compute_alike(
     pack = tmp_path / "some.pack"
     assert asked(native, pack, "auto") == RowLimits(8, 64, 16)
     monkeypatch.setattr(row_limits, "_here", {})
-    monkeypatch.setattr(row_limits.platform, "node", lambda: "the same container, made anew")
+    monkeypatch.setattr(platform, "node", lambda: "the same container, made anew")
     assert asked(native, pack, "auto") == RowLimits(8, 64, 16)
     assert len(measured) == 1
 
