@@ -131,6 +131,7 @@ class Api:
             note_of(request).failed(shaped)
             await stream.send(error_frame(shaped))
         await stream.close()
+        note_of(request).sent = stream.response.status
         return stream.response
 
     @staticmethod

@@ -44,6 +44,8 @@ class Note:
     hints: tuple[str, ...] = ()
     code: str | None = None
     param: str | None = None
+    sent: int | None = None
+    """The status of a reply in parts whose end has been sent: the client has all of it, and may leave."""
     at_fault: bool = False
     """Whether it is the server's doing that it went wrong."""
 
@@ -80,7 +82,10 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
                 note.code = "client_gone"
                 return web.Response(status=CLIENT_CLOSED)
             except asyncio.CancelledError:
-                note.code = "client_gone"
+                if note.sent is None:
+                    note.code = "client_gone"
+                else:
+                    status = note.sent
                 raise
             finally:
                 path = _route(request)

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from greenroom.core.errors import Saturated
 from greenroom.core.generation import FinishReason
+from greenroom.gateway.generations import Generations
 from tests.pipeline.gateway.conftest import Server
 from tests.scripted_generator import DEADLINE_S, TEXT
 
@@ -271,6 +272,25 @@ async def test_a_client_that_leaves_while_its_reply_opens_is_no_fault_of_ours(
     await server.settled()
     await server.over("/v1/completions", 499)
     assert server.metric("http_errors_total", code="client_gone") == 1
+
+
+async def test_a_client_that_leaves_with_its_whole_reply_was_served(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As curl does, while the server still tidies up."""
+    leave = Generations.__aexit__
+
+    async def late(generations: Generations, *error: Any) -> None:
+        await leave(generations, *error)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Generations, "__aexit__", late)
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{server.url}/v1/completions", json=COMPLETION) as response,
+    ):
+        assert (await response.read()).endswith(b"data: [DONE]\n\n")
+    await server.over("/v1/completions", 200)
 
 
 @pytest.mark.parametrize("config", [{"slow_client_timeout_s": 0.3}])
