@@ -37,12 +37,12 @@ from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import LoadedMoE, attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.ragged import RaggedModel
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Step, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy, Target
-from greenroom.policies.fidelity import Fidelity
-from greenroom.policies.selection import lowest
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Step, VictimRequest
+from greenroom.policies.base.expert_policy import ExpertPolicy, Target
+from greenroom.policies.base.fidelity import Fidelity
+from greenroom.policies.base.victim_selection import lowest
 
 ARMS = ("resident", "steady", "moving")
 PROMPT_TOKENS = 16

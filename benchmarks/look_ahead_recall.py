@@ -27,7 +27,7 @@ from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import attach, load
 from greenroom.moe.look_ahead import look_ahead_of
 from greenroom.moe.packing import ensure_pack
-from greenroom.policies.events import ROUTER, Prediction, PredictionRequest
+from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
 
 AHEAD = 3
 BINS = 10

@@ -39,7 +39,7 @@ from greenroom.experts.pack import PackFile
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.llm import LLM
 from greenroom.moe.packing import default_cache_dir
-from greenroom.policies.events import Prediction, SequenceInfo, Step
+from greenroom.policies.base.events import Prediction, SequenceInfo, Step
 from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.steps import TraceStep

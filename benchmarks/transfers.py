@@ -36,7 +36,7 @@ from greenroom.experts.ledger import Ledger
 from greenroom.experts.pack import PackFile
 from greenroom.experts.tiers import Tiers
 from greenroom.moe.packing import default_cache_dir
-from greenroom.policies.events import Reason
+from greenroom.policies.base.events import Reason
 
 READ_TIMEOUT_S = 60.0
 

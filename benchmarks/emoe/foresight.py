@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.core.model_profile import ModelProfile
-from greenroom.policies.events import Prediction, PredictionRequest
-from greenroom.policies.popularity import POPULARITY
+from greenroom.policies.base.events import Prediction, PredictionRequest
+from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.predictor.learned.config import TrainingConfig
 from greenroom.predictor.learned.networks import LearnedPredictor
 from greenroom.predictor.learned.recorded import Recorded

@@ -25,8 +25,8 @@ from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.ragged import RaggedModel
-from greenroom.policies.events import UNKNOWN_TASK
-from greenroom.policies.fidelity import Fidelity
+from greenroom.policies.base.events import UNKNOWN_TASK
+from greenroom.policies.base.fidelity import Fidelity
 from greenroom.policies.registry import create_policy
 from greenroom.profiling.forced import Forced, Given, force
 from greenroom.text import TextProcessor

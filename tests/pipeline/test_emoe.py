@@ -20,7 +20,7 @@ from greenroom.embedded import EmbeddedConfig, embedded_parts
 from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
 from greenroom.moe.completions import complete
-from greenroom.policies.emoe import Emoe
+from greenroom.policies.emoe.policy import Emoe
 from greenroom.worker.card import card_of
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.model_engine import ModelEngine

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from greenroom.cli import main
 from greenroom.core.reuse_file import ReuseFile
-from greenroom.policies.reuse import Reuse
+from greenroom.policies.reuse.policy import Reuse
 from greenroom.replay import RoutingTrace
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.worker import Worker

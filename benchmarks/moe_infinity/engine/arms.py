@@ -19,9 +19,9 @@ from greenroom.core.generation import Event, FinishReason, GenerationRequest, Sa
 from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.loading import attach
-from greenroom.policies.belady import Future
-from greenroom.policies.events import Artifact
+from greenroom.policies.base.events import Artifact
 from greenroom.policies.registry import create_policy
+from greenroom.policies.replacement.belady import Future
 from greenroom.worker.warm_start import first_residents
 
 KV_BYTES = 64 << 20

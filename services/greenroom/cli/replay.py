@@ -146,7 +146,7 @@ def replay(
     from greenroom.core.pictures import check_plot
     from greenroom.core.reuse_file import ReuseFile
     from greenroom.core.units import parse_bytes
-    from greenroom.policies.artifacts import artifact_of
+    from greenroom.policies.base.artifacts import artifact_of
     from greenroom.policies.registry import check_taken
     from greenroom.replay import report
     from greenroom.replay.plot import plot

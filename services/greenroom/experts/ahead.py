@@ -12,9 +12,9 @@ from greenroom.experts.counters import Counters
 from greenroom.experts.ledger import Ledger, State
 from greenroom.experts.room import Room
 from greenroom.experts.tiers import Tiers
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.events import Reason, Tier
-from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.events import Reason, Tier
+from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
 
 _FILL_QUEUED = 64
 """Enough for any link, and few enough to look through."""

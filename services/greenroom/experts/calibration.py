@@ -30,8 +30,8 @@ from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.file_lock import file_lock
 from greenroom.experts.mover import Job, Mover, Outbox
 from greenroom.experts.pack import PackFile
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Reason, Tier
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Reason, Tier
 
 FORMAT_VERSION = 2
 

@@ -17,8 +17,8 @@ from greenroom.experts.arena import NOTHING, Arena, DeviceArena, Slots
 from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.layout import PackManifest
 from greenroom.experts.mover import Job, Landing, Outbox
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Reason, Tier
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Reason, Tier
 
 READ_ATTEMPTS = 2
 UPLOADS_IN_FLIGHT = 2

@@ -11,9 +11,9 @@ from greenroom.experts.hardware import Hardware
 from greenroom.experts.ledger import LedgerError, State
 from greenroom.experts.room import Room
 from greenroom.experts.tiers import Tiers
-from greenroom.policies.arrays import Keys
-from greenroom.policies.events import Reason
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.array_types import Keys
+from greenroom.policies.base.events import Reason
+from greenroom.policies.base.expert_policy import ExpertPolicy
 
 _ABSENT, _LOADING = int(State.ABSENT), int(State.LOADING)
 

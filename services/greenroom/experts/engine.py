@@ -31,9 +31,9 @@ from greenroom.experts.running_layer import RunningLayer, Stage
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.experts.tables import Table, Tables
 from greenroom.experts.tiers import Tiers
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import (
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
     Phase,
@@ -45,8 +45,8 @@ from greenroom.policies.events import (
     Step,
     Tier,
 )
-from greenroom.policies.expert_policy import ExpertPolicy, Target
-from greenroom.policies.fidelity import Confinement, Fidelity
+from greenroom.policies.base.expert_policy import ExpertPolicy, Target
+from greenroom.policies.base.fidelity import Confinement, Fidelity
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from greenroom.core.errors import ModelBroken
-from greenroom.policies.events import Reason, Tier
+from greenroom.policies.base.events import Reason, Tier
 
 JOIN_TIMEOUT_S = 30.0
 

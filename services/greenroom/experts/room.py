@@ -8,9 +8,9 @@ import numpy as np
 
 from greenroom.experts.counters import Counters
 from greenroom.experts.ledger import Ledger
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.events import Reason, Tier, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.events import Reason, Tier, VictimRequest
+from greenroom.policies.base.expert_policy import ExpertPolicy
 
 
 class Room:

@@ -15,8 +15,8 @@ from greenroom.experts.demand import DemandFetcher
 from greenroom.experts.room import Room
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.experts.tiers import Tiers
-from greenroom.policies.events import LayerRouting
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.events import LayerRouting
+from greenroom.policies.base.expert_policy import ExpertPolicy
 
 
 class Stage(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.experts.accelerator import Mark
-from greenroom.policies.events import Prediction, PredictionRequest
+from greenroom.policies.base.events import Prediction, PredictionRequest
 
 ExpertWeights = tuple[torch.Tensor, ...]
 """One expert's tensors, in the order of its record's layout: views of the source's memory."""

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.experts.tiers import Tiers
-from greenroom.policies.arrays import Mask
-from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.base.array_types import Mask
+from greenroom.policies.base.catalogue import Catalogue
 
 
 class Table:

@@ -23,8 +23,8 @@ from greenroom.experts.hardware import Hardware
 from greenroom.experts.ledger import NO_SLOT, Ledger, LedgerError, State
 from greenroom.experts.mover import Carrier, Job, Landing, Mover
 from greenroom.experts.source import ExpertWeights
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Reason, Tier, Transfer
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Reason, Tier, Transfer
 
 
 class Tiers:

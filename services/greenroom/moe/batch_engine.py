@@ -29,7 +29,8 @@ from greenroom.moe.ragged_attention import Chunk
 from greenroom.moe.sampling import Picked
 from greenroom.moe.sampling import sample as sample_in_ram
 from greenroom.moe.sequence import OnEvent, Sequence, StopCheckerFactory
-from greenroom.policies.batch_policy import (
+from greenroom.policies.base.events import Phase, SequenceEnd, SequenceInfo
+from greenroom.policies.batching.batch_policy import (
     BatchLimits,
     BatchPolicy,
     BatchState,
@@ -37,7 +38,6 @@ from greenroom.policies.batch_policy import (
     Rows,
     StepPlan,
 )
-from greenroom.policies.events import Phase, SequenceEnd, SequenceInfo
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from greenroom.experts.source import PredictsFor
 from greenroom.moe.device_copies import Download
 from greenroom.moe.layers import MoeLayer
 from greenroom.moe.routers import find_router
-from greenroom.policies.arrays import Scores
-from greenroom.policies.events import ROUTER, Prediction, PredictionRequest
+from greenroom.policies.base.array_types import Scores
+from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
 
 log = logging.getLogger(__name__)
 

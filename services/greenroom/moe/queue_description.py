@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from greenroom.moe.kv_cache import KVLayout
 from greenroom.moe.sequence import Sequence
-from greenroom.policies.batch_policy import RunningSequence, WaitingSequence
+from greenroom.policies.batching.batch_policy import RunningSequence, WaitingSequence
 
 
 class QueueDescription:

@@ -8,7 +8,7 @@ from typing import Protocol
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, Token
 from greenroom.moe.kv_cache import SequenceKV
 from greenroom.moe.sampling import Draw, Picked, sampling_key
-from greenroom.policies.events import UNKNOWN_TASK, SequenceInfo
+from greenroom.policies.base.events import UNKNOWN_TASK, SequenceInfo
 
 OnEvent = Callable[[Event], None]
 """Takes a request's events, on the loop's thread: it must not block. Raising from it cancels the request."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from greenroom.core.model_profile import ModelProfile
-from greenroom.policies.placement_policy import Costs
+from greenroom.policies.placement.placement_policy import Costs
 
 log = logging.getLogger(__name__)
 

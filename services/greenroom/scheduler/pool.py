@@ -29,8 +29,8 @@ from greenroom.core.messages import (
     TaskRecord,
 )
 from greenroom.fabric.commits import PrefixTracker
-from greenroom.policies.latency_estimate import ESTIMATORS, latency_ms
-from greenroom.policies.placement_policy import (
+from greenroom.policies.placement.latency_estimate import ESTIMATORS, latency_ms
+from greenroom.policies.placement.placement_policy import (
     PendingRequest,
     Placement,
     PlacementPolicy,

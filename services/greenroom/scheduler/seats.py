@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from greenroom.core.attempts import Attempt
-from greenroom.policies.latency_estimate import expected_left
-from greenroom.policies.placement_policy import Costs, PlacedRequest, WorkerView
+from greenroom.policies.placement.latency_estimate import expected_left
+from greenroom.policies.placement.placement_policy import Costs, PlacedRequest, WorkerView
 from greenroom.scheduler.entries import Entry
 
 

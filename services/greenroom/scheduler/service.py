@@ -32,7 +32,7 @@ from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, Lo
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.topics import JOURNAL, TASKS
-from greenroom.policies.placement_policy import PlacementPolicy
+from greenroom.policies.placement.placement_policy import PlacementPolicy
 from greenroom.scheduler.config import SchedulerConfig
 from greenroom.scheduler.effects import (
     Append,

@@ -17,7 +17,7 @@ from greenroom.core.messages import Member, Task, encode
 from greenroom.fabric.current import fresh_context
 from greenroom.fabric.rpc import Dialer, outgoing
 from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, to_attempt
-from greenroom.policies.placement_policy import Costs
+from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
 from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.foresight import MOST_TASKS

@@ -11,9 +11,9 @@ from typing import Any
 from greenroom.core.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
-from greenroom.policies.batch_policy import BatchLimits
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.fidelity import check_fidelity
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.fidelity import check_fidelity
+from greenroom.policies.batching.batch_policy import BatchLimits
 from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_policy
 from greenroom.worker.machine import usable_cores
 

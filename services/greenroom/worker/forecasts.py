@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 
 from greenroom.fabric.rpc import Dialer
-from greenroom.policies.events import Prediction, PredictionRequest
-from greenroom.policies.popularity import POPULARITY
+from greenroom.policies.base.events import Prediction, PredictionRequest
+from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from greenroom.worker.predictors import Predictors, address_of, said
 from greenroom.worker.service_config import STATISTICS, ForecastConfig

@@ -16,7 +16,7 @@ from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.experts.device_errors import device_loss
 from greenroom.moe.ragged_attention import Chunk
-from greenroom.policies.events import Artifact, Prediction
+from greenroom.policies.base.events import Artifact, Prediction
 from greenroom.worker.engine import Edition, EngineState, Events, Routed
 from greenroom.worker.faults import Fault
 from greenroom.worker.routing import RoutingRecorder

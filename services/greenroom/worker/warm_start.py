@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from greenroom.policies.arrays import Keys
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Tier
-from greenroom.policies.expert_policy import Target
+from greenroom.policies.base.array_types import Keys
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Tier
+from greenroom.policies.base.expert_policy import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,11 @@ from greenroom.moe.packing import ensure_pack
 from greenroom.moe.products import describe_products
 from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.row_limits import limits_for
-from greenroom.policies.artifacts import artifact_of
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Artifact
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.fidelity import Fidelity, check_profile
+from greenroom.policies.base.artifacts import artifact_of
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.config import WorkerConfig, takes

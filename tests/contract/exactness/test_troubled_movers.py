@@ -29,9 +29,9 @@ from greenroom.moe.loading import attach, load
 from greenroom.moe.packing import ensure_pack
 from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.ragged_attention import Chunk
-from greenroom.policies.belady import Belady, Future
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import EXPERT_POLICIES
+from greenroom.policies.replacement.belady import Belady, Future
 from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits
 from tests.contract.experts.test_ahead import Recorder
 from tests.prepared_policies import prepared_policy

@@ -21,8 +21,8 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.hardware import RealHardware
 from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
 from greenroom.experts.source import ExpertWeights
-from greenroom.policies.events import Prediction, PredictionRequest
-from greenroom.policies.expert_policy import Target
+from greenroom.policies.base.events import Prediction, PredictionRequest
+from greenroom.policies.base.expert_policy import Target
 from tests.contract.experts.test_engine import POLICIES, routes
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore

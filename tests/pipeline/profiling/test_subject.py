@@ -12,7 +12,7 @@ import pytest
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams, Token
-from greenroom.policies.events import SequenceEnd, SequenceInfo
+from greenroom.policies.base.events import SequenceEnd, SequenceInfo
 from greenroom.profiling.confinement import KeptExperts, RandomRouting
 from greenroom.profiling.costs import measure_costs, turns_of
 from greenroom.profiling.forced import Given, force, perplexity

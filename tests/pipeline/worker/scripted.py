@@ -23,7 +23,7 @@ from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, S
 from greenroom.fabric.wire import from_token_run, to_token_run
 from greenroom.gateway.streams import Gap, StreamBook, Unwanted
 from greenroom.gateway.tokens_service import _WHY
-from greenroom.policies.events import Prediction
+from greenroom.policies.base.events import Prediction
 from greenroom.v1 import common_pb2, tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
 from greenroom.worker.engine import Edition, Engine, EngineState, Events, Routed
 from greenroom.worker.service import WorkerService

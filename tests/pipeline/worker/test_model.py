@@ -16,8 +16,8 @@ from greenroom.core.messages import Task, Trace, decode
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.moe.completions import complete
-from greenroom.policies.events import Prediction, PredictionRequest
-from greenroom.policies.popularity import POPULARITY, Popularity
+from greenroom.policies.base.events import Prediction, PredictionRequest
+from greenroom.policies.emoe.popularity import POPULARITY, Popularity
 from greenroom.replay import TraceRecorder
 from greenroom.text.digest import text_digest
 from greenroom.worker.card import card_of

@@ -18,7 +18,7 @@ from greenroom.experts.hardware import RealHardware
 from greenroom.experts.ledger import Ledger, LedgerError, State
 from greenroom.experts.mover import Carrier, Job, Mover, Outbox
 from greenroom.experts.tiers import Tiers
-from greenroom.policies.events import Reason, Tier, Transfer
+from greenroom.policies.base.events import Reason, Tier, Transfer
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore, manifest
 

@@ -11,8 +11,8 @@ from prometheus_client.registry import CollectorRegistry
 
 from greenroom.core.generation import FinishReason, SamplingParams, Slo
 from greenroom.core.messages import Request, Task
-from greenroom.policies.emoe_scheduling import EmoePlacement
-from greenroom.policies.placement_policy import Costs
+from greenroom.policies.emoe.scheduling import EmoePlacement
+from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.accuracy import RATIOS, Accuracy
 from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.foresight import ENOUGH

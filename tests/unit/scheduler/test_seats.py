@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from greenroom.policies.placement_policy import Costs, PendingRequest
+from greenroom.policies.placement.placement_policy import Costs, PendingRequest
 from greenroom.scheduler.entries import Entry, Stage
 from greenroom.scheduler.seats import Capacity, Seat, WorkerState
 
