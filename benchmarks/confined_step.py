@@ -28,10 +28,10 @@ from benchmarks import models
 from benchmarks.machine import cache_folder, describe_machine
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
-from greenroom.experts.calibration import load_or_measure
+from greenroom.experts.copying.disk_calibration import load_or_measure
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import LoadedMoE, attach, load

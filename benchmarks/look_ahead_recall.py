@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.experts.pack import PackFile
-from greenroom.experts.resident import ResidentExperts
+from greenroom.experts.all_resident import ResidentExperts
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import attach, load

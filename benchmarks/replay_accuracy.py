@@ -32,10 +32,10 @@ from benchmarks.models import widened
 from benchmarks.streams import Stream, task_stream
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
-from greenroom.experts.calibration import measure
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.copying.disk_calibration import measure
 from greenroom.experts.engine import ExpertEngine
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.llm import LLM
 from greenroom.moe.packing import default_cache_dir

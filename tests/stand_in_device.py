@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from greenroom.experts.accelerator import Mark
+from greenroom.experts.copying.accelerator import Mark
 from greenroom.worker.machine import Memory
 from tests.unit.experts.fake_accelerator import FakeAccelerator, Point
 

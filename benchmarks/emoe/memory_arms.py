@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks.emoe.foresight import EVERY, Forecaster, Predictor
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.core.model_profile import ModelProfile
-from greenroom.experts.calibration import load_or_measure
+from greenroom.experts.copying.disk_calibration import load_or_measure
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import attach, load

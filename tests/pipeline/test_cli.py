@@ -130,7 +130,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
 PACK = """
 import sys
 from greenroom.cli import main
-from greenroom.experts.pack import PackWriter
+from greenroom.experts.pack.pack_file import PackWriter
 
 def write(*arguments):
     print("writing", flush=True)

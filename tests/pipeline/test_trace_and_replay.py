@@ -12,8 +12,8 @@ import pytest
 
 from greenroom import LLM, SamplingParams
 from greenroom.core.units import MIB
-from greenroom.experts import calibration
-from greenroom.experts.pack import PackFile
+from greenroom.experts.copying import disk_calibration as calibration
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile

@@ -40,8 +40,8 @@ def pack(
     """
     from tqdm import tqdm
 
-    from greenroom.experts.calibration import load_or_measure
-    from greenroom.experts.pack import PackFile
+    from greenroom.experts.copying.disk_calibration import load_or_measure
+    from greenroom.experts.pack.pack_file import PackFile
     from greenroom.moe.checkpoint import resolve
     from greenroom.moe.packing import ensure_pack
 

@@ -14,7 +14,7 @@ from greenroom.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from greenroom.core.generation import Finished, GenerationRequest, SamplingParams
-    from greenroom.experts.layout import PackManifest
+    from greenroom.experts.pack.layout import PackManifest
     from greenroom.moe.completions import Completion
     from greenroom.replay import RoutingTrace
     from greenroom.worker.worker import Worker

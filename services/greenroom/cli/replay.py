@@ -13,7 +13,7 @@ import click
 from greenroom.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from greenroom.experts.direct_io import ReadSettings
+    from greenroom.experts.pack.direct_io import ReadSettings
     from greenroom.replay.simulated import LinkProfile
     from greenroom.replay.sweep import Sweep
     from greenroom.replay.timed import TimedReplay
@@ -222,9 +222,9 @@ def _at_once(text: str) -> int | None:
 
 
 def _link(link: str | None, pack: Path | None) -> tuple[LinkProfile, ReadSettings]:
-    from greenroom.experts.calibration import load_or_measure
-    from greenroom.experts.direct_io import ReadSettings
-    from greenroom.experts.pack import PackFile
+    from greenroom.experts.copying.disk_calibration import load_or_measure
+    from greenroom.experts.pack.direct_io import ReadSettings
+    from greenroom.experts.pack.pack_file import PackFile
     from greenroom.replay.simulated import LinkProfile
 
     if link is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from greenroom.experts.accelerator import Mark
+from greenroom.experts.copying.accelerator import Mark
 from greenroom.policies.base.events import Prediction, PredictionRequest
 
 ExpertWeights = tuple[torch.Tensor, ...]

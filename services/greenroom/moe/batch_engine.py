@@ -19,7 +19,7 @@ import torch
 from greenroom.core.errors import BudgetTooSmall, GreenroomError, InvalidConfig, InvalidRequest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.core.units import format_bytes
-from greenroom.experts.device_errors import is_out_of_memory, raise_if_fatal
+from greenroom.experts.copying.device_errors import is_out_of_memory, raise_if_fatal
 from greenroom.moe.batch_stats import BatchStats
 from greenroom.moe.device_sampling import sample_together
 from greenroom.moe.kv_cache import KVMemoryError, KVStore

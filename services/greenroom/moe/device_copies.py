@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from greenroom.experts.accelerator import Mark
+from greenroom.experts.copying.accelerator import Mark
 
 
 def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

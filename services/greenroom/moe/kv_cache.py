@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import GreenroomError
 from greenroom.core.units import format_bytes
-from greenroom.experts.device_errors import is_out_of_memory
+from greenroom.experts.copying.device_errors import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from tqdm import tqdm
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged, PackError
 from greenroom.core.units import format_bytes
-from greenroom.experts.file_lock import file_lock
-from greenroom.experts.layout import DTYPES, PackLayer, PackManifest, RecordLayout
-from greenroom.experts.pack import FORMAT_VERSION, PackFile, PackWriter, is_marked_damaged, sweep_dead_writers
+from greenroom.experts.pack.file_lock import file_lock
+from greenroom.experts.pack.layout import DTYPES, PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.pack_file import FORMAT_VERSION, PackFile, PackWriter, is_marked_damaged, sweep_dead_writers
 from greenroom.moe.checkpoint import Checkpoint
 from greenroom.moe.conversion import ExpertPlan, Recipe
 from greenroom.moe.safetensors_files import ShardReader, typed

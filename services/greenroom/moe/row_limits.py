@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from greenroom.experts.layout import PackManifest
-from greenroom.experts.pack import PackFile
-from greenroom.experts.resident import ResidentExperts
+from greenroom.experts.all_resident import ResidentExperts
+from greenroom.experts.pack.layout import PackManifest
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.moe.kv_cache import KVStore
 from greenroom.moe.loading import LoadedMoE, attach

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.experts.mover import Job, Mover
+from greenroom.experts.copying.mover import Job, Mover
 from greenroom.policies.base.events import Reason, Tier
 
 VARIABLE = "GREENROOM_FAULT"

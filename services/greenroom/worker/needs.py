@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from greenroom.experts.layout import PackManifest
+from greenroom.experts.pack.layout import PackManifest
 from greenroom.moe.ragged import RaggedModel
 from greenroom.moe.ragged_attention import holds_scores, rows_at_once
 from greenroom.worker.config import WorkerConfig

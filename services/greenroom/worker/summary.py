@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from greenroom.core.errors import UnsupportedModel
-from greenroom.experts.layout import RecordLayout
+from greenroom.experts.pack.layout import RecordLayout
 from greenroom.moe.checkpoint import Checkpoint
 from greenroom.moe.conversion import ExpertPlan
 from greenroom.moe.families import ENCODER_DECODER_REASON, family_of

@@ -21,11 +21,11 @@ from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
 from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.core.units import format_bytes
-from greenroom.experts.calibration import load_or_measure
-from greenroom.experts.cuda import accelerator_of
+from greenroom.experts.copying.cuda import accelerator_of
+from greenroom.experts.copying.disk_calibration import load_or_measure
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.batch_loop import BatchLoop
 from greenroom.moe.checkpoint import Checkpoint, resolve

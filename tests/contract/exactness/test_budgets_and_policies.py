@@ -21,7 +21,7 @@ from _pytest.mark import ParameterSet
 
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.kv_cache import KVStore

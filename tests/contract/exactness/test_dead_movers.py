@@ -8,9 +8,9 @@ import pytest
 
 from greenroom.core.errors import ModelBroken
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams
+from greenroom.experts.copying.mover import Job, Mover
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.mover import Job, Mover
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.batch_loop import BatchLoop, LoopStopped
 from greenroom.moe.checkpoint import resolve

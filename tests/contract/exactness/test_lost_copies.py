@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from greenroom.core.errors import ModelBroken, TransferFailed
-from greenroom.experts.accelerator import Mark
-from greenroom.experts.carriers import Copies
+from greenroom.experts.copying.accelerator import Mark
+from greenroom.experts.copying.carriers import Copies
+from greenroom.experts.copying.hardware import RealHardware
+from greenroom.experts.copying.mover import Begun, Job, Mover
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.mover import Begun, Job, Mover
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import attach, load
 from greenroom.moe.packing import ensure_pack

@@ -18,11 +18,11 @@ from _pytest.mark import ParameterSet
 
 from greenroom.core.errors import TransferFailed
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
-from greenroom.experts.carriers import Store
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.copying.carriers import Store
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.loading import attach, load

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.ledger import State
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch

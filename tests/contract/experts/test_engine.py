@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import BudgetTooSmall, TransferFailed
+from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.ledger import State
 from greenroom.policies.base.array_types import Mask
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Prediction, Step, Tier

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import TransferFailed
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.bookkeeping.ledger import Ledger, State
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.ledger import Ledger, State
+from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.policies.base.array_types import NO_KEYS, Keys
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier, Transfer, VictimRequest

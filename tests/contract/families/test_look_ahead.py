@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from greenroom.experts.accelerator import Mark
+from greenroom.experts.copying.accelerator import Mark
 from greenroom.experts.source import PredictsFor
 from greenroom.moe.loading import attach
 from greenroom.moe.look_ahead import LookAhead

@@ -10,7 +10,7 @@ import torch
 
 from greenroom.core.errors import ModelBroken
 from greenroom.core.generation import FinishReason
-from greenroom.experts.device_errors import device_loss
+from greenroom.experts.copying.device_errors import device_loss
 from greenroom.moe import batch_engine, kv_cache
 from greenroom.moe.batch_loop import BatchLoop
 from greenroom.moe.kv_cache import KVAuditError, KVLayout, KVMemoryError, KVStore

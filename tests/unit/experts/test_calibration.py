@@ -17,11 +17,19 @@ from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig, PackError
 from greenroom.core.units import MIB
-from greenroom.experts import calibration
-from greenroom.experts.calibration import CANDIDATES, SIMPLEST, MeasuredLink, Sample, choose, load_or_measure, measure
-from greenroom.experts.direct_io import AHEAD_READ_BYTES, ReadSettings, page_aligned
-from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
-from greenroom.experts.pack import PackFile, PackWriter
+from greenroom.experts.copying import disk_calibration as calibration
+from greenroom.experts.copying.disk_calibration import (
+    CANDIDATES,
+    SIMPLEST,
+    MeasuredLink,
+    Sample,
+    choose,
+    load_or_measure,
+    measure,
+)
+from greenroom.experts.pack.direct_io import AHEAD_READ_BYTES, ReadSettings, page_aligned
+from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.pack_file import PackFile, PackWriter
 
 LAYOUT = RecordLayout.of([("w", (64, 128), "float32")])
 SPLIT = ReadSettings(read_bytes=8192, threads=2, depth=2)

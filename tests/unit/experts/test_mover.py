@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.experts.mover import Job, Landing, Mover, Outbox
+from greenroom.experts.copying.mover import Job, Landing, Mover, Outbox
 from greenroom.policies.base.events import Reason, Tier
 
 DEADLINE_S = 20.0

@@ -19,8 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged, PackError
-from greenroom.experts import file_lock
-from greenroom.experts.pack import PackFile, PackWriter
+from greenroom.experts.pack.pack_file import PackFile, PackWriter, file_lock
 from greenroom.moe import packing
 from greenroom.moe.checkpoint import resolve
 from greenroom.moe.conversion import ExpertPlan

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
-from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.engine import EngineConfig, ExpertEngine
+from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction, PredictionRequest
 from greenroom.policies.base.expert_policy import Prefetch

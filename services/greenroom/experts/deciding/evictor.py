@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from greenroom.experts.counters import Counters
-from greenroom.experts.ledger import Ledger
+from greenroom.experts.bookkeeping.counters import Counters
+from greenroom.experts.bookkeeping.ledger import Ledger
 from greenroom.policies.base.array_types import Keys, Mask
 from greenroom.policies.base.events import Reason, Tier, VictimRequest
 from greenroom.policies.base.expert_policy import ExpertPolicy

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.experts.arena import Arena, DeviceArena, Slots
-from greenroom.experts.carriers import Copies, DiskReads, StagedReads, Store, Uploads
-from greenroom.experts.device_errors import raise_if_fatal
-from greenroom.experts.hardware import Hardware
-from greenroom.experts.ledger import NO_SLOT, Ledger, LedgerError, State
-from greenroom.experts.mover import Carrier, Job, Landing, Mover
+from greenroom.experts.bookkeeping.ledger import NO_SLOT, Ledger, LedgerError, State
+from greenroom.experts.copying.arena import Arena, DeviceArena, Slots
+from greenroom.experts.copying.carriers import Copies, DiskReads, StagedReads, Store, Uploads
+from greenroom.experts.copying.device_errors import raise_if_fatal
+from greenroom.experts.copying.hardware import Hardware
+from greenroom.experts.copying.mover import Carrier, Job, Landing, Mover
 from greenroom.experts.source import ExpertWeights
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier, Transfer

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from greenroom.core.errors import ModelBroken
-from greenroom.experts.cuda import CudaMark
+from greenroom.experts.copying.cuda import CudaMark
 
 _cuda: Any = torch.cuda  # parts of it are typed in some releases and not in others
 

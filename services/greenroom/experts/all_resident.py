@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from greenroom.experts.direct_io import page_aligned
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.direct_io import page_aligned
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving, ExpertWeights
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from greenroom.experts.counters import Counters
-from greenroom.experts.ledger import Ledger, State
-from greenroom.experts.room import Room
-from greenroom.experts.tiers import Tiers
+from greenroom.experts.bookkeeping.counters import Counters
+from greenroom.experts.bookkeeping.ledger import Ledger, State
+from greenroom.experts.bookkeeping.tiers import Tiers
+from greenroom.experts.deciding.evictor import Room
 from greenroom.policies.base.array_types import Keys, Mask
 from greenroom.policies.base.events import Reason, Tier
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target

@@ -24,12 +24,12 @@ import torch
 
 from greenroom.core.errors import InvalidConfig, PackError
 from greenroom.core.units import MIB, format_bytes
-from greenroom.experts.arena import Arena
-from greenroom.experts.carriers import DiskReads
-from greenroom.experts.direct_io import ReadSettings
-from greenroom.experts.file_lock import file_lock
-from greenroom.experts.mover import Job, Mover, Outbox
-from greenroom.experts.pack import PackFile
+from greenroom.experts.copying.arena import Arena
+from greenroom.experts.copying.carriers import DiskReads
+from greenroom.experts.copying.mover import Job, Mover, Outbox
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.file_lock import file_lock
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier
 

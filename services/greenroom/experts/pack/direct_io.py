@@ -12,7 +12,7 @@ from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB, format_bytes
-from greenroom.experts.layout import PAGE_BYTES, align
+from greenroom.experts.pack.layout import PAGE_BYTES, align
 
 HUGE_PAGE_BYTES = 2 * MIB
 """Of x86-64, and of arm64 with 4 KiB pages."""

@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from greenroom.experts.accelerator import Accelerator
-from greenroom.experts.arena import Arena
-from greenroom.experts.direct_io import ReadSettings
-from greenroom.experts.layout import RecordLayout
-from greenroom.experts.mover import Carrier, Mover, Outbox
+from greenroom.experts.copying.accelerator import Accelerator
+from greenroom.experts.copying.arena import Arena
+from greenroom.experts.copying.mover import Carrier, Mover, Outbox
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.layout import RecordLayout
 
 
 class Hardware(Protocol):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from greenroom.core.errors import TransferFailed
-from greenroom.experts.ahead import AheadFetcher
-from greenroom.experts.counters import Counters
-from greenroom.experts.hardware import Hardware
-from greenroom.experts.ledger import LedgerError, State
-from greenroom.experts.room import Room
-from greenroom.experts.tiers import Tiers
+from greenroom.experts.bookkeeping.counters import Counters
+from greenroom.experts.bookkeeping.ledger import LedgerError, State
+from greenroom.experts.bookkeeping.tiers import Tiers
+from greenroom.experts.copying.hardware import Hardware
+from greenroom.experts.deciding.evictor import Room
+from greenroom.experts.deciding.prefetcher import AheadFetcher
 from greenroom.policies.base.array_types import Keys
 from greenroom.policies.base.events import Reason
 from greenroom.policies.base.expert_policy import ExpertPolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.experts.tiers import Tiers
+from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.policies.base.array_types import Mask
 from greenroom.policies.base.catalogue import Catalogue
 

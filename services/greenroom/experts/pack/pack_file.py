@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import PackDamaged, PackError
 from greenroom.core.units import format_bytes
-from greenroom.experts.direct_io import DirectFile, page_aligned
-from greenroom.experts.layout import PAGE_BYTES, PackManifest, RecordLayout, align
+from greenroom.experts.pack.direct_io import DirectFile, page_aligned
+from greenroom.experts.pack.layout import PAGE_BYTES, PackManifest, RecordLayout, align
 
 FORMAT_VERSION = 1
 _PARTIAL = ".partial"

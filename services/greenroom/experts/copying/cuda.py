@@ -9,7 +9,7 @@ import torch
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
 from greenroom.core.units import format_bytes
-from greenroom.experts.accelerator import Accelerator, Mark
+from greenroom.experts.copying.accelerator import Accelerator, Mark
 
 _cuda: Any = torch.cuda  # parts of it are typed in some releases and not in others
 

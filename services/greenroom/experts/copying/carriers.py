@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from greenroom.experts.arena import NOTHING, Arena, DeviceArena, Slots
-from greenroom.experts.direct_io import ReadSettings
-from greenroom.experts.layout import PackManifest
-from greenroom.experts.mover import Job, Landing, Outbox
+from greenroom.experts.copying.arena import NOTHING, Arena, DeviceArena, Slots
+from greenroom.experts.copying.mover import Job, Landing, Outbox
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.layout import PackManifest
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier
 

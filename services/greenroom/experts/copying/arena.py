@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from greenroom.experts.accelerator import Accelerator, Mark
-from greenroom.experts.direct_io import page_aligned
-from greenroom.experts.layout import RecordLayout
+from greenroom.experts.copying.accelerator import Accelerator, Mark
+from greenroom.experts.pack.direct_io import page_aligned
+from greenroom.experts.pack.layout import RecordLayout
 from greenroom.experts.source import ExpertWeights
 
 NOTHING = -1
