@@ -38,7 +38,7 @@ from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.llm import LLM
-from greenroom.moe.packing import default_cache_dir
+from greenroom.moe.loading.packing import default_cache_dir
 from greenroom.policies.base.events import Prediction, SequenceInfo, Step
 from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile

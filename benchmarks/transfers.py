@@ -35,7 +35,7 @@ from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings, page_aligned
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.moe.packing import default_cache_dir
+from greenroom.moe.loading.packing import default_cache_dir
 from greenroom.policies.base.events import Reason
 
 READ_TIMEOUT_S = 60.0

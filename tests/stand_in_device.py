@@ -299,7 +299,7 @@ def stand_in(
     accelerator = StandInAccelerator(lateness=lateness)
     monkeypatch.setattr("greenroom.worker.worker.accelerator_of", lambda _: accelerator)
     monkeypatch.setattr("greenroom.worker.worker.gpu_memory", lambda _: Memory(memory, memory, "the stand-in"))
-    monkeypatch.setattr("greenroom.moe.device_copies.page_locked", page_locked)
+    monkeypatch.setattr("greenroom.moe.products.device_copies.page_locked", page_locked)
     _late.append(accelerator)
     try:
         yield accelerator

@@ -26,8 +26,8 @@ status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text
 print(json.dumps({{**figures, "peak": int(status["VmHWM"].split()[0]) * 1024}}))
 """
 PACK = """
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.packing import ensure_pack
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.packing import ensure_pack
 from greenroom.worker.machine import resident_bytes
 figures = {"base": resident_bytes()}
 ensure_pack(resolve(sys.argv[1]), cache_dir=Path(sys.argv[2]))
@@ -85,8 +85,8 @@ def test_peak_memory_stays_within_what_was_announced(large: Path, tmp_path: Path
 
 SHAPES = """
 import torch
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import load
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import load
 from greenroom.worker.machine import resident_bytes
 load(resolve(sys.argv[1]), products="torch")
 torch.set_num_threads(1)

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import load
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import load
 from greenroom.worker import worker
 from greenroom.worker.needs import dense_bytes
 from tests.random_checkpoints import save_random

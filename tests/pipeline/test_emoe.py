@@ -19,7 +19,7 @@ from greenroom.demo.tasks import TASKS, samples
 from greenroom.embedded import EmbeddedConfig, embedded_parts
 from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
-from greenroom.moe.completions import complete
+from greenroom.moe.batch.completions import complete
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.worker.card import card_of
 from greenroom.worker.config import WorkerConfig

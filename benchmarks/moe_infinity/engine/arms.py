@@ -17,8 +17,8 @@ from benchmarks.moe_infinity.engine.policy_clock import PolicyClock
 from benchmarks.moe_infinity.engine.turns import ServedTurn
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.loading import attach
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.loading.load_model import attach
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.belady import Future

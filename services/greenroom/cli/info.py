@@ -27,7 +27,7 @@ def info(model: str | None, revision: str | None, offline: bool, dtype: str, as_
       greenroom info ./checkpoint --json
     """
     from greenroom.demo import bundled_model_path
-    from greenroom.moe.checkpoint import resolve_config
+    from greenroom.moe.loading.checkpoint import resolve_config
     from greenroom.worker.machine import memory
     from greenroom.worker.summary import summarise
 

@@ -32,7 +32,7 @@ from greenroom.cli.tasktype import tasktype
 from greenroom.cli.trace import trace
 from greenroom.cli.worker import worker
 from greenroom.core.errors import GreenroomError
-from greenroom.moe.compiler import compiler_on_demand
+from greenroom.moe.torch_compiler import compiler_on_demand
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from greenroom.cli.recording import record, requests_of
 
 if TYPE_CHECKING:
     from greenroom.core.generation import GenerationRequest
-    from greenroom.moe.completions import Completion
+    from greenroom.moe.batch.completions import Completion
     from greenroom.worker.worker import Worker
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from greenroom.core.generation import Event, Finished, GenerationRequest, ServedModel
-from greenroom.moe.batch_loop import BatchLoop
+from greenroom.moe.batch.batch_loop import BatchLoop
 
 
 class LoopGenerator:

@@ -31,7 +31,7 @@ LEAST_CONTEXT = 1024
 
 ALLOCATOR_SLACK = 128 * MIB
 """What the allocators keep of freed blocks, the pages of code that a first step touches, and what oneDNN keeps
-(``moe/native/onednn.py``).
+(``moe/products/native/onednn.py``).
 """
 
 

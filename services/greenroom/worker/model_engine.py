@@ -15,7 +15,7 @@ from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.experts.copying.device_errors import device_loss
-from greenroom.moe.ragged_attention import Chunk
+from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.policies.base.events import Artifact, Prediction
 from greenroom.worker.engine import Edition, EngineState, Events, Routed
 from greenroom.worker.faults import Fault

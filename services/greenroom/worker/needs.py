@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from greenroom.experts.pack.layout import PackManifest
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import holds_scores, rows_at_once
+from greenroom.moe.attention.ragged_attention import holds_scores, rows_at_once
+from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.worker.config import WorkerConfig
 from greenroom.worker.memory_plan import ALLOCATOR_SLACK, Needs
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from greenroom.core.errors import UnsupportedModel
 from greenroom.experts.pack.layout import RecordLayout
-from greenroom.moe.checkpoint import Checkpoint
-from greenroom.moe.conversion import ExpertPlan
-from greenroom.moe.families import ENCODER_DECODER_REASON, family_of
-from greenroom.moe.layers import blueprint, describe_layers
-from greenroom.moe.packing import resolve_dtype
-from greenroom.moe.ragged_probe import kv_layout_of
+from greenroom.moe.architecture.families import ENCODER_DECODER_REASON, family_of
+from greenroom.moe.architecture.moe_layers import blueprint, describe_layers
+from greenroom.moe.forward.ragged_probe import kv_layout_of
+from greenroom.moe.loading.checkpoint import Checkpoint
+from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.packing import resolve_dtype
 
 RUNTIME_BYTES = 700 * 1024**2
 """What Python, torch and transformers occupy before anything is loaded, roughly."""

@@ -18,11 +18,11 @@ from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.copying.mover import Begun, Job, Mover
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import attach, load
-from greenroom.moe.packing import ensure_pack
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import attach, load
+from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.exactness.test_budgets_and_policies import Model, batch_logits
 from tests.contract.exactness.test_troubled_movers import TroubledStore
 from tests.prepared_policies import prepared_policy

@@ -10,8 +10,8 @@ import torch
 
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.loading import attach
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.loading.load_model import attach
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy

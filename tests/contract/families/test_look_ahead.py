@@ -11,8 +11,8 @@ import torch
 
 from greenroom.experts.copying.accelerator import Mark
 from greenroom.experts.source import PredictsFor
-from greenroom.moe.loading import attach
-from greenroom.moe.look_ahead import LookAhead
+from greenroom.moe.loading.load_model import attach
+from greenroom.moe.routing.router_look_ahead import LookAhead
 from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
 from tests.contract.families.conftest import Pair, Pairs
 from tests.contract.families.sources import ScriptedExperts

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.core.errors import UnsupportedModel
-from greenroom.moe import loading
-from greenroom.moe.loading import attach
-from greenroom.moe.routers import MaskRefused, find_router
+from greenroom.moe.loading.load_model import attach
+from greenroom.moe.loading.load_model import load_model as loading
+from greenroom.moe.routing.routers import MaskRefused, find_router
 from tests.contract.families.conftest import Pair, Pairs
 from tests.contract.families.test_exactness import logits, prompts
 from tests.random_checkpoints import FAMILIES

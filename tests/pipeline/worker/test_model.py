@@ -15,7 +15,7 @@ from greenroom.core.generation import Event, Finished, FinishReason, GenerationR
 from greenroom.core.messages import Task, Trace, decode
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.moe.completions import complete
+from greenroom.moe.batch.completions import complete
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.emoe.popularity import POPULARITY, Popularity
 from greenroom.replay import TraceRecorder

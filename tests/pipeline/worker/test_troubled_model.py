@@ -17,7 +17,7 @@ from greenroom.core.generation import SamplingParams
 from greenroom.core.messages import Task
 from greenroom.demo import bundled_model_path
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.moe.completions import complete
+from greenroom.moe.batch.completions import complete
 from greenroom.v1 import common_pb2
 from greenroom.worker.card import card_of
 from greenroom.worker.config import WorkerConfig

@@ -11,8 +11,8 @@ import torch
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig, InvalidRequest, TransferFailed
 from greenroom.core.generation import Event, FinishReason, Token
-from greenroom.moe.batch_engine import AuditError, BatchConfig, BatchEngine
-from greenroom.moe.ragged_attention import Chunk
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_engine import AuditError, BatchConfig, BatchEngine
 from greenroom.policies.base.events import SequenceEnd, SequenceInfo
 from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching, StepPlan
 from tests.contract.batching.harness import Answer, Driver, request
