@@ -45,7 +45,7 @@ from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.steps import TraceStep
 from greenroom.replay.sweep import PolicySpec
 from greenroom.replay.timed import ComputeProfile, TimedEngine, TimedReplay, TimedResult
-from greenroom.worker.warm_start import first_residents
+from greenroom.worker.model.warm_start import first_residents
 
 LINK_BUDGET_S = 0.4
 _RATIOS = ("stall_ratio", "time_ratio", "stall_ratio_within", "time_ratio_within")

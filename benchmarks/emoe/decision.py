@@ -26,7 +26,7 @@ from greenroom.policies.placement.latency_estimate import ESTIMATORS, LatencyEst
 from greenroom.policies.placement.placement_policy import Costs, PlacementState
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.pool import Pool
-from greenroom.scheduler.seats import Capacity, WorkerState
+from greenroom.scheduler.pool_workers import Capacity, WorkerState
 
 TASKS = ("summarise", "translate", "code", "classify", "converse")
 COSTS = Costs(token_ms=0.5, load_ms_by_task=dict.fromkeys(TASKS, 20.0))

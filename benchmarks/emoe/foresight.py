@@ -19,7 +19,7 @@ from greenroom.predictor.learned.networks import LearnedPredictor
 from greenroom.predictor.learned.recorded import Recorded
 from greenroom.predictor.learned.training import train
 from greenroom.worker.engine import Routed
-from greenroom.worker.previous import LastPrompts
+from greenroom.worker.predictions.last_prompts import LastPrompts
 
 EVERY = 40
 """Prompts between two forecasts; eMoE, section 3.3."""

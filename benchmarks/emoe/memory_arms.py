@@ -30,8 +30,8 @@ from greenroom.policies.base.fidelity import Fidelity
 from greenroom.policies.registry import create_policy
 from greenroom.profiling.forced import Forced, Given, force
 from greenroom.text import TextProcessor
-from greenroom.worker.routing import RoutingRecorder
-from greenroom.worker.warm_start import first_residents
+from greenroom.worker.model.warm_start import first_residents
+from greenroom.worker.traces.routing import RoutingRecorder
 
 KV_BYTES = 64 << 20
 RESIDENT, EXACT, PAPER, SENSITIVE = "resident", "exact", "paper", "sensitive"

@@ -26,7 +26,7 @@ from greenroom.policies.placement.placement_policy import (
     WorkerView,
 )
 from greenroom.scheduler.entries import Entry, Stage
-from greenroom.scheduler.seats import Capacity, Seat, WorkerState
+from greenroom.scheduler.pool_workers import Capacity, Seat, WorkerState
 
 VIRTUALLY_ALL = 1 << 40
 

@@ -14,7 +14,7 @@ from benchmarks.peers.job import Batch, Decoded, answering, memory, read_bytes, 
 from greenroom import LLM
 from greenroom.core.generation import GenerationRequest, SamplingParams, Token
 from greenroom.moe.batch.completions import complete
-from greenroom.worker.config import WorkerConfig
+from greenroom.worker.model.config import WorkerConfig
 
 _TIMEOUT_S = 900.0
 

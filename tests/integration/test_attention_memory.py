@@ -27,8 +27,8 @@ from greenroom.moe.loading.load_model import load
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_probe import experts_bypassed
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.needs import attention_bytes
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.memory_needs import attention_bytes
 
 def memory(name):
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from greenroom.cli import main
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
-from greenroom.worker import worker
-from greenroom.worker.needs import dense_bytes
+from greenroom.worker.model import assembly as worker
+from greenroom.worker.model.memory_needs import dense_bytes
 from tests.random_checkpoints import save_random
 
 Run = Callable[..., tuple[str, str]]

@@ -18,7 +18,7 @@ from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.timed import ComputeProfile, TimedReplay
-from greenroom.worker.warm_start import first_residents
+from greenroom.worker.model.warm_start import first_residents
 from tests.pipeline.commands import result_of
 from tests.unit.replay.traces import trace_of
 

@@ -22,7 +22,7 @@ from greenroom.moe.loading.load_model import attach
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.belady import Future
-from greenroom.worker.warm_start import first_residents
+from greenroom.worker.model.warm_start import first_residents
 
 KV_BYTES = 64 << 20
 MOST_AT_ONCE = 64

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from greenroom.experts.pack.layout import PackManifest
     from greenroom.moe.batch.completions import Completion
     from greenroom.replay import RoutingTrace
-    from greenroom.worker.worker import Worker
+    from greenroom.worker.model.assembly import Worker
 
 Asked = tuple[Prompt, "GenerationRequest"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import hdrs, web
 
-from greenroom.fabric import current, telemetry
+from greenroom.fabric import current_request as current
+from greenroom.fabric import telemetry
 from greenroom.gateway.browsers import Hosts, Origins, is_preflight
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect, too_large

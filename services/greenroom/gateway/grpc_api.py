@@ -14,7 +14,8 @@ import grpc
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import FinishReason, ServedModel, Token
-from greenroom.fabric import current, telemetry
+from greenroom.fabric import current_request as current
+from greenroom.fabric import telemetry
 from greenroom.fabric.rpc import Context, Status
 from greenroom.fabric.rpc.errors import DEFECT
 from greenroom.fabric.rpc.spans import told

@@ -15,8 +15,8 @@ from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.profiling.confinement import ConfiningPolicy
 from greenroom.profiling.prompts import TaskPrompt
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.config import WorkerConfig
 
 
 class ProfileFailed(GreenroomError):

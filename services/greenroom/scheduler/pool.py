@@ -51,8 +51,8 @@ from greenroom.scheduler.effects import (
     Run,
 )
 from greenroom.scheduler.entries import Entry, RunResult, Stage
-from greenroom.scheduler.foresight import Foresight
-from greenroom.scheduler.seats import Capacity, Seat, WorkerState
+from greenroom.scheduler.estimates import Foresight
+from greenroom.scheduler.pool_workers import Capacity, Seat, WorkerState
 
 
 class Role(Enum):

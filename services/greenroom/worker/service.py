@@ -21,20 +21,20 @@ from greenroom.fabric.log import Log
 from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.topics import TRACES
 from greenroom.v1 import worker_pb2
-from greenroom.worker import runs
-from greenroom.worker.artifacts import ArtifactFollower
 from greenroom.worker.clock import monotonic_ms
 from greenroom.worker.engine import Engine, Events, Routed
 from greenroom.worker.faults import fault_of
-from greenroom.worker.forecasts import Forecaster
-from greenroom.worker.leases import Leases
-from greenroom.worker.previous import LastPrompts
-from greenroom.worker.results import closed, refused, reported, request_of
-from greenroom.worker.runs import RunRefused, RunTable
+from greenroom.worker.gateways.token_streams import TokenStreams
+from greenroom.worker.predictions.artifacts import ArtifactFollower
+from greenroom.worker.predictions.forecasts import Forecaster
+from greenroom.worker.predictions.last_prompts import LastPrompts
+from greenroom.worker.runs.leases import Leases
+from greenroom.worker.runs.results import closed, refused, reported, request_of
+from greenroom.worker.runs.run_table import RunRefused, RunTable
+from greenroom.worker.runs.run_table import run_table as runs
 from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.service_counters import ServiceCounters
-from greenroom.worker.token_streams import TokenStreams
-from greenroom.worker.traces import TraceWriter
+from greenroom.worker.traces.trace_writer import TraceWriter
 
 log = logging.getLogger(__name__)
 

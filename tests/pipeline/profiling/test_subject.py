@@ -24,7 +24,7 @@ from greenroom.profiling.sensitivity import disturb
 from greenroom.profiling.similarity import TokenOverlap
 from greenroom.profiling.subject import Answer, Asked, ProfileFailed, Subject
 from greenroom.replay.record import TraceRecorder
-from greenroom.worker.config import WorkerConfig
+from greenroom.worker.model.config import WorkerConfig
 from tests.random_checkpoints import save_random
 
 TEXTS = ["one two three", "four", "five six seven eight nine", "ten eleven twelve"]

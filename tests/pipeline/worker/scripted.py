@@ -26,9 +26,9 @@ from greenroom.gateway.tokens_service import _WHY
 from greenroom.policies.base.events import Prediction
 from greenroom.v1 import common_pb2, tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
 from greenroom.worker.engine import Edition, Engine, EngineState, Events, Routed
+from greenroom.worker.runs.servicer import WorkerServicer
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
-from greenroom.worker.servicer import WorkerServicer
 from tests.waiting import until as until
 
 SCHEDULER = "scheduler"

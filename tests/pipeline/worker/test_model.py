@@ -20,12 +20,12 @@ from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.emoe.popularity import POPULARITY, Popularity
 from greenroom.replay import TraceRecorder
 from greenroom.text.digest import text_digest
-from greenroom.worker.card import card_of
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.model_engine import ModelEngine
-from greenroom.worker.results import request_of
-from greenroom.worker.routing import RoutingRecorder
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.card import card_of
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.runs.results import request_of
+from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.scripted import Gateway, staged, task_of, until
 
 LENGTH = 24

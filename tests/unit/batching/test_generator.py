@@ -15,7 +15,7 @@ from greenroom.core.generation import Event, Finished, FinishReason, GenerationR
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
-from greenroom.worker.generator import LoopGenerator
+from greenroom.worker.model.generator import LoopGenerator
 from tests.contract.batching.harness import request
 from tests.unit.batching.fake_model import FakeModel, continuation
 

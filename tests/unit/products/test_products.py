@@ -128,6 +128,6 @@ def test_a_model_keeps_what_is_not_plain(native: NativeRows) -> None:
 
 
 def test_all_names_are_in_the_workers_configuration() -> None:
-    from greenroom.worker.config import PRODUCTS
+    from greenroom.worker.model.config import PRODUCTS
 
     assert products.PRODUCTS == PRODUCTS

@@ -15,7 +15,7 @@ from greenroom.moe.forward import row_limits
 from greenroom.moe.forward.row_limits import Measured, Timing, limit_of, limits_for, time_both
 from greenroom.moe.products.native.library import NativeUnavailable
 from greenroom.moe.products.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
-from greenroom.worker.config import WorkerConfig
+from greenroom.worker.model.config import WorkerConfig
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 

@@ -14,7 +14,7 @@ from greenroom.gateway.streams import StreamBook
 from greenroom.policies.emoe.scheduling import EmoePlacement
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.pool import Pool
-from greenroom.worker.runs import RunTable
+from greenroom.worker.runs.run_table import RunTable
 from tests.unit.protocol.world import EPOCH_MS, GRACE_MS, LENGTH, Client, Faults, World
 
 REQUESTS = 14

@@ -27,8 +27,8 @@ from greenroom.scheduler import effects as wanted
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.pool import Listed, Pool, Role
-from greenroom.scheduler.seats import Capacity, WorkerState
-from greenroom.worker import runs
+from greenroom.scheduler.pool_workers import Capacity, WorkerState
+from greenroom.worker.runs.run_table import run_table as runs
 
 EPOCH_MS = 1_000_000.0
 LENGTH = 6

@@ -10,7 +10,7 @@ import pytest
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Tier
 from greenroom.policies.base.expert_policy import Target
-from greenroom.worker.warm_start import ResidentSetFile, first_residents
+from greenroom.worker.model.warm_start import ResidentSetFile, first_residents
 
 CATALOGUE = Catalogue.uniform("m", layers=3, experts=4, top_k=2)
 

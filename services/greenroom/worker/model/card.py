@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from greenroom.core.messages import ModelCard
 from greenroom.moe.loading.safetensors_files import StoredTensor
 from greenroom.text.digest import text_digest
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
 
 _SAMPLE_BYTES = 4096
 _SAMPLES = 4

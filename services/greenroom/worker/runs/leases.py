@@ -13,7 +13,7 @@ import grpc
 from greenroom.core.errors import InvalidRequest
 from greenroom.fabric.rpc import Refused
 from greenroom.v1 import worker_pb2
-from greenroom.worker.runs import RunRefused
+from greenroom.worker.runs.run_table import RunRefused
 
 _HELLO_S = 10.0
 _ASKS_A_LEASE = 4

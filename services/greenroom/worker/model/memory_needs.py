@@ -7,8 +7,8 @@ from typing import Any
 from greenroom.experts.pack.layout import PackManifest
 from greenroom.moe.attention.ragged_attention import holds_scores, rows_at_once
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.memory_plan import ALLOCATOR_SLACK, Needs
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.memory_plan import ALLOCATOR_SLACK, Needs
 
 _FLOAT32 = 4
 

@@ -8,7 +8,7 @@ import logging
 from collections import deque
 
 from greenroom.core.messages import DeadLetter, Undecodable, encode, without_payload
-from greenroom.fabric.current import working_on
+from greenroom.fabric.current_request import working_on
 from greenroom.fabric.log import AppendRefused, Headers, Log, LogError, Record
 from greenroom.fabric.topics import DEAD_LETTERS
 

@@ -9,7 +9,7 @@ from greenroom.core.logprobs import pack_logprobs
 from greenroom.core.messages import Task
 from greenroom.fabric.wire import to_run_result
 from greenroom.v1 import worker_pb2
-from greenroom.worker.runs import Closing, Refusal
+from greenroom.worker.runs.run_table import Closing, Refusal
 
 REFUSALS = {
     Refusal.STALE: worker_pb2.RunRefused.WHY_STALE,

@@ -9,9 +9,9 @@ from greenroom.core.messages import Task, Undecodable, decode
 from greenroom.fabric.rpc import Context
 from greenroom.fabric.wire import from_attempt, to_attempt
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
-from greenroom.worker.leases import check_meant, meet
-from greenroom.worker.results import REFUSALS, refused
-from greenroom.worker.runs import RunRefused
+from greenroom.worker.runs.leases import check_meant, meet
+from greenroom.worker.runs.results import REFUSALS, refused
+from greenroom.worker.runs.run_table import RunRefused
 from greenroom.worker.service import WorkerService
 
 

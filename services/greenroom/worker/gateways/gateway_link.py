@@ -14,12 +14,12 @@ import grpc
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
-from greenroom.fabric.current import fresh_context
+from greenroom.fabric.current_request import fresh_context
 from greenroom.fabric.wire import from_token_run, to_attempt, to_token_run
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
 
 if TYPE_CHECKING:
-    from greenroom.worker.token_streams import TokenStreams
+    from greenroom.worker.gateways.token_streams import TokenStreams
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.rpc.calls import reading
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from greenroom.worker.engine import Engine
-from greenroom.worker.predictors import Predictors, address_of, said
+from greenroom.worker.predictions.predictor_calls import Predictors, address_of, said
 from greenroom.worker.service_config import ArtifactConfig
 from greenroom.worker.service_counters import ServiceCounters
 

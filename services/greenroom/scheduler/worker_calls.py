@@ -14,16 +14,16 @@ import grpc
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.messages import Member, Task, encode
-from greenroom.fabric.current import fresh_context
+from greenroom.fabric.current_request import fresh_context
 from greenroom.fabric.rpc import Dialer, outgoing
 from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, to_attempt
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
 from greenroom.scheduler.entries import RunResult
-from greenroom.scheduler.foresight import MOST_TASKS
-from greenroom.scheduler.origins import Origins
+from greenroom.scheduler.estimates import MOST_TASKS
 from greenroom.scheduler.pool import Listed, Pool
-from greenroom.scheduler.seats import Capacity, WorkerState
+from greenroom.scheduler.pool_workers import Capacity, WorkerState
+from greenroom.scheduler.trace_contexts import Origins
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
 
 _LOG = logging.getLogger(__name__)

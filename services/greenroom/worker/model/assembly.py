@@ -42,13 +42,13 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
-from greenroom.worker.config import WorkerConfig, takes
 from greenroom.worker.engine import Edition
-from greenroom.worker.generator import LoopGenerator
-from greenroom.worker.machine import gpu_memory, memory, resident_bytes, usable_cores
-from greenroom.worker.memory_plan import MemoryPlan, plan_memory, plan_to_fit
-from greenroom.worker.needs import needs_of
-from greenroom.worker.warm_start import ResidentSetFile, first_residents
+from greenroom.worker.model.config import WorkerConfig, takes
+from greenroom.worker.model.generator import LoopGenerator
+from greenroom.worker.model.memory_needs import needs_of
+from greenroom.worker.model.memory_plan import MemoryPlan, plan_memory, plan_to_fit
+from greenroom.worker.model.usable_memory import gpu_memory, memory, resident_bytes, usable_cores
+from greenroom.worker.model.warm_start import ResidentSetFile, first_residents
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
 from greenroom.core.messages import Member
 from greenroom.fabric.rpc import Dialer
-from greenroom.worker.gateway_link import GatewayLink, Stream
+from greenroom.worker.gateways.gateway_link import GatewayLink, Stream
 from greenroom.worker.service_config import StreamConfig
 from greenroom.worker.service_counters import ServiceCounters
 

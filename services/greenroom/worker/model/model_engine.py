@@ -19,8 +19,8 @@ from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.policies.base.events import Artifact, Prediction
 from greenroom.worker.engine import Edition, EngineState, Events, Routed
 from greenroom.worker.faults import Fault
-from greenroom.worker.routing import RoutingRecorder
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.traces.routing import RoutingRecorder
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.fidelity import check_fidelity
 from greenroom.policies.batching.batch_policy import BatchLimits
 from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_policy
-from greenroom.worker.machine import usable_cores
+from greenroom.worker.model.usable_memory import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
 
 PREFIX = "greenroom_"
 
