@@ -23,8 +23,8 @@ from greenroom.fabric.rpc import LocalDialer, LocalEndpoint
 from greenroom.fabric.telemetry.members import MembersCollector
 from greenroom.fabric.topics import Topics, all_topics
 from greenroom.gateway import Gateway, GatewayConfig
-from greenroom.gateway.pipeline import Pipeline, PipelineConfig
-from greenroom.gateway.pipeline_metrics import PipelineCollector
+from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.requests.pipeline_metrics import PipelineCollector
 from greenroom.gateway.service import GatewayService
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
 from greenroom.predictor.process import predictor_parts

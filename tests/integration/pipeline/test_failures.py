@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from greenroom.core.generation import FinishReason
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.gateway.terms import base_id
+from greenroom.gateway.requests.call_headers import base_id
 from tests.integration.cluster import Cluster, Process, running
 from tests.integration.pipeline.load import Call, Clients
 from tests.integration.pipeline.topics import Topics, completed, until

@@ -10,7 +10,7 @@ import pytest
 from greenroom.core.generation import FinishReason, Slo
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Claim, JournalRecord, Lost, Outcome
-from greenroom.gateway.streams import StreamBook
+from greenroom.gateway.requests.stream_book import StreamBook
 from greenroom.policies.emoe.scheduling import EmoePlacement
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.pool import Pool

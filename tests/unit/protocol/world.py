@@ -21,7 +21,7 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Finished, FinishReason, SamplingParams, Slo, Token
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Cancel, JournalRecord, Outcome, Request, Task, TaskRecord
-from greenroom.gateway.streams import Diverged, Gap, StreamBook, Unwanted
+from greenroom.gateway.requests.stream_book import Diverged, Gap, StreamBook, Unwanted
 from greenroom.policies.placement.placement_policy import Costs, FcfsPlacement, PlacementPolicy
 from greenroom.scheduler import effects as wanted
 from greenroom.scheduler.config import PoolConfig

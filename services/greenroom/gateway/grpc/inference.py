@@ -20,15 +20,15 @@ from greenroom.fabric.rpc import Context, Status
 from greenroom.fabric.rpc.errors import DEFECT
 from greenroom.fabric.rpc.spans import told
 from greenroom.fabric.wire import to_end_reason, to_token_run
-from greenroom.gateway.calls import Calls
-from greenroom.gateway.choices import Delta, GenerationFailed
-from greenroom.gateway.doorkeeper import Caller, Doorkeeper
+from greenroom.gateway.doors.doorkeeper import Caller, Doorkeeper
 from greenroom.gateway.errors import as_api_error, too_large
-from greenroom.gateway.exchange import ACCESS_LOG, REPLY_ID_HEADER
+from greenroom.gateway.http.http_exchange import ACCESS_LOG, REPLY_ID_HEADER
 from greenroom.gateway.metrics import GatewayMetrics
-from greenroom.gateway.prepare import Prepared, prepare_chat, prepare_completion
-from greenroom.gateway.schema import ChatBody, CompletionBody, Message, SloBody
-from greenroom.gateway.terms import VISIBLE, Headers, Terms, terms_of
+from greenroom.gateway.replies.choices import Delta, GenerationFailed
+from greenroom.gateway.requests.bodies import ChatBody, CompletionBody, Message, SloBody
+from greenroom.gateway.requests.call_headers import VISIBLE, Headers, Terms, terms_of
+from greenroom.gateway.requests.calls import Calls
+from greenroom.gateway.requests.prepare import Prepared, prepare_chat, prepare_completion
 from greenroom.v1 import inference_pb2, inference_pb2_grpc
 
 _SERVICE = "/greenroom.v1.Inference"

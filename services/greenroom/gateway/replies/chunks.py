@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from greenroom.core.generation import FinishReason
-from greenroom.gateway.choices import Delta, TokenRecord
+from greenroom.gateway.replies.choices import Delta, TokenRecord
 from greenroom.text import Tokenizer
 
 Json = dict[str, Any]

@@ -11,11 +11,11 @@ import msgspec
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import MAX_SEED, GenerationRequest, SamplingParams, ServedModel, Slo
-from greenroom.gateway.choices import Job
 from greenroom.gateway.config import GatewayConfig
-from greenroom.gateway.keys import MAX_PRIORITY, KeyLimits
-from greenroom.gateway.replies import StreamUsage
-from greenroom.gateway.schema import (
+from greenroom.gateway.doors.keys import MAX_PRIORITY, KeyLimits
+from greenroom.gateway.replies.choices import Job
+from greenroom.gateway.replies.chunks import StreamUsage
+from greenroom.gateway.requests.bodies import (
     HINT_IN_CONTENT,
     NEUTRAL_IN_MESSAGE,
     ONLY_OF_THE_ASSISTANT,
@@ -26,7 +26,7 @@ from greenroom.gateway.schema import (
     StreamOptions,
     refuse_unsupported,
 )
-from greenroom.gateway.terms import PRIORITY_HEADER, SLO_HEADERS, Terms
+from greenroom.gateway.requests.call_headers import PRIORITY_HEADER, SLO_HEADERS, Terms
 from greenroom.text import ChatTemplate, TextProcessor, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant")

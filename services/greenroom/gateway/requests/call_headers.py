@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Slo
-from greenroom.gateway.doorkeeper import ANYONE, Caller
-from greenroom.gateway.keys import MAX_PRIORITY
+from greenroom.gateway.doors.doorkeeper import ANYONE, Caller
+from greenroom.gateway.doors.keys import MAX_PRIORITY
 
 SLO_HEADERS = {"ttft_ms": "x-slo-ttft-ms", "tpot_ms": "x-slo-tpot-ms", "e2e_ms": "x-slo-e2e-ms"}
 PRIORITY_HEADER = "x-priority"

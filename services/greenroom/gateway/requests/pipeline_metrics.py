@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from greenroom.gateway.pipeline import Pipeline
+from greenroom.gateway.requests.pipeline import Pipeline
 
 
 class PipelineCollector(Collector):

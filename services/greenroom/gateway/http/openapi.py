@@ -10,10 +10,18 @@ import msgspec
 
 from greenroom.core.generation import MAX_LOGPROBS, MAX_STOP_STRINGS
 from greenroom.gateway.config import GatewayConfig
-from greenroom.gateway.exchange import HINTS_HEADER, REPLY_ID_HEADER
-from greenroom.gateway.keys import MAX_PRIORITY
-from greenroom.gateway.prepare import MAX_STOP_TOKEN_IDS, MAX_TASK_TYPE, ROLES
-from greenroom.gateway.schema import (
+from greenroom.gateway.doors.keys import MAX_PRIORITY
+from greenroom.gateway.http.http_exchange import HINTS_HEADER, REPLY_ID_HEADER
+from greenroom.gateway.replies.shapes import (
+    REPLIES,
+    ChatCompletion,
+    Condition,
+    ErrorBody,
+    Model,
+    ModelList,
+    TextCompletion,
+)
+from greenroom.gateway.requests.bodies import (
     HINT_IN_CONTENT,
     HINTS,
     HINTS_IN_MESSAGE,
@@ -25,16 +33,8 @@ from greenroom.gateway.schema import (
     Message,
     StreamOptions,
 )
-from greenroom.gateway.shapes import (
-    REPLIES,
-    ChatCompletion,
-    Condition,
-    ErrorBody,
-    Model,
-    ModelList,
-    TextCompletion,
-)
-from greenroom.gateway.terms import PRIORITY_HEADER, SLO_HEADERS
+from greenroom.gateway.requests.call_headers import PRIORITY_HEADER, SLO_HEADERS
+from greenroom.gateway.requests.prepare import MAX_STOP_TOKEN_IDS, MAX_TASK_TYPE, ROLES
 
 Json = dict[str, Any]
 _REF = "#/components/schemas/{name}"

@@ -11,8 +11,8 @@ import grpc
 from greenroom.core.attempts import Attempt
 from greenroom.fabric.rpc.metadata import Context, received, value_of
 from greenroom.fabric.wire import from_token_run, to_token_run
-from greenroom.gateway.flights import Flights
-from greenroom.gateway.streams import Gap, Unwanted
+from greenroom.gateway.requests.in_flight import Flights
+from greenroom.gateway.requests.stream_book import Gap, Unwanted
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
 
 _LOG = logging.getLogger(__name__)

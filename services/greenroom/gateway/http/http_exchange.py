@@ -14,12 +14,12 @@ from aiohttp import hdrs, web
 
 from greenroom.fabric import current_request as current
 from greenroom.fabric import telemetry
-from greenroom.gateway.browsers import Hosts, Origins, is_preflight
 from greenroom.gateway.config import GatewayConfig
+from greenroom.gateway.doors.hosts import Hosts, Origins, is_preflight
 from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect, too_large
+from greenroom.gateway.http.sse import drop
 from greenroom.gateway.metrics import GatewayMetrics
-from greenroom.gateway.sse import drop
-from greenroom.gateway.terms import VISIBLE
+from greenroom.gateway.requests.call_headers import VISIBLE
 
 ACCESS_LOG = logging.getLogger("greenroom.gateway.access")
 _LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from greenroom.core.errors import Conflict
 from greenroom.core.generation import Event, Finished, FinishReason, Token
 from greenroom.core.logprobs import unpack_tokens
 from greenroom.core.messages import Outcome, encode
-from greenroom.gateway.streams import Diverged, StreamBook
+from greenroom.gateway.requests.stream_book import Diverged, StreamBook
 
 
 @dataclass(slots=True, eq=False)

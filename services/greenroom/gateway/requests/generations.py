@@ -10,9 +10,9 @@ from typing import Self
 
 from greenroom.core.errors import Conflict, InvalidRequest, Saturated
 from greenroom.core.generation import Event, FinishReason, Generator, Token
-from greenroom.gateway.choices import ChoiceAssembler, Delta, GenerationFailed, Job
 from greenroom.gateway.errors import ApiError
 from greenroom.gateway.metrics import SequenceMeter
+from greenroom.gateway.replies.choices import ChoiceAssembler, Delta, GenerationFailed, Job
 
 _LOG = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 10.0

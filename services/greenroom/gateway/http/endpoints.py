@@ -10,16 +10,16 @@ from typing import Any, Generic
 import msgspec
 from aiohttp import web
 
-from greenroom.gateway.calls import Calls, Running
-from greenroom.gateway.choices import Delta, TokenRecord
-from greenroom.gateway.doorkeeper import Caller
+from greenroom.gateway.doors.doorkeeper import Caller
 from greenroom.gateway.errors import ClientGone, as_api_error, defect
-from greenroom.gateway.exchange import note_of, read_json
-from greenroom.gateway.prepare import Prepared, prepare_chat, prepare_completion
-from greenroom.gateway.replies import ChatStyle, ChoiceResult, CompletionStyle, Head, ReplyStyle, Tally
-from greenroom.gateway.schema import Body, ChatBody, CompletionBody, decode_body, hints_in
-from greenroom.gateway.sse import DONE, EventStream, error_frame, frame
-from greenroom.gateway.terms import terms_of
+from greenroom.gateway.http.http_exchange import note_of, read_json
+from greenroom.gateway.http.sse import DONE, EventStream, error_frame, frame
+from greenroom.gateway.replies.choices import Delta, TokenRecord
+from greenroom.gateway.replies.chunks import ChatStyle, ChoiceResult, CompletionStyle, Head, ReplyStyle, Tally
+from greenroom.gateway.requests.bodies import Body, ChatBody, CompletionBody, decode_body, hints_in
+from greenroom.gateway.requests.call_headers import terms_of
+from greenroom.gateway.requests.calls import Calls, Running
+from greenroom.gateway.requests.prepare import Prepared, prepare_chat, prepare_completion
 
 CALLER = web.RequestKey("caller", Caller)
 

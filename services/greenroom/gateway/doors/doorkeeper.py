@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.gateway.doors.keys import MAX_PRIORITY, Key, KeyLimits, read_keys, recognise
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.keys import MAX_PRIORITY, Key, KeyLimits, read_keys, recognise
 
 _LOG = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0

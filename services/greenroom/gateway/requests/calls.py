@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from greenroom.core.errors import Conflict, GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import FinishReason, Generator, ServedModel
-from greenroom.gateway.admission import Admission
-from greenroom.gateway.attached import Attached
-from greenroom.gateway.choices import ChoiceAssembler, Delta, GenerationFailed, Job
 from greenroom.gateway.config import GatewayConfig
-from greenroom.gateway.doorkeeper import Caller
+from greenroom.gateway.doors.admission import Admission
+from greenroom.gateway.doors.doorkeeper import Caller
+from greenroom.gateway.doors.limits import Limits, Refusal
 from greenroom.gateway.errors import ApiError, expired, model_not_found, too_many, unavailable
-from greenroom.gateway.generations import CLOSE_TIMEOUT_S, Generations
-from greenroom.gateway.limits import Limits, Refusal
 from greenroom.gateway.metrics import GatewayMetrics, SequenceMeter
-from greenroom.gateway.prepare import Prepared
-from greenroom.gateway.terms import Terms, owned_id
+from greenroom.gateway.replies.choices import ChoiceAssembler, Delta, GenerationFailed, Job
+from greenroom.gateway.requests.call_headers import Terms, owned_id
+from greenroom.gateway.requests.generations import CLOSE_TIMEOUT_S, Generations
+from greenroom.gateway.requests.idempotent_runs import Attached
+from greenroom.gateway.requests.prepare import Prepared
 from greenroom.text import TextProcessor
 
 _INLINE_BYTES = 16 * 1024

@@ -29,10 +29,10 @@ from greenroom.fabric.log.health import LogHealth, Skew, expired_early, told_ms
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.topics import REQUESTS
 from greenroom.gateway.errors import ApiError, unavailable
-from greenroom.gateway.flights import CONFLICT, Flight, Flights, as_finished
-from greenroom.gateway.journal import JournalReader
-from greenroom.gateway.streams import StreamBook
-from greenroom.gateway.tokens_service import TokensService
+from greenroom.gateway.requests.in_flight import CONFLICT, Flight, Flights, as_finished
+from greenroom.gateway.requests.journal import JournalReader
+from greenroom.gateway.requests.stream_book import StreamBook
+from greenroom.gateway.requests.tokens_service import TokensService
 
 _LOG = logging.getLogger(__name__)
 _PROMPT_CHARS = 8192

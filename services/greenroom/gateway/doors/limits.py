@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from greenroom.gateway.doorkeeper import Caller
-from greenroom.gateway.keys import KeyLimits
+from greenroom.gateway.doors.doorkeeper import Caller
+from greenroom.gateway.doors.keys import KeyLimits
 
 CANCELS_PER_MINUTE = 600.0
 _ROUNDING = 1e-9
