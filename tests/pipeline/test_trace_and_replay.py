@@ -12,7 +12,7 @@ import pytest
 
 from greenroom import LLM, SamplingParams
 from greenroom.core.units import MIB
-from greenroom.experts.copying import disk_calibration as calibration
+from greenroom.experts.copying import disk_calibration
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace, TraceRecorder
@@ -228,12 +228,12 @@ def test_the_link_is_taken_from_what_was_measured_of_a_pack(
     pack = run("pack", str(checkpoint))[0].strip().splitlines()[-1]
     path = tmp_path / "t.npz"
     trace_of(20, layers=2, k=2, experts=8).save(path)
-    monkeypatch.setattr(calibration, "SMALL_PACK_BYTES", 0)
+    monkeypatch.setattr(disk_calibration, "SMALL_PACK_BYTES", 0)
 
     table = run("replay", str(path), "--calibration", pack, "--expert-bytes", "4KiB", "--budget", "50%")[0]
 
     with contextlib.closing(PackFile.open(Path(pack))) as opened:
-        measured = calibration.load(opened)
+        measured = disk_calibration.load(opened)
     assert measured is not None
     assert f"link {LinkProfile(measured.bytes_per_s, measured.latency_s).describe()}" in table
     assert measured.reads.describe() in table

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.experts.pack import file_lock as file_lock_module
 from greenroom.experts.pack.file_lock import file_lock
-from greenroom.experts.pack.pack_file import file_lock as file_lock_module
 
 DEADLINE_S = 30.0
 HOLDER = """

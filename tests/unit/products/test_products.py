@@ -14,6 +14,7 @@ from transformers.models.mixtral.configuration_mixtral import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.moe.products import expert_products
 from greenroom.moe.products.expert_products import (
     Grouped,
     NativeSum,
@@ -23,7 +24,6 @@ from greenroom.moe.products.expert_products import (
     native_for,
     use_native,
 )
-from greenroom.moe.products.expert_products import expert_products as products
 from greenroom.moe.products.native import library
 from greenroom.moe.products.native.library import NativeUnavailable
 from greenroom.moe.products.native.rows import NativeRows, RowLimits, native_rows
@@ -130,4 +130,4 @@ def test_a_model_keeps_what_is_not_plain(native: NativeRows) -> None:
 def test_all_names_are_in_the_workers_configuration() -> None:
     from greenroom.worker.model.config import PRODUCTS
 
-    assert products.PRODUCTS == PRODUCTS
+    assert expert_products.PRODUCTS == PRODUCTS

@@ -14,8 +14,7 @@ import grpc
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import FinishReason, ServedModel, Token
-from greenroom.fabric import current_request as current
-from greenroom.fabric import telemetry
+from greenroom.fabric import current_request, telemetry
 from greenroom.fabric.rpc import Context, Status
 from greenroom.fabric.rpc.errors import DEFECT
 from greenroom.fabric.rpc.spans import told
@@ -144,8 +143,8 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
         """Its metrics, its line in the log and its trace, however it ends."""
         began = time.monotonic()
         note = _Note()
-        if not current.request_id.get():
-            current.request_id.set(f"req-{uuid.uuid4().hex}")
+        if not current_request.request_id.get():
+            current_request.request_id.set(f"req-{uuid.uuid4().hex}")
         status, code, param = grpc.StatusCode.OK, None, None
         span = _begin_span(method)
         with span.active():
@@ -165,7 +164,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
                 ACCESS_LOG.log(
                     logging.DEBUG if method == "GetModel" and code is None else logging.INFO,
                     "%s grpc %s %s %.1f ms%s%s%s%s",
-                    current.request_id.get(),
+                    current_request.request_id.get(),
                     method,
                     status.name,
                     (time.monotonic() - began) * 1000,

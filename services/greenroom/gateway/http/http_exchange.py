@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import hdrs, web
 
-from greenroom.fabric import current_request as current
-from greenroom.fabric import telemetry
+from greenroom.fabric import current_request, telemetry
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.hosts import Hosts, Origins, is_preflight
 from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect, too_large
@@ -70,7 +69,7 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         note = request[_NOTE] = Note(request.headers.get("X-Request-Id"))
-        current.request_id.set(note.request_id)
+        current_request.request_id.set(note.request_id)
         status = CLIENT_CLOSED
         with _traced(request, note) as span:
             try:
@@ -203,7 +202,7 @@ def _traced(request: web.Request, note: Note) -> Iterator[telemetry.Span]:
 async def _answer(request: web.Request, handler: Handler, note: Note) -> web.StreamResponse:
     try:
         _check_id(note)
-        current.request_id.set(note.request_id)
+        current_request.request_id.set(note.request_id)
         return await handler(request)
     except ClientGone:
         raise
