@@ -144,11 +144,12 @@ def limits_for(loaded: LoadedMoE, ragged: RaggedModel, pack: PackFile, asked: st
     if asked == "auto" and not native.multiplies_bf16:
         return RowLimits(ANY_ROWS, ANY_ROWS, ANY_ROWS)
     path, here = limits_path(pack.path), _identity(pack, native)
-    found = _here.get(here) or _load(path, here)
-    if found is None:
-        found = measure(loaded, ragged, pack.manifest, here)
-        found = _load(path, here) or found  # of another process that measured meanwhile: they compute alike
+    found = _here.get(here) or _load(path, here) or measure(loaded, ragged, pack.manifest, here)
+    kept = _load(path, here)
+    if kept is None:
         _save(path, found)
+    elif here not in _here:
+        found = kept  # of another process that measured meanwhile: they compute alike
     _here[here] = found
     return found.limits
 
