@@ -5,12 +5,12 @@ Optional: where no C++ compiler is found the install goes on, and torch's own pr
 
 from setuptools import Extension, setup
 
-NATIVE = "services/greenroom/moe/native"
+NATIVE = "services/greenroom/moe/products/native"
 
 setup(
     ext_modules=[
         Extension(
-            "greenroom.moe.native._rows",
+            "greenroom.moe.products.native._rows",
             [f"{NATIVE}/rows.cpp"],
             depends=[f"{NATIVE}/rows_kernel.inc"],
             language="c++",

@@ -28,21 +28,21 @@ from benchmarks import models
 from benchmarks.machine import cache_folder, describe_machine
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
-from greenroom.experts.calibration import load_or_measure
+from greenroom.experts.copying.disk_calibration import load_or_measure
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.pack import PackFile
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import LoadedMoE, attach, load
-from greenroom.moe.packing import ensure_pack
-from greenroom.moe.ragged import RaggedModel
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Step, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy, Target
-from greenroom.policies.fidelity import Fidelity
-from greenroom.policies.selection import lowest
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import LoadedMoE, attach, load
+from greenroom.moe.loading.packing import ensure_pack
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Step, VictimRequest
+from greenroom.policies.base.expert_policy import ExpertPolicy, Target
+from greenroom.policies.base.fidelity import Fidelity
+from greenroom.policies.base.victim_selection import lowest
 
 ARMS = ("resident", "steady", "moving")
 PROMPT_TOKENS = 16

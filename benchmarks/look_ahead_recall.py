@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.experts.pack import PackFile
-from greenroom.experts.resident import ResidentExperts
+from greenroom.experts.all_resident import ResidentExperts
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import attach, load
-from greenroom.moe.look_ahead import look_ahead_of
-from greenroom.moe.packing import ensure_pack
-from greenroom.policies.events import ROUTER, Prediction, PredictionRequest
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import attach, load
+from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.routing.router_look_ahead import look_ahead_of
+from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
 
 AHEAD = 3
 BINS = 10

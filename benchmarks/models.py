@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from greenroom.demo import bundled_model_path
 from greenroom.demo.widen import widen
-from greenroom.moe.packing import default_cache_dir
+from greenroom.moe.loading.packing import default_cache_dir
 
 EXPERT_MIB = 11.0
 """Size of a widened expert at least."""

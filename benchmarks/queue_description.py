@@ -19,11 +19,11 @@ import torch
 
 from benchmarks.machine import cache_folder, describe_machine
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.kv_cache import KVLayout, LayerKV
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk
-from greenroom.policies.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching
+from greenroom.moe.attention.kv_cache import KVLayout, LayerKV
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching
 
 CASES = ((1, 0), (8, 0), (64, 0), (64, 256))
 PROMPT, LAYERS, VOCABULARY = (1, 2, 3), 24, 8

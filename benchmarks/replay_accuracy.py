@@ -32,20 +32,20 @@ from benchmarks.models import widened
 from benchmarks.streams import Stream, task_stream
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
-from greenroom.experts.calibration import measure
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.copying.disk_calibration import measure
 from greenroom.experts.engine import ExpertEngine
-from greenroom.experts.pack import PackFile
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.llm import LLM
-from greenroom.moe.packing import default_cache_dir
-from greenroom.policies.events import Prediction, SequenceInfo, Step
+from greenroom.moe.loading.packing import default_cache_dir
+from greenroom.policies.base.events import Prediction, SequenceInfo, Step
 from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.steps import TraceStep
 from greenroom.replay.sweep import PolicySpec
 from greenroom.replay.timed import ComputeProfile, TimedEngine, TimedReplay, TimedResult
-from greenroom.worker.warm_start import first_residents
+from greenroom.worker.model.warm_start import first_residents
 
 LINK_BUDGET_S = 0.4
 _RATIOS = ("stall_ratio", "time_ratio", "stall_ratio_within", "time_ratio_within")

@@ -19,8 +19,8 @@ from benchmarks.models import random_mixtral, widened
 from greenroom import LLM
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
-from greenroom.moe import ragged_attention
-from greenroom.moe.completions import complete
+from greenroom.moe.attention import ragged_attention
+from greenroom.moe.batch.completions import complete
 
 ALWAYS, NEVER = 1 << 30, 0
 _TIMEOUT_S = 120.0

@@ -28,15 +28,15 @@ import torch
 from tqdm import tqdm
 
 from greenroom.core.units import format_bytes
-from greenroom.experts.calibration import CANDIDATES, load_or_measure
-from greenroom.experts.direct_io import ReadSettings, page_aligned
+from greenroom.experts.bookkeeping.ledger import Ledger
+from greenroom.experts.bookkeeping.tiers import Tiers
+from greenroom.experts.copying.disk_calibration import CANDIDATES, load_or_measure
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.ledger import Ledger
-from greenroom.experts.pack import PackFile
-from greenroom.experts.tiers import Tiers
-from greenroom.moe.packing import default_cache_dir
-from greenroom.policies.events import Reason
+from greenroom.experts.pack.direct_io import ReadSettings, page_aligned
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.loading.packing import default_cache_dir
+from greenroom.policies.base.events import Reason
 
 READ_TIMEOUT_S = 60.0
 

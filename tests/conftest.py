@@ -29,7 +29,7 @@ those folders compute in one process: beside them a cluster gets on, while two c
 def _torch_as_tests_need_it() -> None:
     import torch  # takes seconds, for which a process that only hands tests out would wait as well
 
-    from greenroom.moe.native.tiles import avoid_tiles_without_shape
+    from greenroom.moe.products.native.tiles import avoid_tiles_without_shape
 
     torch.set_num_threads(1)
     avoid_tiles_without_shape()  # transformers is computed with in tests too, and by its own loading

@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from greenroom.experts.accelerator import Mark
-from greenroom.worker.machine import Memory
+from greenroom.experts.copying.accelerator import Mark
+from greenroom.worker.model.usable_memory import Memory
 from tests.unit.experts.fake_accelerator import FakeAccelerator, Point
 
 DEVICE = torch.device("maia", 0)
@@ -297,9 +297,9 @@ def stand_in(
 ) -> Iterator[StandInAccelerator]:
     """greenroom finds the device in the place of a GPU with ``memory`` bytes."""
     accelerator = StandInAccelerator(lateness=lateness)
-    monkeypatch.setattr("greenroom.worker.worker.accelerator_of", lambda _: accelerator)
-    monkeypatch.setattr("greenroom.worker.worker.gpu_memory", lambda _: Memory(memory, memory, "the stand-in"))
-    monkeypatch.setattr("greenroom.moe.device_copies.page_locked", page_locked)
+    monkeypatch.setattr("greenroom.worker.model.assembly.accelerator_of", lambda _: accelerator)
+    monkeypatch.setattr("greenroom.worker.model.assembly.gpu_memory", lambda _: Memory(memory, memory, "the stand-in"))
+    monkeypatch.setattr("greenroom.moe.products.device_copies.page_locked", page_locked)
     _late.append(accelerator)
     try:
         yield accelerator

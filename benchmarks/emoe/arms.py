@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.emoe.simulate import Machine
-from greenroom.policies.latency_estimate import ESTIMATORS, latency_ms
-from greenroom.policies.placement_policy import PendingRequest, PlacementPolicy, WorkerView
+from greenroom.policies.placement.latency_estimate import ESTIMATORS, latency_ms
+from greenroom.policies.placement.placement_policy import PendingRequest, PlacementPolicy, WorkerView
 from greenroom.policies.registry import create_placement_policy
 
 FCFS, EMOE, HINDSIGHT = "fcfs", "emoe", "hindsight"

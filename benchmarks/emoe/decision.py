@@ -21,12 +21,12 @@ import numpy as np
 
 from greenroom.core.generation import SamplingParams, Slo
 from greenroom.core.messages import Claim, Request, Task
-from greenroom.policies.emoe_scheduling import EmoePlacement
-from greenroom.policies.latency_estimate import ESTIMATORS, LatencyEstimator
-from greenroom.policies.placement_policy import Costs, PlacementState
+from greenroom.policies.emoe.scheduling import EmoePlacement
+from greenroom.policies.placement.latency_estimate import ESTIMATORS, LatencyEstimator
+from greenroom.policies.placement.placement_policy import Costs, PlacementState
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.pool import Pool
-from greenroom.scheduler.seats import Capacity, WorkerState
+from greenroom.scheduler.pool_workers import Capacity, WorkerState
 
 TASKS = ("summarise", "translate", "code", "classify", "converse")
 COSTS = Costs(token_ms=0.5, load_ms_by_task=dict.fromkeys(TASKS, 20.0))

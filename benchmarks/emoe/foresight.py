@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.core.model_profile import ModelProfile
-from greenroom.policies.events import Prediction, PredictionRequest
-from greenroom.policies.popularity import POPULARITY
+from greenroom.policies.base.events import Prediction, PredictionRequest
+from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.predictor.learned.config import TrainingConfig
 from greenroom.predictor.learned.networks import LearnedPredictor
 from greenroom.predictor.learned.recorded import Recorded
 from greenroom.predictor.learned.training import train
 from greenroom.worker.engine import Routed
-from greenroom.worker.previous import LastPrompts
+from greenroom.worker.predictions.last_prompts import LastPrompts
 
 EVERY = 40
 """Prompts between two forecasts; eMoE, section 3.3."""

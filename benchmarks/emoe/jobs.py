@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from greenroom.core.model_profile import Lengths, ModelProfile
-from greenroom.policies.events import UNKNOWN_TASK
+from greenroom.policies.base.events import UNKNOWN_TASK
 from greenroom_load.traces import Recorded, read_trace
 
 SLO_MULTIPLES = (2.0, 5.0, 10.0)

@@ -16,22 +16,22 @@ import numpy as np
 from benchmarks.emoe.foresight import EVERY, Forecaster, Predictor
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.core.model_profile import ModelProfile
-from greenroom.experts.calibration import load_or_measure
+from greenroom.experts.copying.disk_calibration import load_or_measure
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.pack import PackFile
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import attach, load
-from greenroom.moe.packing import ensure_pack
-from greenroom.moe.ragged import RaggedModel
-from greenroom.policies.events import UNKNOWN_TASK
-from greenroom.policies.fidelity import Fidelity
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import attach, load
+from greenroom.moe.loading.packing import ensure_pack
+from greenroom.policies.base.events import UNKNOWN_TASK
+from greenroom.policies.base.fidelity import Fidelity
 from greenroom.policies.registry import create_policy
 from greenroom.profiling.forced import Forced, Given, force
 from greenroom.text import TextProcessor
-from greenroom.worker.routing import RoutingRecorder
-from greenroom.worker.warm_start import first_residents
+from greenroom.worker.model.warm_start import first_residents
+from greenroom.worker.traces.routing import RoutingRecorder
 
 KV_BYTES = 64 << 20
 RESIDENT, EXACT, PAPER, SENSITIVE = "resident", "exact", "paper", "sensitive"

@@ -14,7 +14,7 @@ from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.demo import bundled_model_path
 from greenroom.profiling.prompts import of_bundled_tasks
 from greenroom.profiling.subject import Subject
-from greenroom.worker.config import WorkerConfig
+from greenroom.worker.model.config import WorkerConfig
 
 MAX_TOKENS = 64
 QUICK_MIB = 1.0

@@ -35,7 +35,7 @@ from benchmarks.emoe.step_times import Measured, mean_of
 from benchmarks.machine import cache_folder
 from greenroom.core.model_profile import dump_model_profile
 from greenroom.demo.tasks import TASKS
-from greenroom.worker.machine import usable_cores
+from greenroom.worker.model.usable_memory import usable_cores
 from tests.integration.server import Server
 
 

@@ -17,10 +17,16 @@ from benchmarks.emoe.jobs import Job
 from benchmarks.emoe.steps import ExpertSets, ServingOverhead, StepTimes
 from benchmarks.emoe.worker_model import KvOnDemandWorker, ModelledWorker
 from greenroom.core.model_profile import ModelProfile
-from greenroom.policies.batch_policy import BatchLimits
-from greenroom.policies.placement_policy import Costs, PendingRequest, PlacementPolicy, PlacementState, WorkerView
+from greenroom.policies.batching.batch_policy import BatchLimits
+from greenroom.policies.placement.placement_policy import (
+    Costs,
+    PendingRequest,
+    PlacementPolicy,
+    PlacementState,
+    WorkerView,
+)
 from greenroom.scheduler.entries import Entry, Stage
-from greenroom.scheduler.seats import Capacity, Seat, WorkerState
+from greenroom.scheduler.pool_workers import Capacity, Seat, WorkerState
 
 VIRTUALLY_ALL = 1 << 40
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.emoe.jobs import Job
 from benchmarks.emoe.steps import ExpertSets, ServingOverhead, StepTimes
-from greenroom.policies.batch_policy import (
+from greenroom.policies.base.events import Phase
+from greenroom.policies.batching.batch_policy import (
     BatchLimits,
     BatchState,
     FcfsBatching,
@@ -20,7 +21,6 @@ from greenroom.policies.batch_policy import (
     StepPlan,
     WaitingSequence,
 )
-from greenroom.policies.events import Phase
 
 
 @dataclass(slots=True, eq=False)

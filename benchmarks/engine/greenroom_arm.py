@@ -16,8 +16,8 @@ from benchmarks.engine.turns import Turn, peak_bytes, reset_peak, timed
 from greenroom.core.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import MIB
-from greenroom.experts.direct_io import DirectFile, page_aligned
-from greenroom.experts.layout import PAGE_BYTES, align
+from greenroom.experts.pack.direct_io import DirectFile, page_aligned
+from greenroom.experts.pack.layout import PAGE_BYTES, align
 from greenroom.llm import LLM
 from greenroom.worker.engine import Edition
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.engine.clock import PartClock
 from greenroom.llm import LLM
-from greenroom.moe import batch_engine
-from greenroom.moe.layers import experts_modules
+from greenroom.moe.architecture.moe_layers import experts_modules
+from greenroom.moe.batch import batch_engine
 
 PARTS = (
     "attention", "router", "experts", "other layers", "waiting", "bookkeeping", "look-ahead", "sampling", "loop"
@@ -165,7 +165,7 @@ def _routers(model: Any) -> list[Any]:
 
 
 def _stage(model: Any) -> Any:
-    from greenroom.moe.seats import seat_of
+    from greenroom.moe.products.expert_hooks import seat_of
 
     _, module = next(iter(experts_modules(model)))
     return seat_of(module).stage

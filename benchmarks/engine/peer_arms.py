@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.engine.turns import Turn, peak_bytes, reset_peak, timed
-from greenroom.moe.native.tiles import avoid_tiles_without_shape
+from greenroom.moe.products.native.tiles import avoid_tiles_without_shape
 
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 """transformers' own experts' implementations, each with sdpa attention."""

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.engine.peer_arms import write_offload_folder
 from benchmarks.models import RandomMixtral, checkpoint_bytes, random_mixtral, widened
 from greenroom.demo import bundled_model_path
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.packing import ensure_pack
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.packing import ensure_pack
 
 
 class Prepare:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.engine.turns import Trace
-from greenroom.policies.belady import Future, belady
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import SequenceInfo, Step
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import SequenceInfo, Step
+from greenroom.policies.replacement.belady import Future, belady
 
 Keys = NDArray[np.int64]
 

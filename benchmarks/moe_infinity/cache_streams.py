@@ -15,8 +15,8 @@ from benchmarks.moe_infinity.calibration import TARGETS
 from benchmarks.moe_infinity.synthetic import MIXES, Shape, drawn
 from greenroom.core.eamc_file import EamcFile
 from greenroom.demo.tasks import TASKS, Sample, sample
-from greenroom.policies.artifacts import artifact_of
-from greenroom.policies.events import Artifact
+from greenroom.policies.base.artifacts import artifact_of
+from greenroom.policies.base.events import Artifact
 from greenroom.predictor.eamc.members import choose_members
 from greenroom.predictor.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace

@@ -20,8 +20,8 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH, Mix, Shape, trace_of
-from greenroom.policies.arrays import Counts
-from greenroom.policies.events import Phase
+from greenroom.policies.base.array_types import Counts
+from greenroom.policies.base.events import Phase
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace
 from greenroom.replay.cache import optimum

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from greenroom.core.pictures import COLOURS, new_figure, save_figure
-from greenroom.policies.activation_matrix import Rows, Tokens
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.eamc import EAMC, MATRICES, Eamc, NearestMembers
-from greenroom.policies.events import Artifact, LayerRouting, Phase, Step
-from greenroom.policies.moe_infinity import MoeInfinity
+from greenroom.policies.base.activation_matrix import Rows, Tokens
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Step
+from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES, Eamc, NearestMembers
+from greenroom.policies.moe_infinity.policy import MoeInfinity
 
 PAPER_SEARCH_US: Final = 21.0
 

@@ -28,9 +28,9 @@ from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S, M
 from benchmarks.moe_infinity.synthetic import trace_of
 from greenroom.core.eamc_file import EamcFile
 from greenroom.core.pictures import COLOURS, new_figure, save_figure
-from greenroom.policies.artifacts import artifact_of
-from greenroom.policies.events import LayerRouting, SequenceEnd, Step
-from greenroom.policies.moe_infinity import RECALL, MoeInfinity
+from greenroom.policies.base.artifacts import artifact_of
+from greenroom.policies.base.events import LayerRouting, SequenceEnd, Step
+from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
 from greenroom.predictor.building.config import BuildingConfig
 from greenroom.predictor.building.jobs import Job, build_apart
 from greenroom.predictor.building.kinds import KINDS

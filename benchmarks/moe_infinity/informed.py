@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.moe_infinity.synthetic import Mix
-from greenroom.policies.arrays import NO_KEYS, Keys
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, SequenceEnd, SequenceInfo, Step, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.selection import lowest
+from greenroom.policies.base.array_types import NO_KEYS, Keys
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, SequenceEnd, SequenceInfo, Step, VictimRequest
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.victim_selection import lowest
 
 NEVER: Final = 1e-6
 """The least chance of a use in a step."""

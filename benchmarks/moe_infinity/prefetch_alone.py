@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.events import (
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
     Phase,
@@ -21,7 +21,7 @@ from greenroom.policies.events import (
     Transfer,
     VictimRequest,
 )
-from greenroom.policies.expert_policy import ExpertPolicy, Target
+from greenroom.policies.base.expert_policy import ExpertPolicy, Target
 
 
 class PrefetchAlone(ExpertPolicy):

@@ -14,13 +14,13 @@ import numpy as np
 from benchmarks.moe_infinity.prefetch_alone import PrefetchAlone
 from benchmarks.moe_infinity.prefetch_models import Model
 from benchmarks.moe_infinity.synthetic import trace_of
-from greenroom.policies.arrays import Counts
-from greenroom.policies.artifacts import artifact_of
-from greenroom.policies.eamc import EAMC, MATRICES
-from greenroom.policies.events import Artifact
-from greenroom.policies.next_layer import TracedTopK
+from greenroom.policies.base.array_types import Counts
+from greenroom.policies.base.artifacts import artifact_of
+from greenroom.policies.base.events import Artifact
+from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
+from greenroom.policies.prefetching.next_layer import TracedTopK
 from greenroom.policies.registry import create_policy
-from greenroom.policies.reuse_chances import REUSE
+from greenroom.policies.reuse.chances import REUSE
 from greenroom.predictor.eamc.members import CAPACITY, choose_members
 from greenroom.predictor.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.events import Phase
+from greenroom.policies.base.events import Phase
 from greenroom.replay import RoutingTrace
 from greenroom.replay.trace import narrowest
 

@@ -30,7 +30,7 @@ from benchmarks.peers.measure import Effort, Measurement, Subject, agreements, r
 from benchmarks.peers.report import plot, print_aims, print_memory, print_table
 from benchmarks.peers.results import RESIDENT, THIRD, summary
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe.packing import default_cache_dir
+from greenroom.moe.loading.packing import default_cache_dir
 
 MODELS = ("random", "widened")
 LEAST_AGREEMENT = 0.5

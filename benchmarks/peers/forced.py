@@ -11,9 +11,9 @@ from benchmarks.peers.job import Batch
 from greenroom.core.generation import FinishReason, GenerationRequest, Token
 from greenroom.demo.tasks import TASKS, sample
 from greenroom.demo.tokenizer import SPECIAL_TOKENS, render
-from greenroom.moe import sequence as moe_sequence
-from greenroom.moe.batch_engine import BatchEngine
-from greenroom.moe.sampling import Picked
+from greenroom.moe.batch import sequence as moe_sequence
+from greenroom.moe.batch.batch_engine import BatchEngine
+from greenroom.moe.batch.sampling import Picked
 
 SEED = 11
 

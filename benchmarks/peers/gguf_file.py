@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from greenroom.core.errors import UnknownName, UnsupportedModel
 from greenroom.core.files import synchronise
-from greenroom.moe.packing import default_cache_dir
+from greenroom.moe.loading.packing import default_cache_dir
 
 DTYPES = ("bf16", "f16")
 _VERSION = 1  # raised when the same checkpoint is to give another file

@@ -13,8 +13,8 @@ from benchmarks.peers.forced import force
 from benchmarks.peers.job import Batch, Decoded, answering, memory, read_bytes, read_job
 from greenroom import LLM
 from greenroom.core.generation import GenerationRequest, SamplingParams, Token
-from greenroom.moe.completions import complete
-from greenroom.worker.config import WorkerConfig
+from greenroom.moe.batch.completions import complete
+from greenroom.worker.model.config import WorkerConfig
 
 _TIMEOUT_S = 900.0
 

@@ -16,9 +16,9 @@ from benchmarks.pipeline.schedule import Measured, Planned
 from greenroom.core.generation import Finished, GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.fabric.lifecycle import run_loop
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.generator import LoopGenerator
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.generator import LoopGenerator
 
 
 async def run(generator: LoopGenerator, worker: Worker, plan: list[Planned], at_once: int) -> list[Measured]:

@@ -21,7 +21,7 @@ from greenroom.fabric.log.config import LogConfig
 from greenroom.fabric.log.kafka import KafkaLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer, NetworkEndpoint, ServerConfig
-from greenroom.policies.events import Prediction
+from greenroom.policies.base.events import Prediction
 from greenroom.text import TextProcessor
 from greenroom.text.digest import text_digest
 from greenroom.worker.engine import Edition, EngineState, Events, Routed

@@ -14,17 +14,17 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import ModelCard
 from greenroom.core.model_profile import ModelProfile
 from greenroom.core.units import MIB
+from greenroom.fabric.announced_server import Served
 from greenroom.fabric.lifecycle import Entered, Part, Service
 from greenroom.fabric.log import Log
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import LocalDialer, LocalEndpoint
-from greenroom.fabric.served import Served
 from greenroom.fabric.telemetry.members import MembersCollector
 from greenroom.fabric.topics import Topics, all_topics
 from greenroom.gateway import Gateway, GatewayConfig
-from greenroom.gateway.pipeline import Pipeline, PipelineConfig
-from greenroom.gateway.pipeline_metrics import PipelineCollector
+from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.requests.pipeline_metrics import PipelineCollector
 from greenroom.gateway.service import GatewayService
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
 from greenroom.predictor.process import predictor_parts

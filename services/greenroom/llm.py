@@ -22,10 +22,10 @@ from tqdm import tqdm
 from greenroom.core.errors import GreenroomError, InvalidConfig, InvalidRequest
 from greenroom.core.generation import Finished, FinishReason, GenerationRequest, SamplingParams, TokenLogprobs
 from greenroom.demo import bundled_model_path
-from greenroom.moe import completions
+from greenroom.moe.batch import completions
 from greenroom.text import TextStream
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.config import WorkerConfig
 
 Prompt = str | Sequence[int]
 ChatMessage = Mapping[str, str]

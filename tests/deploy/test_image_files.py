@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from greenroom.gateway.keys import KeyFile
+from greenroom.gateway.doors.keys import KeyFile
 from tests.deploy.compose import ROOT, services
 from tests.deploy.image import IMAGE, pins
 

@@ -21,14 +21,14 @@ import gc, json, sys
 from pathlib import Path
 import torch
 from greenroom.moe import ragged_attention
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.kv_cache import KVStore
-from greenroom.moe.loading import load
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk
-from greenroom.moe.ragged_probe import experts_bypassed
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.needs import attention_bytes
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.attention.kv_cache import KVStore
+from greenroom.moe.loading.load_model import load
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.forward.ragged_probe import experts_bypassed
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.memory_needs import attention_bytes
 
 def memory(name):
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

@@ -29,7 +29,7 @@ def test_a_server_that_has_answered_has_not_imported_the_compiler(
             assert reply.status == 200
         assert server.terminate() == 0
     imported = {line.rpartition("|")[2].strip() for line in server.log if line.startswith("import time:")}
-    assert {"torch", "greenroom.moe.batch_engine"} <= imported, "this test can not see imports"
+    assert {"torch", "greenroom.moe.batch.batch_engine"} <= imported, "this test can not see imports"
     assert not {name for name in imported if name.startswith(HEAVY)}
 
 
@@ -48,7 +48,7 @@ def test_a_command_that_only_looks_at_a_model_does_not_import_the_compiler_eithe
 def test_a_release_of_transformers_that_asks_otherwise_costs_memory_and_breaks_nothing() -> None:
     code = """
 import sys, types
-from greenroom.moe.compiler import compiler_on_demand
+from greenroom.moe.torch_compiler import compiler_on_demand
 compiler_on_demand()
 one, other = types.ModuleType("transformers.utils.import_utils"), types.ModuleType("transformers.utils")
 sys.modules.update({module.__name__: module for module in (one, other)})
@@ -71,7 +71,7 @@ assert not one.is_torch_flex_attn_available() and not other.is_torch_distributed
 
 USED = """
 import sys
-from greenroom.moe.compiler import compiler_on_demand
+from greenroom.moe.torch_compiler import compiler_on_demand
 compiler_on_demand()
 import torch, transformers.modeling_utils, transformers.integrations.moe
 from transformers.masking_utils import TransformGetItemToIndex

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import load
-from greenroom.worker import worker
-from greenroom.worker.needs import dense_bytes
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import load
+from greenroom.worker.model import assembly
+from greenroom.worker.model.memory_needs import dense_bytes
 from tests.random_checkpoints import save_random
 
 Run = Callable[..., tuple[str, str]]
@@ -116,7 +116,7 @@ def test_what_the_system_refuses_is_a_sentence(run: Run, tmp_path: Path) -> None
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
     run: Run, command: str, option: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "Worker", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(assembly, "Worker", lambda *_, **__: pytest.fail("a model was loaded"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         own = ("--port", "0") if option == "--grpc-port" else ()
@@ -130,7 +130,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
 PACK = """
 import sys
 from greenroom.cli import main
-from greenroom.experts.pack import PackWriter
+from greenroom.experts.pack.pack_file import PackWriter
 
 def write(*arguments):
     print("writing", flush=True)

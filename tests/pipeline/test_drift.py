@@ -28,18 +28,18 @@ from greenroom.demo.tasks import TASKS, samples
 from greenroom.embedded import EmbeddedConfig, embedded_parts
 from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.moe_infinity import RECALL, MoeInfinity
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
 from greenroom.predictor import PredictorConfig
 from greenroom.predictor.building.config import BuildingConfig
 from greenroom.predictor.eamc.drift import DriftConfig
-from greenroom.worker.card import card_of
-from greenroom.worker.config import WorkerConfig
 from greenroom.worker.engine import Edition
-from greenroom.worker.metrics import WorkerCollector
-from greenroom.worker.model_engine import ModelEngine
-from greenroom.worker.routing import RoutingRecorder
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.card import card_of
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.metrics import WorkerCollector
+from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.test_model import Told
 from tests.waiting import until
 

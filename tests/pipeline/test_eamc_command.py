@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from greenroom.cli import main
 from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.moe_infinity import MoeInfinity
+from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.replay import RoutingTrace
 from greenroom.replay.activations import activation_matrices
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.config import WorkerConfig
 from tests.pipeline.commands import output_of as run
 from tests.waiting import until
 

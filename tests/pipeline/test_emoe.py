@@ -19,13 +19,13 @@ from greenroom.demo.tasks import TASKS, samples
 from greenroom.embedded import EmbeddedConfig, embedded_parts
 from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
-from greenroom.moe.completions import complete
-from greenroom.policies.emoe import Emoe
-from greenroom.worker.card import card_of
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.model_engine import ModelEngine
-from greenroom.worker.routing import RoutingRecorder
-from greenroom.worker.worker import Worker
+from greenroom.moe.batch.completions import complete
+from greenroom.policies.emoe.policy import Emoe
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.card import card_of
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.traces.routing import RoutingRecorder
 from tests.unit.policies.model_profiles import model_profile, task_profile
 from tests.waiting import until
 

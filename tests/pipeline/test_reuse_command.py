@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from greenroom.cli import main
 from greenroom.core.reuse_file import ReuseFile
-from greenroom.policies.reuse import Reuse
+from greenroom.policies.reuse.policy import Reuse
 from greenroom.replay import RoutingTrace
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.config import WorkerConfig
 from tests.pipeline.commands import output_of as run
 
 pytestmark = pytest.mark.usefixtures("pack_cache")

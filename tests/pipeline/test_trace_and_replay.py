@@ -12,13 +12,13 @@ import pytest
 
 from greenroom import LLM, SamplingParams
 from greenroom.core.units import MIB
-from greenroom.experts import calibration
-from greenroom.experts.pack import PackFile
+from greenroom.experts.copying import disk_calibration
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.timed import ComputeProfile, TimedReplay
-from greenroom.worker.warm_start import first_residents
+from greenroom.worker.model.warm_start import first_residents
 from tests.pipeline.commands import result_of
 from tests.unit.replay.traces import trace_of
 
@@ -228,12 +228,12 @@ def test_the_link_is_taken_from_what_was_measured_of_a_pack(
     pack = run("pack", str(checkpoint))[0].strip().splitlines()[-1]
     path = tmp_path / "t.npz"
     trace_of(20, layers=2, k=2, experts=8).save(path)
-    monkeypatch.setattr(calibration, "SMALL_PACK_BYTES", 0)
+    monkeypatch.setattr(disk_calibration, "SMALL_PACK_BYTES", 0)
 
     table = run("replay", str(path), "--calibration", pack, "--expert-bytes", "4KiB", "--budget", "50%")[0]
 
     with contextlib.closing(PackFile.open(Path(pack))) as opened:
-        measured = calibration.load(opened)
+        measured = disk_calibration.load(opened)
     assert measured is not None
     assert f"link {LinkProfile(measured.bytes_per_s, measured.latency_s).describe()}" in table
     assert measured.reads.describe() in table

@@ -13,7 +13,7 @@ from greenroom.core.messages import Lost
 from greenroom.embedded import EmbeddedConfig
 from greenroom.policies.registry import PLACEMENT_POLICIES
 from greenroom.scheduler.effects import Append, Disconnect
-from greenroom.worker.runs import RunTable
+from greenroom.worker.runs.run_table import RunTable
 from tests.unit.protocol.test_pool import DONE, Bench
 from tests.unit.protocol.test_runs import HOLDER
 

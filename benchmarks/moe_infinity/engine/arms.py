@@ -17,12 +17,12 @@ from benchmarks.moe_infinity.engine.policy_clock import PolicyClock
 from benchmarks.moe_infinity.engine.turns import ServedTurn
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.loading import attach
-from greenroom.policies.belady import Future
-from greenroom.policies.events import Artifact
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.loading.load_model import attach
+from greenroom.policies.base.events import Artifact
 from greenroom.policies.registry import create_policy
-from greenroom.worker.warm_start import first_residents
+from greenroom.policies.replacement.belady import Future
+from greenroom.worker.model.warm_start import first_residents
 
 KV_BYTES = 64 << 20
 MOST_AT_ONCE = 64

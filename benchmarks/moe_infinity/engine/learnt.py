@@ -11,9 +11,9 @@ from benchmarks.emoe.table2 import record
 from benchmarks.moe_infinity.engine.prompts import to_learn_from
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.eamc_file import EamcFile
-from greenroom.policies.artifacts import artifact_of
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Artifact
+from greenroom.policies.base.artifacts import artifact_of
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.predictor.eamc.members import CAPACITY, choose_members
 from greenroom.predictor.reuse.fit import fit

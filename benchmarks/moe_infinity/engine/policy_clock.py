@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.engine.clock import PartClock
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.expert_policy import ExpertPolicy
 
 ASKED = ("victims", "compute_order", "row_mask", "take_requests", "report")
 """What is asked of a policy; all else that the engine calls are events."""

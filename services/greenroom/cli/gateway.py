@@ -55,13 +55,13 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
       greenroom gateway --model mistralai/Mixtral-8x7B-Instruct-v0.1 --pool 1 --port 9000 --grpc-port none
     """
     from greenroom.cli.service_process import live
+    from greenroom.fabric.announced_server import Served
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
-    from greenroom.fabric.served import Served
     from greenroom.fabric.telemetry.members import MembersCollector
     from greenroom.gateway import Gateway
-    from greenroom.gateway.pipeline import Pipeline, PipelineConfig
-    from greenroom.gateway.pipeline_metrics import PipelineCollector
+    from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
+    from greenroom.gateway.requests.pipeline_metrics import PipelineCollector
     from greenroom.gateway.service import GatewayService
     from greenroom.text import TextProcessor
     from greenroom.text.digest import text_digest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from greenroom.gateway.keys import Key
+    from greenroom.gateway.doors.keys import Key
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,7 +82,7 @@ def add(
       greenroom keys add batch --rate-limit 60/min --max-concurrent 4
       KEY=$(greenroom keys add ci --keys-file ./keys.json)
     """
-    from greenroom.gateway.keys import KeyLimits, changing, new_key, utc_now, write_keys
+    from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, write_keys
 
     limits = KeyLimits(
         rate_per_minute=None if rate_limit is None else parse_rate(rate_limit),
@@ -108,7 +108,7 @@ def list_keys(as_json: bool, keys_file: Path) -> None:
       greenroom keys list
       greenroom keys list --json
     """
-    from greenroom.gateway.keys import read_keys
+    from greenroom.gateway.doors.keys import read_keys
 
     found = read_keys(keys_file).keys
     if as_json:
@@ -131,7 +131,7 @@ def revoke(name: str, keys_file: Path) -> None:
     Examples:
       greenroom keys revoke ann
     """
-    from greenroom.gateway.keys import changing, read_keys, utc_now, write_keys
+    from greenroom.gateway.doors.keys import changing, read_keys, utc_now, write_keys
 
     read_keys(keys_file)  # a file that is not there is no empty one here
     with changing(keys_file) as present:

@@ -14,7 +14,7 @@ from greenroom.cli.stack import F, stack
 from greenroom.demo import bundled_model_path
 
 if TYPE_CHECKING:
-    from greenroom.worker.config import WorkerConfig
+    from greenroom.worker.model.config import WorkerConfig
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
     """Takes the options of ``model_options`` out of ``options``. Raises InvalidConfig, click.BadParameter."""
     from greenroom.core.artifact_kinds import ARTIFACT_FILES
     from greenroom.text.hub import local_folder
-    from greenroom.worker.config import WorkerConfig
+    from greenroom.worker.model.config import WorkerConfig
 
     known = {field.name for field in fields(WorkerConfig)}
     chosen = {name: options.pop(name) for name in list(options) if name in known}

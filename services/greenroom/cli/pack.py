@@ -40,10 +40,10 @@ def pack(
     """
     from tqdm import tqdm
 
-    from greenroom.experts.calibration import load_or_measure
-    from greenroom.experts.pack import PackFile
-    from greenroom.moe.checkpoint import resolve
-    from greenroom.moe.packing import ensure_pack
+    from greenroom.experts.copying.disk_calibration import load_or_measure
+    from greenroom.experts.pack.pack_file import PackFile
+    from greenroom.moe.loading.checkpoint import resolve
+    from greenroom.moe.loading.packing import ensure_pack
 
     path = ensure_pack(resolve(model, revision=revision, offline=offline), dtype, cache_dir, force=force)
     with contextlib.closing(PackFile.open(path)) as opened:

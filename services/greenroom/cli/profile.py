@@ -16,7 +16,7 @@ from greenroom.cli.stack import F
 if TYPE_CHECKING:
     from greenroom.profiling.config import ProfileConfig
     from greenroom.profiling.prompts import TaskPrompts
-    from greenroom.worker.config import WorkerConfig
+    from greenroom.worker.model.config import WorkerConfig
 
 _OWN = ("policy", "policy_options", "fidelity", "profile", "eamc", "reuse", "warm_start", "max_waiting")
 """Options of a worker that a profile sets itself."""

@@ -104,7 +104,7 @@ def _run(file: Path, options: dict[str, Any], *, max_tokens: int, concurrency: i
     # torch takes seconds: what can be refused without it, was.
     from greenroom.cli.recording import record, requests_of
     from greenroom.core.generation import SamplingParams
-    from greenroom.worker.worker import Worker
+    from greenroom.worker.model.assembly import Worker
 
     with Worker(config) as worker:
         click.echo(worker.describe(), err=True)

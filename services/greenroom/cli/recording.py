@@ -14,10 +14,10 @@ from greenroom.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from greenroom.core.generation import Finished, GenerationRequest, SamplingParams
-    from greenroom.experts.layout import PackManifest
-    from greenroom.moe.completions import Completion
+    from greenroom.experts.pack.layout import PackManifest
+    from greenroom.moe.batch.completions import Completion
     from greenroom.replay import RoutingTrace
-    from greenroom.worker.worker import Worker
+    from greenroom.worker.model.assembly import Worker
 
 Asked = tuple[Prompt, "GenerationRequest"]
 
@@ -26,7 +26,7 @@ def record(worker: Worker, asked: Sequence[Asked]) -> tuple[RoutingTrace, list[C
     """Each token's routing, and the answers, in the order of ``asked``; with a progress bar where one is seen."""
     from tqdm import tqdm
 
-    from greenroom.moe.completions import complete
+    from greenroom.moe.batch.completions import complete
     from greenroom.replay import TraceRecorder
 
     recorder = worker.experts.listener = TraceRecorder(worker.experts.catalogue)

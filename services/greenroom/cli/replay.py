@@ -13,7 +13,7 @@ import click
 from greenroom.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from greenroom.experts.direct_io import ReadSettings
+    from greenroom.experts.pack.direct_io import ReadSettings
     from greenroom.replay.simulated import LinkProfile
     from greenroom.replay.sweep import Sweep
     from greenroom.replay.timed import TimedReplay
@@ -146,7 +146,7 @@ def replay(
     from greenroom.core.pictures import check_plot
     from greenroom.core.reuse_file import ReuseFile
     from greenroom.core.units import parse_bytes
-    from greenroom.policies.artifacts import artifact_of
+    from greenroom.policies.base.artifacts import artifact_of
     from greenroom.policies.registry import check_taken
     from greenroom.replay import report
     from greenroom.replay.plot import plot
@@ -222,9 +222,9 @@ def _at_once(text: str) -> int | None:
 
 
 def _link(link: str | None, pack: Path | None) -> tuple[LinkProfile, ReadSettings]:
-    from greenroom.experts.calibration import load_or_measure
-    from greenroom.experts.direct_io import ReadSettings
-    from greenroom.experts.pack import PackFile
+    from greenroom.experts.copying.disk_calibration import load_or_measure
+    from greenroom.experts.pack.direct_io import ReadSettings
+    from greenroom.experts.pack.pack_file import PackFile
     from greenroom.replay.simulated import LinkProfile
 
     if link is not None:

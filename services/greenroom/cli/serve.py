@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from greenroom.embedded import EmbeddedConfig
     from greenroom.fabric.telemetry import TelemetryConfig
     from greenroom.gateway import GatewayConfig
-    from greenroom.worker.worker import Worker
+    from greenroom.worker.model.assembly import Worker
 
 
 @click.command()
@@ -93,7 +93,7 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     refuse_taken("grpc_port", front.host, front.grpc_port)
     model = worker_config(options)
 
-    from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
+    from greenroom.worker.model.assembly import Worker  # torch takes seconds: what can be refused without it, was
 
     with Worker(model) as worker:
         say(worker.describe(), options["log_format"])
@@ -114,10 +114,10 @@ async def _serve(
     from greenroom.fabric import telemetry
     from greenroom.fabric.lifecycle import LifeConfig, Part, StartIsKept, run_service
     from greenroom.fabric.telemetry.registry import new_registry
-    from greenroom.worker.card import card_of
-    from greenroom.worker.metrics import WorkerCollector
-    from greenroom.worker.model_engine import ModelEngine
-    from greenroom.worker.routing import RoutingRecorder
+    from greenroom.worker.model.card import card_of
+    from greenroom.worker.model.metrics import WorkerCollector
+    from greenroom.worker.model.model_engine import ModelEngine
+    from greenroom.worker.traces.routing import RoutingRecorder
 
     registry = new_registry()
     registry.register(WorkerCollector(worker))
@@ -146,7 +146,9 @@ async def _serve(
 
     logging.getLogger("greenroom.fabric").setLevel(logging.WARNING)
     logging.getLogger("greenroom.scheduler").setLevel(logging.WARNING)
-    logging.getLogger("greenroom.worker.gateway_link").setLevel(logging.WARNING)  # one process: they stop together
+    logging.getLogger("greenroom.worker.gateways.gateway_link").setLevel(
+        logging.WARNING
+    )  # one process: they stop together
     if traces is not None:
         telemetry.start(traces)
     try:

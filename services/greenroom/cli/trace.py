@@ -14,8 +14,8 @@ from greenroom.cli.recording import record, requests_of
 
 if TYPE_CHECKING:
     from greenroom.core.generation import GenerationRequest
-    from greenroom.moe.completions import Completion
-    from greenroom.worker.worker import Worker
+    from greenroom.moe.batch.completions import Completion
+    from greenroom.worker.model.assembly import Worker
 
 
 @click.command()
@@ -76,7 +76,7 @@ def trace(
     config = worker_config(options)
 
     # torch takes seconds: what can be refused without it, was.
-    from greenroom.worker.worker import Worker
+    from greenroom.worker.model.assembly import Worker
 
     with Worker(config) as worker:
         click.echo(worker.describe(), err=True)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from greenroom.fabric.lifecycle import Service
     from greenroom.fabric.log import Log
-    from greenroom.worker.config import WorkerConfig
+    from greenroom.worker.model.assembly import Worker
+    from greenroom.worker.model.config import WorkerConfig
     from greenroom.worker.service_config import ServiceConfig
-    from greenroom.worker.worker import Worker
 
 
 @click.command()
@@ -105,7 +105,7 @@ def worker(**options: Any) -> None:
     refuse_taken("listen", *split_address("listen", options["listen"]))
     refuse_taken("probe_port", options["probe_host"], options["probe_port"])
 
-    from greenroom.worker.worker import Worker  # torch takes seconds: what can be refused without it, was
+    from greenroom.worker.model.assembly import Worker  # torch takes seconds: what can be refused without it, was
 
     with Worker(config) as model:
         code = _live(model, options)
@@ -117,14 +117,14 @@ def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
     from greenroom.fabric.telemetry.members import MembersCollector
-    from greenroom.worker.card import card_of
     from greenroom.worker.faults import fault_of
-    from greenroom.worker.metrics import WorkerCollector
-    from greenroom.worker.model_engine import ModelEngine
+    from greenroom.worker.model.card import card_of
+    from greenroom.worker.model.metrics import WorkerCollector
+    from greenroom.worker.model.model_engine import ModelEngine
     from greenroom.worker.process import worker_parts
-    from greenroom.worker.routing import RoutingRecorder
     from greenroom.worker.service import WorkerService
     from greenroom.worker.service_counters import ServiceCollector
+    from greenroom.worker.traces.routing import RoutingRecorder
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
         say(model.describe(), options["log_format"])

@@ -17,23 +17,23 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import BudgetTooSmall, TransferFailed
 from greenroom.core.units import format_bytes
-from greenroom.experts.accelerator import Mark
-from greenroom.experts.ahead import AheadFetcher
-from greenroom.experts.carriers import Store
-from greenroom.experts.counters import Counters
-from greenroom.experts.demand import DemandFetcher
-from greenroom.experts.hardware import Hardware, RealHardware
-from greenroom.experts.layout import PackManifest
-from greenroom.experts.ledger import Ledger, LedgerError, State
-from greenroom.experts.mover import Mover
-from greenroom.experts.room import Room
+from greenroom.experts.bookkeeping.counters import Counters
+from greenroom.experts.bookkeeping.ledger import Ledger, LedgerError, State
+from greenroom.experts.bookkeeping.slot_tables import Table, Tables
+from greenroom.experts.bookkeeping.tiers import Tiers
+from greenroom.experts.copying.accelerator import Mark
+from greenroom.experts.copying.carriers import Store
+from greenroom.experts.copying.hardware import Hardware, RealHardware
+from greenroom.experts.copying.mover import Mover
+from greenroom.experts.deciding.evictor import Room
+from greenroom.experts.deciding.on_demand import DemandFetcher
+from greenroom.experts.deciding.prefetcher import AheadFetcher
+from greenroom.experts.pack.layout import PackManifest
 from greenroom.experts.running_layer import RunningLayer, Stage
 from greenroom.experts.source import Arriving, ExpertWeights
-from greenroom.experts.tables import Table, Tables
-from greenroom.experts.tiers import Tiers
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import (
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
     Phase,
@@ -45,8 +45,8 @@ from greenroom.policies.events import (
     Step,
     Tier,
 )
-from greenroom.policies.expert_policy import ExpertPolicy, Target
-from greenroom.policies.fidelity import Confinement, Fidelity
+from greenroom.policies.base.expert_policy import ExpertPolicy, Target
+from greenroom.policies.base.fidelity import Confinement, Fidelity
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from greenroom.experts.ahead import AheadFetcher
-from greenroom.experts.counters import Counters
-from greenroom.experts.demand import DemandFetcher
-from greenroom.experts.room import Room
+from greenroom.experts.bookkeeping.counters import Counters
+from greenroom.experts.bookkeeping.tiers import Tiers
+from greenroom.experts.deciding.evictor import Room
+from greenroom.experts.deciding.on_demand import DemandFetcher
+from greenroom.experts.deciding.prefetcher import AheadFetcher
 from greenroom.experts.source import Arriving, ExpertWeights
-from greenroom.experts.tiers import Tiers
-from greenroom.policies.events import LayerRouting
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.events import LayerRouting
+from greenroom.policies.base.expert_policy import ExpertPolicy
 
 
 class Stage(NamedTuple):

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from greenroom.experts.accelerator import Mark
-from greenroom.policies.events import Prediction, PredictionRequest
+from greenroom.experts.copying.accelerator import Mark
+from greenroom.policies.base.events import Prediction, PredictionRequest
 
 ExpertWeights = tuple[torch.Tensor, ...]
 """One expert's tensors, in the order of its record's layout: views of the source's memory."""

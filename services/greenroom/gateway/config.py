@@ -9,7 +9,7 @@ from pathlib import Path
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.hosts import is_loopback
 from greenroom.core.units import MIB
-from greenroom.gateway.limits import CANCELS_PER_MINUTE
+from greenroom.gateway.doors.limits import CANCELS_PER_MINUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

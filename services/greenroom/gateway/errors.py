@@ -13,7 +13,7 @@ from aiohttp import web
 from greenroom.core.errors import Conflict, GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import FinishReason
 from greenroom.fabric.log import LogError
-from greenroom.gateway.choices import GenerationFailed
+from greenroom.gateway.replies.choices import GenerationFailed
 
 _LOG = logging.getLogger(__name__)
 INVALID = "invalid_request_error"

@@ -22,17 +22,17 @@ from greenroom.core.generation import Generator, ServedModel
 from greenroom.core.units import MIB
 from greenroom.fabric.lifecycle.tasks import Tasks
 from greenroom.fabric.rpc import Server, ServerConfig, ServerTls, join_address
-from greenroom.gateway.admission import Admission
-from greenroom.gateway.api import CALLER, Api
-from greenroom.gateway.browsers import ANY, Hosts, Origins
-from greenroom.gateway.calls import Calls
 from greenroom.gateway.config import GatewayConfig
-from greenroom.gateway.doorkeeper import Doorkeeper
+from greenroom.gateway.doors.admission import Admission
+from greenroom.gateway.doors.doorkeeper import Doorkeeper
+from greenroom.gateway.doors.hosts import ANY, Hosts, Origins
 from greenroom.gateway.errors import model_not_found
-from greenroom.gateway.exchange import Handler, exchange_middleware, name_reply, note_of, page_middleware
-from greenroom.gateway.grpc_api import InferenceApi, as_status
+from greenroom.gateway.grpc.inference import InferenceApi, as_status
+from greenroom.gateway.http.endpoints import CALLER, Api
+from greenroom.gateway.http.http_exchange import Handler, exchange_middleware, name_reply, note_of, page_middleware
+from greenroom.gateway.http.openapi import openapi
 from greenroom.gateway.metrics import GatewayMetrics
-from greenroom.gateway.openapi import openapi
+from greenroom.gateway.requests.calls import Calls
 from greenroom.text import TextProcessor
 
 _LOG = logging.getLogger(__name__)

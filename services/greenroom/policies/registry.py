@@ -8,25 +8,25 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.policies.batch_policy import BatchPolicy, FcfsBatching
-from greenroom.policies.belady import Belady
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.decayed import Decayed
-from greenroom.policies.emoe import Emoe
-from greenroom.policies.emoe_scheduling import EmoeLiteralPlacement, EmoePlacement
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.fifo import Fifo
-from greenroom.policies.lfu import Lfu, LfuReset
-from greenroom.policies.look_ahead import LookAhead
-from greenroom.policies.lru import Lru
-from greenroom.policies.moe_infinity import MoeInfinity
-from greenroom.policies.neighbour_aware import NeighbourAware
-from greenroom.policies.next_layer import NextLayer, TopK, TracedTopK
-from greenroom.policies.next_use import NextUse
-from greenroom.policies.placement_policy import EdfPlacement, FcfsPlacement, PlacementPolicy
-from greenroom.policies.popularity import Popularity
-from greenroom.policies.reuse import Reuse
-from greenroom.policies.static import Static
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.batching.batch_policy import BatchPolicy, FcfsBatching
+from greenroom.policies.emoe.policy import Emoe
+from greenroom.policies.emoe.popularity import Popularity
+from greenroom.policies.emoe.scheduling import EmoeLiteralPlacement, EmoePlacement
+from greenroom.policies.moe_infinity.policy import MoeInfinity
+from greenroom.policies.placement.placement_policy import EdfPlacement, FcfsPlacement, PlacementPolicy
+from greenroom.policies.prefetching.look_ahead import LookAhead
+from greenroom.policies.prefetching.next_layer import NextLayer, TopK, TracedTopK
+from greenroom.policies.replacement.belady import Belady
+from greenroom.policies.replacement.decayed_frequency import Decayed
+from greenroom.policies.replacement.fifo import Fifo
+from greenroom.policies.replacement.lfu import Lfu, LfuReset
+from greenroom.policies.replacement.lru import Lru
+from greenroom.policies.replacement.neighbour_aware import NeighbourAware
+from greenroom.policies.replacement.next_use import NextUse
+from greenroom.policies.replacement.static import Static
+from greenroom.policies.reuse.policy import Reuse
 
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "belady": Belady,

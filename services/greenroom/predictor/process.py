@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from greenroom.core.messages import Member, MemberKind
+from greenroom.fabric.announced_server import Announced, Served
 from greenroom.fabric.lifecycle import Service
 from greenroom.fabric.log import Log
 from greenroom.fabric.rpc import Endpoint
-from greenroom.fabric.served import Announced, Served
 from greenroom.predictor.config import PredictorConfig
 from greenroom.predictor.service import PredictorService
 from greenroom.predictor.servicer import PredictorServicer

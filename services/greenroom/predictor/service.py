@@ -13,7 +13,7 @@ from typing import Any
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.messages import DeadLetter, Trace, Undecodable, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
-from greenroom.fabric.held import HeldPartitions
+from greenroom.fabric.group_positions import HeldPartitions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES

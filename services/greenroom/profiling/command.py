@@ -23,7 +23,7 @@ from greenroom.profiling.subject import Subject
 from greenroom.replay.trace import RoutingTrace
 from greenroom.tasktype.evaluate import LabelledPrompt
 from greenroom.tasktype.learn import learn_keywords
-from greenroom.worker.config import WorkerConfig
+from greenroom.worker.model.config import WorkerConfig
 
 log = logging.getLogger(__name__)
 

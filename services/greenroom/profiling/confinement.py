@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.arrays import Ids, Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Step
-from greenroom.policies.next_use import NextUse
+from greenroom.policies.base.array_types import Ids, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Step
+from greenroom.policies.replacement.next_use import NextUse
 
 
 class Confinement(Protocol):

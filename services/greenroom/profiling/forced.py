@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidRequest
-from greenroom.moe.batch_engine import BatchEngine, SequenceObserver
-from greenroom.moe.kv_cache import SequenceKV
-from greenroom.moe.ragged_attention import Chunk
-from greenroom.policies.events import UNKNOWN_TASK, SequenceEnd, SequenceInfo
+from greenroom.moe.attention.kv_cache import SequenceKV
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_engine import BatchEngine, SequenceObserver
+from greenroom.policies.base.events import UNKNOWN_TASK, SequenceEnd, SequenceInfo
 
 MOST_LOGIT_ROWS = 128
 """Of a forward: each is as wide as the vocabulary."""

@@ -15,7 +15,7 @@ from msgspec import Meta
 from greenroom.core.errors import InvalidConfig
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.policies.events import UNKNOWN_TASK
+from greenroom.policies.base.events import UNKNOWN_TASK
 
 _DRAWN_FROM: Final = 31_000
 """Added to the seed of the bundled model's tasks, so that no benchmark meets the prompts of a profile by chance."""

@@ -10,13 +10,13 @@ from typing import Self
 
 from greenroom.core.errors import GreenroomError, InvalidRequest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
-from greenroom.moe.batch_engine import BatchEngine
-from greenroom.moe.families import family_of
-from greenroom.policies.catalogue import Catalogue
+from greenroom.moe.architecture.families import family_of
+from greenroom.moe.batch.batch_engine import BatchEngine
+from greenroom.policies.base.catalogue import Catalogue
 from greenroom.profiling.confinement import ConfiningPolicy
 from greenroom.profiling.prompts import TaskPrompt
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.config import WorkerConfig
 
 
 class ProfileFailed(GreenroomError):

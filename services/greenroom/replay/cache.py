@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import BudgetTooSmall
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.belady import belady
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import (
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import (
     UNKNOWN_TASK,
     LayerRouting,
     Reason,
@@ -28,7 +27,8 @@ from greenroom.policies.events import (
     Transfer,
     VictimRequest,
 )
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.replacement.belady import belady
 from greenroom.replay.steps import TraceStep, groups
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from greenroom.policies.events import Phase
+from greenroom.policies.base.events import Phase
 from greenroom.replay.trace import RoutingTrace
 from greenroom.replay.trace_file import TraceError
 

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.decayed import LARGEST, Decayed, powers_up_to
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.fifo import Fifo
-from greenroom.policies.lfu import Lfu, LfuReset
-from greenroom.policies.look_ahead import LookAhead
-from greenroom.policies.lru import Lru
-from greenroom.policies.moe_infinity import MoeInfinity
-from greenroom.policies.neighbour_aware import NeighbourAware
-from greenroom.policies.next_use import NO_CHANCE, NextUse
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.moe_infinity.policy import MoeInfinity
+from greenroom.policies.prefetching.look_ahead import LookAhead
+from greenroom.policies.replacement.decayed_frequency import LARGEST, Decayed, powers_up_to
+from greenroom.policies.replacement.fifo import Fifo
+from greenroom.policies.replacement.lfu import Lfu, LfuReset
+from greenroom.policies.replacement.lru import Lru
+from greenroom.policies.replacement.neighbour_aware import NeighbourAware
+from greenroom.policies.replacement.next_use import NO_CHANCE, NextUse
 from greenroom.replay.cache import ReplayResult, check_budget, replay
 from greenroom.replay.quick_activation import LeastActivated
 from greenroom.replay.rule import Group, Rule

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from greenroom.policies.activation_matrix import TINY, ActivationMatrices, Matrix
-from greenroom.policies.activation_retention import EPSILON, layer_decay
-from greenroom.policies.moe_infinity import MoeInfinity
+from greenroom.policies.base.activation_matrix import TINY, ActivationMatrices, Matrix
+from greenroom.policies.moe_infinity.policy import MoeInfinity
+from greenroom.policies.moe_infinity.retention import EPSILON, layer_decay
 from greenroom.replay.rule import Group, Rule
 from greenroom.replay.steps import NO_KEY, TraceStep, keys_of
 

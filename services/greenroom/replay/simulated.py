@@ -18,10 +18,10 @@ import torch
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import format_bytes, parse_bytes
-from greenroom.experts.arena import NOTHING, Arena
-from greenroom.experts.direct_io import ReadSettings, page_aligned
-from greenroom.experts.layout import RecordLayout
-from greenroom.experts.mover import Begun, Carrier, Job, Landing, Mover, Outbox
+from greenroom.experts.copying.arena import NOTHING, Arena
+from greenroom.experts.copying.mover import Begun, Carrier, Job, Landing, Mover, Outbox
+from greenroom.experts.pack.direct_io import ReadSettings, page_aligned
+from greenroom.experts.pack.layout import RecordLayout
 from greenroom.experts.source import ExpertWeights
 
 _LINK = re.compile(r"\s*([0-9.]+\s*[A-Za-z]+)/s\s*(?:,\s*([0-9.]+)\s*(us|µs|ms|s)\s*)?")

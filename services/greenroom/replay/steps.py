@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.arrays import Counts, Keys
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Phase
+from greenroom.policies.base.array_types import Counts, Keys
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Phase
 
 if TYPE_CHECKING:
     from greenroom.replay.trace import RoutingTrace

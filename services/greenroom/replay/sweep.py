@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
-from greenroom.policies.belady import Belady, Future
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.emoe import Emoe
-from greenroom.policies.events import Artifact
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.popularity import POPULARITY
-from greenroom.policies.prefetching import PrefetchingPolicy
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.emoe.policy import Emoe
+from greenroom.policies.emoe.popularity import POPULARITY
+from greenroom.policies.prefetching.prefetching_policy import PrefetchingPolicy
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
-from greenroom.policies.reuse import Reuse
-from greenroom.policies.static import Static
+from greenroom.policies.replacement.belady import Belady, Future
+from greenroom.policies.replacement.static import Static
+from greenroom.policies.reuse.policy import Reuse
 from greenroom.replay.cache import ReplayResult, optimum
 from greenroom.replay.processes import in_processes
 from greenroom.replay.quick import count_hits

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.experts.counters import Counters
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.bookkeeping.counters import Counters
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
 from greenroom.experts.source import Arriving
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import (
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import (
     ROUTER,
     UNKNOWN_TASK,
     Prediction,
@@ -28,7 +28,7 @@ from greenroom.policies.events import (
     SequenceEnd,
     SequenceInfo,
 )
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.replay.cache import ReplayResult
 from greenroom.replay.simulated import LinkProfile, SimulatedHardware
 from greenroom.replay.steps import TraceStep

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import GreenroomError
-from greenroom.policies.events import Phase
+from greenroom.policies.base.events import Phase
 
 
 class TraceError(GreenroomError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.placement_policy import PlacementPolicy
+from greenroom.policies.placement.placement_policy import PlacementPolicy
 from greenroom.policies.registry import create_placement_policy
 
 

@@ -9,7 +9,7 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.generation import FinishReason
 from greenroom.core.messages import Lost, Outcome, Task
 from greenroom.core.messages.journal import TokenLogprobArrays
-from greenroom.policies.placement_policy import PendingRequest
+from greenroom.policies.placement.placement_policy import PendingRequest
 
 
 class Stage(Enum):

@@ -29,8 +29,8 @@ from greenroom.core.messages import (
     TaskRecord,
 )
 from greenroom.fabric.commits import PrefixTracker
-from greenroom.policies.latency_estimate import ESTIMATORS, latency_ms
-from greenroom.policies.placement_policy import (
+from greenroom.policies.placement.latency_estimate import ESTIMATORS, latency_ms
+from greenroom.policies.placement.placement_policy import (
     PendingRequest,
     Placement,
     PlacementPolicy,
@@ -51,8 +51,8 @@ from greenroom.scheduler.effects import (
     Run,
 )
 from greenroom.scheduler.entries import Entry, RunResult, Stage
-from greenroom.scheduler.foresight import Foresight
-from greenroom.scheduler.seats import Capacity, Seat, WorkerState
+from greenroom.scheduler.estimates import Foresight
+from greenroom.scheduler.pool_workers import Capacity, Seat, WorkerState
 
 
 class Role(Enum):

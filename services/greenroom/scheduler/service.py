@@ -26,14 +26,15 @@ from greenroom.core.messages import (
 )
 from greenroom.core.model_profile import ModelProfile
 from greenroom.fabric import telemetry
-from greenroom.fabric.current import fresh_context
+from greenroom.fabric.current_request import fresh_context
 from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, LogUnavailable, Reader, Record
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.topics import JOURNAL, TASKS
-from greenroom.policies.placement_policy import PlacementPolicy
+from greenroom.policies.placement.placement_policy import PlacementPolicy
 from greenroom.scheduler.config import SchedulerConfig
+from greenroom.scheduler.dead_letters import SERVICE, Letters, letter_of, write_letter
 from greenroom.scheduler.effects import (
     Append,
     Bury,
@@ -45,11 +46,10 @@ from greenroom.scheduler.effects import (
     Release,
     Run,
 )
-from greenroom.scheduler.foresight import Foresight
-from greenroom.scheduler.letters import SERVICE, Letters, letter_of, write_letter
-from greenroom.scheduler.origins import Origins
+from greenroom.scheduler.estimates import Foresight
 from greenroom.scheduler.pool import Pool, Role
-from greenroom.scheduler.workers import Workers
+from greenroom.scheduler.trace_contexts import Origins
+from greenroom.scheduler.worker_calls import Workers
 
 _LOG = logging.getLogger(__name__)
 GROUP = "scheduler"

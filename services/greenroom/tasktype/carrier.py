@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from greenroom.core.messages import DeadLetter, Rejected, encode, without_payload
 from greenroom.fabric import telemetry
-from greenroom.fabric.current import request_id
+from greenroom.fabric.current_request import request_id
 from greenroom.fabric.log import (
     AppendNotSent,
     AppendRefused,

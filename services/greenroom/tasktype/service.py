@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from greenroom.fabric.commits import PrefixTracker
-from greenroom.fabric.held import HeldPartitions
+from greenroom.fabric.group_positions import HeldPartitions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import GroupConsumer, Log, Record
 from greenroom.fabric.topics import REQUESTS

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.generation import Event, GenerationRequest
-from greenroom.policies.events import Prediction
+from greenroom.policies.base.events import Prediction
 
 Events = list[tuple[int, Event]]
 """What a step gave: the number of what was begun, and its event; in order for each number."""

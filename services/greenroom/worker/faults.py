@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.experts.mover import Job, Mover
-from greenroom.policies.events import Reason, Tier
+from greenroom.experts.copying.mover import Job, Mover
+from greenroom.policies.base.events import Reason, Tier
 
 VARIABLE = "GREENROOM_FAULT"
 _ALLOWED = "worker:after-token:N, worker:poison:TEXT, worker:mover:N or worker:device:N"

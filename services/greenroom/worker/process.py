@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from greenroom.fabric.announced_server import Announced, Served
 from greenroom.fabric.lifecycle import Service
 from greenroom.fabric.log import Log
 from greenroom.fabric.rpc import Endpoint
-from greenroom.fabric.served import Announced, Served
+from greenroom.worker.runs.servicer import WorkerServicer
 from greenroom.worker.service import WorkerService
-from greenroom.worker.servicer import WorkerServicer
 
 _GRACE_S = 2.0
 

@@ -21,20 +21,20 @@ from greenroom.fabric.log import Log
 from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.topics import TRACES
 from greenroom.v1 import worker_pb2
-from greenroom.worker import runs
-from greenroom.worker.artifacts import ArtifactFollower
 from greenroom.worker.clock import monotonic_ms
 from greenroom.worker.engine import Engine, Events, Routed
 from greenroom.worker.faults import fault_of
-from greenroom.worker.forecasts import Forecaster
-from greenroom.worker.leases import Leases
-from greenroom.worker.previous import LastPrompts
-from greenroom.worker.results import closed, refused, reported, request_of
-from greenroom.worker.runs import RunRefused, RunTable
+from greenroom.worker.gateways.token_streams import TokenStreams
+from greenroom.worker.predictions.artifacts import ArtifactFollower
+from greenroom.worker.predictions.forecasts import Forecaster
+from greenroom.worker.predictions.last_prompts import LastPrompts
+from greenroom.worker.runs import run_table
+from greenroom.worker.runs.leases import Leases
+from greenroom.worker.runs.results import closed, refused, reported, request_of
+from greenroom.worker.runs.run_table import RunRefused, RunTable
 from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.service_counters import ServiceCounters
-from greenroom.worker.token_streams import TokenStreams
-from greenroom.worker.traces import TraceWriter
+from greenroom.worker.traces.trace_writer import TraceWriter
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +253,7 @@ class WorkerService(Part):
         """A scheduler calls. Raises RunRefused for an epoch that is over, or that it can not hold."""
         member = self._members.get(scheduler) if scheduler else None
         named = member is not None and member.member == MemberKind.SCHEDULER and member.pool == self.config.pool
-        self._do(self.table.meet(runs.Caller(epoch, scheduler, journal, named), self._clock()))
+        self._do(self.table.meet(run_table.Caller(epoch, scheduler, journal, named), self._clock()))
 
     def renew(self, epoch: int, until: float) -> None:
         """Raises RunRefused for an epoch that is over."""
@@ -375,27 +375,27 @@ class WorkerService(Part):
 
     # -- effects -------------------------------------------------------------------------------------------------
 
-    def _do(self, effects: list[runs.Effect]) -> None:
+    def _do(self, effects: list[run_table.Effect]) -> None:
         for effect in effects:
             match effect:
-                case runs.Emit(request_id, attempt, tokens):
+                case run_table.Emit(request_id, attempt, tokens):
                     self.streams.emit(request_id, attempt, tokens)
-                case runs.Open(request_id, attempt, reply_to):
+                case run_table.Open(request_id, attempt, reply_to):
                     self.streams.open(request_id, attempt, reply_to)
-                case runs.Start(number, task, prefix):
+                case run_table.Start(number, task, prefix):
                     if self._fault is not None:
                         self._fault.begins(task.request.prompt)
                     self._tasks_of[number] = task
                     self.counters.prefix_tokens += len(prefix)
                     self._engine.begin(number, request_of(task, prefix))
-                case runs.Stop(number):
+                case run_table.Stop(number):
                     self._tasks_of.pop(number, None)
                     self._engine.cancel(number)
-                case runs.Report(request_id, attempt, finished, tokens):
+                case run_table.Report(request_id, attempt, finished, tokens):
                     self.counters.results += 1
                     self._answer(request_id, attempt, reported(finished, tokens))
-                case runs.Close(request_id, attempt, why):
-                    self.counters.forgotten += why is runs.Closing.FORGOTTEN
+                case run_table.Close(request_id, attempt, why):
+                    self.counters.forgotten += why is run_table.Closing.FORGOTTEN
                     self.streams.close(request_id, attempt)
                     self._answer(request_id, attempt, closed(why))
                     self._look_empty()

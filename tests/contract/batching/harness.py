@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from greenroom.core.generation import Event, Finished, GenerationRequest, SamplingParams, Token
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.forward.ragged_model import RaggedModel
 from tests.random_checkpoints import DECODER_ONLY, random_model
 
 torch.set_num_threads(1)  # tiny products: a second thread only waits for the first

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from greenroom.moe import ragged_attention
-from greenroom.moe.kv_cache import KVStore
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk, rows_at_once
-from greenroom.moe.ragged_probe import experts_bypassed
+from greenroom.moe.attention import ragged_attention
+from greenroom.moe.attention.kv_cache import KVStore
+from greenroom.moe.attention.ragged_attention import Chunk, rows_at_once
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.forward.ragged_probe import experts_bypassed
 from tests.contract.families.conftest import Pairs
 from tests.contract.families.conftest import pairs as pairs
 

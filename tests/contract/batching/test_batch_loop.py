@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from greenroom.core.errors import TransferFailed
 from greenroom.core.generation import FinishReason
 from greenroom.experts.source import ExpertWeights
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.batch_loop import BatchLoop
-from greenroom.moe.completions import complete
-from greenroom.moe.kv_cache import mapped_bytes
-from greenroom.moe.ragged import RaggedModel
+from greenroom.moe.attention.kv_cache import mapped_bytes
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_loop import BatchLoop
+from greenroom.moe.batch.completions import complete
+from greenroom.moe.forward.ragged_model import RaggedModel
 from tests.contract.batching.harness import Answer, Driver, generate, generate_logits, prompt_of, ragged, request
 from tests.random_checkpoints import random_model
 

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from greenroom.core.errors import InvalidConfig, UnsupportedModel
 from greenroom.core.generation import FinishReason
-from greenroom.moe.ragged import RaggedModel
+from greenroom.moe.forward.ragged_model import RaggedModel
 from tests.contract.batching.harness import (
     CASES,
     SLIDING,

@@ -21,14 +21,14 @@ from _pytest.mark import ParameterSet
 
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.pack import PackFile
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.kv_cache import KVStore
-from greenroom.moe.loading import LoadedMoE, attach, load
-from greenroom.moe.packing import ensure_pack
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.attention.kv_cache import KVStore
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import LoadedMoE, attach, load
+from greenroom.moe.loading.packing import ensure_pack
 from greenroom.policies.registry import EXPERT_POLICIES
 from tests.prepared_policies import prepared_policy
 from tests.random_checkpoints import DECODER_ONLY, save_random, wide_heads

@@ -8,15 +8,15 @@ import pytest
 
 from greenroom.core.errors import ModelBroken
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams
+from greenroom.experts.copying.mover import Job, Mover
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.mover import Job, Mover
-from greenroom.experts.pack import PackFile
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.batch_loop import BatchLoop, LoopStopped
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import attach, load
-from greenroom.moe.packing import ensure_pack
-from greenroom.moe.ragged import RaggedModel
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_loop import BatchLoop, LoopStopped
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import attach, load
+from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PREFETCHING, PROMPTS, Model
 from tests.contract.exactness.test_troubled_movers import tokens_of
 from tests.prepared_policies import prepared_policy

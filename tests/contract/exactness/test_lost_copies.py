@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from greenroom.core.errors import ModelBroken, TransferFailed
-from greenroom.experts.accelerator import Mark
-from greenroom.experts.carriers import Copies
+from greenroom.experts.copying.accelerator import Mark
+from greenroom.experts.copying.carriers import Copies
+from greenroom.experts.copying.hardware import RealHardware
+from greenroom.experts.copying.mover import Begun, Job, Mover
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.mover import Begun, Job, Mover
-from greenroom.experts.pack import PackFile
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import attach, load
-from greenroom.moe.packing import ensure_pack
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import attach, load
+from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.exactness.test_budgets_and_policies import Model, batch_logits
 from tests.contract.exactness.test_troubled_movers import TroubledStore
 from tests.prepared_policies import prepared_policy

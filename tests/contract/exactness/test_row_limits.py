@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from greenroom import LLM, SamplingParams
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import RowLimits, native_rows
+from greenroom.moe.products.native.library import NativeUnavailable
+from greenroom.moe.products.native.rows import RowLimits, native_rows
 
 PROMPTS = [[(7 * n + 3 * i) % 250 + 4 for i in range(30 + n)] for n in range(12)]
 
@@ -54,6 +54,9 @@ def test_a_worker_measures_what_it_is_asked_to_and_says_it(tmp_path: Path) -> No
         first = limits_of(llm)
     with LLM(compiled_rows="measure", cache_dir=tmp_path, warm_start=False, threads=1) as llm:
         assert limits_of(llm) == first
+    with LLM(compiled_rows="measure", cache_dir=tmp_path / "other", warm_start=False, threads=1) as llm:
+        assert limits_of(llm) == first
+        assert len(list((tmp_path / "other").rglob("*.rows.json"))) == 1, "known in this process, yet not for others"
     with LLM(compiled_rows="1,64,2", cache_dir=tmp_path, warm_start=False, threads=1) as llm:
         assert limits_of(llm) == RowLimits(1, 64, 2)
         assert "rows of a product: 1, a decode step: 64, a prompt's step: 2" in llm.worker.describe()

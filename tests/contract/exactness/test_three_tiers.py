@@ -10,10 +10,10 @@ import torch
 
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.loading import attach
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.loading.load_model import attach
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
 from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PROMPTS, Model, batch_logits
 from tests.contract.exactness.test_budgets_and_policies import models as models

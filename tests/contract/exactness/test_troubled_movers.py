@@ -18,20 +18,20 @@ from _pytest.mark import ParameterSet
 
 from greenroom.core.errors import TransferFailed
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
-from greenroom.experts.carriers import Store
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.copying.carriers import Store
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.pack import PackFile
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import attach, load
-from greenroom.moe.packing import ensure_pack
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk
-from greenroom.policies.belady import Belady, Future
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import attach, load
+from greenroom.moe.loading.packing import ensure_pack
+from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import EXPERT_POLICIES
+from greenroom.policies.replacement.belady import Belady, Future
 from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits
 from tests.contract.experts.test_ahead import Recorder
 from tests.prepared_policies import prepared_policy

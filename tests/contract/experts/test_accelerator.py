@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import TransferFailed
-from greenroom.experts.accelerator import Mark
-from greenroom.experts.arena import DeviceArena
-from greenroom.experts.carriers import StagedReads
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.copying.accelerator import Mark
+from greenroom.experts.copying.arena import DeviceArena
+from greenroom.experts.copying.carriers import StagedReads
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
 from greenroom.experts.source import ExpertWeights
-from greenroom.policies.events import Prediction, PredictionRequest
-from greenroom.policies.expert_policy import Target
+from greenroom.policies.base.events import Prediction, PredictionRequest
+from greenroom.policies.base.expert_policy import Target
 from tests.contract.experts.test_engine import POLICIES, routes
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore
@@ -241,7 +241,7 @@ def test_the_fake_device_sees_each_order_that_is_left_out(
     broken: type[DeviceArena], eagerness: float, host_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the tests above would prove nothing."""
-    monkeypatch.setattr("greenroom.experts.tiers.DeviceArena", broken)
+    monkeypatch.setattr("greenroom.experts.bookkeeping.tiers.DeviceArena", broken)
     accelerator = FakeAccelerator(eagerness=eagerness, eager=("compute",), patience_s=0.02)
     bench = Bench("lru", 2, host_slots, accelerator=accelerator)
     bench.steps([[[0], [2], [4]], [[1], [3], [0]], [[2], [4], [1]]] * 3)

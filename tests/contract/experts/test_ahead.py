@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.ledger import State
-from greenroom.policies.belady import Belady, Future
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import ROUTER, LayerRouting, Phase, Prediction
-from greenroom.policies.expert_policy import ExpertPolicy, Prefetch
-from greenroom.policies.look_ahead import LookAhead
-from greenroom.policies.lru import Lru
-from greenroom.policies.next_layer import NextLayer
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction
+from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch
+from greenroom.policies.prefetching.look_ahead import LookAhead
+from greenroom.policies.prefetching.next_layer import NextLayer
 from greenroom.policies.registry import create_policy
+from greenroom.policies.replacement.belady import Belady, Future
+from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import TraceStep, replay
 from tests.contract.experts.test_engine import EXPERTS, LAYERS, MANIFEST, run_layer
 from tests.unit.experts.fakes import FakeStore

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, SequenceEnd, SequenceInfo, Step, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy, Target
-from greenroom.policies.fidelity import Fidelity
-from greenroom.policies.lru import Lru
-from greenroom.policies.selection import lowest
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, SequenceEnd, SequenceInfo, Step, VictimRequest
+from greenroom.policies.base.expert_policy import ExpertPolicy, Target
+from greenroom.policies.base.fidelity import Fidelity
+from greenroom.policies.base.victim_selection import lowest
+from greenroom.policies.replacement.lru import Lru
 from tests.unit.experts.fakes import FakeStore, manifest
 from tests.unit.policies.model_profiles import model_profile, task_profile
 

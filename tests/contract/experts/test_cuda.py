@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from greenroom import LLM, SamplingParams
-from greenroom.experts.cuda import accelerator_of
+from greenroom.experts.copying.cuda import accelerator_of
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
 from tests.contract.experts.test_accelerator import READS
 from tests.contract.experts.test_engine import POLICIES
 from tests.unit.experts.fakes import FakeStore

@@ -15,7 +15,7 @@ import torch
 from greenroom import LLM, SamplingParams
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.llm import GenerationFailed
-from greenroom.worker.model_engine import ModelEngine
+from greenroom.worker.model.model_engine import ModelEngine
 from tests.stand_in_device import Watch, stand_in, watched
 from tests.waiting import until
 

@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import BudgetTooSmall, TransferFailed
+from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.ledger import State
-from greenroom.policies.arrays import Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Prediction, Step, Tier
-from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
-from greenroom.policies.lru import Lru
+from greenroom.policies.base.array_types import Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, Prediction, Step, Tier
+from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.registry import EXPERT_POLICIES
+from greenroom.policies.replacement.lru import Lru
 from tests.prepared_policies import prepared_policy
 from tests.unit.experts.fakes import FakeStore, manifest
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.bookkeeping.ledger import Ledger, State
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.layout import PAGE_BYTES
-from greenroom.experts.ledger import Ledger, State
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.layout import PAGE_BYTES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.replay.simulated import LinkProfile
 from greenroom.replay.timed import ComputeProfile, TimedEngine, TimedReplay

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import TransferFailed
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.bookkeeping.ledger import Ledger, State
+from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.ledger import Ledger, State
-from greenroom.policies.arrays import NO_KEYS, Keys
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Reason, Tier, Transfer, VictimRequest
-from greenroom.policies.expert_policy import Prefetch, Target
-from greenroom.policies.lru import Lru
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.policies.base.array_types import NO_KEYS, Keys
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Reason, Tier, Transfer, VictimRequest
+from greenroom.policies.base.expert_policy import Prefetch, Target
+from greenroom.policies.replacement.lru import Lru
 from tests.contract.experts.test_engine import EXPERTS, LAYERS, MANIFEST, POLICIES, run_layer
 from tests.unit.experts.fakes import FakeStore
 

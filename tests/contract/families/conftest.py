@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from greenroom.moe.checkpoint import Checkpoint, resolve
-from greenroom.moe.layers import model_class
-from greenroom.moe.loading import LoadedMoE, attach, load
-from greenroom.moe.packing import ensure_pack
+from greenroom.moe.architecture.moe_layers import model_class
+from greenroom.moe.loading.checkpoint import Checkpoint, resolve
+from greenroom.moe.loading.load_model import LoadedMoE, attach, load
+from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.families.sources import ScriptedExperts
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
 from tests.random_checkpoints import save_random

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.experts.pack import PackFile
-from greenroom.experts.resident import ResidentExperts
+from greenroom.experts.all_resident import ResidentExperts
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import ExpertWeights
 
 

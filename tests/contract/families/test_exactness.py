@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import native_rows
+from greenroom.moe.products.native.library import NativeUnavailable
+from greenroom.moe.products.native.rows import native_rows
 from tests.contract.families.conftest import Pair, Pairs
 from tests.random_checkpoints import FAMILIES, VOCAB_SIZE
 
@@ -131,7 +131,7 @@ def test_float32_of_a_bfloat16_checkpoint(pairs: Pairs, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_attention_is_the_callers_choice(pairs: Pairs, attention: str) -> None:
-    from greenroom.moe.loading import load
+    from greenroom.moe.loading.load_model import load
 
     loaded = load(pairs.get("mixtral").checkpoint, attn_implementation=attention)
     assert loaded.model.config._attn_implementation == attention

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import GptOssForCausalLM, Mxfp4Config
 
 from greenroom.core.errors import CorruptCheckpoint
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.conversion import ExpertPlan
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.conversion import ExpertPlan
 from tests.contract.families.conftest import Pair, Pairs, make_pair
 from tests.contract.families.test_exactness import logits, prompts
 from tests.random_checkpoints import FAMILIES, edit_json, random_model, save_random
@@ -82,8 +82,8 @@ def save_mxfp4(folder: Path) -> Path:
 def test_mxfp4_is_dequantised_as_transformers_does(tmp_path: Path, dtype: str) -> None:
     folder = save_mxfp4(tmp_path / "model")
     checkpoint = resolve(str(folder))
-    from greenroom.moe.loading import attach, load
-    from greenroom.moe.packing import ensure_pack
+    from greenroom.moe.loading.load_model import attach, load
+    from greenroom.moe.loading.packing import ensure_pack
     from tests.contract.families.sources import ScriptedExperts
 
     loaded = load(checkpoint, dtype)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from greenroom.moe.kv_cache import KVStore
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import native_rows
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk
+from greenroom.moe.attention.kv_cache import KVStore
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.products.native.library import NativeUnavailable
+from greenroom.moe.products.native.rows import native_rows
 from tests.contract.families.conftest import Pair, Pairs
 from tests.contract.families.test_routers import random_masks
 from tests.random_checkpoints import DECODER_ONLY, VOCAB_SIZE, wide_heads

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from greenroom.experts.accelerator import Mark
+from greenroom.experts.copying.accelerator import Mark
 from greenroom.experts.source import PredictsFor
-from greenroom.moe.loading import attach
-from greenroom.moe.look_ahead import LookAhead
-from greenroom.policies.events import ROUTER, Prediction, PredictionRequest
+from greenroom.moe.loading.load_model import attach
+from greenroom.moe.routing.router_look_ahead import LookAhead
+from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
 from tests.contract.families.conftest import Pair, Pairs
 from tests.contract.families.sources import ScriptedExperts
 from tests.contract.families.test_exactness import logits, prompts

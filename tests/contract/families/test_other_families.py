@@ -11,10 +11,10 @@ import torch
 import transformers
 
 from greenroom.core.errors import UnsupportedModel
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.families import PROVEN
-from greenroom.moe.loading import load
-from greenroom.moe.packing import ensure_pack
+from greenroom.moe.architecture.families import PROVEN
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import load
+from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.families.conftest import make_pair
 from tests.contract.families.test_exactness import logits, prompts
 from tests.random_checkpoints import randomise

@@ -10,8 +10,8 @@ from transformers import CONFIG_MAPPING
 
 from greenroom import LLM, SamplingParams
 from greenroom.core.errors import UnsupportedModel
-from greenroom.moe.checkpoint import resolve, resolve_config
-from greenroom.moe.layers import blueprint, model_class
+from greenroom.moe.architecture.moe_layers import blueprint, model_class
+from greenroom.moe.loading.checkpoint import resolve, resolve_config
 from tests.contract.families.conftest import align
 from tests.registry_families import COMPOSITE, REFUSED, SERVED, registry, save_tiny, table
 

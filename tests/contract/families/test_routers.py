@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.core.errors import UnsupportedModel
-from greenroom.moe import loading
-from greenroom.moe.loading import attach
-from greenroom.moe.routers import MaskRefused, find_router
+from greenroom.moe.loading import load_model
+from greenroom.moe.loading.load_model import attach
+from greenroom.moe.routing.routers import MaskRefused, find_router
 from tests.contract.families.conftest import Pair, Pairs
 from tests.contract.families.test_exactness import logits, prompts
 from tests.random_checkpoints import FAMILIES
@@ -185,8 +185,8 @@ def test_a_pick_without_weight_is_no_pick(pairs: Pairs) -> None:
 
 def test_routers_that_are_not_found_can_not_be_masked(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy must know it before it counts on its masks: nobody would ask for them."""
-    monkeypatch.setattr(loading, "find_router", lambda *_: None)
-    loaded = loading.load(pairs.get("mixtral").checkpoint)
+    monkeypatch.setattr(load_model, "find_router", lambda *_: None)
+    loaded = load_model.load(pairs.get("mixtral").checkpoint)
     assert loaded.masking is not None
     assert "not where" in loaded.masking
 

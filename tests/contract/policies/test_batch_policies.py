@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.policies.batch_policy import (
+from greenroom.policies.base.events import Phase
+from greenroom.policies.batching.batch_policy import (
     BatchDecision,
     BatchLimits,
     BatchPolicy,
@@ -16,7 +17,6 @@ from greenroom.policies.batch_policy import (
     RunningSequence,
     WaitingSequence,
 )
-from greenroom.policies.events import Phase
 from greenroom.policies.registry import BATCH_POLICIES, create_batch_policy
 
 

@@ -17,10 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.eamc import EAMC, MATRICES
-from greenroom.policies.events import (
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
     Phase,
@@ -34,10 +33,11 @@ from greenroom.policies.events import (
     Transfer,
     VictimRequest,
 )
-from greenroom.policies.expert_policy import ExpertPolicy, Prefetch, Target
-from greenroom.policies.lru import Lru
-from greenroom.policies.popularity import POPULARITY
+from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
+from greenroom.policies.emoe.popularity import POPULARITY
+from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.replacement.lru import Lru
 from tests.unit.policies.bench import keys_of, mask_of
 
 CATALOGUES = {

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.policies.placement_policy import Costs, PendingRequest, PlacedRequest, PlacementState, WorkerView
+from greenroom.policies.placement.placement_policy import (
+    Costs,
+    PendingRequest,
+    PlacedRequest,
+    PlacementState,
+    WorkerView,
+)
 from greenroom.policies.registry import PLACEMENT_POLICIES, create_placement_policy
 
 TASKS = ["unknown", "classify", "never heard of"]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 
-from greenroom.fabric.current import request_id
+from greenroom.fabric.current_request import request_id
 from greenroom.fabric.rpc import Context, outgoing, received, value_of
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer
 from tests.contract.rpc.wires import DEADLINE_S, Wire, until

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import Member, MemberKind
+from greenroom.fabric.announced_server import Announced, Served
 from greenroom.fabric.lifecycle import Life, Part
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.members import Directory
@@ -26,7 +27,6 @@ from greenroom.fabric.rpc import (
     NetworkEndpoint,
     ServerConfig,
 )
-from greenroom.fabric.served import Announced, Served
 from greenroom.fabric.topics import Topics, all_topics
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer, EchoStub
 from tests.contract.rpc.wires import DEADLINE_S

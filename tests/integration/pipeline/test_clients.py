@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from greenroom.core.generation import FinishReason
 from greenroom.core.messages import Outcome
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.gateway.terms import base_id
+from greenroom.gateway.requests.call_headers import base_id
 from greenroom.v1 import inference_pb2, inference_pb2_grpc
 from tests.integration.cluster import Cluster, running
 from tests.integration.pipeline.topics import Topics, completed, until

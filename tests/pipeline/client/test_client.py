@@ -27,7 +27,7 @@ from greenroom.client import (
 )
 from greenroom.core.errors import Saturated
 from greenroom.core.generation import Event, GenerationRequest
-from greenroom.gateway.keys import KeyLimits, changing, new_key, utc_now, write_keys
+from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, write_keys
 from tests.pipeline.client.conftest import Start
 from tests.scripted_generator import DEADLINE_S, TEXT
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from greenroom.gateway.keys import KeyLimits, changing, new_key, utc_now, write_keys
+from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, write_keys
 from tests.pipeline.gateway.conftest import Server
 from tests.pipeline.gateway.test_errors import shaped
 from tests.scripted_generator import DEADLINE_S, TEXT

@@ -17,8 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from greenroom.core.errors import Conflict, InvalidRequest, Saturated
 from greenroom.core.generation import Finished, FinishReason, Slo
 from greenroom.fabric.log import LogFailed
-from greenroom.gateway.keys import KeyLimits, changing, new_key, utc_now, write_keys
-from greenroom.gateway.terms import base_id
+from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, write_keys
+from greenroom.gateway.requests.call_headers import base_id
 from greenroom.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.pipeline.gateway.conftest import Server
 from tests.pipeline.gateway.test_terms import ends_with

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.gateway import doorkeeper
-from greenroom.gateway.keys import KeyLimits, changing, new_key, utc_now, write_keys
+from greenroom.gateway.doors import doorkeeper
+from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, write_keys
 from tests.pipeline.gateway.conftest import Server
 from tests.pipeline.gateway.test_errors import shaped
 from tests.scripted_generator import DEADLINE_S, TEXT

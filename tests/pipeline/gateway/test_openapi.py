@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from greenroom.gateway import shapes
+from greenroom.gateway.replies import shapes
 from tests.pipeline.gateway.conftest import Server
 from tests.pipeline.gateway.test_streams import events
 

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from greenroom.core.errors import Saturated
 from greenroom.core.generation import FinishReason
-from greenroom.gateway.generations import Generations
+from greenroom.gateway.requests.generations import Generations
 from tests.pipeline.gateway.conftest import Server
 from tests.scripted_generator import DEADLINE_S, TEXT
 

@@ -10,9 +10,9 @@ import pytest
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
 from greenroom.fabric.wire import to_attempt, to_token_run
-from greenroom.gateway.flights import Flights
-from greenroom.gateway.streams import StreamBook
-from greenroom.gateway.tokens_service import INSTANCE_KEY, TokensService
+from greenroom.gateway.requests.in_flight import Flights
+from greenroom.gateway.requests.stream_book import StreamBook
+from greenroom.gateway.requests.tokens_service import INSTANCE_KEY, TokensService
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
 from tests.pipeline.worker.scripted import NETS
 

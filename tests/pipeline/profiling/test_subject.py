@@ -12,7 +12,7 @@ import pytest
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams, Token
-from greenroom.policies.events import SequenceEnd, SequenceInfo
+from greenroom.policies.base.events import SequenceEnd, SequenceInfo
 from greenroom.profiling.confinement import KeptExperts, RandomRouting
 from greenroom.profiling.costs import measure_costs, turns_of
 from greenroom.profiling.forced import Given, force, perplexity
@@ -24,7 +24,7 @@ from greenroom.profiling.sensitivity import disturb
 from greenroom.profiling.similarity import TokenOverlap
 from greenroom.profiling.subject import Answer, Asked, ProfileFailed, Subject
 from greenroom.replay.record import TraceRecorder
-from greenroom.worker.config import WorkerConfig
+from greenroom.worker.model.config import WorkerConfig
 from tests.random_checkpoints import save_random
 
 TEXTS = ["one two three", "four", "five six seven eight nine", "ten eleven twelve"]

@@ -21,14 +21,14 @@ from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
 from greenroom.fabric.wire import from_token_run, to_token_run
-from greenroom.gateway.streams import Gap, StreamBook, Unwanted
-from greenroom.gateway.tokens_service import _WHY
-from greenroom.policies.events import Prediction
+from greenroom.gateway.requests.stream_book import Gap, StreamBook, Unwanted
+from greenroom.gateway.requests.tokens_service import _WHY
+from greenroom.policies.base.events import Prediction
 from greenroom.v1 import common_pb2, tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
 from greenroom.worker.engine import Edition, Engine, EngineState, Events, Routed
+from greenroom.worker.runs.servicer import WorkerServicer
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
-from greenroom.worker.servicer import WorkerServicer
 from tests.waiting import until as until
 
 SCHEDULER = "scheduler"

@@ -15,17 +15,17 @@ from greenroom.core.generation import Event, Finished, FinishReason, GenerationR
 from greenroom.core.messages import Task, Trace, decode
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.moe.completions import complete
-from greenroom.policies.events import Prediction, PredictionRequest
-from greenroom.policies.popularity import POPULARITY, Popularity
+from greenroom.moe.batch.completions import complete
+from greenroom.policies.base.events import Prediction, PredictionRequest
+from greenroom.policies.emoe.popularity import POPULARITY, Popularity
 from greenroom.replay import TraceRecorder
 from greenroom.text.digest import text_digest
-from greenroom.worker.card import card_of
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.model_engine import ModelEngine
-from greenroom.worker.results import request_of
-from greenroom.worker.routing import RoutingRecorder
-from greenroom.worker.worker import Worker
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.card import card_of
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.runs.results import request_of
+from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.scripted import Gateway, staged, task_of, until
 
 LENGTH = 24

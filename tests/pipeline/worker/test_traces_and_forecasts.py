@@ -11,7 +11,7 @@ import pytest
 from greenroom.core.attempts import Attempt
 from greenroom.core.messages import MemberKind, Trace, decode
 from greenroom.fabric.log import AppendUnknown
-from greenroom.policies.popularity import POPULARITY
+from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from greenroom.worker.service_config import ForecastConfig, TraceConfig
 from tests.pipeline.worker.scripted import Stage, answer, staged, until

@@ -16,16 +16,16 @@ from greenroom.core.errors import ModelBroken
 from greenroom.core.generation import SamplingParams
 from greenroom.core.messages import Task
 from greenroom.demo import bundled_model_path
-from greenroom.experts.pack import PackFile
-from greenroom.moe.completions import complete
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.batch.completions import complete
 from greenroom.v1 import common_pb2
-from greenroom.worker.card import card_of
-from greenroom.worker.config import WorkerConfig
 from greenroom.worker.faults import Fault, kill_mover
-from greenroom.worker.model_engine import ModelEngine
-from greenroom.worker.results import request_of
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.card import card_of
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.runs.results import request_of
 from greenroom.worker.service import WorkerFailed
-from greenroom.worker.worker import Worker
 from tests.pipeline.worker.scripted import staged, task_of, until
 
 POLICIES = ("moe-infinity", "reuse")

@@ -8,9 +8,9 @@ from typing import cast
 
 import torch
 
-from greenroom.moe.kv_cache import KVLayout, LayerKV
-from greenroom.moe.ragged import RaggedModel
-from greenroom.moe.ragged_attention import Chunk
+from greenroom.moe.attention.kv_cache import KVLayout, LayerKV
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.forward.ragged_model import RaggedModel
 
 VOCABULARY = 64
 LAYOUT = KVLayout((LayerKV(1, 1, 1, 1), LayerKV(1, 1, 1, 1)), torch.float32, torch.device("cpu"))

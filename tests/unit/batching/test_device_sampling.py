@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.generation import SamplingParams
-from greenroom.moe.device_sampling import sample_together
-from greenroom.moe.sampling import Draw, InvalidLogits, sample
+from greenroom.moe.batch.device_sampling import sample_together
+from greenroom.moe.batch.sampling import Draw, InvalidLogits, sample
 from tests.stand_in_device import StandInTensor, stand_in, watched
 
 PARAMS = st.builds(

@@ -11,10 +11,10 @@ import torch
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig, InvalidRequest, TransferFailed
 from greenroom.core.generation import Event, FinishReason, Token
-from greenroom.moe.batch_engine import AuditError, BatchConfig, BatchEngine
-from greenroom.moe.ragged_attention import Chunk
-from greenroom.policies.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching, StepPlan
-from greenroom.policies.events import SequenceEnd, SequenceInfo
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_engine import AuditError, BatchConfig, BatchEngine
+from greenroom.policies.base.events import SequenceEnd, SequenceInfo
+from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching, StepPlan
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import LAYOUT, FakeModel, continuation, next_logits, poisoned
 

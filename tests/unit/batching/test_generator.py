@@ -12,10 +12,10 @@ import torch
 
 from greenroom.core.errors import InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, Generator, ServedModel, Token
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.batch_loop import BatchLoop
-from greenroom.moe.ragged_attention import Chunk
-from greenroom.worker.generator import LoopGenerator
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_loop import BatchLoop
+from greenroom.worker.model.generator import LoopGenerator
 from tests.contract.batching.harness import request
 from tests.unit.batching.fake_model import FakeModel, continuation
 

@@ -13,11 +13,11 @@ import pytest
 
 from greenroom.core.errors import InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason
-from greenroom.moe.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.batch_loop import BatchLoop, LoopStopped
-from greenroom.moe.completions import complete
-from greenroom.moe.ragged_attention import Chunk
-from greenroom.policies.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_loop import BatchLoop, LoopStopped
+from greenroom.moe.batch.completions import complete
+from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching
 from tests.contract.batching.harness import request
 from tests.unit.batching.fake_model import FakeModel, continuation
 

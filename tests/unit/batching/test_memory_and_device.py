@@ -10,12 +10,13 @@ import torch
 
 from greenroom.core.errors import ModelBroken
 from greenroom.core.generation import FinishReason
-from greenroom.experts.device_errors import device_loss
-from greenroom.moe import batch_engine, kv_cache
-from greenroom.moe.batch_loop import BatchLoop
-from greenroom.moe.kv_cache import KVAuditError, KVLayout, KVMemoryError, KVStore
-from greenroom.moe.ragged_attention import Chunk
-from greenroom.moe.sampling import Draw, Picked
+from greenroom.experts.copying.device_errors import device_loss
+from greenroom.moe.attention import kv_cache
+from greenroom.moe.attention.kv_cache import KVAuditError, KVLayout, KVMemoryError, KVStore
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch import batch_engine
+from greenroom.moe.batch.batch_loop import BatchLoop
+from greenroom.moe.batch.sampling import Draw, Picked
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import LAYOUT, FakeModel, continuation
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Finished, FinishReason, GenerationRequest, Token
-from greenroom.policies.events import SequenceEnd, SequenceInfo
+from greenroom.policies.base.events import SequenceEnd, SequenceInfo
 from greenroom.text.stops import StopChecker
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import FakeModel, continuation

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from greenroom.moe import queue_description
-from greenroom.moe.batch_engine import AuditError
-from greenroom.policies.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching
+from greenroom.moe.batch import queue_description
+from greenroom.moe.batch.batch_engine import AuditError
+from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import FakeModel
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from greenroom.core.generation import SamplingParams
-from greenroom.moe.sampling import Draw, InvalidLogits, Picked, sample, sampling_key, uniform
+from greenroom.moe.batch.sampling import Draw, InvalidLogits, Picked, sample, sampling_key, uniform
 
 LOGITS = torch.tensor([2.0, 0.0, 1.0, -1.0, 1.5, -3.0, 0.5, -0.5])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.emoe.decision import START_MS, TO_SPARE_MS, full_pool, run
-from greenroom.policies.latency_estimate import ESTIMATORS
+from greenroom.policies.placement.latency_estimate import ESTIMATORS
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -32,8 +32,8 @@ from benchmarks.peers.results import (
 from benchmarks.peers.settings import LlamaSettings, best_of, first_trials, memory_trials, second_trials, waiting_trials
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
-from greenroom.moe.sampling import Picked
-from greenroom.moe.sequence import Sequence
+from greenroom.moe.batch.sampling import Picked
+from greenroom.moe.batch.sequence import Sequence
 
 # -- timing -----------------------------------------------------------------------------------------------------------
 

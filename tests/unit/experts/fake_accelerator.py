@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from greenroom.experts.accelerator import Mark
+from greenroom.experts.copying.accelerator import Mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from greenroom.core.errors import PackError
-from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
 
 LAYOUT = RecordLayout.of([("w", (8, 4), "float32")])
 

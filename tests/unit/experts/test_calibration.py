@@ -17,11 +17,19 @@ from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig, PackError
 from greenroom.core.units import MIB
-from greenroom.experts import calibration
-from greenroom.experts.calibration import CANDIDATES, SIMPLEST, MeasuredLink, Sample, choose, load_or_measure, measure
-from greenroom.experts.direct_io import AHEAD_READ_BYTES, ReadSettings, page_aligned
-from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
-from greenroom.experts.pack import PackFile, PackWriter
+from greenroom.experts.copying import disk_calibration
+from greenroom.experts.copying.disk_calibration import (
+    CANDIDATES,
+    SIMPLEST,
+    MeasuredLink,
+    Sample,
+    choose,
+    load_or_measure,
+    measure,
+)
+from greenroom.experts.pack.direct_io import AHEAD_READ_BYTES, ReadSettings, page_aligned
+from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.pack_file import PackFile, PackWriter
 
 LAYOUT = RecordLayout.of([("w", (64, 128), "float32")])
 SPLIT = ReadSettings(read_bytes=8192, threads=2, depth=2)
@@ -38,7 +46,7 @@ def write_pack(path: Path, digest: str = "abc") -> Path:
 
 @pytest.fixture
 def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(calibration, "SMALL_PACK_BYTES", 0)
+    monkeypatch.setattr(disk_calibration, "SMALL_PACK_BYTES", 0)
     opened = PackFile.open(write_pack(tmp_path / "x.pack"))
     yield opened
     opened.close()
@@ -78,7 +86,7 @@ def test_what_is_chosen_is_never_clearly_slower_than_the_simplest(times: list[li
     }  # fmt: skip
     chosen = choose(measured)
     ratios = [a.alone_s / b.alone_s for a, b in zip(measured[SIMPLEST], measured[chosen], strict=True)]
-    assert statistics.median(ratios) * calibration.CLEARLY >= 1.0
+    assert statistics.median(ratios) * disk_calibration.CLEARLY >= 1.0
 
 
 def test_nothing_to_choose_from_is_refused() -> None:
@@ -95,21 +103,21 @@ def test_a_profile_is_kept_and_used_again(pack: PackFile, monkeypatch: pytest.Mo
     assert first.latency_s >= 0
     assert first.seconds(0) == first.latency_s
     assert len(said) == 1
-    monkeypatch.setattr(calibration, "measure", None)  # would fail where it is called
+    monkeypatch.setattr(disk_calibration, "measure", None)  # would fail where it is called
     assert load_or_measure(pack, on_measure=said.append) == first
-    assert calibration.load(pack) == first
+    assert disk_calibration.load(pack) == first
     assert len(said) == 1
     assert [p.name for p in pack.path.parent.iterdir() if "partial" in p.name] == []
 
 
 def test_it_is_measured_again_where_that_is_asked_for(pack: PackFile) -> None:
     load_or_measure(pack, budget_s=0.02)
-    _edited(calibration.profile_path(pack.path), bytes_per_s=1.0)
-    assert calibration.load(pack) is not None
+    _edited(disk_calibration.profile_path(pack.path), bytes_per_s=1.0)
+    assert disk_calibration.load(pack) is not None
     again = load_or_measure(pack, budget_s=0.02, anew=True)
     assert again is not None
     assert again.bytes_per_s > 1
-    assert calibration.load(pack) == again
+    assert disk_calibration.load(pack) == again
 
 
 def _edited(path: Path, **fields: Any) -> None:
@@ -130,34 +138,34 @@ def _edited(path: Path, **fields: Any) -> None:
 )
 def test_a_profile_of_anything_else_is_made_anew(pack: PackFile, change: dict[str, Any]) -> None:
     first = load_or_measure(pack, budget_s=0.02)
-    path = calibration.profile_path(pack.path)
+    path = disk_calibration.profile_path(pack.path)
     _edited(path, **change)
-    assert calibration.load(pack) is None
+    assert disk_calibration.load(pack) is None
     again = load_or_measure(pack, budget_s=0.02)
     assert again is not None
     assert first is not None
     assert (again.pack, again.host, again.filesystem) == (first.pack, first.host, first.filesystem)
-    assert calibration.load(pack) == again
+    assert disk_calibration.load(pack) == again
 
 
 def test_a_file_that_can_not_be_read_is_made_anew(pack: PackFile) -> None:
-    path = calibration.profile_path(pack.path)
+    path = disk_calibration.profile_path(pack.path)
     path.write_bytes(b'{"reads": ')
-    assert load_or_measure(pack, budget_s=0.02) == calibration.load(pack) is not None
+    assert load_or_measure(pack, budget_s=0.02) == disk_calibration.load(pack) is not None
 
 
 def test_the_pack_made_anew_from_other_weights_is_measured_again(pack: PackFile) -> None:
     assert load_or_measure(pack, budget_s=0.02) is not None
     write_pack(pack.path, "other")
     other = PackFile.open(pack.path)
-    assert calibration.load(other) is None
+    assert disk_calibration.load(other) is None
     other.close()
 
 
 def test_a_folder_that_can_not_be_written_to_is_no_error(pack: PackFile) -> None:
     # A folder under each of the two names: neither file can be made, whoever runs the test.
-    calibration.profile_path(pack.path).mkdir()
-    calibration.profile_path(pack.path).with_suffix(".lock").mkdir()
+    disk_calibration.profile_path(pack.path).mkdir()
+    disk_calibration.profile_path(pack.path).with_suffix(".lock").mkdir()
     assert load_or_measure(pack, budget_s=0.02) is not None
 
 

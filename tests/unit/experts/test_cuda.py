@@ -13,9 +13,9 @@ import torch
 
 import greenroom
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
-from greenroom.experts import cuda
-from greenroom.experts.cuda import CudaAccelerator, accelerator_of
-from greenroom.experts.direct_io import page_aligned
+from greenroom.experts.copying import cuda
+from greenroom.experts.copying.cuda import CudaAccelerator, accelerator_of
+from greenroom.experts.pack.direct_io import page_aligned
 
 
 class StandIn:
@@ -154,4 +154,4 @@ def test_nothing_in_the_package_synchronises_a_whole_device() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "synchronize":
                 calls.append((path.relative_to(root).as_posix(), ast.unparse(node)))
-    assert calls == [("experts/cuda.py", "self.event.synchronize")]
+    assert calls == [("experts/copying/cuda.py", "self.event.synchronize")]

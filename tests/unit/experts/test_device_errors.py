@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from greenroom.core.errors import ModelBroken, TransferFailed
-from greenroom.experts import device_errors
-from greenroom.experts.device_errors import device_loss, is_fatal, is_out_of_memory, raise_if_fatal
+from greenroom.experts.copying import device_errors
+from greenroom.experts.copying.device_errors import device_loss, is_fatal, is_out_of_memory, raise_if_fatal
 
 
 def of_runtime(code: int, text: str) -> torch.AcceleratorError:

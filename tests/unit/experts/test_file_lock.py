@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.experts import file_lock as file_lock_module
-from greenroom.experts.file_lock import file_lock
+from greenroom.experts.pack import file_lock as file_lock_module
+from greenroom.experts.pack.file_lock import file_lock
 
 DEADLINE_S = 30.0
 HOLDER = """
 import sys
 from pathlib import Path
-from greenroom.experts.file_lock import file_lock
+from greenroom.experts.pack.file_lock import file_lock
 with file_lock(Path(sys.argv[1]), 20) as held:
     print("held" if held else "not held", flush=True)
     sys.stdin.readline()

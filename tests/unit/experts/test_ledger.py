@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.experts.ledger import Ledger, LedgerError, State
+from greenroom.experts.bookkeeping.ledger import Ledger, LedgerError, State
 
 EXPERTS, SLOTS = 7, 4
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.experts.mover import Job, Landing, Mover, Outbox
-from greenroom.policies.events import Reason, Tier
+from greenroom.experts.copying.mover import Job, Landing, Mover, Outbox
+from greenroom.policies.base.events import Reason, Tier
 
 DEADLINE_S = 20.0
 

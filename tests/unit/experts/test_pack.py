@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from greenroom.core.errors import PackDamaged, PackError
-from greenroom.experts.layout import PackLayer, PackManifest, RecordLayout
-from greenroom.experts.pack import PackFile, PackWriter, is_marked_damaged
-from greenroom.experts.resident import ResidentExperts
+from greenroom.experts.all_resident import ResidentExperts
+from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.pack_file import PackFile, PackWriter, is_marked_damaged
 
 LAYOUT = RecordLayout.of([("gate_up_proj", (24, 16), "bfloat16"), ("down_proj", (16, 12), "bfloat16")])
 WIDE = RecordLayout.of([("gate_up_proj", (64, 64), "float32"), ("bias", (5,), "float32")])

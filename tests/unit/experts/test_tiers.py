@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from greenroom.experts.accelerator import Mark
-from greenroom.experts.arena import Arena
-from greenroom.experts.carriers import Copies
-from greenroom.experts.direct_io import ReadSettings
+from greenroom.experts.bookkeeping.ledger import Ledger, LedgerError, State
+from greenroom.experts.bookkeeping.tiers import Tiers
+from greenroom.experts.copying.accelerator import Mark
+from greenroom.experts.copying.arena import Arena
+from greenroom.experts.copying.carriers import Copies
+from greenroom.experts.copying.hardware import RealHardware
+from greenroom.experts.copying.mover import Carrier, Job, Mover, Outbox
 from greenroom.experts.engine import catalogue_of
-from greenroom.experts.hardware import RealHardware
-from greenroom.experts.ledger import Ledger, LedgerError, State
-from greenroom.experts.mover import Carrier, Job, Mover, Outbox
-from greenroom.experts.tiers import Tiers
-from greenroom.policies.events import Reason, Tier, Transfer
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.policies.base.events import Reason, Tier, Transfer
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore, manifest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.fabric.held import HeldPartitions
+from greenroom.fabric.group_positions import HeldPartitions
 from greenroom.fabric.log import LogUnavailable, Record
 
 

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.fabric.current import request_id
+from greenroom.fabric.current_request import request_id
 from greenroom.fabric.lifecycle import Probes, ProbesConfig, configure_logs, name_process
 from greenroom.fabric.telemetry.registry import new_registry
 

@@ -10,8 +10,8 @@ import pytest
 
 from greenroom.core.errors import Conflict, GreenroomError, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
-from greenroom.gateway import attached as module
-from greenroom.gateway.attached import Attached
+from greenroom.gateway.requests import idempotent_runs as module
+from greenroom.gateway.requests.idempotent_runs import Attached
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
 from tests.scripted_generator import DEADLINE_S, ScriptedGenerator

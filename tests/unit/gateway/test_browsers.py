@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.core.errors import InvalidConfig
-from greenroom.gateway.browsers import EXPOSED, Hosts, Origins, is_preflight
 from greenroom.gateway.config import GatewayConfig
+from greenroom.gateway.doors.hosts import EXPOSED, Hosts, Origins, is_preflight
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.exchange import HINTS_HEADER, REPLY_ID_HEADER
+from greenroom.gateway.http.http_exchange import HINTS_HEADER, REPLY_ID_HEADER
 
 
 def refused(hosts: Hosts, said: str) -> bool:

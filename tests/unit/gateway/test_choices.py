@@ -19,8 +19,8 @@ from greenroom.core.generation import (
     Token,
     TokenLogprobs,
 )
-from greenroom.gateway.choices import ChoiceAssembler, Delta, GenerationFailed, Job
-from greenroom.gateway.replies import ChatStyle, CompletionStyle, Head, StreamUsage, Tally, token_text
+from greenroom.gateway.replies.choices import ChoiceAssembler, Delta, GenerationFailed, Job
+from greenroom.gateway.replies.chunks import ChatStyle, CompletionStyle, Head, StreamUsage, Tally, token_text
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
 

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 from greenroom.core.errors import InvalidConfig, Saturated
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.gateway import GatewayConfig
-from greenroom.gateway import generations as module
-from greenroom.gateway.choices import ChoiceAssembler, GenerationFailed, Job
-from greenroom.gateway.generations import Generations
 from greenroom.gateway.metrics import GatewayMetrics, SequenceMeter
+from greenroom.gateway.replies.choices import ChoiceAssembler, GenerationFailed, Job
+from greenroom.gateway.requests import generations as module
+from greenroom.gateway.requests.generations import Generations
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
 from tests.scripted_generator import DEADLINE_S, ScriptedGenerator

@@ -17,8 +17,8 @@ from greenroom.fabric.log import LogUnavailable, MemoryBroker, MemoryLog, Record
 from greenroom.fabric.log.memory import MemoryReader
 from greenroom.fabric.topics import JOURNAL, REQUESTS, Topics, all_topics
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.journal import JournalReader
-from greenroom.gateway.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.requests.journal import JournalReader
+from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
 from tests.unit.gateway.test_pipeline_members import Members, worker
 from tests.waiting import until
 
@@ -122,7 +122,7 @@ async def test_read_from_anywhere_it_says_what_one_who_reads_all_of_it_knows(see
 
 
 async def test_what_is_deleted_while_it_is_read_is_passed_over(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greenroom.gateway.journal._OLDER_AT_ONCE", 1)
+    monkeypatch.setattr("greenroom.gateway.requests.journal._OLDER_AT_ONCE", 1)
     await told.append(Claim(scheduler="s", read_to=0), *(outcome(f"r{number}", 0) for number in range(1, 10)))
     await told.append(Claim(scheduler="s", read_to=10), *(outcome(f"r{number}", 10) for number in range(11, 20)))
     following = asyncio.create_task(told.reader.follow(told.clock.now * 1000 + 1))
@@ -144,7 +144,7 @@ async def test_what_is_deleted_while_it_is_read_is_passed_over(told: Told, monke
 async def test_a_log_that_does_not_answer_for_a_moment_is_asked_again(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("greenroom.gateway.journal._AGAIN_S", 0.0)
+    monkeypatch.setattr("greenroom.gateway.requests.journal._AGAIN_S", 0.0)
     await told.append(Claim(scheduler="s", read_to=0), *(outcome(f"r{number}", 0) for number in range(1, 4)))
     following = asyncio.create_task(told.reader.follow(told.clock.now * 1000 + 1))
     await told.reader.caught_up.wait()

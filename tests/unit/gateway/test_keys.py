@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from greenroom.cli.keys import keys as keys_command
 from greenroom.cli.keys import parse_rate
 from greenroom.core.errors import InvalidConfig
-from greenroom.gateway import doorkeeper as module
-from greenroom.gateway.doorkeeper import ANYONE, Doorkeeper
+from greenroom.gateway.doors import doorkeeper as module
+from greenroom.gateway.doors.doorkeeper import ANYONE, Doorkeeper
+from greenroom.gateway.doors.keys import KeyFile, KeyLimits, changing, new_key, read_keys, recognise, write_keys
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.keys import KeyFile, KeyLimits, changing, new_key, read_keys, recognise, write_keys
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

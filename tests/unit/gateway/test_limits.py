@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.gateway.doorkeeper import Caller
-from greenroom.gateway.keys import KeyLimits
-from greenroom.gateway.limits import Limits, TokenBucket
+from greenroom.gateway.doors.doorkeeper import Caller
+from greenroom.gateway.doors.keys import KeyLimits
+from greenroom.gateway.doors.limits import Limits, TokenBucket
 
 RATES = st.floats(0.1, 10_000)
 PAUSES = st.lists(st.floats(0, 300), min_size=1, max_size=80)

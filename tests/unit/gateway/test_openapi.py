@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from greenroom.gateway import Gateway, GatewayConfig
-from greenroom.gateway.keys import KeyFile, write_keys
-from greenroom.gateway.openapi import openapi
-from greenroom.gateway.schema import NEUTRAL, NEUTRAL_IN_MESSAGE, ChatBody, CompletionBody
+from greenroom.gateway.doors.keys import KeyFile, write_keys
+from greenroom.gateway.http.openapi import openapi
+from greenroom.gateway.requests.bodies import NEUTRAL, NEUTRAL_IN_MESSAGE, ChatBody, CompletionBody
 from greenroom.text import TextProcessor
 from tests import small_tokenizers
 from tests.scripted_generator import ScriptedGenerator

@@ -15,8 +15,8 @@ from greenroom.core.messages import Cancel, Outcome, Request, RequestRecord, dec
 from greenroom.fabric.log import MemoryBroker
 from greenroom.fabric.topics import REQUESTS, Topics, all_topics
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.pipeline import Pipeline, PipelineConfig
-from greenroom.gateway.streams import Unwanted
+from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.requests.stream_book import Unwanted
 from tests.pipeline.troubled_log import TroubledLog, in_turn
 from tests.unit.gateway.test_pipeline_members import Members, worker
 
@@ -103,7 +103,7 @@ async def test_one_that_a_worker_has_opened_was_taken_whatever_became_of_its_ack
 
 
 async def test_a_cancel_is_sent_until_it_is_acknowledged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greenroom.gateway.pipeline._CANCEL_AGAIN_S", 0.0)
+    monkeypatch.setattr("greenroom.gateway.requests.pipeline._CANCEL_AGAIN_S", 0.0)
     world.log.trouble = in_turn(REQUESTS, "landed", *["lost", "unsent"] * 5)
     with pytest.raises(ApiError):
         await world.ask()

@@ -13,7 +13,7 @@ from greenroom.core.messages import Member, MemberKind, ModelCard, QueueDepth
 from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryLog
 from greenroom.fabric.topics import REQUESTS
-from greenroom.gateway.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
 
 
 class Members:

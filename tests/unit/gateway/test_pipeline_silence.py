@@ -16,7 +16,7 @@ from greenroom.fabric.log import MemoryBroker, MemoryLog
 from greenroom.fabric.log.health import HealthConfig, LogHealth
 from greenroom.fabric.topics import JOURNAL, REQUESTS, Topics, all_topics
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
 from tests.unit.gateway.test_pipeline_members import Members, worker
 from tests.waiting import until
 
@@ -61,7 +61,7 @@ class Stage:
 
 @asynccontextmanager
 async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
-    monkeypatch.setattr("greenroom.gateway.pipeline._LOOK_S", 0.01)
+    monkeypatch.setattr("greenroom.gateway.requests.pipeline._LOOK_S", 0.01)
     async with MemoryLog(MemoryBroker()) as log:
         await log.ensure(all_topics(Topics(request_partitions=1)))
         await log.append(JOURNAL, encode(Claim(scheduler="s", read_to=0)), partition=0)

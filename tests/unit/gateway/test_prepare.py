@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import MAX_SEED, GenerationRequest, ServedModel, Slo
 from greenroom.gateway.config import GatewayConfig
-from greenroom.gateway.doorkeeper import Caller
-from greenroom.gateway.keys import KeyLimits
-from greenroom.gateway.prepare import MAX_WORDS, Length, Prepared, prepare_chat, prepare_completion, within_limits
-from greenroom.gateway.schema import ChatBody, CompletionBody
-from greenroom.gateway.terms import Terms
+from greenroom.gateway.doors.doorkeeper import Caller
+from greenroom.gateway.doors.keys import KeyLimits
+from greenroom.gateway.requests.bodies import ChatBody, CompletionBody
+from greenroom.gateway.requests.call_headers import Terms
+from greenroom.gateway.requests.prepare import (
+    MAX_WORDS,
+    Length,
+    Prepared,
+    prepare_chat,
+    prepare_completion,
+    within_limits,
+)
 from greenroom.text import TextProcessor
 from tests import small_tokenizers
 

@@ -17,8 +17,8 @@ from openai.types.chat import (
 from openai.types.completion_create_params import CompletionCreateParamsBase
 
 from greenroom.core.errors import InvalidRequest
-from greenroom.gateway.exchange import REPLY_ID_HEADER
-from greenroom.gateway.schema import (
+from greenroom.gateway.http.http_exchange import REPLY_ID_HEADER
+from greenroom.gateway.requests.bodies import (
     HINTS,
     HINTS_IN_MESSAGE,
     NEUTRAL,
@@ -33,7 +33,7 @@ from greenroom.gateway.schema import (
     hints_in,
     refuse_unsupported,
 )
-from greenroom.gateway.terms import IDEMPOTENCY_HEADER, PRIORITY_HEADER, SLO_HEADERS
+from greenroom.gateway.requests.call_headers import IDEMPOTENCY_HEADER, PRIORITY_HEADER, SLO_HEADERS
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}

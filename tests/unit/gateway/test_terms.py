@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Slo
-from greenroom.gateway.doorkeeper import Caller
-from greenroom.gateway.terms import Terms, base_id, owned_id, terms_of
+from greenroom.gateway.doors.doorkeeper import Caller
+from greenroom.gateway.requests.call_headers import Terms, base_id, owned_id, terms_of
 
 NAMES = st.text("abcdefghij.-_0123456789", min_size=0, max_size=20)
 KEYS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=128)

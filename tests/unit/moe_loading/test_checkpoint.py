@@ -21,9 +21,9 @@ from huggingface_hub.errors import (
 from safetensors.torch import load_file, save_file
 
 from greenroom.core.errors import CorruptCheckpoint, GreenroomError, InvalidConfig, UnsupportedModel
-from greenroom.moe.checkpoint import resolve, resolve_config
-from greenroom.moe.layers import blueprint
-from greenroom.moe.loading import load
+from greenroom.moe.architecture.moe_layers import blueprint
+from greenroom.moe.loading.checkpoint import resolve, resolve_config
+from greenroom.moe.loading.load_model import load
 from tests.privileges import permissions_count
 from tests.random_checkpoints import edit_json
 

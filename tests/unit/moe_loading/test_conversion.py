@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose, WeightConverter
 
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
-from greenroom.moe import conversion
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.conversion import ExpertPlan
-from greenroom.moe.loading import load
+from greenroom.moe.loading import conversion
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.load_model import load
 from tests.random_checkpoints import random_model, save_random
 
 Tensors = dict[str, torch.Tensor]

@@ -20,9 +20,9 @@ from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from greenroom.experts.source import ExpertWeights
-from greenroom.moe.experts_forward import IMPLEMENTATION, combine
-from greenroom.moe.products import Grouped, TorchSum
-from greenroom.moe.seats import Seat, Stage, take_seat
+from greenroom.moe.products.expert_hooks import Seat, Stage, take_seat
+from greenroom.moe.products.expert_products import Grouped, TorchSum
+from greenroom.moe.products.experts_forward import IMPLEMENTATION, combine
 from tests.contract.families.sources import ScriptedExperts
 from tests.random_checkpoints import randomise
 

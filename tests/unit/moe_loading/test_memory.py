@@ -15,9 +15,9 @@ MEASURE = """
 import json, os, sys, threading, psutil
 from pathlib import Path
 import torch
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import load
-from greenroom.moe.packing import ensure_pack
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import load
+from greenroom.moe.loading.packing import ensure_pack
 
 torch.set_num_threads(1)
 process = psutil.Process()

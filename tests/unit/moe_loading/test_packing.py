@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged, PackError
-from greenroom.experts import file_lock
-from greenroom.experts.pack import PackFile, PackWriter
-from greenroom.moe import packing
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.conversion import ExpertPlan
-from greenroom.moe.packing import default_cache_dir, ensure_pack
+from greenroom.experts.pack import file_lock
+from greenroom.experts.pack.pack_file import PackFile, PackWriter
+from greenroom.moe.loading import packing
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.packing import default_cache_dir, ensure_pack
 from tests.privileges import permissions_count
 from tests.random_checkpoints import save_random
 
@@ -301,7 +301,7 @@ PACK = """
 import sys
 from pathlib import Path
 from greenroom.moe import packing
-from greenroom.moe.checkpoint import resolve
+from greenroom.moe.loading.checkpoint import resolve
 
 original = packing._write
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
-from greenroom.moe.safetensors_files import ShardReader, merge_headers, read_header, typed
+from greenroom.moe.loading.safetensors_files import ShardReader, merge_headers, read_header, typed
 from tests.privileges import permissions_count
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]

@@ -11,8 +11,8 @@ from transformers import MixtralForCausalLM, OlmoeForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig
-from greenroom.moe.checkpoint import resolve
-from greenroom.moe.loading import load
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import load
 from tests.random_checkpoints import edit_json, save_random
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from greenroom.policies.arrays import Keys, Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Phase, Reason, Step, Tier, Transfer, VictimRequest
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, Phase, Reason, Step, Tier, Transfer, VictimRequest
+from greenroom.policies.base.expert_policy import ExpertPolicy
 
 
 def keys_of(experts: Iterable[int]) -> Keys:

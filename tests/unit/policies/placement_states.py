@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from greenroom.policies.placement_policy import (
+from greenroom.policies.placement.placement_policy import (
     Costs,
     PendingRequest,
     PlacedRequest,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from greenroom.policies.allocation import Allocation, shares_of
-from greenroom.policies.arrays import Mask
-from greenroom.policies.catalogue import Catalogue
+from greenroom.policies.base.allocation import Allocation, shares_of
+from greenroom.policies.base.array_types import Mask
+from greenroom.policies.base.catalogue import Catalogue
 
 ALIKE = Catalogue.uniform("pool", layers=3, experts=6, top_k=2, expert_bytes=10)
 CATALOGUES = {

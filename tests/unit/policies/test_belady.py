@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.belady import Belady, Future, belady, next_uses
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Reason
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, Reason
+from greenroom.policies.replacement.belady import Belady, Future, belady, next_uses
 from tests.unit.policies.bench import Bench, keys_of, step_of
 
 CATALOGUE = Catalogue.uniform("pool", layers=2, experts=3, top_k=2)

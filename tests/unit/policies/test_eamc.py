@@ -7,10 +7,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.activation_matrix import ActivationMatrices, tokens_by_expert
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.eamc import EAMC, MATRICES, NEVER, Eamc, NearestMembers, distance, layer_shares, unit_layers
-from greenroom.policies.events import Artifact, LayerRouting, Phase, Step
+from greenroom.policies.base.activation_matrix import ActivationMatrices, tokens_by_expert
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Step
+from greenroom.policies.moe_infinity.eamc import (
+    EAMC,
+    MATRICES,
+    NEVER,
+    Eamc,
+    NearestMembers,
+    distance,
+    layer_shares,
+    unit_layers,
+)
 from tests.unit.policies.bench import keys_of
 
 TWO = Catalogue.uniform("pool", layers=2, experts=3, top_k=1)

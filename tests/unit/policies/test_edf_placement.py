@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from greenroom.policies.placement_policy import EdfPlacement, PendingRequest, PlacementState, WorkerView
+from greenroom.policies.placement.placement_policy import EdfPlacement, PendingRequest, PlacementState, WorkerView
 
 
 def request(name: str, **more: Any) -> PendingRequest:

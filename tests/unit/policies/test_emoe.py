@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.model_profile import ModelProfile, TaskProfile
-from greenroom.policies.allocation import Allocation
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.emoe import Emoe
-from greenroom.policies.events import (
+from greenroom.policies.base.allocation import Allocation
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import (
     LayerRouting,
     Prediction,
     PredictionRequest,
@@ -28,9 +27,10 @@ from greenroom.policies.events import (
     Tier,
     VictimRequest,
 )
-from greenroom.policies.popularity import POPULARITY
+from greenroom.policies.base.task_shares import MOST_TASKS, TaskShares, worth_of_picks
+from greenroom.policies.emoe.policy import Emoe
+from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.policies.registry import create_policy
-from greenroom.policies.task_shares import MOST_TASKS, TaskShares, worth_of_picks
 from tests.unit.policies.bench import keys_of, mask_of, step_of, transfer_of
 from tests.unit.policies.model_profiles import model_profile, task_profile
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.policies.emoe_scheduling import EmoeLiteralPlacement, EmoePlacement
-from greenroom.policies.latency_estimate import ESTIMATORS
-from greenroom.policies.placement_policy import (
+from greenroom.policies.emoe.scheduling import EmoeLiteralPlacement, EmoePlacement
+from greenroom.policies.placement.latency_estimate import ESTIMATORS
+from greenroom.policies.placement.placement_policy import (
     Costs,
     PendingRequest,
     PlacedRequest,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from greenroom.policies.activation_retention import EPSILON, ActivationRetention
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.eamc import EAMC, MATRICES
-from greenroom.policies.events import Artifact, LayerRouting, Phase, SequenceEnd, Step, Tier
-from greenroom.policies.moe_infinity import MoeInfinity
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact, LayerRouting, Phase, SequenceEnd, Step, Tier
+from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
+from greenroom.policies.moe_infinity.policy import MoeInfinity
+from greenroom.policies.moe_infinity.retention import EPSILON, ActivationRetention
 from tests.unit.policies.bench import keys_of
 
 POOL = Catalogue("pool", experts_per_layer=[3] * 4, top_k=[1] * 4, expert_bytes=[1] * 4, decoder_start=2)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from greenroom.policies.arrays import NO_KEYS, Keys, Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import (
+from greenroom.policies.base.array_types import NO_KEYS, Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
     Prediction,
@@ -17,7 +17,7 @@ from greenroom.policies.events import (
     Transfer,
     VictimRequest,
 )
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.expert_policy import ExpertPolicy
 from tests.unit.policies.bench import keys_of, mask_of, routing_of, step_of
 
 CATALOGUE = Catalogue.uniform("pool", layers=2, experts=4, top_k=2)

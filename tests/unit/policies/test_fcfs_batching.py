@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.batch_policy import (
+from greenroom.policies.base.events import Phase
+from greenroom.policies.batching.batch_policy import (
     BatchDecision,
     BatchLimits,
     BatchState,
@@ -15,7 +16,6 @@ from greenroom.policies.batch_policy import (
     RunningSequence,
     WaitingSequence,
 )
-from greenroom.policies.events import Phase
 
 LIMITS = BatchLimits(tokens_per_step=10, max_running=4, kv_total=100)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.policies.placement_policy import (
+from greenroom.policies.placement.placement_policy import (
     FcfsPlacement,
     PendingRequest,
     PlacedRequest,

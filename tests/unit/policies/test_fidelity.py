@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.model_profile import ModelProfile
-from greenroom.policies.arrays import Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Phase, SequenceInfo, Step
-from greenroom.policies.fidelity import FIDELITIES, Confinement, Fidelity, check_profile
+from greenroom.policies.base.array_types import Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Phase, SequenceInfo, Step
+from greenroom.policies.base.fidelity import FIDELITIES, Confinement, Fidelity, check_profile
 from tests.unit.policies.model_profiles import model_profile, task_profile
 
 LAYERS, EXPERTS, TOP_K = 4, 6, 2

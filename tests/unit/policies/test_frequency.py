@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.decayed import Decayed
-from greenroom.policies.events import Tier
-from greenroom.policies.next_use import NextUse
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Tier
+from greenroom.policies.replacement.decayed_frequency import Decayed
+from greenroom.policies.replacement.next_use import NextUse
 from tests.unit.policies.bench import Bench, routing_of
 
 CATALOGUE = Catalogue.uniform("pool", layers=3, experts=4, top_k=2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Phase, Step, Tier
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.host_target import HostTarget
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, Phase, Step, Tier
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.host_target import HostTarget
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace
 from greenroom.replay.simulated import LinkProfile

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.policies.latency_estimate import (
+from greenroom.policies.placement.latency_estimate import (
     ESTIMATORS,
     Eq3,
     LatencyEstimator,
@@ -16,7 +16,7 @@ from greenroom.policies.latency_estimate import (
     expected_left,
     latency_ms,
 )
-from greenroom.policies.placement_policy import Costs, PendingRequest, PlacedRequest, WorkerView
+from greenroom.policies.placement.placement_policy import Costs, PendingRequest, PlacedRequest, WorkerView
 
 ALL = [Eq3(), ProcessorSharing(), Printed()]
 counts = st.integers(1, 500)

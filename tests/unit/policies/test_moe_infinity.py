@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.activation_retention import EPSILON, ActivationRetention
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.eamc import EAMC, MATRICES
-from greenroom.policies.events import Artifact, LayerRouting, Phase, Reason, SequenceEnd, Step, Tier
-from greenroom.policies.moe_infinity import RECALL, MoeInfinity
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Reason, SequenceEnd, Step, Tier
+from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
+from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
+from greenroom.policies.moe_infinity.retention import EPSILON, ActivationRetention
 from tests.unit.policies.bench import Bench, keys_of, step_of, transfer_of
 
 POOL = Catalogue.uniform("pool", layers=4, experts=3, top_k=1)  # keys 3 l + e

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import (
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import (
     LayerRouting,
     Prediction,
     PredictionRequest,
@@ -20,7 +20,7 @@ from greenroom.policies.events import (
     Tier,
     VictimRequest,
 )
-from greenroom.policies.popularity import POPULARITY, Popularity
+from greenroom.policies.emoe.popularity import POPULARITY, Popularity
 from tests.unit.policies.bench import keys_of, mask_of
 
 CATALOGUE = Catalogue.uniform("pool", layers=2, experts=4, top_k=1, expert_bytes=10)

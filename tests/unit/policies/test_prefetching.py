@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import ROUTER, LayerRouting, Prediction, PredictionRequest, Reason, Step, Tier
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.look_ahead import Calibration, LookAhead
-from greenroom.policies.next_layer import NextLayer, TopK, TracedTopK
-from greenroom.policies.prefetching import RETENTIONS, PrefetchingPolicy
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import ROUTER, LayerRouting, Prediction, PredictionRequest, Reason, Step, Tier
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.prefetching.look_ahead import Calibration, LookAhead
+from greenroom.policies.prefetching.next_layer import NextLayer, TopK, TracedTopK
+from greenroom.policies.prefetching.prefetching_policy import RETENTIONS, PrefetchingPolicy
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from tests.unit.policies.bench import Bench, step_of
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import ROUTER, Artifact, LayerRouting, Prediction, Reason, SequenceEnd, Tier
-from greenroom.policies.next_use import NextUse
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import ROUTER, Artifact, LayerRouting, Prediction, Reason, SequenceEnd, Tier
 from greenroom.policies.registry import create_policy
-from greenroom.policies.reuse import Reuse
-from greenroom.policies.reuse_chances import REUSE
-from greenroom.policies.reuse_retention import ReuseRetention
+from greenroom.policies.replacement.next_use import NextUse
+from greenroom.policies.reuse.chances import REUSE
+from greenroom.policies.reuse.policy import Reuse
+from greenroom.policies.reuse.retention import ReuseRetention
 from tests.unit.policies.bench import Bench, step_of
 
 POOL = Catalogue.uniform("pool", layers=4, experts=3, top_k=1)  # keys 3 l + e

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Artifact, LayerRouting, Step
-from greenroom.policies.reuse_chances import KEEP_OVER_ALL, NEVER, REUSE, Coefficients, ReuseChances
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact, LayerRouting, Step
+from greenroom.policies.reuse.chances import KEEP_OVER_ALL, NEVER, REUSE, Coefficients, ReuseChances
 from tests.unit.policies.bench import keys_of
 
 POOL = Catalogue("pool", experts_per_layer=[4, 3], top_k=[2, 1], expert_bytes=[1, 1])

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Tier, VictimRequest
-from greenroom.policies.selection import lowest
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Tier, VictimRequest
+from greenroom.policies.base.victim_selection import lowest
 
 SIZE = 12
 small = st.integers(0, 4)

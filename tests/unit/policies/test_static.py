@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Prediction, PredictionRequest, Reason, SequenceInfo, Tier, VictimRequest
-from greenroom.policies.popularity import POPULARITY
-from greenroom.policies.static import Static
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Prediction, PredictionRequest, Reason, SequenceInfo, Tier, VictimRequest
+from greenroom.policies.emoe.popularity import POPULARITY
+from greenroom.policies.replacement.static import Static
 from tests.unit.policies.bench import mask_of, step_of
 from tests.unit.policies.model_profiles import model_profile, task_profile
 

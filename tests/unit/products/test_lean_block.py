@@ -19,12 +19,12 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock, OlmoeT
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
 
 from greenroom.experts.source import Arriving, ExpertWeights
-from greenroom.moe.experts_forward import IMPLEMENTATION
-from greenroom.moe.lean_block import LeanBlock, lean_block
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import Lasting, NativeRows, native_rows
-from greenroom.moe.products import Grouped
-from greenroom.moe.seats import Seat, Stage, seat_of, take_seat
+from greenroom.moe.products.expert_hooks import Seat, Stage, seat_of, take_seat
+from greenroom.moe.products.expert_products import Grouped
+from greenroom.moe.products.experts_forward import IMPLEMENTATION
+from greenroom.moe.products.lean_block import LeanBlock, lean_block
+from greenroom.moe.products.native.library import NativeUnavailable
+from greenroom.moe.products.native.rows import Lasting, NativeRows, native_rows
 
 try:
     native: NativeRows = native_rows()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import AttentionWeights, NativeRows, native_rows
+from greenroom.moe.products.native.library import NativeUnavailable
+from greenroom.moe.products.native.rows import AttentionWeights, NativeRows, native_rows
 
 try:
     native: NativeRows = native_rows()

@@ -14,11 +14,19 @@ from transformers.models.mixtral.configuration_mixtral import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe import products
-from greenroom.moe.native import library
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import NativeRows, RowLimits, native_rows
-from greenroom.moe.products import Grouped, NativeSum, Picked, TorchSum, describe_products, native_for, use_native
+from greenroom.moe.products import expert_products
+from greenroom.moe.products.expert_products import (
+    Grouped,
+    NativeSum,
+    Picked,
+    TorchSum,
+    describe_products,
+    native_for,
+    use_native,
+)
+from greenroom.moe.products.native import library
+from greenroom.moe.products.native.library import NativeUnavailable
+from greenroom.moe.products.native.rows import NativeRows, RowLimits, native_rows
 
 
 @pytest.fixture
@@ -120,6 +128,6 @@ def test_a_model_keeps_what_is_not_plain(native: NativeRows) -> None:
 
 
 def test_all_names_are_in_the_workers_configuration() -> None:
-    from greenroom.worker.config import PRODUCTS
+    from greenroom.worker.model.config import PRODUCTS
 
-    assert products.PRODUCTS == PRODUCTS
+    assert expert_products.PRODUCTS == PRODUCTS

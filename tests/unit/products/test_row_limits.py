@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe import row_limits
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
-from greenroom.moe.row_limits import Measured, Timing, limit_of, limits_for, time_both
-from greenroom.worker.config import WorkerConfig
+from greenroom.moe.forward import row_limits
+from greenroom.moe.forward.row_limits import Measured, Timing, limit_of, limits_for, time_both
+from greenroom.moe.products.native.library import NativeUnavailable
+from greenroom.moe.products.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
+from greenroom.worker.model.config import WorkerConfig
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 

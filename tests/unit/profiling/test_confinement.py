@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.policies.arrays import Mask
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Step
+from greenroom.policies.base.array_types import Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Step
 from greenroom.profiling.confinement import ConfiningPolicy, KeptExperts, LackingOne, RandomRouting
 
 CATALOGUE = Catalogue("", experts_per_layer=[6, 9, 4], top_k=[2, 3, 1], expert_bytes=[1, 1, 1])

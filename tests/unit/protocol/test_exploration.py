@@ -10,11 +10,11 @@ import pytest
 from greenroom.core.generation import FinishReason, Slo
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Claim, JournalRecord, Lost, Outcome
-from greenroom.gateway.streams import StreamBook
-from greenroom.policies.emoe_scheduling import EmoePlacement
-from greenroom.policies.placement_policy import Costs
+from greenroom.gateway.requests.stream_book import StreamBook
+from greenroom.policies.emoe.scheduling import EmoePlacement
+from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.pool import Pool
-from greenroom.worker.runs import RunTable
+from greenroom.worker.runs.run_table import RunTable
 from tests.unit.protocol.world import EPOCH_MS, GRACE_MS, LENGTH, Client, Faults, World
 
 REQUESTS = 14

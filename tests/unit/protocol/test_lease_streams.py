@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 from greenroom.core.messages import Member, MemberKind
 from greenroom.fabric.rpc import Context
-from greenroom.scheduler.origins import Origins
-from greenroom.scheduler.workers import Workers
+from greenroom.scheduler.trace_contexts import Origins
+from greenroom.scheduler.worker_calls import Workers
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
 from tests.contract.rpc.wires import Wire, until
 from tests.unit.protocol.test_pool import Bench

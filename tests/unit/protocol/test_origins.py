@@ -15,7 +15,7 @@ from greenroom.fabric import telemetry
 from greenroom.fabric.log import Headers, Record
 from greenroom.fabric.telemetry import TelemetryConfig
 from greenroom.fabric.topics import JOURNAL
-from greenroom.scheduler.origins import Origins
+from greenroom.scheduler.trace_contexts import Origins
 from tests.contract.rpc.wires import Local, until
 from tests.unit.protocol.test_pool import Bench
 from tests.unit.protocol.test_scheduler_logs import HEADERS, OneAtATime, scheduling, task

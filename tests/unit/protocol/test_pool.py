@@ -7,12 +7,12 @@ import pytest
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import FinishReason, SamplingParams
 from greenroom.core.messages import Cancel, Claim, JournalRecord, Lost, Outcome, Rejected, Request, Task
-from greenroom.policies.placement_policy import FcfsPlacement
+from greenroom.policies.placement.placement_policy import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.effects import Append, Bury, CancelRun, Deposed, Disconnect, Effect, ListRuns, Release, Run
 from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.pool import Listed, Pool, Role
-from greenroom.scheduler.seats import Capacity, WorkerState
+from greenroom.scheduler.pool_workers import Capacity, WorkerState
 
 CONFIG = PoolConfig(max_waiting=4, lease_ms=100, retry_ms=50, reclaim_ms=10_000, max_queue_wait_ms=5_000)
 DONE = RunResult(FinishReason.LENGTH, 3, (7, 8))

@@ -9,7 +9,7 @@ import pytest
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Finished, FinishReason, SamplingParams, Token
 from greenroom.core.messages import Request, Task
-from greenroom.worker.runs import (
+from greenroom.worker.runs.run_table import (
     Caller,
     Close,
     Closing,

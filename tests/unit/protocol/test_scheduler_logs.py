@@ -18,14 +18,14 @@ import pytest
 from greenroom.core.clock import SteadyClock
 from greenroom.core.generation import FinishReason, SamplingParams
 from greenroom.core.messages import JournalRecord, Member, MemberKind, Message, Outcome, Request, Task, decode, encode
-from greenroom.fabric.current import request_id
+from greenroom.fabric.current_request import request_id
 from greenroom.fabric.lifecycle.logs import JsonLines
 from greenroom.fabric.log import AppendRefused, AppendUnknown, Headers, MemoryLog, Position
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import Context, Refused
 from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS, Topics, all_topics
 from greenroom.fabric.wire import to_end_reason
-from greenroom.policies.placement_policy import FcfsPlacement
+from greenroom.policies.placement.placement_policy import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.service import PoolRunner
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
@@ -230,7 +230,7 @@ async def test_an_outcome_that_is_too_large_for_the_journal_fails_its_request_on
 async def test_a_dead_letter_is_of_its_request_and_what_comes_after_it_is_not(
     wire: Wire, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("greenroom.scheduler.letters._AGAIN_S", 0.0)
+    monkeypatch.setattr("greenroom.scheduler.dead_letters._AGAIN_S", 0.0)
     await wire.serve(OneAtATime())  # type: ignore[arg-type]
     broken = msgspec.msgpack.encode({"v": 9, "kind": "task", "request": {"request_id": CARRIED, "pool": 0}})
     async with scheduling(wire, lines) as scheduler:

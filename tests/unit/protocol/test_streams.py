@@ -14,8 +14,8 @@ from greenroom.core.errors import Conflict
 from greenroom.core.generation import Event, Finished, FinishReason, Token, TokenLogprobs
 from greenroom.core.logprobs import pack_logprobs, unpack_tokens
 from greenroom.core.messages import Outcome
-from greenroom.gateway.flights import CONFLICT, Flights
-from greenroom.gateway.streams import Diverged, Gap, StreamBook, Unwanted
+from greenroom.gateway.requests.in_flight import CONFLICT, Flights
+from greenroom.gateway.requests.stream_book import Diverged, Gap, StreamBook, Unwanted
 
 A1, A2 = Attempt(0, 1), Attempt(0, 2)
 
@@ -89,7 +89,7 @@ def test_a_retry_of_one_that_is_disowned_has_its_stream_opened_anew(book: Stream
 
 
 def test_what_is_over_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greenroom.gateway.streams._REMEMBERED", 2)
+    monkeypatch.setattr("greenroom.gateway.requests.stream_book._REMEMBERED", 2)
     book = StreamBook()
     for name in ("a", "b", "c"):
         book.expect(name)

@@ -15,9 +15,9 @@ from greenroom.fabric.log import AppendRefused, Headers, MemoryBroker, MemoryLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import LocalDialer
 from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS, Topics, all_topics
-from greenroom.policies.placement_policy import FcfsPlacement
+from greenroom.policies.placement.placement_policy import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
-from greenroom.scheduler.letters import Letters, letter_of, write_letter
+from greenroom.scheduler.dead_letters import Letters, letter_of, write_letter
 from greenroom.scheduler.service import PoolRunner
 from tests.contract.log.kinds import until
 from tests.pipeline.troubled_log import TroubledLog, in_turn
@@ -131,7 +131,7 @@ class Refusing(MemoryLog):
 async def test_what_is_too_large_for_a_dead_letter_is_named_without_its_payload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("greenroom.scheduler.letters._AGAIN_S", 0.0)
+    monkeypatch.setattr("greenroom.scheduler.dead_letters._AGAIN_S", 0.0)
     async with Refusing() as log:
         await log.ensure(all_topics(Topics()))
         position = await log.append(JOURNAL, GARBAGE)
@@ -145,7 +145,7 @@ async def test_what_is_too_large_for_a_dead_letter_is_named_without_its_payload(
 
 
 async def test_a_dead_letter_that_was_not_sent_keeps_its_payload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greenroom.scheduler.letters._AGAIN_S", 0.0)
+    monkeypatch.setattr("greenroom.scheduler.dead_letters._AGAIN_S", 0.0)
     async with TroubledLog(MemoryBroker(), in_turn(DEAD_LETTERS, *["unsent"] * 5)) as log:
         await log.ensure(all_topics(Topics()))
         await log.append(JOURNAL, GARBAGE)

@@ -21,14 +21,14 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Finished, FinishReason, SamplingParams, Slo, Token
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Cancel, JournalRecord, Outcome, Request, Task, TaskRecord
-from greenroom.gateway.streams import Diverged, Gap, StreamBook, Unwanted
-from greenroom.policies.placement_policy import Costs, FcfsPlacement, PlacementPolicy
+from greenroom.gateway.requests.stream_book import Diverged, Gap, StreamBook, Unwanted
+from greenroom.policies.placement.placement_policy import Costs, FcfsPlacement, PlacementPolicy
 from greenroom.scheduler import effects as wanted
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.pool import Listed, Pool, Role
-from greenroom.scheduler.seats import Capacity, WorkerState
-from greenroom.worker import runs
+from greenroom.scheduler.pool_workers import Capacity, WorkerState
+from greenroom.worker.runs import run_table
 
 EPOCH_MS = 1_000_000.0
 LENGTH = 6
@@ -300,8 +300,8 @@ class Scheduler(Node):
         self.world.dead_letters.append(request_id)
         self.later(2, lambda: self._do(self.pool.buried(request_id, self.world.now)))
 
-    def _caller(self) -> runs.Caller:
-        return runs.Caller(self.pool.epoch, self.pool.scheduler, "journal", named=True)
+    def _caller(self) -> run_table.Caller:
+        return run_table.Caller(self.pool.epoch, self.pool.scheduler, "journal", named=True)
 
     def _list(self, instance: str) -> None:
         node, caller = self.world.by_instance(instance), self._caller()
@@ -314,7 +314,7 @@ class Scheduler(Node):
             try:
                 node.do(node.table.meet(caller, self.world.now))
                 listed = [Listed(*run) for run in node.table.list_runs(caller.epoch)]
-            except runs.RunRefused:
+            except run_table.RunRefused:
                 node.tell(self, again)
                 return
             node.tell(self, lambda: self._do(self.pool.listed(instance, listed, self.world.now)), lost=broken)
@@ -354,12 +354,12 @@ class Scheduler(Node):
         match answer:
             case RunResult():
                 self._do(self.pool.result(instance, request_id, attempt, answer, now))
-            case runs.RunRefused() if answer.refusal is not runs.Refusal.STALE:
+            case run_table.RunRefused() if answer.refusal is not run_table.Refusal.STALE:
                 self._do(self.pool.refused(instance, request_id, attempt, now, back_off_ms=20))
-            case runs.Closing.GIVEN_BACK:
+            case run_table.Closing.GIVEN_BACK:
                 self._do(self.pool.given_back(instance, request_id, attempt, now))
             case _:
-                unwanted = answer is runs.Closing.UNWANTED
+                unwanted = answer is run_table.Closing.UNWANTED
                 self._do(self.pool.broken(instance, request_id, attempt, now, unwanted=unwanted))
 
 
@@ -388,10 +388,10 @@ class Worker(Node):
         super().crash(back_after)
 
     # the lease
-    def connected(self, scheduler: Scheduler, number: int, caller: runs.Caller) -> None:
+    def connected(self, scheduler: Scheduler, number: int, caller: run_table.Caller) -> None:
         try:
             self.do(self.table.meet(caller, self.world.now))
-        except runs.RunRefused:
+        except run_table.RunRefused:
             return
         self.connection = (scheduler, number)
         self._ask(scheduler, number, True)
@@ -406,24 +406,24 @@ class Worker(Node):
             lost=lambda: self._ask(scheduler, number, first),
         )
 
-    def granted(self, scheduler: Scheduler, number: int, caller: runs.Caller, until: float) -> None:
+    def granted(self, scheduler: Scheduler, number: int, caller: run_table.Caller, until: float) -> None:
         if self.connection != (scheduler, number):
             return
         try:
             self.do(self.table.meet(caller, self.world.now))
             self.do(self.table.renew(caller.epoch, until, self.world.now))
-        except runs.RunRefused:
+        except run_table.RunRefused:
             return
         self.later(LEASE_MS / 4, lambda: self._ask(scheduler, number, False))
 
     # runs
-    def called(self, scheduler: Scheduler, caller: runs.Caller, attempt: Attempt, task: Task) -> None:
+    def called(self, scheduler: Scheduler, caller: run_table.Caller, attempt: Attempt, task: Task) -> None:
         request_id = task.request.request_id
         self.calls[request_id, attempt] = (scheduler, scheduler.life)
         try:
             self.do(self.table.meet(caller, self.world.now))
             self.do(self.table.call(caller.epoch, attempt, task))
-        except runs.RunRefused as refusal:
+        except run_table.RunRefused as refusal:
             self._answer(request_id, attempt, refusal)
         if self.world.random.random() < self.world.faults.lose:
             self.later(self.world.random.uniform(5, 200), lambda: self._hang_up(request_id, attempt))
@@ -470,24 +470,24 @@ class Worker(Node):
                 self.do(self.table.ended(number, done, self.world.now))
         self.table.audit()
 
-    def do(self, effects: list[runs.Effect]) -> None:
+    def do(self, effects: list[run_table.Effect]) -> None:
         for effect in effects:
             match effect:
-                case runs.Open(request_id, attempt, reply_to):
+                case run_table.Open(request_id, attempt, reply_to):
                     self._open(request_id, attempt, reply_to)
-                case runs.Start(number, task, prefix):
+                case run_table.Start(number, task, prefix):
                     self.world.started(task.request.request_id)
                     self.generating[number] = (task, [token.token_id for token in prefix])
-                case runs.Stop(number):
+                case run_table.Stop(number):
                     self.generating.pop(number, None)
-                case runs.Emit(request_id, attempt, tokens):
+                case run_table.Emit(request_id, attempt, tokens):
                     assert self.table.holds_lease(self.world.now), "emitted without a lease"
                     self._emit(request_id, attempt, tokens)
-                case runs.Report(request_id, attempt, finished, tokens):
+                case run_table.Report(request_id, attempt, finished, tokens):
                     ids = tuple(token.token_id for token in tokens)
                     result = RunResult(FinishReason(finished.reason.value), finished.prompt_tokens, ids)
                     self._answer(request_id, attempt, result)
-                case runs.Close(request_id, attempt, why):
+                case run_table.Close(request_id, attempt, why):
                     self.streams.pop((request_id, attempt), None)
                     self._answer(request_id, attempt, why)
 
@@ -530,7 +530,7 @@ class Worker(Node):
 
     def table_opening(self, request_id: str, attempt: Attempt) -> bool:
         run = self.table.runs.get(request_id)
-        return run is not None and run.attempt == attempt and run.stream is runs._Stream.OPENING
+        return run is not None and run.attempt == attempt and run.stream is run_table._Stream.OPENING
 
     def _emit(self, request_id: str, attempt: Attempt, tokens: tuple[Token, ...]) -> None:
         stream = self.streams.get((request_id, attempt))
@@ -694,7 +694,7 @@ class World:
         self.holder: Scheduler | None = None
         self.generation = 0
         """Of the group: how often the partition was given to another."""
-        self.make_table: Callable[[], runs.RunTable] = lambda: runs.RunTable(grace_ms=GRACE_MS, max_runs=6)
+        self.make_table: Callable[[], run_table.RunTable] = lambda: run_table.RunTable(grace_ms=GRACE_MS, max_runs=6)
         self.make_book: Callable[[], StreamBook] = StreamBook
         self.make_fold: Callable[[], JournalFold] = JournalFold
         self.make_pool: type[Pool] = Pool

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import BudgetTooSmall
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import LayerRouting, Step
-from greenroom.policies.lru import Lru
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, Step
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import ReplayCache, ReplayResult, RoutingTrace, replay
 from tests.unit.policies.bench import routing_of
 from tests.unit.replay.traces import trace_of

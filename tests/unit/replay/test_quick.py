@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import BudgetTooSmall
-from greenroom.policies.arrays import Keys
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.eamc import EAMC, MATRICES
-from greenroom.policies.events import Artifact, Phase, Tier
-from greenroom.policies.expert_policy import ExpertPolicy
-from greenroom.policies.lru import Lru
+from greenroom.policies.base.array_types import Keys
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact, Phase, Tier
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import ReplayResult, RoutingTrace, quick, replay
 from greenroom.replay.activations import activation_matrices
 from greenroom.replay.quick import count, count_hits, rule_of

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 
-from greenroom.policies.artifacts import artifact_of
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.artifacts import artifact_of
+from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
 from greenroom.predictor.reuse.fit import fit
 from greenroom.replay import ReplayResult, RoutingTrace, TraceStep, count_hits, optimum, replay

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
-from greenroom.experts.direct_io import ReadSettings
 from greenroom.experts.engine import EngineConfig, ExpertEngine
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import ROUTER, LayerRouting, Phase, Prediction, PredictionRequest
-from greenroom.policies.expert_policy import Prefetch
-from greenroom.policies.lru import Lru
+from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction, PredictionRequest
+from greenroom.policies.base.expert_policy import Prefetch
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import RoutingTrace, TraceStep
 from greenroom.replay.cache import replay
 from greenroom.replay.simulated import LinkProfile, parse_seconds

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.events import Phase
+from greenroom.policies.base.events import Phase
 from greenroom.replay import RoutingTrace, TraceError
 from tests.unit.replay.traces import trace_of
 

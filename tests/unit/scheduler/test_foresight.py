@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.policies.placement_policy import Costs
-from greenroom.scheduler.foresight import ENOUGH, MEMORY, MOST_TASKS, Foresight, experts_wanted
+from greenroom.policies.placement.placement_policy import Costs
+from greenroom.scheduler.estimates import ENOUGH, MEMORY, MOST_TASKS, Foresight, experts_wanted
 from tests.unit.policies.model_profiles import model_profile, task_profile
 
 EVEN = [[1, 1], [1, 1]]

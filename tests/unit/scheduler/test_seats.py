@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from greenroom.policies.placement_policy import Costs, PendingRequest
+from greenroom.policies.placement.placement_policy import Costs, PendingRequest
 from greenroom.scheduler.entries import Entry, Stage
-from greenroom.scheduler.seats import Capacity, Seat, WorkerState
+from greenroom.scheduler.pool_workers import Capacity, Seat, WorkerState
 
 COSTS = Costs(token_ms=5.0, prefill_token_ms=1.0)
 

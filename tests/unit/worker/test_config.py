@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.worker.config import WorkerConfig
-from greenroom.worker.machine import usable_cores
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.usable_memory import usable_cores
 
 
 def test_threads_are_some_a_core() -> None:

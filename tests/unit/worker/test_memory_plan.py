@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
 from greenroom.core.units import GIB, MIB
-from greenroom.worker.machine import Memory
-from greenroom.worker.memory_plan import LEAST_CONTEXT, MemoryPlan, Needs, plan_memory, plan_to_fit
+from greenroom.worker.model.memory_plan import LEAST_CONTEXT, MemoryPlan, Needs, plan_memory, plan_to_fit
+from greenroom.worker.model.usable_memory import Memory
 
 NEEDS = Needs(
     dense=1 * GIB, workspace=100 * MIB, experts=96, slot_bytes=11 * MIB, least_slots=2,

@@ -9,7 +9,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.predictor.counts import Shape
 from greenroom.predictor.forecast import parse_previous
 from greenroom.worker.engine import Routed
-from greenroom.worker.previous import LastPrompts, distribution_of
+from greenroom.worker.predictions.last_prompts import LastPrompts, distribution_of
 from greenroom.worker.service_config import ForecastConfig, ServiceConfig, TraceConfig, predictor_for
 from tests.unit.policies.model_profiles import model_profile, task_profile
 

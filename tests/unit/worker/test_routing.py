@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Phase, SequenceInfo, Step
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Phase, SequenceInfo, Step
 from greenroom.replay import TraceRecorder
-from greenroom.worker.routing import RoutingRecorder
+from greenroom.worker.traces.routing import RoutingRecorder
 
 UNEVEN = Catalogue("pool", experts_per_layer=[4, 8, 3], top_k=[2, 3, 1], expert_bytes=[10, 10, 10])
 WIDE = Catalogue.uniform("pool", layers=2, experts=300, top_k=4)

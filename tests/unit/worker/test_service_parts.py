@@ -15,8 +15,8 @@ from greenroom.core.logprobs import unpack_tokens
 from greenroom.fabric.wire import logprobs_of
 from greenroom.v1 import common_pb2, worker_pb2
 from greenroom.worker.faults import Fault, fault_of
-from greenroom.worker.results import CLOSINGS, REFUSALS, reported
-from greenroom.worker.runs import Closing, Refusal
+from greenroom.worker.runs.results import CLOSINGS, REFUSALS, reported
+from greenroom.worker.runs.run_table import Closing, Refusal
 from greenroom.worker.service_config import ArtifactConfig, ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
 from greenroom.worker.service_counters import ServiceCollector, ServiceCounters
 

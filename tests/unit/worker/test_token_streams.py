@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
 from greenroom.core.messages import Member
-from greenroom.fabric.current import request_id, working_on
+from greenroom.fabric.current_request import request_id, working_on
 from greenroom.fabric.rpc import LocalDialer
+from greenroom.worker.gateways.token_streams import TokenStreams
 from greenroom.worker.service_config import StreamConfig
 from greenroom.worker.service_counters import ServiceCounters
-from greenroom.worker.token_streams import TokenStreams
 from tests.waiting import until
 
 

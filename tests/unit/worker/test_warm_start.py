@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.events import Tier
-from greenroom.policies.expert_policy import Target
-from greenroom.worker.warm_start import ResidentSetFile, first_residents
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Tier
+from greenroom.policies.base.expert_policy import Target
+from greenroom.worker.model.warm_start import ResidentSetFile, first_residents
 
 CATALOGUE = Catalogue.uniform("m", layers=3, experts=4, top_k=2)
 

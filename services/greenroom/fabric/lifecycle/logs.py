@@ -14,7 +14,7 @@ import msgspec
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.fabric import telemetry
-from greenroom.fabric.current import request_id
+from greenroom.fabric.current_request import request_id
 
 _LOG = logging.getLogger(__name__)
 FORMATS = ("text", "json")

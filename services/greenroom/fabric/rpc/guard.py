@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from greenroom.fabric import telemetry
-from greenroom.fabric.current import request_id
+from greenroom.fabric.current_request import request_id
 from greenroom.fabric.rpc.errors import DEFECT, MAX_MESSAGE_CHARS, Shape, Status, as_status
 from greenroom.fabric.rpc.metadata import REQUEST_ID, VALID_ID, Context, received, value_of
 from greenroom.fabric.rpc.spans import code_of, told

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from greenroom.fabric import telemetry
-from greenroom.fabric.current import request_id
+from greenroom.fabric.current_request import request_id
 
 REQUEST_ID = "x-request-id"
 CODE = "greenroom-code"

@@ -14,7 +14,7 @@ from pathlib import Path
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import Trace
-from greenroom.policies.moe_infinity import RECALL
+from greenroom.policies.moe_infinity.policy import RECALL
 from greenroom.predictor.apart import ApartFailed
 from greenroom.predictor.building.config import BUILT_KINDS, BuildingConfig
 from greenroom.predictor.building.jobs import BUILDER, Job, build_apart

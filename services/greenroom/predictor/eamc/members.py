@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.catalogue import Catalogue
-from greenroom.policies.eamc import unit_layers
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.moe_infinity.eamc import unit_layers
 
 CAPACITY: Final = 100
 """Members that suffice (Fig. 12: 100 to 110)."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.reuse_file import ReuseFile
-from greenroom.policies.arrays import Counts
-from greenroom.policies.reuse_chances import KEEP_OVER_ALL, LAST_TOKENS, NEVER, Array, logit
+from greenroom.policies.base.array_types import Counts
+from greenroom.policies.reuse.chances import KEEP_OVER_ALL, LAST_TOKENS, NEVER, Array, logit
 from greenroom.replay.trace import RoutingTrace
 
 KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)

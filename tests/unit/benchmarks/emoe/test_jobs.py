@@ -17,7 +17,7 @@ from benchmarks.emoe.jobs import (
     without_labels,
 )
 from greenroom.core.model_profile import Lengths
-from greenroom.policies.events import UNKNOWN_TASK
+from greenroom.policies.base.events import UNKNOWN_TASK
 from tests.unit.benchmarks.emoe.profiles import profile
 
 POPULATION = of_profile(profile(), max_tokens=6)

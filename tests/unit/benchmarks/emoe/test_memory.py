@@ -11,7 +11,7 @@ from benchmarks.emoe.foresight import Forecaster
 from benchmarks.emoe.measures import interval
 from benchmarks.emoe.memory import Stream, figures, recovery, table, tasks_of_block
 from benchmarks.emoe.memory_arms import EXACT, KINDS, PAPER, RESIDENT
-from greenroom.policies.events import Prediction
+from greenroom.policies.base.events import Prediction
 from greenroom.worker.engine import Routed
 from tests.unit.benchmarks.emoe.profiles import profile
 

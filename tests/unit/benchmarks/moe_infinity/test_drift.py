@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from benchmarks.moe_infinity import drift
 from benchmarks.moe_infinity.prefetch_models import Model
 from greenroom.core.eamc_file import EamcFile
-from greenroom.policies.events import Artifact
-from greenroom.policies.moe_infinity import MoeInfinity
+from greenroom.policies.base.events import Artifact
+from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.replay import RoutingTrace
 from tests.unit.benchmarks.moe_infinity.test_prefetch import tiny
 

@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.moe_infinity.informed import Informed
 from benchmarks.moe_infinity.synthetic import Mix, Shape, drawn
-from greenroom.policies.belady import Belady, Future
-from greenroom.policies.events import LayerRouting, Phase, Reason, SequenceInfo, Step, Tier, VictimRequest
+from greenroom.policies.base.events import LayerRouting, Phase, Reason, SequenceInfo, Step, Tier, VictimRequest
 from greenroom.policies.registry import create_policy
+from greenroom.policies.replacement.belady import Belady, Future
 from greenroom.replay.cache import replay
 from greenroom.replay.steps import groups
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.moe_infinity.synthetic import LEAST, MIXES, NLLB, SWITCH, Mix, Shape, trace_of
 from benchmarks.moe_infinity.synthetic import _picks as picks_of
-from greenroom.policies.events import Phase
+from greenroom.policies.base.events import Phase
 
 SMALL = Shape("small-16", layers=4, experts=16, top_k=2, decoder_start=2)
 MIX = Mix(

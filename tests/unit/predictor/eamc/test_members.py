@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.eamc import distance
+from greenroom.policies.moe_infinity.eamc import distance
 from greenroom.predictor.eamc.members import choose_members, shape_of
 
 LAYERS = (4, 6, 3)

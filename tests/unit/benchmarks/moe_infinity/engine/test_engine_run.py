@@ -35,7 +35,7 @@ from benchmarks.moe_infinity.engine.turns import ServedTurn
 from greenroom.core.eamc_file import EamcFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import split_of
-from greenroom.policies.expert_policy import ExpertPolicy
+from greenroom.policies.base.expert_policy import ExpertPolicy
 
 NAMES = (PAPER, REUSE, ON_DEMAND)
 SERVED = (PAPER, ON_DEMAND)

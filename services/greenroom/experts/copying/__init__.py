@@ -1,0 +1,1 @@
+"""Bytes from tier to tier: the links, their threads, memory and devices."""

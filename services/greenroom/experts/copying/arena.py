@@ -1,0 +1,119 @@
+"""The memory of a tier: equal slots in one page-aligned region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from greenroom.experts.copying.accelerator import Accelerator, Mark
+from greenroom.experts.pack.direct_io import page_aligned
+from greenroom.experts.pack.layout import RecordLayout
+from greenroom.experts.source import ExpertWeights
+
+NOTHING = -1
+"""In place of an expert: a slot whose bytes are no whole record."""
+
+
+class Slots:
+    """``slots`` × ``slot_bytes`` of ``memory`` (uint8), and the tensors of the records in them.
+
+    ``layouts``: that of every layer's records. ``contents[slots]``: the expert whose whole record lies there, or
+    NOTHING. Whoever moves the bytes writes it and knows nothing of the ledger; the audit compares the two.
+    """
+
+    def __init__(self, memory: torch.Tensor, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> None:
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self.contents: NDArray[np.int64] = np.full(slots, NOTHING, dtype=np.int64)
+        self._memory = memory
+        distinct = list(dict.fromkeys(layouts))
+        self._layouts = [(distinct.index(layout), layout) for layout in layouts]
+        self._views: list[list[ExpertWeights | None]] = [[None] * slots for _ in distinct]
+
+    @property
+    def nbytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    def record(self, slot: int) -> torch.Tensor:
+        """The slot's bytes as a uint8 tensor."""
+        return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def weights(self, slot: int, layer: int) -> ExpertWeights:
+        """The tensors of the layer's record in the slot; views, made once for each slot and layout."""
+        number, layout = self._layouts[layer]
+        views = self._views[number][slot]
+        if views is None:
+            views = self._views[number][slot] = layout.views(self.record(slot))
+        return views
+
+
+class Arena(Slots):
+    """RAM; a page that was never written to is not resident.
+
+    ``slot_bytes`` is a multiple of 4 KiB, so every slot can be the target of a direct read. With an ``accelerator``
+    the region is page-locked for it, and resident from the start.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        slot_bytes: int,
+        layouts: Sequence[RecordLayout],
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        self._region = page_aligned(slots * slot_bytes)
+        self._unlock: Callable[[], None] | None = None if accelerator is None else accelerator.lock_pages(self._region)
+        super().__init__(torch.frombuffer(self._region, dtype=torch.uint8), slots, slot_bytes, layouts)
+
+    def buffer(self, slot: int) -> memoryview:
+        """The slot's bytes, to read a record into."""
+        return self._region[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def close(self) -> None:
+        """Give the pages free; nothing is copied from them any more."""
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
+
+
+class DeviceArena(Slots):
+    """An accelerator's memory. Slots are filled through its copy queue and read by its compute queue.
+
+    Three orders hold, each by a mark that one queue waits for on the other and no thread waits for: a slot is read
+    after it was filled (``weights``), filled anew after what read it (``released``, ``fill``), and filled twice in the
+    order of filling (one queue). It is filled first after all that the compute queue was given before: torch gives
+    memory out again while work on what lay there is still queued.
+    """
+
+    def __init__(self, accelerator: Accelerator, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> None:
+        super().__init__(accelerator.allocate(slots * slot_bytes), slots, slot_bytes, layouts)
+        self._accelerator = accelerator
+        self._filled: list[Mark | None] = [None] * slots  # until the compute queue was told to wait for it
+        self._used: list[Mark] = [accelerator.mark()] * slots  # by the compute queue, last
+
+    def fill(self, slot: int, source: torch.Tensor) -> Mark:
+        """Queue the copy of a record into a reserved slot; called by a mover. Reached: ``source`` is free again."""
+        filled = self._accelerator.copy(self.record(slot)[: source.numel()], source, after=self._used[slot])
+        self._filled[slot] = filled
+        return filled
+
+    def weights(self, slot: int, layer: int) -> ExpertWeights:
+        """As for every tier, and whatever the compute queue is given after this call finds the record in place."""
+        filled = self._filled[slot]
+        if filled is not None:
+            self._accelerator.wait_for(filled)
+            self._filled[slot] = None
+        return super().weights(slot, layer)
+
+    def released(self, slots: Sequence[int]) -> None:
+        """Work that reads these slots is in the compute queue, no more of it will follow."""
+        mark = self._accelerator.mark()
+        for slot in slots:
+            self._used[slot] = mark
+
+    def all_released(self) -> None:
+        """As ``released``, of every slot."""
+        self._used = [self._accelerator.mark()] * self.slots

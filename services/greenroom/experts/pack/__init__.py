@@ -1,0 +1,1 @@
+"""The packed expert file, and reading it past the page cache."""

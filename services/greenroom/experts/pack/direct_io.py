@@ -1,0 +1,123 @@
+"""Reading a file past the page cache, straight into memory of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import MIB, format_bytes
+from greenroom.experts.pack.layout import PAGE_BYTES, align
+
+HUGE_PAGE_BYTES = 2 * MIB
+"""Of x86-64, and of arm64 with 4 KiB pages."""
+
+AHEAD_READ_BYTES = 8 * MIB
+"""The longest read of a record that no layer waits for yet: how long an on-demand fetch may find the disk busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How records are read: in pieces of ``read_bytes`` at most (None: whole), ``threads`` pieces at once, of
+    ``depth`` records. Raises InvalidConfig.
+    """
+
+    read_bytes: int | None = None
+    threads: int = 1
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        if self.read_bytes is not None and (self.read_bytes < PAGE_BYTES or self.read_bytes % PAGE_BYTES):
+            raise InvalidConfig("read_bytes", self.read_bytes, f"a multiple of {PAGE_BYTES}")
+        for name in ("threads", "depth"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(name, getattr(self, name), "at least 1")
+
+    def part_bytes(self, nbytes: int, *, ahead: bool) -> int:
+        """The size of the equal parts, but for the last, that a record of ``nbytes`` is read in."""
+        longest = self.read_bytes or nbytes
+        if ahead:
+            longest = min(longest, AHEAD_READ_BYTES)
+        return align(-(-nbytes // -(-nbytes // longest)), PAGE_BYTES)
+
+    def describe(self) -> str:
+        size = "whole records" if self.read_bytes is None else f"{format_bytes(self.read_bytes)} pieces"
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return f"{size}, {threads}, {self.depth} in flight"
+
+
+def page_aligned(nbytes: int) -> memoryview:
+    """Zeroed memory that starts on a page; pages that are never touched cost nothing.
+
+    Where there is room for one it asks for huge pages: a direct read into them is a few long transfers instead of
+    thousands of single pages, twice as fast and without the processor time (docs/decisions/0016).
+    """
+    size = align(max(nbytes, 1), PAGE_BYTES)
+    if size < HUGE_PAGE_BYTES:
+        return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    region = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            region.madvise(mmap.MADV_HUGEPAGE)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(region)) % HUGE_PAGE_BYTES
+    return memoryview(region)[start : start + size]
+
+
+class DirectFile:
+    """A file opened for direct reads; where the file system refuses these, reads that leave nothing in the page cache.
+
+    Thread-safe: reads carry their own offset.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        self.direct = True
+        try:
+            self._fd = os.open(path, flags | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.direct = False
+            self._fd = os.open(path, flags)
+        self.size = os.fstat(self._fd).st_size
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer``. Offset, address and length are multiples of 4 KiB. Raises OSError, EOFError."""
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            if count == 0:
+                raise EOFError(f"{self._fd}: the file ends within a record")
+            done += count
+        if not self.direct:
+            os.posix_fadvise(self._fd, offset, len(buffer), os.POSIX_FADV_DONTNEED)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Up to ``nbytes`` from ``offset`` (a multiple of 4 KiB), fewer at the file's end."""
+        buffer = page_aligned(nbytes)
+        done = 0
+        while done < nbytes:
+            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            done += count
+            if count == 0 or count % PAGE_BYTES:
+                break
+        return bytes(buffer[: min(done, nbytes)])
+
+    def read_unaligned(self, offset: int, nbytes: int) -> bytes:
+        """Up to ``nbytes`` from any offset."""
+        start = offset // PAGE_BYTES * PAGE_BYTES
+        return self.read(start, offset - start + nbytes)[offset - start :][:nbytes]
+
+    def is_at(self, path: Path) -> bool:
+        """Whether ``path`` still names this file, and not another that has taken its place. Raises OSError."""
+        return os.path.samestat(os.fstat(self._fd), path.stat())
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,351 @@
+"""The packed expert file: one contiguous 4 KiB-aligned record an expert.
+
+    header   magic, length and checksum of the manifest, the manifest as JSON, padded to 4 KiB
+    records  layer after layer, expert after expert
+    trailer  a checksum for each record, a checksum of those, magic
+
+A pack appears under its name complete or not at all: it is written beside it and renamed after the data reached
+the disk. The size follows from the manifest, so a truncated file is seen without reading it; an altered record is
+seen when it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+import struct
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from greenroom.core.errors import PackDamaged, PackError
+from greenroom.core.units import format_bytes
+from greenroom.experts.pack.direct_io import DirectFile, page_aligned
+from greenroom.experts.pack.layout import PAGE_BYTES, PackManifest, RecordLayout, align
+
+FORMAT_VERSION = 1
+_PARTIAL = ".partial"
+_DAMAGED = ".damaged"
+_MAGIC = b"GRNPACK\x01"
+_END = b"GRNPEND\x01"
+_HEADER = struct.Struct("<8sQQ")  # magic, bytes of the manifest, checksum of the manifest
+_TRAILER_TAIL = struct.Struct("<Q8s")  # checksum of the record checksums, magic
+
+
+def _checksum(data: bytes | memoryview) -> int:
+    return int(xxhash.xxh3_64_intdigest(data))
+
+
+class _Geometry:
+    """Where everything lies in a pack of a given manifest."""
+
+    def __init__(self, manifest: PackManifest, manifest_bytes: int) -> None:
+        sizes = np.array(manifest.sizes(), dtype=np.int64)
+        first = align(_HEADER.size + manifest_bytes, PAGE_BYTES)
+        self.layer_starts = np.cumsum([0, *(layer.experts for layer in manifest.layers)])
+        self.offsets = first + np.concatenate([[0], np.cumsum(sizes)])[:-1]
+        self.sizes = sizes
+        self.trailer = int(first + sizes.sum())
+        self.total = self.trailer + 8 * len(sizes) + _TRAILER_TAIL.size
+
+    def number(self, layer: int, expert: int) -> int:
+        return int(self.layer_starts[layer]) + expert
+
+
+class PackWriter:
+    """Writes a pack; used as a context manager.
+
+    A clean exit puts the pack at ``path`` atomically and raises PackError if a record is missing; any other exit
+    leaves nothing behind. The whole space is claimed first, so a disk that is too small is found out before the
+    work. What writers that were killed left beside ``path`` is removed.
+    """
+
+    def __init__(self, path: Path, manifest: PackManifest) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._json = msgspec.json.encode(manifest)
+        self._geometry = _Geometry(manifest, len(self._json))
+        self._checksums = np.zeros(manifest.experts, dtype="<u8")
+        self._written = np.zeros(manifest.experts, dtype=bool)
+        self._record = np.zeros(0, dtype=np.uint8)
+        self._record_layout: RecordLayout | None = None
+        # Not by the process's number: in containers that share a folder they are all 1.
+        self._partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{_PARTIAL}")
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        sweep_dead_writers(self._path.parent)
+        self._fd = _open_locked(self._partial)
+        try:
+            os.posix_fallocate(self._fd, 0, self._geometry.total)
+            self._pwrite(_HEADER.pack(_MAGIC, len(self._json), _checksum(self._json)) + self._json, 0)
+        except BaseException as error:
+            self._discard()
+            raise self._explained(error) from error
+        return self
+
+    def identify(self, source_digest: str, path: Path) -> None:
+        """Set the manifest's digest, of the same length, and where in the same folder the pack is to appear.
+
+        For a writer that knows them only once it has read all the weights.
+        """
+        manifest = dataclasses.replace(self._manifest, source_digest=source_digest)
+        encoded = msgspec.json.encode(manifest)
+        if len(encoded) != len(self._json) or path.parent != self._path.parent:
+            raise PackError(f"a pack can not be renamed to {path} with the digest {source_digest} while it is written")
+        self._manifest, self._json, self._path = manifest, encoded, path
+        self._pwrite(_HEADER.pack(_MAGIC, len(encoded), _checksum(encoded)) + encoded, 0)
+
+    def write(self, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
+        """One expert's tensors, in the order, shapes and dtypes of its layout."""
+        layout = self._manifest.layers[layer].layout
+        if self._record_layout != layout:
+            self._record, self._record_layout = np.zeros(layout.nbytes, dtype=np.uint8), layout
+        record = self._record  # only the tensors' bytes ever change, so the padding stays zero
+        _check_tensors(layout, tensors, self._manifest.layers[layer].name, expert)
+        for spec, tensor in zip(layout.tensors, tensors, strict=True):
+            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            torch.from_numpy(record[spec.offset : spec.offset + spec.nbytes]).copy_(flat)
+        number = self._geometry.number(layer, expert)
+        try:
+            self._pwrite(record.data, int(self._geometry.offsets[number]))
+        except OSError as error:
+            raise self._explained(error) from error
+        self._checksums[number] = _checksum(record.data)
+        self._written[number] = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._discard()
+            return
+        try:
+            if not self._written.all():
+                raise PackError(f"{int((~self._written).sum())} of {len(self._written)} experts were not written")
+            checksums = self._checksums.tobytes()
+            self._pwrite(checksums + _TRAILER_TAIL.pack(_checksum(checksums), _END), self._geometry.trailer)
+            os.fsync(self._fd)
+            os.rename(self._partial, self._path)
+            with contextlib.suppress(OSError):
+                _damage_mark(self._path).unlink(missing_ok=True)
+        except BaseException as failure:
+            self._discard()
+            raise self._explained(failure) from failure
+        os.close(self._fd)
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _pwrite(self, data: bytes | memoryview, offset: int) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def _discard(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._partial.unlink()
+        os.close(self._fd)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            return PackError(
+                f"no room for the expert pack: {self._path.parent} has to hold {format_bytes(self._geometry.total)} "
+                f"({error.strerror}); free some space or choose another folder with GREENROOM_CACHE"
+            )
+        return error
+
+
+class PackFile:
+    """An open pack. Reading is thread-safe; each record is checked against its checksum when first read."""
+
+    def __init__(self, path: Path, file: DirectFile, manifest: PackManifest, geometry: _Geometry) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._file = file
+        self._geometry = geometry
+        self._checksums: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        self._checked = np.zeros(manifest.experts, dtype=bool)
+
+    @classmethod
+    def open(cls, path: Path, expected: PackManifest | None = None) -> PackFile:
+        """Raises PackDamaged if the file is half-written, truncated or altered, PackError if it is missing, can not be
+        read or is not of ``expected``."""
+        try:
+            file = DirectFile(path)
+        except FileNotFoundError:
+            raise PackError(f"no expert pack at {path}; make it with `greenroom pack MODEL`") from None
+        except OSError as error:
+            raise PackError(f"the expert pack {path} can not be read: {error.strerror or error}") from error
+        try:
+            head = file.read(0, PAGE_BYTES)
+            manifest_json = cls._manifest_json(path, file, head)
+            manifest = msgspec.json.decode(manifest_json, type=PackManifest)
+            if expected is not None and manifest != expected:
+                raise PackError(f"{path} is the pack of another model: {_difference(manifest, expected)}")
+            pack = cls(path, file, manifest, _Geometry(manifest, len(manifest_json)))
+            pack._load_checksums()
+        except msgspec.MsgspecError as error:
+            file.close()
+            raise _refused(path, f"its manifest can not be read ({error})") from error
+        except BaseException:
+            file.close()
+            raise
+        return pack
+
+    @staticmethod
+    def _manifest_json(path: Path, file: DirectFile, head: bytes) -> bytes:
+        if len(head) < _HEADER.size:
+            raise _refused(path, "it is truncated within its header")
+        magic, length, checksum = _HEADER.unpack_from(head)
+        if magic != _MAGIC:
+            raise _refused(path, "it is no pack of this version")
+        if length > file.size:
+            raise _refused(path, "it is truncated within its header")
+        manifest_json = file.read(0, align(_HEADER.size + length, PAGE_BYTES))[_HEADER.size : _HEADER.size + length]
+        if _checksum(manifest_json) != checksum:
+            raise _refused(path, "its manifest was altered")
+        return manifest_json
+
+    def _load_checksums(self) -> None:
+        if self._file.size != self._geometry.total:
+            raise _refused(
+                self.path,
+                f"it has {self._file.size} bytes, not {self._geometry.total}: it was truncated or altered",
+            )
+        trailer = self._file.read_unaligned(self._geometry.trailer, self._geometry.total - self._geometry.trailer)
+        checksum, magic = _TRAILER_TAIL.unpack(trailer[-_TRAILER_TAIL.size :])
+        checksums = trailer[: -_TRAILER_TAIL.size]
+        if magic != _END:
+            raise _refused(self.path, "it was not written to its end")
+        if _checksum(checksums) != checksum:
+            raise _refused(self.path, "its checksums were altered")
+        self._checksums = np.frombuffer(checksums, dtype="<u8")
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads by-pass the page cache (not every file system can)."""
+        return self._file.direct
+
+    def layout(self, layer: int) -> RecordLayout:
+        return self.manifest.layers[layer].layout
+
+    def read_part(self, layer: int, expert: int, start: int, buffer: memoryview) -> None:
+        """Fill the page-aligned ``buffer`` with a record's bytes from ``start`` on, a multiple of 4 KiB.
+
+        Raises OSError if the disk fails; the bytes are not checked.
+        """
+        self._file.read_into(int(self._geometry.offsets[self._geometry.number(layer, expert)]) + start, buffer)
+
+    def check(self, layer: int, expert: int, record: memoryview) -> None:
+        """Hold the whole record against its checksum where that was not done before.
+
+        Raises PackDamaged, and leaves a mark beside the pack by which the next start knows (``is_marked_damaged``);
+        not where another pack has taken its place meanwhile.
+        """
+        number = self._geometry.number(layer, expert)
+        if self._checked[number]:
+            return
+        if _checksum(record) != int(self._checksums[number]):
+            with contextlib.suppress(OSError):
+                if self._file.is_at(self.path):
+                    _damage_mark(self.path).touch()
+            raise _refused(self.path, f"expert {expert} of {self.manifest.layers[layer].name} was altered")
+        self._checked[number] = True
+
+    def read_into(self, layer: int, expert: int, buffer: memoryview) -> int:
+        """Read one record into ``buffer`` (page-aligned, at least the record's size); returns its bytes.
+
+        Raises PackError if the record was altered, OSError if the disk fails.
+        """
+        nbytes = int(self._geometry.sizes[self._geometry.number(layer, expert)])
+        self.read_part(layer, expert, 0, buffer[:nbytes])
+        self.check(layer, expert, buffer[:nbytes])
+        return nbytes
+
+    def verify(self, progress: Callable[[int], object] | None = None) -> None:
+        """Read and check everything; ``progress`` is told the bytes after each record. Raises PackError."""
+        self._checked[:] = False
+        buffer = page_aligned(max(int(self._geometry.sizes.max(initial=0)), PAGE_BYTES))
+        for layer, spec in enumerate(self.manifest.layers):
+            for expert in range(spec.experts):
+                nbytes = self.read_into(layer, expert, buffer)
+                if progress is not None:
+                    progress(nbytes)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def is_marked_damaged(path: Path) -> bool:
+    """Whether a record of the pack was found altered when it was read: opening a pack does not read its records."""
+    return os.path.exists(_damage_mark(path))
+
+
+def _damage_mark(path: Path) -> Path:
+    return path.with_suffix(_DAMAGED)
+
+
+def _refused(path: Path, why: str) -> PackDamaged:
+    return PackDamaged(
+        f"the expert pack {path} can not be used: {why}; make it anew with `greenroom pack --force MODEL`"
+    )
+
+
+def _difference(found: PackManifest, expected: PackManifest) -> str:
+    for field in ("model_type", "dtype", "source_digest"):
+        if getattr(found, field) != getattr(expected, field):
+            return f"{field} is {getattr(found, field)!r}, not {getattr(expected, field)!r}"
+    return "its layers or shapes differ"
+
+
+def _check_tensors(layout: RecordLayout, tensors: Sequence[torch.Tensor], layer: str, expert: int) -> None:
+    found = [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
+    wanted = [(spec.shape, spec.dtype) for spec in layout.tensors]
+    if found != wanted:
+        raise PackError(f"expert {expert} of {layer} has tensors {found}, its layout wants {wanted}")
+
+
+def sweep_dead_writers(folder: Path) -> None:
+    """Remove what writers that were killed have left in ``folder``.
+
+    A living writer holds a lock on its partial file; what is not locked has no writer any more.
+    """
+    for leftover in folder.glob(f".*{_PARTIAL}"):
+        with contextlib.suppress(OSError):
+            fd = os.open(leftover, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
+            finally:
+                os.close(fd)
+
+
+def _open_locked(partial: Path) -> int:
+    """A new file under the lock that says that it has a writer. Raises OSError."""
+    while True:
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
+                return fd
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            os.close(fd)
+            raise
+        os.close(fd)  # another process has swept it before it was locked

@@ -1,0 +1,1 @@
+"""The public RPCs, greenroom.v1.Inference."""

@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API: routes, exchanges, bodies, streams of events."""

@@ -1,0 +1,328 @@
+"""/openapi.json: the HTTP API in OpenAPI 3.1, made from the bodies that requests are decoded with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from greenroom.core.generation import MAX_LOGPROBS, MAX_STOP_STRINGS
+from greenroom.gateway.config import GatewayConfig
+from greenroom.gateway.doors.keys import MAX_PRIORITY
+from greenroom.gateway.http.http_exchange import HINTS_HEADER, REPLY_ID_HEADER
+from greenroom.gateway.replies.shapes import (
+    REPLIES,
+    ChatCompletion,
+    Condition,
+    ErrorBody,
+    Model,
+    ModelList,
+    TextCompletion,
+)
+from greenroom.gateway.requests.bodies import (
+    HINT_IN_CONTENT,
+    HINTS,
+    HINTS_IN_MESSAGE,
+    NEUTRAL,
+    NEUTRAL_IN_MESSAGE,
+    NEUTRAL_IN_STREAM_OPTIONS,
+    ChatBody,
+    CompletionBody,
+    Message,
+    StreamOptions,
+)
+from greenroom.gateway.requests.call_headers import PRIORITY_HEADER, SLO_HEADERS
+from greenroom.gateway.requests.prepare import MAX_STOP_TOKEN_IDS, MAX_TASK_TYPE, ROLES
+
+Json = dict[str, Any]
+_REF = "#/components/schemas/{name}"
+_NEUTRAL: Mapping[type[msgspec.Struct], Mapping[str, Sequence[object]]] = {
+    ChatBody: NEUTRAL,
+    CompletionBody: NEUTRAL,
+    Message: NEUTRAL_IN_MESSAGE,
+    StreamOptions: NEUTRAL_IN_STREAM_OPTIONS,
+}
+_HINTS: Mapping[type[msgspec.Struct], Mapping[str, Sequence[object]]] = {
+    ChatBody: HINTS,
+    CompletionBody: HINTS,
+    Message: HINTS_IN_MESSAGE,
+}
+_HINT = f"Taken, but no answer depends on it: named in the reply's header {HINTS_HEADER}."
+_WHAT: Mapping[str, str] = {
+    "model": "The served model's name, as /v1/models has it.",
+    "messages": "The talk so far, through the model's chat template.",
+    "prompt": "A text, several, token ids, or several lists of token ids.",
+    "max_tokens": "Absent: up to the end of the context for chat, 16 for completions.",
+    "max_completion_tokens": "The same as max_tokens.",
+    "temperature": "0 is greedy. Absent: 1.",
+    "top_k": "0 and -1 are off.",
+    "n": "That many independent answers; times the number of prompts at most as many.",
+    "stop": "A string, or several, that end the answer and are left out of it.",
+    "task_type": "What kind of task this is; absent: found from the prompt.",
+    "slo": "What the client hopes for. Where the headers say it too, they must agree.",
+    "priority": "Higher is sooner, where the scheduling policy heeds it. Where the header says it too, it must agree.",
+    "timeout": "Seconds from arrival after which the request is given up.",
+    "user": f"Goes to the access log. {_HINT}",
+    "safety_identifier": f"Goes to the access log. {_HINT}",
+}
+_ERRORS: Mapping[int, str] = {
+    400: "The request can not be served as it stands; `param` names the field.",
+    401: "No API key, or one that is not known.",
+    403: "The header Host names another server, and keys are off.",
+    404: "No such model.",
+    408: "The body did not come in time.",
+    409: "The idempotency key belongs to another request.",
+    413: "The body is too large.",
+    415: "The body is not JSON in UTF-8.",
+    429: "A limit of the key or of the server: `rate_limited`, `too_many_concurrent`, `saturated`, `shed`.",
+    500: "The generation failed, or the server did.",
+    503: "Not ready, stopping, or not known whether the request was taken.",
+    504: "Not finished in time.",
+}
+_GENERATING = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503, 504)
+
+
+def openapi(config: GatewayConfig) -> Json:
+    """The document for a server of these settings."""
+    schemas = _schemas(config)
+    chat = _generating("createChatCompletion", "Answer a chat", ChatBody, ChatCompletion, "ChatCompletionChunk", config)
+    completion = _generating(
+        "createCompletion", "Continue a text", CompletionBody, TextCompletion, "TextCompletion", config
+    )
+    document: Json = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "greenroom",
+            "version": importlib.metadata.version("greenroom"),
+            "description": "OpenAI's API. A field that is sent is honoured, or named: refused by name, or, where no "
+            f"answer depends on it, taken and named in the header {HINTS_HEADER}.",
+        },
+        "paths": {
+            "/v1/chat/completions": {"post": chat},
+            "/v1/completions": {"post": completion},
+            "/v1/models": {"get": _reading("listModels", "The served model", ModelList, (401, 503), config)},
+            "/v1/models/{id}": {
+                "get": {
+                    **_reading("getModel", "The model of that name", Model, (401, 404, 503), config),
+                    "parameters": [
+                        {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}},
+                        _REQUEST_ID,
+                    ],
+                }
+            },
+            "/health": {"get": _reading("health", "Whether requests are taken", Condition, (503,), config, open_=True)},
+            "/live": {"get": _reading("live", "Whether the process answers", Condition, (), config, open_=True)},
+            "/metrics": {"get": _metrics(config)},
+            "/openapi.json": {
+                "get": _operation(
+                    "openapi",
+                    "This document",
+                    {"application/json": {"schema": {"type": "object"}}},
+                    (403,),
+                    config,
+                    True,
+                )
+            },
+        },
+        "components": {"schemas": schemas},
+    }
+    if config.keys_file is not None:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return document
+
+
+def _schemas(config: GatewayConfig) -> Json:
+    kinds = (ChatBody, CompletionBody, *REPLIES)
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
+    replies = set(msgspec.json.schema_components(REPLIES, ref_template=_REF)[1])
+    for name in replies:  # a client that was made from this must not break when a field is added
+        schemas[name].pop("additionalProperties", None)
+    for kind, neutral in _NEUTRAL.items():
+        properties = schemas[kind.__name__]["properties"]
+        for field in properties.keys() & neutral.keys():
+            properties[field] = {"enum": [None, *neutral[field]], "description": "Not supported: asks for nothing."}
+    for kind, hints in _HINTS.items():
+        properties = schemas[kind.__name__]["properties"]
+        for field in properties.keys() & hints.keys():
+            properties[field]["description"] = _HINT
+    for kind in (ChatBody, CompletionBody):
+        properties = schemas[kind.__name__]["properties"]
+        for field, more in _bounds(config).items():
+            if field in properties:
+                properties[field].update(more)
+        for field, text in _WHAT.items():
+            if field in properties:
+                properties[field]["description"] = text
+    for field in schemas["SloBody"]["properties"].values():
+        field["exclusiveMinimum"] = 0
+    schemas["ChatBody"]["properties"]["top_logprobs"].update(minimum=0, maximum=MAX_LOGPROBS)
+    schemas["CompletionBody"]["properties"]["logprobs"].update(minimum=0, maximum=MAX_LOGPROBS)
+    message = schemas["Message"]
+    message["properties"]["role"]["enum"] = list(ROLES)
+    message["properties"]["content"] = _CONTENT
+    message["required"] = ["role", "content"]
+    return dict(schemas)
+
+
+def _bounds(config: GatewayConfig) -> Json:
+    """What is checked behind the decoding, so that each refusal can say why."""
+    tokens: Json = {"minimum": 1}
+    if config.max_new_tokens is not None:
+        tokens["maximum"] = config.max_new_tokens
+    return {
+        "temperature": {"minimum": 0, "maximum": 2},
+        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+        "top_k": {"minimum": -1},
+        "n": {"minimum": 1, "maximum": config.max_choices},
+        "max_tokens": tokens,
+        "max_completion_tokens": tokens,
+        "task_type": {"minLength": 1, "maxLength": MAX_TASK_TYPE},
+        "priority": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
+        "timeout": {"exclusiveMinimum": 0, "maximum": config.max_request_timeout_s},
+        "messages": {"minItems": 1},
+        "stop": {"minLength": 1, "maxItems": MAX_STOP_STRINGS},
+        "stop_token_ids": {"maxItems": MAX_STOP_TOKEN_IDS},
+    }
+
+
+_CONTENT: Json = {
+    "description": "A text, or parts of text, which are joined by line breaks.",
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "type": {"const": "text"},
+                    "text": {"type": "string"},
+                    HINT_IN_CONTENT: {"description": _HINT},
+                },
+                "required": ["type", "text"],
+                "additionalProperties": False,
+            },
+        },
+    ],
+}
+_REQUEST_ID: Json = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "Comes back with the reply, and stands in the log.",
+    "schema": {"type": "string", "pattern": "^[\\x21-\\x7e]{1,128}$"},
+}
+_HEADERS: list[Json] = [
+    _REQUEST_ID,
+    {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "description": "The same key is the same request: a retry gets the reply of the first, and runs nothing.",
+        "schema": {"type": "string", "pattern": "^[\\x21-\\x7e]{1,128}$"},
+    },
+    *(
+        {
+            "name": header,
+            "in": "header",
+            "description": f"slo.{field} of the body.",
+            "schema": {"type": "number", "exclusiveMinimum": 0},
+        }
+        for field, header in SLO_HEADERS.items()
+    ),
+    {
+        "name": PRIORITY_HEADER,
+        "in": "header",
+        "description": "priority of the body.",
+        "schema": {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
+    },
+]
+
+
+def _generating(
+    name: str, what: str, body: type[msgspec.Struct], reply: type[msgspec.Struct], chunk: str, config: GatewayConfig
+) -> Json:
+    content = {"application/json": {"schema": _ref(reply)}, "text/event-stream": {"schema": _event(chunk)}}
+    operation = _operation(name, what, content, _GENERATING, config, False)
+    operation["responses"]["200"]["headers"][REPLY_ID_HEADER] = {
+        "description": "With which the ids of the reply and of its sequences begin, or end.",
+        "schema": {"type": "string"},
+    }
+    operation["responses"]["200"]["headers"][HINTS_HEADER] = {
+        "description": "Fields that were sent and that no answer depends on, with commas between, where there are any.",
+        "schema": {"type": "string"},
+    }
+    return {
+        **operation,
+        "parameters": _HEADERS,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
+    }
+
+
+def _event(chunk: str) -> Json:
+    """One event of a stream: how OpenAPI 3.1 is read where a reply has many."""
+    payload = {"anyOf": [{"$ref": _REF.format(name=chunk)}, _ref(ErrorBody)]}
+    return {
+        "type": "object",
+        "description": f"Of each event: a `{chunk}`, at the end `[DONE]`; or, as an event `error`, an `ErrorBody`.",
+        "properties": {
+            "event": {"type": "string", "enum": ["message", "error"]},
+            "data": {
+                "anyOf": [
+                    {"type": "string", "const": "[DONE]"},
+                    {"type": "string", "contentMediaType": "application/json", "contentSchema": payload},
+                ]
+            },
+        },
+        "required": ["data"],
+    }
+
+
+def _reading(
+    name: str,
+    what: str,
+    reply: type[msgspec.Struct],
+    errors: Sequence[int],
+    config: GatewayConfig,
+    *,
+    open_: bool = False,
+) -> Json:
+    content = {"application/json": {"schema": _ref(reply)}}
+    return {**_operation(name, what, content, (400, 403, *errors), config, open_), "parameters": [_REQUEST_ID]}
+
+
+def _metrics(config: GatewayConfig) -> Json:
+    text = {"schema": {"type": "string"}}
+    content = {"text/plain": text, "application/openmetrics-text": text}
+    errors = (403,) if config.open_metrics else (401, 403)
+    return _operation("metrics", "Prometheus's text format", content, errors, config, config.open_metrics)
+
+
+def _operation(name: str, what: str, content: Json, errors: Sequence[int], config: GatewayConfig, open_: bool) -> Json:
+    keys = config.keys_file is not None
+    responses: Json = {"200": {"description": what, "headers": _reply_headers(200), "content": content}}
+    for status in errors:
+        if status != 401 or keys:
+            responses[str(status)] = {
+                "description": _ERRORS[status],
+                "headers": _reply_headers(status),
+                "content": {"application/json": {"schema": _ref(ErrorBody)}},
+            }
+    security: Json = {"security": [{"key": []}]} if keys and not open_ else {}
+    return {"operationId": name, "summary": what, "responses": responses, **security}
+
+
+def _reply_headers(status: int) -> Json:
+    headers: Json = {"X-Request-Id": {"description": "The request's own, or a new one.", "schema": {"type": "string"}}}
+    if status in (429, 503):
+        headers["Retry-After"] = {
+            "description": "Seconds after which it may go better.",
+            "required": True,
+            "schema": {"type": "integer", "minimum": 1},
+        }
+    if status == 401:
+        headers["WWW-Authenticate"] = {"required": True, "schema": {"type": "string"}}
+    return headers
+
+
+def _ref(kind: type[msgspec.Struct]) -> Json:
+    return {"$ref": _REF.format(name=kind.__name__)}

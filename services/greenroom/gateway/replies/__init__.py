@@ -1,0 +1,1 @@
+"""From what is generated to what a client is told."""

@@ -1,0 +1,1 @@
+"""From a call to sequences on their way through the pipeline."""

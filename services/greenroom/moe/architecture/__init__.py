@@ -1,0 +1,1 @@
+"""Families of MoE models, and where their MoE layers are."""

@@ -1,0 +1,1 @@
+"""Attention over rows of many sequences, and the KV cache under it."""

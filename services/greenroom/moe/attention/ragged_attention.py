@@ -1,0 +1,408 @@
+"""Attention over rows of many sequences at once, each row seeing its own sequence only.
+
+A forward gets the rows of all its sequences as one batch row ``[1, T]``. Everything but attention treats rows one
+by one anyway; attention comes here, through transformers' registries of attention functions and of masks, and is
+computed sequence by sequence by the family's own function (sdpa, or its ``eager_attention_forward``), or, of few
+bf16 rows under sdpa, by one compiled call for all of them.
+
+What a row may see is asked of the family itself: its own mask function (causal, sliding window, chunked), that
+transformers would expand to a mask, is evaluated for each sequence. Nothing is read from a configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function
+
+from greenroom.core.errors import UnsupportedModel
+from greenroom.moe.attention.kv_cache import SequenceKV
+from greenroom.moe.products.device_copies import to_device
+from greenroom.moe.products.native.rows import NativeRows
+
+RAGGED = "greenroom_ragged"
+"""The name of this attention in transformers' registries."""
+
+AttentionFunction = Callable[..., tuple[torch.Tensor, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows of one sequence: ``tokens``, to go behind the rows that ``kv`` holds already.
+
+    ``logit_rows``: of how many of its last rows logits are wanted, where it ``wants_logits``.
+    """
+
+    sequence: int
+    tokens: Sequence[int]
+    kv: SequenceKV
+    prefill: bool
+    wants_logits: bool
+    logit_rows: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What a chunk's rows see of their sequence: the keys from ``first`` on, less what ``mask`` hides.
+
+    ``mask[1, 1, rows, keys]`` is True where a row sees a key; None: each row all keys up to its own. ``causal``: so it
+    is, from the first key on, even if there is a mask that says the same.
+    """
+
+    first: int
+    mask: torch.Tensor | None
+    causal: bool = False
+
+
+class RaggedMask:
+    """Takes the place of an attention mask on its way through a model: one ``_Sight`` a chunk."""
+
+    __slots__ = ("_additive", "sights", "step")
+
+    def __init__(self, step: RaggedStep, sights: Sequence[_Sight]) -> None:
+        self.step = step
+        self.sights = sights
+        self._additive: list[torch.Tensor | None] | None = None
+
+    def additive(self, dtype: torch.dtype) -> list[torch.Tensor | None]:
+        """The masks as eager attention adds them: 0, or the dtype's least number."""
+        if self._additive is None:
+            least = torch.finfo(dtype).min
+            self._additive = [self._as_additive(i, dtype, least) for i in range(len(self.sights))]
+        return self._additive
+
+    def _as_additive(self, index: int, dtype: torch.dtype, least: float) -> torch.Tensor | None:
+        mask, rows = self.sights[index].mask, len(self.step.chunks[index].tokens)
+        if mask is None:
+            if rows == 1:
+                return None
+            mask = _lower_triangle(rows, self.step.device)
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, least)
+
+
+class KeysAndValues(Cache):  # type: ignore[misc]
+    """A cache without layers of its own, for subclasses that keep what ``update`` is given elsewhere.
+
+    Transformers takes the sequence to begin here and all offsets for 0. Whatever else a family would have a cache keep
+    (states of convolutions and recurrences, keys of an indexer) raises UnsupportedModel.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedModel("its layers keep more of a sequence than keys and values")
+
+    get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = update_indexer = _refuse
+
+
+class RaggedStep(KeysAndValues):
+    """One forward's chunks; goes through the model as its ``past_key_values``.
+
+    Where each chunk really lies, only this module knows.
+    """
+
+    def __init__(
+        self, chunks: Sequence[Chunk], device: torch.device, attention: str, native: NativeRows | None = None
+    ) -> None:
+        super().__init__()
+        self.chunks = chunks
+        self.device = device
+        self.attention = attention
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._row_wise = RowWise(chunks, native) if native is not None and attention == "sdpa" else None
+
+    def causal_mask(self) -> RaggedMask:
+        """The mask of plain causal attention: each row sees its sequence up to itself."""
+        return RaggedMask(self, [_sight(causal_mask_function, chunk, self.device) for chunk in self.chunks])
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the step's rows, to be written when the layer attends; hands back what it got."""
+        self._written[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def attend_causally(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: RaggedMask,
+        scale: float,
+    ) -> torch.Tensor:
+        """``[T, heads * value_dim]`` from ``[T, heads, dim]`` each, where ``mask`` is that of ``causal_mask`` and heads
+        are as wide as the compiled attention takes them.
+        """
+        if self._row_wise is not None and self._row_wise.takes_all:
+            output = self._row_wise.attend(module.layer_idx, None, query, key, value, scale)  # type: ignore[arg-type]
+        else:
+            # With heads before rows, as the modules have it.
+            query, key, value = (part[None].transpose(1, 2) for part in (query, key, value))
+            self.update(key, value, module.layer_idx)  # type: ignore[arg-type]
+            output = self.attend(module, query, key, mask, {"dropout": 0.0, "scaling": scale})
+        return output.reshape(output.shape[-3], -1)
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        mask: RaggedMask,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """``[1, T, heads, value_dim]``: each chunk's rows over their own sequence's keys and values."""
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        expand = None
+        keys, values = self._written.pop(layer, (None, None))
+        if keys is None or values is None:
+            raise UnsupportedModel(f"{type(module).__name__} attends to keys and values of another layer")
+        if key is not keys:
+            # Latent attention keeps the latents and makes keys and values of them afterwards.
+            expand = getattr(module, "expand_kv", None)
+            if expand is None:
+                raise UnsupportedModel(f"{type(module).__name__} changes keys and values between cache and attention")
+        eager = self.attention == "eager" or options.get("softcap") is not None
+        output = None
+        done: Collection[int] = ()
+        if self._row_wise is not None and not eager and expand is None:
+            done = self._row_wise.ready(mask.sights, query, keys, values, options)
+            if done:
+                q, k, v = (part[0].transpose(0, 1) for part in (query, keys, values))
+                firsts = {number: mask.sights[number].first for number in done}
+                output = self._row_wise.attend(layer, firsts, q, k, v, options.get("scaling"))[None]
+                if len(done) == len(self.chunks):
+                    return output
+        function = own_attention(module) if eager else sdpa_attention_forward
+        masks = mask.additive(query.dtype) if eager else [sight.mask for sight in mask.sights]
+        outputs = []
+        start = 0
+        for number, (chunk, sight, visible) in enumerate(zip(self.chunks, mask.sights, masks, strict=True)):
+            stop = start + len(chunk.tokens)
+            if number not in done:
+                chunk.kv.write(layer, keys[:, :, start:stop], values[:, :, start:stop])
+                own_keys, own_values = chunk.kv.read(layer, sight.first, chunk.kv.length + len(chunk.tokens))
+                if expand is not None:
+                    own_keys, own_values = expand(own_keys, own_values)
+                queries = query[:, :, start:stop]
+                parts = []
+                for some in _parts(queries, own_keys, own_values, visible, eager=eager):
+                    seen = None if visible is None else visible[:, :, some]
+                    parts.append(function(module, queries[:, :, some], own_keys, own_values, seen, **options)[0])
+                rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+                if output is None:
+                    outputs.append(rows)
+                else:
+                    output[:, start:stop] = rows
+            start = stop
+        if output is not None:
+            return output
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+SCORES_AT_ONCE = 256 * 2**20
+"""Bytes of scores, one for each head, row and key, from which a chunk's rows attend in parts. Short contexts never come
+to it. Eager attention, and sdpa of keys and values of different width, hold all their scores several times over.
+"""
+
+LEAST_ROWS_AT_ONCE = 16
+"""Each part costs a copy of the keys and values for all heads. In multiples of this, rows come out equal to the bit."""
+
+
+def holds_scores(eager: bool, key_dim: int, value_dim: int) -> bool:
+    """Whether attention over keys and values of these widths holds the scores of all its rows at once."""
+    return eager or key_dim != value_dim
+
+
+def rows_at_once(rows: int, keys: int, heads: int, itemsize: int) -> int:
+    """How many of a chunk's rows attend to so many keys at once, where scores are held."""
+    most = SCORES_AT_ONCE // (keys * heads * itemsize)
+    return min(rows, max(LEAST_ROWS_AT_ONCE, most - most % LEAST_ROWS_AT_ONCE))
+
+
+def _parts(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, *, eager: bool
+) -> list[slice]:
+    """The rows of a chunk, in parts where that saves memory: each row's attention is its own."""
+    heads, rows = queries.shape[1:3]
+    most = rows
+    if mask is not None and holds_scores(eager, keys.shape[3], values.shape[3]):
+        most = rows_at_once(rows, keys.shape[2], heads, queries.element_size())
+    return [slice(begin, begin + most) for begin in range(0, rows, most)]
+
+
+_PAIRS_WORTH_A_PRODUCT = 1024
+"""Pairs of a row and a key that it sees from which a chunk's attention is no slower as a product of matrices: by then
+that has made up for its Python (``benchmarks/short_prompts.py``).
+"""
+
+
+class RowWise:
+    """The chunks of a step that are one row or few, those of sequences that decode and short prompts: one compiled call
+    a layer for all their rows.
+
+    A row's result does not depend on the others, so it is the same whatever else is in the step.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], native: NativeRows) -> None:
+        self._native = native
+        self._spans: dict[int, range] = {}  # by chunk: its rows in the table
+        table: list[tuple[int, ...]] = []  # see NativeRows.attention
+        addresses: list[NDArray[np.int64]] = []
+        start = 0
+        for number, chunk in enumerate(chunks):
+            count, before, capacity = len(chunk.tokens), chunk.kv.length, chunk.kv.capacity
+            if count == 1 or count * before + count * (count + 1) // 2 <= _PAIRS_WORTH_A_PRODUCT:
+                if before + count > capacity:
+                    raise ValueError(f"{before + count} rows do not fit into a reservation of {capacity}")
+                self._spans[number] = range(len(table), len(table) + count)
+                table += [(start + i, 0, 0, capacity, before + i, 0) for i in range(count)]
+                addresses += [chunk.kv.addresses] * count
+            start += count
+        self._table = np.array(table, dtype=np.int64).reshape(-1, 6)
+        self._addresses = np.stack(addresses, axis=1) if addresses else np.empty((0, 0, 2), dtype=np.int64)
+        self.takes_all = len(self._spans) == len(chunks)
+        """Whether the step has no others."""
+
+    def ready(
+        self,
+        sights: Sequence[_Sight],
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        options: Mapping[str, Any],
+    ) -> Collection[int]:
+        """The numbers of the chunks whose attention in this layer is one that the compiled call computes."""
+        wide = self._native.attention_granularity
+        if (
+            query.dtype is not torch.bfloat16
+            or query.device.type != "cpu"
+            or keys.shape[3] % wide
+            or values.shape[3] % wide
+            or any(tensor.stride(3) != 1 for tensor in (query, keys, values))
+            or any(isinstance(value, torch.Tensor) for name, value in options.items() if name != "position_ids")
+        ):
+            return ()
+        return {
+            number: None
+            for number, rows in self._spans.items()
+            if sights[number].causal or (len(rows) == 1 and sights[number].mask is None)
+        }
+
+    def attend(
+        self,
+        layer: int,
+        firsts: Mapping[int, int] | None,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """``[T, heads, value_dim]`` from ``[T, heads, dim]`` each.
+
+        ``firsts``: for each chunk whose rows are to be written the first key that they look at; None: all that are
+        here, from the first key on.
+        """
+        table, addresses = self._table, self._addresses[layer]
+        if firsts is not None:
+            chosen = [row for number in firsts for row in self._spans[number]]
+            table, addresses = table[chosen], addresses[chosen]
+            table[:, 5] = [first for number, first in firsts.items() for _ in self._spans[number]]
+        table[:, 1:3] = addresses
+        output = torch.empty(*query.shape[:2], values.shape[2], dtype=query.dtype)
+        self._native.attention(query, keys, values, table, output, query.shape[2] ** -0.5 if scale is None else scale)
+        return output
+
+
+_active = threading.local()
+
+
+@contextmanager
+def running(step: RaggedStep) -> Iterator[None]:
+    """Makes ``step`` the one whose masks are built by this thread. A forward is one thread's, so models that run
+    side by side in a process never meet; attention itself finds its step in the mask it is given.
+    """
+    if getattr(_active, "step", None) is not None:
+        raise RuntimeError("a forward within a forward")
+    _active.step = step
+    try:
+        yield
+    finally:
+        _active.step = None
+
+
+def _ragged_mask(mask_function: Callable[..., torch.Tensor], **kwargs: Any) -> RaggedMask:
+    step: RaggedStep | None = getattr(_active, "step", None)
+    if step is None:
+        raise RuntimeError(f"attention {RAGGED!r} is for the batch loop's forwards only")
+    if kwargs.get("use_vmap"):
+        raise UnsupportedModel("its attention mask is not a function of positions alone")
+    return RaggedMask(step, [_sight(mask_function, chunk, step.device) for chunk in step.chunks])
+
+
+def _sight(mask_function: Callable[..., torch.Tensor], chunk: Chunk, device: torch.device) -> _Sight:
+    before, rows = chunk.kv.length, len(chunk.tokens)
+    causal = mask_function is causal_mask_function
+    if causal and (rows == 1 or before == 0):
+        return _Sight(0, None, causal)
+    # On the CPU, whatever the device: the answer decides which slice is read.
+    nothing = torch.zeros((), dtype=torch.int64)
+    queries = torch.arange(before, before + rows)[:, None]
+    keys = torch.arange(before + rows)[None, :]
+    mask = mask_function(nothing, nothing, queries, keys).expand(rows, before + rows)
+    first = int(mask.any(dim=0).to(torch.uint8).argmax())
+    mask = mask[:, first:]
+    if before == 0 and first == 0:
+        plain = torch.equal(mask, _lower_triangle(rows, mask.device)[0, 0])
+    else:
+        plain = rows == 1 and bool(mask.all())
+    if plain:
+        return _Sight(first, None)
+    return _Sight(first, to_device(mask[None, None], device), causal)
+
+
+def _lower_triangle(rows: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(1, 1, rows, rows, dtype=torch.bool, device=device).tril_()
+
+
+def _ragged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: RaggedMask | torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    if not isinstance(attention_mask, RaggedMask):
+        raise UnsupportedModel(f"{type(module).__name__} builds an attention mask of its own")
+    if options.get("position_bias") is not None:
+        raise UnsupportedModel(f"{type(module).__name__} adds a position bias")
+    return attention_mask.step.attend(module, query, key, attention_mask, options), None
+
+
+def own_attention(module: torch.nn.Module) -> AttentionFunction:
+    """The eager attention function of the family that ``module`` belongs to.
+
+    Raises UnsupportedModel where the family has none.
+    """
+    for owner in type(module).__mro__:
+        function = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function  # type: ignore[no-any-return]
+    raise UnsupportedModel(f"{type(module).__name__} has no attention function of its own to delegate to")
+
+
+AttentionInterface.register(RAGGED, _ragged_attention)
+AttentionMaskInterface.register(RAGGED, _ragged_mask)

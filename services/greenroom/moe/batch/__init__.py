@@ -1,0 +1,1 @@
+"""Continuous batching: the loop, its sequences, sampling."""

@@ -1,0 +1,475 @@
+"""Continuous batching, one step at a time: schedule, run, postprocess.
+
+No thread and no queue of its own; BatchLoop adds those. Scheduling by iteration is Orca's (Yu et al., OSDI 2022,
+§3.1), prefill in chunks beside decode Sarathi-Serve's (Agrawal et al., OSDI 2024, §4.2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from greenroom.core.errors import BudgetTooSmall, GreenroomError, InvalidConfig, InvalidRequest
+from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
+from greenroom.core.units import format_bytes
+from greenroom.experts.copying.device_errors import is_out_of_memory, raise_if_fatal
+from greenroom.moe.attention.kv_cache import KVMemoryError, KVStore
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_stats import BatchStats
+from greenroom.moe.batch.device_sampling import sample_together
+from greenroom.moe.batch.queue_description import QueueDescription
+from greenroom.moe.batch.sampling import Picked
+from greenroom.moe.batch.sampling import sample as sample_in_ram
+from greenroom.moe.batch.sequence import OnEvent, Sequence, StopCheckerFactory
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.base.events import Phase, SequenceEnd, SequenceInfo
+from greenroom.policies.batching.batch_policy import (
+    BatchLimits,
+    BatchPolicy,
+    BatchState,
+    FcfsBatching,
+    Rows,
+    StepPlan,
+)
+
+log = logging.getLogger(__name__)
+
+_NO_KV_MEMORY = "ask for fewer tokens (max_tokens); whoever runs the server can give less to --expert-memory"
+_NO_STEP_MEMORY = (
+    "there was not memory enough to compute it; whoever runs the server can give less to --expert-memory or"
+    " --kv-memory, or fewer rows to a step (--tokens-per-step)"
+)
+_ENDS = {FinishReason.CANCELLED: SequenceEnd.CANCELLED, FinishReason.FAILED: SequenceEnd.FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchConfig:
+    """``kv_budget_bytes``: for the keys and values of all running requests together.
+
+    ``max_model_len``: tokens of prompt and answer together (None: what the model and the KV budget allow).
+    ``tokens_per_step``: most rows of a forward. ``max_running``: most requests that run at once. ``max_waiting``:
+    how many more may wait. ``prefill_chunk``: most prompt rows of one request in a step (None: what the step holds).
+    """
+
+    kv_budget_bytes: int
+    max_model_len: int | None = None
+    tokens_per_step: int = 512
+    max_running: int = 64
+    max_waiting: int = 256
+    prefill_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_waiting < 0:
+            raise InvalidConfig("max_waiting", self.max_waiting, "0 or more")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise InvalidConfig("max_model_len", self.max_model_len, "at least 2: one token in, one out")
+        self.limits(self.kv_budget_bytes)
+
+    def limits(self, kv_total: int) -> BatchLimits:
+        return BatchLimits(self.tokens_per_step, self.max_running, kv_total, self.prefill_chunk)
+
+
+class AuditError(GreenroomError):
+    """The loop's state contradicts itself: a defect of greenroom."""
+
+
+class SequenceObserver(Protocol):
+    """Told of each sequence's life, on the thread that steps. Queued and ended come once for each; started between
+    them where it got so far.
+    """
+
+    def sequence_queued(self, sequence: SequenceInfo) -> None: ...
+
+    def sequence_started(self, sequence: SequenceInfo) -> None: ...
+
+    def sequence_ended(self, sequence: int, end: SequenceEnd) -> None: ...
+
+    def approximated(self, sequence: int, rows: int) -> float:
+        """The share of the routing of its ``rows`` that was approximate; asked once, before it is told of the end."""
+        ...
+
+    def idle(self) -> bool:
+        """Nothing waits or runs: what there is time for now may go on. True where there is more of it in a while."""
+        ...
+
+    def audit_idle(self) -> None:
+        """Nothing waits or runs. Raises GreenroomError where something is held all the same."""
+        ...
+
+
+class BatchEngine:
+    """Requests that wait and run on one model.
+
+    ``new_sequence`` and ``snapshot`` may be called from any thread, all else from the one that steps.
+    ``stop_checkers`` makes the checker of a request's stop strings; without it such requests are refused.
+
+    Invariants, checked by ``audit``: a request waits or runs, never both; exactly the running ones hold KV, each
+    for its whole life; the policy is told of all that are here as they are; a request gets exactly one Finished, after
+    which nothing of it is left here.
+    """
+
+    def __init__(
+        self,
+        model: RaggedModel,
+        config: BatchConfig,
+        policy: BatchPolicy | None = None,
+        *,
+        eos_token_ids: Collection[int] = (),
+        stop_checkers: StopCheckerFactory | None = None,
+        observer: SequenceObserver | None = None,
+        on_ended: Callable[[Sequence], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.policy = policy or FcfsBatching()
+        self.kv = KVStore(model.layout, config.kv_budget_bytes)
+        self.max_model_len = _max_model_len(model, config, self.kv)
+        self.stats = BatchStats(kv_budget_bytes=config.kv_budget_bytes)
+        self.waiting: dict[int, Sequence] = {}
+        self.running: dict[int, Sequence] = {}
+        self.on_ended = on_ended
+        self._described = QueueDescription(model.layout)
+        self._limits = config.limits(config.kv_budget_bytes)
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._stop_checkers = stop_checkers
+        self._observer = observer
+        self._clock = clock
+        self._numbers = itertools.count()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- requests come and go ------------------------------------------------------------------------------------
+
+    def admit_check(self, request: GenerationRequest) -> None:
+        """Raises InvalidRequest, naming the field, for a request that can never be served here."""
+        sampling, prompt = request.sampling, len(request.prompt_ids)
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        self._check_ids(request.prompt_ids, "prompt")
+        if request.prefix:
+            self._check_ids([token.token_id for token in request.prefix], "prefix")
+            if any(token.index != place for place, token in enumerate(request.prefix)):
+                raise InvalidRequest(
+                    "the prefix holds the answer's tokens from index 0 on, without gap", param="prefix"
+                )
+        total = prompt + (sampling.max_tokens or 1)
+        if total > self.max_model_len:
+            asked = "1 for the answer" if sampling.max_tokens is None else f"max_tokens={sampling.max_tokens}"
+            raise InvalidRequest(
+                f"a request may have {self.max_model_len} tokens in all{self._why_so_few()}; this one has {prompt} in"
+                f" the prompt and {asked}",
+                param="prompt" if prompt >= self.max_model_len else "max_tokens",
+                code="context_length_exceeded",
+            )
+        if sampling.stop and self._stop_checkers is None:
+            raise InvalidRequest("stop strings need a tokenizer, and there is none here", param="stop")
+
+    def _check_ids(self, ids: Collection[int], param: str) -> None:
+        if min(ids) < 0 or max(ids) >= self.model.vocab_size:
+            raise InvalidRequest(f"token ids are from 0 to {self.model.vocab_size - 1}", param=param)
+
+    def _why_so_few(self) -> str:
+        if self.kv.max_rows + 1 > self.max_model_len:
+            return ""
+        return f" (the KV budget of {format_bytes(self.config.kv_budget_bytes)} holds no more)"
+
+    def new_sequence(self, request: GenerationRequest, on_event: OnEvent) -> Sequence:
+        """The request with a number of its own, not yet waiting. Raises InvalidRequest as ``admit_check``."""
+        self.admit_check(request)
+        sampling = request.sampling
+        return Sequence(
+            next(self._numbers),
+            request,
+            on_event,
+            limit=sampling.max_tokens or self.max_model_len - len(request.prompt_ids),
+            eos_token_ids=self._eos_token_ids,
+            checker=self._stop_checkers(sampling.stop) if sampling.stop and self._stop_checkers else None,
+            now=self._clock(),
+        )
+
+    def add(self, sequence: Sequence) -> None:
+        """Let it wait for admission; where its prefix has ended the answer it gets its end at once."""
+        self.waiting[sequence.number] = sequence
+        self._described.waits(sequence)
+        self.stats.submitted += 1
+        if self._observer is not None:
+            with self._observed():
+                self._observer.sequence_queued(sequence.info)
+        if sequence.request.prefix:
+            try:
+                reason = sequence.settle()
+            except Exception as error:
+                self._fail(sequence, error)
+                return
+            if reason is not None:
+                self._end(sequence, reason)
+
+    def cancel(self, number: int) -> None:
+        """End a request, whether it waits or runs; nothing happens where it has ended already."""
+        sequence = self.waiting.get(number) or self.running.get(number)
+        if sequence is not None:
+            self._end(sequence, FinishReason.CANCELLED)
+
+    def abort(self, error: str) -> None:
+        """Fail everything that is here."""
+        for sequence in [*self.waiting.values(), *self.running.values()]:
+            self._end(sequence, FinishReason.FAILED, error)
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run what the policy decides; False where it moves nothing. Whatever a request does wrong is its own end.
+        Raises ModelBroken, which is nobody's, where the model can run no more: a mover has died, or the device.
+        """
+        plans = self._schedule()
+        for plan in plans:
+            started = self._clock()
+            for sequences, logits in self._run(plan):
+                self._postprocess(sequences, logits)
+            self.stats.steps += 1
+            self.stats.step_seconds += self._clock() - started
+        return bool(plans)
+
+    def _schedule(self) -> tuple[StepPlan, ...]:
+        decision = self.policy.decide(
+            BatchState(
+                waiting=self._described.waiting,
+                running=self._described.running,
+                kv_free=self.kv.free_bytes,
+                limits=self._limits,
+            )
+        )
+        for number, reason in decision.refuse:
+            self._end(self.waiting[number], FinishReason.FAILED, reason)
+        for number in decision.admit:
+            if not self._reserve(self.waiting[number]):
+                break  # nobody overtakes it
+        return decision.steps
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Start it. False where it goes on waiting: its memory can not be had before a running one gives some back.
+
+        Where none runs nothing of ours would make room, so it fails, alone.
+        """
+        try:
+            sequence.kv = self.kv.reserve(sequence.kv_rows)
+        except KVMemoryError as error:
+            self.stats.kv_shortages += 1
+            if self.kv.short:
+                log.warning("request %s waits for another one's end: %s", sequence.request.request_id, error)
+                return False
+            self._end(sequence, FinishReason.FAILED, f"{error}: {_NO_KV_MEMORY}")
+        except Exception as error:
+            self._fail(sequence, error)
+        else:
+            self._start(sequence)
+        return True
+
+    def _start(self, sequence: Sequence) -> None:
+        sequence.started_at = self._clock()
+        self.running[sequence.number] = self.waiting.pop(sequence.number)
+        self._described.runs(sequence)
+        self.stats.started += 1
+        self.stats.queue_seconds += sequence.started_at - sequence.submitted_at
+        if self._observer is not None:
+            with self._observed():
+                self._observer.sequence_started(sequence.info)
+
+    def _run(self, plan: StepPlan) -> list[_Due]:
+        """The sequences that are due a token, with their logits.
+
+        Where the forward fails, each sequence's rows run alone, and those that fail again fail their request: what
+        only one of them needs (an expert that can not be read) costs only that one.
+        """
+        parts = [(self.running[rows.sequence], rows) for rows in plan.rows if rows.sequence in self.running]
+        if not parts:
+            return []
+        try:
+            return [self._forward(parts)]
+        except Exception as error:
+            raise_if_fatal(error)
+            if len(parts) == 1:
+                self._fail(parts[0][0], error)
+                return []
+            log.warning("a step of %d requests failed, each runs again alone: %s", len(parts), error)
+        self.stats.isolated_steps += 1
+        due = []
+        for part in parts:
+            try:
+                due.append(self._forward([part]))
+            except Exception as error:
+                self._fail(part[0], error)
+        return due
+
+    def _forward(self, parts: list[tuple[Sequence, Rows]]) -> _Due:
+        chunks = [_chunk(sequence, rows) for sequence, rows in parts]
+        logits = self.model.forward(chunks)
+        for (sequence, _), chunk in zip(parts, chunks, strict=True):
+            chunk.kv.commit(len(chunk.tokens))
+            if chunk.prefill:
+                self._described.runs(sequence)
+        prefill = sum(len(chunk.tokens) for chunk in chunks if chunk.prefill)
+        self.stats.prefill_rows += prefill
+        self.stats.decode_rows += sum(len(chunk.tokens) for chunk in chunks) - prefill
+        return [sequence for (sequence, _), chunk in zip(parts, chunks, strict=True) if chunk.wants_logits], logits
+
+    def _postprocess(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+        for sequence, picked in zip(sequences, _sample(sequences, logits), strict=True):
+            if isinstance(picked, Exception):
+                self._fail(sequence, picked)
+                continue
+            try:
+                token, reason = sequence.accept(picked)
+            except Exception as error:
+                self._fail(sequence, error)
+                continue
+            self.stats.generated_tokens += 1
+            if not _deliver(sequence, token):
+                self._end(sequence, FinishReason.CANCELLED)
+            elif reason is not None:
+                self._end(sequence, reason)
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """Raises ModelBroken where the error is not the request's, but that of a device that is lost."""
+        raise_if_fatal(error)
+        if is_out_of_memory(error):
+            log.warning("request %s failed: %s", sequence.request.request_id, error)
+            self._end(sequence, FinishReason.FAILED, _NO_STEP_MEMORY)
+        elif isinstance(error, GreenroomError):
+            log.warning("request %s failed: %s", sequence.request.request_id, error)
+            self._end(sequence, FinishReason.FAILED, str(error))
+        else:
+            log.error("request %s failed by a defect", sequence.request.request_id, exc_info=error)
+            self._end(sequence, FinishReason.FAILED, f"internal error ({type(error).__name__})")
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        if self.waiting.pop(sequence.number, None) is None:
+            del self.running[sequence.number]
+        self._described.left(sequence.number)
+        approximated = 0.0
+        if sequence.kv is not None:
+            if self._observer is not None:
+                with self._observed():
+                    approximated = self._observer.approximated(sequence.number, sequence.kv.length)
+            self.kv.release(sequence.kv)
+            sequence.kv = None
+        self.stats.finished[reason] += 1
+        if self._observer is not None:
+            with self._observed():
+                self._observer.sequence_ended(sequence.number, _ENDS.get(reason, SequenceEnd.FINISHED))
+        if self.on_ended is not None:
+            self.on_ended(sequence)
+        until = self._clock() if sequence.started_at is None else sequence.started_at
+        queued = until - sequence.submitted_at
+        _deliver(sequence, Finished(reason, sequence.prompt_tokens, sequence.generated, error, queued, approximated))
+
+    @contextlib.contextmanager
+    def _observed(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self.stats.observer_failures += 1
+            log.exception("an observer of sequences failed")
+
+    # -- what is here --------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> BatchStats:
+        """The counts as they are now. From another thread they may be of slightly different moments."""
+        self.stats.waiting = len(self.waiting)
+        self.stats.running = len(self.running)
+        self.stats.kv_reserved_bytes = self.kv.reserved_bytes
+        self.stats.kv_free_bytes = self.kv.free_bytes
+        self.stats.kv_peak_bytes = self.kv.peak_bytes
+        return self.stats.snapshot()
+
+    def idle(self) -> bool:
+        """Nothing waits or runs; True where the observer has more to do in a while."""
+        return self._observer is not None and self._observer.idle()
+
+    def audit(self) -> None:
+        """Raises AuditError or KVAuditError, saying which, where an invariant does not hold."""
+        self.kv.audit()
+        if both := self.waiting.keys() & self.running.keys():
+            raise AuditError(f"sequences {sorted(both)} wait and run")
+        if any(sequence.kv is not None for sequence in self.waiting.values()):
+            raise AuditError("a waiting sequence holds KV")
+        held = {id(sequence.kv) for sequence in self.running.values() if sequence.kv is not None}
+        if len(held) != len(self.running) or len(self.kv) != len(self.running):
+            raise AuditError(f"{len(self.running)} sequences run, {len(held)} hold KV, {len(self.kv)} are reserved")
+        for sequence in self.running.values():
+            if sequence.kv is not None and not sequence.kv.length < len(sequence.tokens):
+                raise AuditError(f"sequence {sequence.number} has {sequence.kv.length} rows of {len(sequence.tokens)}")
+        if not self._described.describes(self.waiting.values(), self.running.values()):
+            raise AuditError("the policy is told of other sequences than those that are here")
+        if self._observer is not None and not self.busy:
+            self._observer.audit_idle()
+
+
+_Due = tuple[list[Sequence], torch.Tensor]
+
+
+def _chunk(sequence: Sequence, rows: Rows) -> Chunk:
+    kv = sequence.kv
+    if kv is None:
+        raise ValueError(f"sequence {sequence.number} has a row in the step and no KV")
+    stop = kv.length + rows.tokens
+    return Chunk(
+        sequence.number,
+        sequence.tokens[kv.length : stop],
+        kv,
+        prefill=rows.phase is Phase.PREFILL,
+        wants_logits=stop == len(sequence.tokens),
+    )
+
+
+def _sample(sequences: list[Sequence], logits: torch.Tensor) -> list[Picked | Exception]:
+    draws = [sequence.next_draw() for sequence in sequences]
+    sample = sample_in_ram if logits.device.type == "cpu" else sample_together
+    try:
+        return list(sample(logits, draws))
+    except Exception as error:
+        raise_if_fatal(error)
+        log.exception("sampling %d rows together failed, each is sampled alone", len(draws))
+    picked: list[Picked | Exception] = []
+    for row, draw in enumerate(draws):
+        try:
+            picked += sample(logits[row : row + 1], [draw])
+        except Exception as error:
+            picked.append(error)
+    return picked
+
+
+def _deliver(sequence: Sequence, event: Event) -> bool:
+    try:
+        sequence.on_event(event)
+    except Exception:
+        log.exception("request %s can not be told its events", sequence.request.request_id)
+        return False
+    return True
+
+
+def _max_model_len(model: RaggedModel, config: BatchConfig, kv: KVStore) -> int:
+    fits = kv.max_rows + 1  # the last token generated is never kept
+    wanted = config.max_model_len
+    if wanted is not None and wanted > model.max_positions:
+        raise InvalidConfig("max_model_len", wanted, f"the model takes at most {model.max_positions}")
+    if fits < (wanted or 2):
+        needs = kv.layout.nbytes((wanted or 2) - 1)
+        raise BudgetTooSmall(
+            f"a KV budget of {format_bytes(config.kv_budget_bytes)} holds {max(fits, 0)} tokens of"
+            f" {kv.layout.bytes_per_token} bytes; a request of {wanted or 2} needs {format_bytes(needs)}:"
+            " give more to --kv-memory, or a shorter --max-model-len"
+        )
+    return min(wanted or model.max_positions, fits)

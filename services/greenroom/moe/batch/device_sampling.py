@@ -1,0 +1,175 @@
+"""Sampling on a device: the rows of a batch together, and one look at what they gave.
+
+On the CPU a look costs nothing, and what is left out of a row need not be computed with: there ``sampling`` goes row by
+row. On a device every look at a number waits for all that was queued before. Here nothing is looked at until the rows'
+tokens are known; what is left out has the weight 0 in place of being taken out. The tokens are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from greenroom.core.generation import TokenLogprobs
+from greenroom.moe.batch.sampling import NUCLEUS_TRY, Draw, InvalidLogits, Picked, invalid, uniform
+from greenroom.moe.products.device_copies import to_device
+
+
+def sample_together(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | InvalidLogits]:
+    """As ``sampling.sample``. Waits for the device once, and once more where a nucleus is wider than most."""
+    answers = _Answers(logits, draws, NUCLEUS_TRY)
+    (found,) = _look([answers.parts])
+    picked = [answers.picked(found, row) for row in range(len(draws))]
+    wider = [row for row, (_, more) in zip(answers.drawing, found.get("drawn", ()), strict=False) if more]
+    if wider:
+        alone = [_Answers(logits[row : row + 1], [draws[row]], logits.shape[1]) for row in wider]
+        for row, one, found in zip(wider, alone, _look([one.parts for one in alone]), strict=True):
+            picked[row] = one.picked(found, 0)
+    return picked
+
+
+_Found = dict[str, list[list[float]]]
+
+
+class _Answers:
+    """What the rows give, still on the device: ``parts`` by name, of float64, in which token ids are exact.
+
+    ``width``: how many of a row's likeliest tokens are looked through for what top-k and top-p leave.
+    """
+
+    def __init__(self, logits: torch.Tensor, draws: Sequence[Draw], width: int) -> None:
+        self._draws = draws
+        self.drawing = [row for row, draw in enumerate(draws) if draw.params.temperature != 0]
+        self._asking = [row for row, draw in enumerate(draws) if draw.params.logprobs is not None]
+        tokens = logits.argmax(dim=-1, keepdim=True)  # a NaN counts as the largest
+        self.parts = {"greedy": torch.cat([tokens.double(), logits.gather(-1, tokens).double()], dim=1)}
+        if self.drawing:
+            drawn, more = _draw(logits, [draws[row] for row in self.drawing], self.drawing, width)
+            self.parts["drawn"] = torch.cat([drawn.double(), more.double()], dim=1)
+            every = len(self.drawing) == len(draws)
+            tokens = drawn if every else tokens.index_copy(0, _numbers(self.drawing, logits.device), drawn)
+        if self._asking:
+            logprobs = _rows(logits, self._asking).float().log_softmax(dim=-1)
+            self.parts["chosen"] = logprobs.gather(1, _rows(tokens, self._asking)).double()
+            for top in {draws[row].params.logprobs or 0 for row in self._asking} - {0}:
+                best = logprobs.topk(min(top, logprobs.shape[1]), dim=1)
+                self.parts[f"top {top}"] = torch.cat([best.indices.double(), best.values.double()], dim=1)
+
+    def picked(self, found: _Found, row: int) -> Picked | InvalidLogits:
+        """The row's token, where ``found`` are the parts in RAM."""
+        draw = self._draws[row]
+        token, best = found["greedy"][row]
+        if (why := invalid(best, draw)) is not None:
+            return why
+        top = draw.params.logprobs
+        if draw.params.temperature != 0:
+            token = found["drawn"][self.drawing.index(row)][0]
+        if top is None:
+            return Picked(int(token))
+        place = self._asking.index(row)
+        (chosen,) = found["chosen"][place]
+        if top == 0:
+            return Picked(int(token), TokenLogprobs(chosen))
+        both = found[f"top {top}"][place]
+        ids, values = both[: len(both) // 2], both[len(both) // 2 :]
+        pairs = tuple((int(one), value) for one, value in zip(ids, values, strict=True))
+        return Picked(int(token), TokenLogprobs(chosen, pairs))
+
+
+def _look(answers: Sequence[Mapping[str, torch.Tensor]]) -> list[_Found]:
+    """All parts in RAM, by one copy."""
+    parts = [part for one in answers for part in one.values()]
+    if len(parts) == 1:
+        return [dict.fromkeys(answers[0], parts[0].tolist())]
+    numbers = iter(torch.cat([part.reshape(-1) for part in parts]).tolist())
+    return [{name: _matrix(numbers, *part.shape) for name, part in one.items()} for one in answers]
+
+
+def _matrix(numbers: Iterator[float], rows: int, columns: int) -> list[list[float]]:
+    return [list(itertools.islice(numbers, columns)) for _ in range(rows)]
+
+
+def _numbers(rows: Sequence[int], device: torch.device) -> torch.Tensor:
+    return to_device(torch.tensor(rows), device)
+
+
+def _rows(matrix: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    return matrix if len(rows) == len(matrix) else matrix[_numbers(rows, matrix.device)]
+
+
+def _draw(
+    logits: torch.Tensor, draws: Sequence[Draw], rows: Sequence[int], width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token for each of the ``rows``, ``[m, 1]``, and whether more than ``width`` tokens have to be looked through.
+
+    In float64, so that the order of summation, which is a device's own, does not show. That is cheap beside what one
+    look costs.
+    """
+    vocabulary = logits.shape[1]
+    cut = [n for n, draw in enumerate(draws) if draw.params.top_p < 1 or 0 < draw.params.top_k < vocabulary]
+    whole = sorted(set(range(len(draws))) - set(cut))
+    knobs = to_device(torch.tensor([_knobs(draw, vocabulary) for draw in draws], dtype=torch.float64), logits.device)
+    chosen = [
+        function(_rows(logits, [rows[n] for n in part]), _rows(knobs, part))
+        for part, function in ((whole, _draw_from_all), (cut, partial(_draw_from_likeliest, draws, cut, width)))
+        if part
+    ]
+    if len(chosen) == 1:
+        return chosen[0]
+    back = _numbers(sorted(range(len(draws)), key=[*whole, *cut].__getitem__), logits.device)
+    tokens, more = (torch.cat(parts)[back] for parts in zip(*chosen, strict=True))
+    return tokens, more
+
+
+def _knobs(draw: Draw, vocabulary: int) -> tuple[float, ...]:
+    params = draw.params
+    top_k = params.top_k if 0 < params.top_k < vocabulary else vocabulary
+    return params.temperature, uniform(draw.key, draw.position), top_k, params.top_p
+
+
+def _weights(logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    return logits.double().sub_(largest).div_(temperature).exp_()
+
+
+def _draw_from_all(logits: torch.Tensor, knobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    temperature, number = knobs[:, 0:1], knobs[:, 1:2]
+    below = _weights(logits, logits.amax(dim=1, keepdim=True), temperature).cumsum_(1)
+    tokens = torch.searchsorted(below, below[:, -1:] * number, right=True).clamp_(max=logits.shape[1] - 1)
+    return tokens, torch.zeros_like(tokens)
+
+
+def _draw_from_likeliest(
+    draws: Sequence[Draw], cut: Sequence[int], width: int, logits: torch.Tensor, knobs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From what top-k and then top-p leave of the ``width`` likeliest."""
+    temperature, number, top_k, top_p = (knobs[:, n : n + 1] for n in range(4))
+    vocabulary = logits.shape[1]
+    width = min(width, vocabulary)
+    values, ids = logits.topk(width, dim=1)
+    weights = _weights(values, values[:, :1], temperature)
+    limited = top_k < vocabulary
+    least = values.gather(1, top_k.long().clamp_(max=width) - 1)
+    kept = (values >= least) | ~limited
+    weights = weights.masked_fill_(~kept, 0)
+    more = limited & ((top_k > width) | (values[:, -1:] >= least))
+    if any(draws[n].params.top_p < 1 for n in cut):
+        total = weights.sum(dim=1, keepdim=True)
+        if any(not 0 < draws[n].params.top_k < vocabulary for n in cut):
+            everything = _weights(logits, values[:, :1], temperature).sum(dim=1, keepdim=True)
+            total = torch.where(limited, total, everything)
+        share = top_p * total
+        before = weights.cumsum(1) - weights
+        inside = ((before < share) & kept).sum(dim=1, keepdim=True)
+        edge = weights.gather(1, (inside - 1).clamp_(min=0))
+        open_ended = (top_p < 1) & ~limited & ((weights.sum(dim=1, keepdim=True) < share) | (weights[:, -1:] >= edge))
+        more = more | open_ended
+        weights = weights.masked_fill_((weights < edge) & (top_p < 1), 0)
+    ids, order = ids.sort(dim=1)
+    below = weights.gather(1, order).cumsum_(1)
+    place = torch.searchsorted(below, below[:, -1:] * number, right=True)
+    last = torch.searchsorted(below, below[:, -1:].contiguous())  # behind it are only those that were left out
+    place = torch.minimum(place, last).clamp_(max=width - 1)
+    return ids.gather(1, place), (more & (width < vocabulary)).long()

@@ -1,0 +1,127 @@
+"""One request on its way through the batch loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from greenroom.core.generation import Event, FinishReason, GenerationRequest, Token
+from greenroom.moe.attention.kv_cache import SequenceKV
+from greenroom.moe.batch.sampling import Draw, Picked, sampling_key
+from greenroom.policies.base.events import UNKNOWN_TASK, SequenceInfo
+
+OnEvent = Callable[[Event], None]
+"""Takes a request's events, on the loop's thread: it must not block. Raising from it cancels the request."""
+
+
+class StopChecker(Protocol):
+    """Finds stop strings in the text of the tokens pushed so far."""
+
+    def push(self, token_id: int) -> bool:
+        """Take the next generated token; True: a stop string is complete."""
+        ...
+
+
+StopCheckerFactory = Callable[[tuple[str, ...]], StopChecker]
+
+
+class Sequence:
+    """A request's tokens, and how many of them its keys and values hold.
+
+    ``kv`` is None while it waits. Of ``tokens`` (prompt, the answer's settled prefix, then generated) the first
+    ``kv.length`` have been through the model; the last generated one never has, until it is the next step's row.
+    """
+
+    __slots__ = (
+        "_checker",
+        "info",
+        "key",
+        "kv",
+        "limit",
+        "on_event",
+        "prompt_tokens",
+        "request",
+        "settled",
+        "started_at",
+        "stop_token_ids",
+        "submitted_at",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        request: GenerationRequest,
+        on_event: OnEvent,
+        *,
+        limit: int,
+        eos_token_ids: frozenset[int],
+        checker: StopChecker | None,
+        now: float,
+    ) -> None:
+        self.request = request
+        self.on_event = on_event
+        self.prompt_tokens = len(request.prompt_ids)
+        self.tokens = [*request.prompt_ids, *(token.token_id for token in request.prefix)]
+        self.settled = len(self.tokens)
+        """Tokens that are there from the start: the prompt and the prefix."""
+        self.limit = limit
+        """The most tokens that its answer may have, the prefix among them."""
+        self.kv: SequenceKV | None = None
+        self.key = sampling_key(request.sampling.seed, request.request_id)
+        own = frozenset(request.sampling.stop_token_ids)
+        self.stop_token_ids = own if request.sampling.ignore_eos else own | eos_token_ids
+        left = max(0, limit - len(request.prefix))
+        self.info = SequenceInfo(number, request.task_type or UNKNOWN_TASK, self.prompt_tokens, left)
+        self.submitted_at = now
+        self.started_at: float | None = None
+        self._checker = checker
+
+    @property
+    def number(self) -> int:
+        return self.info.sequence
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the answer so far, the prefix among them."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows to reserve: all its tokens but the last, which nothing follows."""
+        return self.prompt_tokens + self.limit - 1
+
+    @property
+    def prefill_left(self) -> int:
+        """Tokens of the prompt and the prefix that have not been through the model."""
+        return max(0, self.settled - (self.kv.length if self.kv else 0))
+
+    def next_draw(self) -> Draw:
+        return Draw(self.request.sampling, self.key, len(self.tokens))
+
+    def settle(self) -> FinishReason | None:
+        """To be called once, before anything is generated: why the answer has ended with its prefix, if it has.
+
+        Whatever the stop checker raises comes through.
+        """
+        for token_id in self.tokens[self.prompt_tokens :]:
+            if self._ends_with(token_id):
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.generated >= self.limit else None
+
+    def accept(self, picked: Picked) -> tuple[Token, FinishReason | None]:
+        """Append the token; returns its event, and why the request ends with it, if it does.
+
+        Whatever the stop checker raises comes through, and then the token was not appended.
+        """
+        token = Token(self.generated, picked.token_id, picked.logprobs)
+        reason = None
+        if self._ends_with(picked.token_id):
+            reason = FinishReason.STOP
+        elif self.generated + 1 >= self.limit:
+            reason = FinishReason.LENGTH
+        self.tokens.append(picked.token_id)
+        return token, reason
+
+    def _ends_with(self, token_id: int) -> bool:
+        return token_id in self.stop_token_ids or (self._checker is not None and self._checker.push(token_id))

@@ -1,0 +1,1 @@
+"""A forward pass over rows of many sequences at once."""

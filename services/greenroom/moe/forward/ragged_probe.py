@@ -1,0 +1,213 @@
+"""Whether a model can run ragged, and what it keeps of a token: found out by trying, before the first request."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from greenroom.core.errors import GreenroomError, UnsupportedModel
+from greenroom.moe.attention.kv_cache import KVLayout, KVStore, LayerKV
+from greenroom.moe.attention.ragged_attention import Chunk, KeysAndValues
+from greenroom.moe.forward.lean_decoder import LeanDecoder, lean_decoder
+from greenroom.moe.products.native.rows import NativeRows
+
+if TYPE_CHECKING:
+    from greenroom.moe.forward.ragged_model import RaggedModel
+
+log = logging.getLogger(__name__)
+
+_BYPASS = "greenroom_bypass"
+_TOKENS = 6
+_TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 2e-2}
+_TOLERANCE_ELSE = 1e-3
+"""Root mean square by which a row's logits may be off and it still counts as rounding, as a share of their standard
+deviation. Measured in bf16: at most 0.008 over 32 layers, and 0.16 and more where one layer mixes rows.
+"""
+
+_STATEFUL_LAYERS = ("linear", "mamba", "conv", "recurrent", "hybrid", "compressed")
+
+
+def refuse_unsupported(model: Any) -> None:
+    """Raises UnsupportedModel for what is known not to fit before anything is run."""
+    family = model.config.model_type
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"{family} is an encoder-decoder: its decoder attends to encoder states, which the batch loop does not hold"
+        )
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    stateful = sorted({kind for kind in layer_types if any(word in kind for word in _STATEFUL_LAYERS)})
+    if stateful or getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{family} has layers with a running state ({', '.join(stateful) or 'linear attention'}); the batch loop"
+            " holds keys and values only, of which it can take rows back"
+        )
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModel(f"{family} does not let its attention function be replaced")
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModel(f"{family} computes the logits of every row, which no long prompt has the memory for")
+
+
+def position_limit(config: Any) -> int:
+    """The most tokens a sequence may have.
+
+    Rotary frequencies that change with the longest sequence of a batch ("dynamic", "longrope") would make rows depend
+    on their neighbours, so such models stop where theirs begin to change.
+    """
+    config = config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        raise UnsupportedModel(f"the configuration of {config.model_type} does not say how long a sequence may be")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if parameters.get("rope_type") == "longrope":
+            original = parameters.get("original_max_position_embeddings")
+            limit = min(limit, int(original or config.original_max_position_embeddings))
+    return int(limit)
+
+
+def probe(ragged: RaggedModel) -> KVLayout:
+    """What the model keeps of a token. Leaves its attention ragged.
+
+    Runs it on a few tokens as it is, and then ragged, as two sequences in uneven chunks. Raises UnsupportedModel,
+    leaving its attention as it was, where the second run fails or differs by more than rounding.
+    """
+    model, family = ragged.model, ragged.model.config.model_type
+    tokens = [(7 * i + 3) % ragged.vocab_size for i in range(_TOKENS)]
+    recorder = _Recorder()
+    try:
+        with torch.inference_mode(), experts_bypassed(model):
+            model.set_attn_implementation(ragged.attention)
+            ids = torch.tensor([tokens], device=ragged.device)
+            reference = model(input_ids=ids, past_key_values=recorder, use_cache=True).logits[0]
+            layout = recorder.layout(ragged.device)
+            ragged.engage()
+            off = _worst_difference(ragged, layout, tokens, reference)
+    except Exception as error:
+        ragged.restore()
+        reason = str(error) if isinstance(error, GreenroomError) else f"{type(error).__name__}: {error}"
+        raise UnsupportedModel(f"{family} can not run in the batch loop: {reason}") from error
+    if not off <= _TOLERANCE.get(layout.dtype, _TOLERANCE_ELSE):
+        ragged.restore()
+        raise UnsupportedModel(
+            f"{family} computes something else in the batch loop than alone (off by {off:.2g} of the logits' spread):"
+            " its layers mix rows in a way that greenroom does not know"
+        )
+    return layout
+
+
+def proven_lean_decoder(ragged: RaggedModel, native: NativeRows) -> LeanDecoder | None:
+    """The model's lean decoder, if it has one whose steps equal those of its modules to the bit; else None."""
+    lean, family = lean_decoder(ragged.model, native), ragged.model.config.model_type
+    if lean is None:
+        return None
+    tokens = [(11 * i + 5) % ragged.vocab_size for i in range(_TOKENS)]
+    try:
+        with experts_bypassed(ragged.model), native.without_limits():
+            expected, found = (_trial(ragged, tokens, decoder) for decoder in (None, lean))
+    except Exception as error:  # whatever else its layers are: their modules know
+        log.info("%s has no lean decoder: %s: %s", family, type(error).__name__, error)
+        return None
+    finally:
+        ragged.lean = None
+    if not torch.equal(expected, found):
+        log.info("%s has no lean decoder: its modules compute something else", family)
+        return None
+    return lean
+
+
+def _trial(ragged: RaggedModel, tokens: list[int], decoder: LeanDecoder | None) -> torch.Tensor:
+    """Logits of two sequences' rows: prompts whole and in parts, beside single rows and without."""
+    ragged.lean = decoder
+    store = KVStore(ragged.layout, 2 * ragged.layout.nbytes(_TOKENS))
+    kvs = [store.reserve(_TOKENS) for _ in range(2)]
+    logits = []
+    for rows in ((1, 3), (1, 2), (2, 1), (1, 0), (1, 0)):
+        chunks = [
+            Chunk(n, tokens[kv.length : kv.length + count], kv, prefill=count > 1, wants_logits=True)
+            for n, (kv, count) in enumerate(zip(kvs, rows, strict=True))
+            if count
+        ]
+        logits.append(ragged.forward(chunks))
+        for chunk in chunks:
+            chunk.kv.commit(len(chunk.tokens))
+    return torch.cat(logits)
+
+
+def kv_layout_of(model: Any) -> KVLayout:
+    """What a model without weights (on the meta device) would keep of a token.
+
+    Raises UnsupportedModel, saying why, for what the batch loop is known not to serve.
+    """
+    refuse_unsupported(model)
+    recorder = _Recorder()
+    device = torch.device("meta")
+    with torch.inference_mode(), experts_bypassed(model):
+        model(input_ids=torch.zeros((1, _TOKENS), dtype=torch.int64, device=device), past_key_values=recorder)
+    return recorder.layout(device)
+
+
+def _worst_difference(ragged: RaggedModel, layout: KVLayout, tokens: list[int], reference: torch.Tensor) -> float:
+    """By how much the worst row is off ``reference[tokens, vocabulary]``: root mean square over standard deviation."""
+    store = KVStore(layout, 2 * layout.nbytes(len(tokens)))
+    kvs = [store.reserve(len(tokens)) for _ in range(2)]
+    worst = 0.0
+    for stops in ((3, 1), (4, 5), (6, 6)):
+        chunks = [
+            Chunk(sequence, tokens[kv.length : stop], kv, prefill=True, wants_logits=True)
+            for sequence, (kv, stop) in enumerate(zip(kvs, stops, strict=True))
+        ]
+        logits = ragged.forward(chunks)
+        for ours, chunk, stop in zip(logits, chunks, stops, strict=True):
+            row = reference[stop - 1].float()
+            off = float((ours.float() - row).square().mean().sqrt() / row.std())
+            worst = worst if off <= worst else off  # a NaN is the worst
+            chunk.kv.commit(len(chunk.tokens))
+    return worst
+
+
+class _Recorder(KeysAndValues):
+    """A cache that keeps nothing but the shapes of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, LayerKV] = {}
+        self._dtype = torch.float32
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._seen[layer_idx] = LayerKV(*key_states.shape[1::2], *value_states.shape[1::2])
+        self._dtype = key_states.dtype
+        return key_states, value_states
+
+    def layout(self, device: torch.device) -> KVLayout:
+        if not self._seen or sorted(self._seen) != list(range(len(self._seen))):
+            raise UnsupportedModel(f"of its layers only {sorted(self._seen)} keep keys and values")
+        return KVLayout(tuple(self._seen[i] for i in range(len(self._seen))), self._dtype, device)
+
+
+@contextmanager
+def experts_bypassed(model: Any) -> Iterator[None]:
+    """While it is open, experts of the registry add nothing: none is asked for, none need be in memory."""
+    configured = getattr(model.config, "_experts_implementation", None)
+    if configured is None:
+        yield
+        return
+    model.set_experts_implementation(_BYPASS)
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(configured)
+
+
+def _no_experts(module: torch.nn.Module, hidden_states: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(hidden_states)
+
+
+ALL_EXPERTS_FUNCTIONS.register(_BYPASS, _no_experts)

@@ -1,0 +1,312 @@
+"""From a checkpoint's tensors to one expert in memory, through transformers' own conversion mapping.
+
+Checkpoints store experts one by one or stacked, with gate and up projections apart or fused, under names of their
+own; in memory each MoE layer has fused parameters with the experts along the first dimension. transformers converts
+whole parameters. Here the same renamings and the same operations are applied to one expert at a time, which is the
+same because none of them mixes experts: a mapping of which that can not be said is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    ConversionOps,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from greenroom.moe.architecture.families import unsupported
+from greenroom.moe.architecture.moe_layers import MoeLayer, blueprint, describe_layers
+from greenroom.moe.loading.checkpoint import Checkpoint
+from greenroom.moe.loading.quantization import DequantizeMxfp4, dequantizing_converters
+from greenroom.moe.loading.safetensors_files import StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one source pattern of a converter takes: a tensor an expert, or one with the experts stacked."""
+
+    pattern: str
+    tensors: tuple[StoredTensor, ...]
+    stacked: bool
+
+    def of(self, expert: int) -> tuple[StoredTensor, int | None]:
+        """The stored tensor that has this expert's weights, and which slice of it they are (None: all of it)."""
+        return (self.tensors[0], expert) if self.stacked else (self.tensors[expert], None)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one or more of a layer's tensors are made; without a converter they are stored as they are used."""
+
+    layer: str
+    target: str
+    dtype: torch.dtype
+    feeds: tuple[Feed, ...]
+    converter: WeightConverter | None
+
+    def make(self, weights: list[torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+        """A single expert's tensors by name, of ``weights`` as the feeds have them, any stacked one as one slice."""
+        if self.converter is None:
+            return {self.target: weights[0][0] if self.feeds[0].stacked else weights[0]}
+        converter = copy.deepcopy(self.converter)
+        for feed, weight in zip(self.feeds, weights, strict=True):
+            converter.collected_tensors[feed.pattern].append(weight)
+        if isinstance(converter.operations[0], MergeModulelist):  # of one tensor it is a copy with a dimension more
+            converter.collected_tensors = {
+                key: [one.unsqueeze(0)] for key, (one,) in converter.collected_tensors.items()
+            }
+            converter.operations = converter.operations[1:] or [_Rename()]
+        made = converter.convert(f"{self.layer}.{self.target}", model=model, config=model.config)
+        tensors = {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+        return {name.removeprefix(f"{self.layer}."): tensor.squeeze(0) for name, tensor in tensors.items()}
+
+
+class _Rename(ConversionOps):  # type: ignore[misc]
+    """What is left of a converter that only merges."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
+        ((tensor,),) = input_dict.values()
+        return {target_patterns[0]: tensor}
+
+
+class ExpertPlan:
+    """How every expert of a checkpoint is made from its tensors; ``dense`` are those that the rest is made from.
+
+    Raises, without reading any weight, UnsupportedModel for a mapping that can not be applied expert by expert and
+    CorruptCheckpoint if tensors are missing or have other shapes than the configuration says.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self._model = blueprint(checkpoint.config, dtype)
+        self.layers = describe_layers(self._model, checkpoint.config, dtype)
+        self.dense: list[StoredTensor] = []
+        self.recipes = self._recipes()
+        checked = set()
+        for layer, recipes in zip(self.layers, self.recipes, strict=True):
+            if (build := _build(layer, recipes)) not in checked:  # most models have all their experts of one build
+                self._check(layer, recipes)
+            checked.add(build)
+
+    def make(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A single expert's tensors by name; weights are cast first, as transformers does."""
+        cast = [weight.to(recipe.dtype) if weight.is_floating_point() else weight for weight in weights]
+        return recipe.make(cast, self._model)
+
+    @property
+    def stored(self) -> list[StoredTensor]:
+        """All the checkpoint's tensors that go into experts."""
+        return [t for recipes in self.recipes for recipe in recipes for feed in recipe.feeds for t in feed.tensors]
+
+    def description(self) -> str:
+        """Everything but the weights themselves that decides what the experts become."""
+        lines = []
+        for layer, recipes in zip(self.layers, self.recipes, strict=True):
+            lines.append(repr(layer))
+            for recipe in recipes:
+                operations = [] if recipe.converter is None else recipe.converter.operations
+                lines.append(f"{recipe.target} {recipe.dtype} {operations}")
+                for feed in recipe.feeds:
+                    lines += [f" {feed.pattern} {t.name} {t.dtype} {t.shape}" for t in feed.tensors]
+        return "\n".join(lines)
+
+    def _recipes(self) -> list[list[Recipe]]:
+        mapping = get_model_conversion_mapping(self._model)
+        mapping += dequantizing_converters(self.checkpoint.config, self.dtype)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+        collected = self._collect(renamings, converters)
+        return [
+            [self._recipe(layer, target, fed, by_pattern) for target, fed in collected[layer.name].items()]
+            for layer in self.layers
+        ]
+
+    def _collect(
+        self, renamings: list[WeightRenaming], converters: list[WeightConverter]
+    ) -> dict[str, dict[str, dict[str, list[StoredTensor]]]]:
+        """Layer → tensor → source pattern ("" if stored as used) → the checkpoint's tensors, experts ascending."""
+        owners = {
+            layer.parameter(tensor.name, expert): (layer.name, tensor.name)
+            for layer in self.layers
+            for tensor in layer.tensors
+            for expert in range(layer.experts)
+        }
+        state = self._model.state_dict()
+        prefix = self._model.base_model_prefix
+        collected: dict[str, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        unplaced = []
+        for key in sorted(self.checkpoint.tensors, key=dot_natural_key):
+            renamed, pattern = rename_source_key(key, renamings, converters, prefix, state)
+            if renamed not in state and key in state:
+                renamed, pattern = rename_source_key(key, [], [], prefix, state)
+            stored = self.checkpoint.tensors[key]
+            if renamed in owners:
+                layer, tensor = owners[renamed]
+                collected[layer][tensor][pattern or ""].append(stored)
+            elif renamed in state:
+                self.dense.append(stored)
+            else:
+                unplaced.append(key)
+        ignored = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        _refuse_more_layers(
+            self.checkpoint.tensors.keys() - unplaced,
+            [key for key in unplaced if not any(re.search(pattern, key) for pattern in ignored)],
+        )
+        return collected
+
+    def _recipe(
+        self, layer: MoeLayer, target: str, fed: dict[str, list[StoredTensor]], by_pattern: dict[str, WeightConverter]
+    ) -> Recipe:
+        dtype = next(tensor.dtype for tensor in layer.tensors if tensor.name == target)
+        converter = by_pattern[next(iter(fed))] if "" not in fed else None
+        if "" in fed and len(fed) > 1:
+            raise CorruptCheckpoint(f"{layer.name}.{target} is stored twice, in two layouts")
+        merges = converter is not None and any(isinstance(op, MergeModulelist) for op in converter.operations)
+        stacked = layer.stacked and not merges
+        feeds = tuple(Feed(pattern, tuple(found), stacked) for pattern, found in fed.items())
+        dequantized = converter is not None and isinstance(converter.operations[0], DequantizeMxfp4)
+        for feed in feeds:
+            _check_feed(layer, target, feed, dequantized)
+        if converter is not None:
+            if lacking := [pattern for pattern in converter.source_patterns if pattern not in fed]:
+                raise CorruptCheckpoint(f"{layer.name}.{target}: the checkpoint has nothing for {', '.join(lacking)}")
+            _check_separable(self.checkpoint.config.model_type, converter, merges)
+        return Recipe(layer.name, target, dtype, feeds, converter)
+
+    def _check(self, layer: MoeLayer, recipes: list[Recipe]) -> None:
+        """Make the first expert of nothing but zeros, to see that the recipes give all of it.
+
+        Not on the meta device: what converters do there torch does in Python, with sympy.
+        """
+        made: dict[str, torch.Tensor] = {}
+        for recipe in recipes:
+            weights = []
+            for stored, part in (feed.of(0) for feed in recipe.feeds):
+                shape = stored.shape if part is None else (1, *stored.shape[1:])
+                weights.append(torch.zeros((), dtype=stored.torch_dtype).expand(shape))
+            made |= self.make(recipe, weights)
+        for tensor in layer.tensors:
+            if tensor.name not in made:
+                raise CorruptCheckpoint(f"the checkpoint lacks {layer.name}.{tensor.name}")
+            if tuple(made[tensor.name].shape) != tensor.shape:
+                raise CorruptCheckpoint(
+                    f"an expert's {tensor.name} in {layer.name} has the shape {tuple(made[tensor.name].shape)} in the "
+                    f"checkpoint and {tensor.shape} by its configuration"
+                )
+
+
+def _build(layer: MoeLayer, recipes: list[Recipe]) -> tuple[Any, ...]:
+    """What ``_check`` depends on: the same for layers of one build."""
+    made_of = [
+        (
+            recipe.target,
+            recipe.dtype,
+            repr(recipe.converter.operations) if recipe.converter is not None else "",
+            *((feed.pattern, feed.stacked, feed.tensors[0].dtype, feed.tensors[0].shape) for feed in recipe.feeds),
+        )
+        for recipe in recipes
+    ]
+    return (layer.tensors, layer.stacked, *made_of)
+
+
+def _refuse_more_layers(placed: Iterable[str], unplaced: Iterable[str]) -> None:
+    """Raises CorruptCheckpoint where tensors that have no place in the model are of one more layer of a kind it has.
+
+    A part of another kind is none, though its name is numbered on: a layer that predicts several tokens ahead has
+    tensors that no other has.
+    """
+    numbers: dict[str, set[int]] = defaultdict(set)
+    within: dict[str, set[str]] = defaultdict(set)
+    for key in placed:
+        for before, number, after in _numbered(key):
+            numbers[before].add(number)
+            within[before].add(after)
+    beyond: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for key in unplaced:
+        for before, number, after in _numbered(key):
+            if number in numbers.get(before, ()):
+                within[before].add(after)
+            elif before in numbers:
+                beyond[before, number].add(after)
+    more = sorted(place for place, parts in beyond.items() if parts <= within[place[0]])
+    if more:
+        before, number = more[0]
+        raise CorruptCheckpoint(
+            f"the checkpoint has {before}.{number}, and config.json a model with {len(numbers[before])} such layers: "
+            "part of the model would be left out; the two do not belong together"
+        )
+
+
+def _numbered(key: str) -> Iterator[tuple[str, int, str]]:
+    """Each number in a tensor's name: what stands before it, it, and what stands behind."""
+    parts = key.split(".")
+    for place, part in enumerate(parts):
+        if part.isdecimal():
+            yield ".".join(parts[:place]), int(part), ".".join(parts[place + 1 :])
+
+
+def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> None:
+    """That there is exactly one tensor an expert, in their order, or one with all of them."""
+    what = f"{layer.name}.{target}"
+    coded = [tensor for tensor in feed.tensors if not tensor.is_float]
+    if coded and not dequantized:
+        raise UnsupportedModel(f"{coded[0].name} is stored as {coded[0].dtype}, as quantised weights are")
+    if feed.stacked:
+        if len(feed.tensors) != 1:
+            raise CorruptCheckpoint(f"{what} is stored {len(feed.tensors)} times")
+        (only,) = feed.tensors
+        if not only.shape or only.shape[0] != layer.experts:
+            raise CorruptCheckpoint(f"{only.name} has the shape {only.shape}, not {layer.experts} experts first")
+        return
+    numbers = _expert_numbers([tensor.name for tensor in feed.tensors], what)
+    if numbers != list(range(layer.experts)):
+        lost = sorted(set(range(layer.experts)) - set(numbers))
+        raise CorruptCheckpoint(
+            f"{what} has {len(numbers)} of {layer.experts} experts in the checkpoint"
+            + (f"; missing: {', '.join(map(str, lost[:8]))}" if lost else "")
+        )
+    if len({tensor.shape for tensor in feed.tensors}) != 1:
+        raise CorruptCheckpoint(f"the experts of {what} differ in shape")
+
+
+def _expert_numbers(names: list[str], what: str) -> list[int]:
+    """The experts that these names are of: the number at the end of the one component in which they differ."""
+    parts = [name.split(".") for name in names]
+    if len(names) == 1:
+        return [0]
+    varying = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
+    numbers = [re.search(r"\d+$", component) for component in (varying[0] if len(varying) == 1 else [""])]
+    if len({len(part) for part in parts}) != 1 or None in numbers:
+        raise UnsupportedModel(f"{what}: can not tell the experts apart in {names[0]}, {names[1]}, …")
+    return [int(number[0]) for number in numbers if number]
+
+
+def _check_separable(model_type: str, converter: WeightConverter, merges: bool) -> None:
+    """That the converter does to each expert what it does to all: nothing acts along the experts' dimension."""
+    acting = converter.operations
+    if merges:
+        at = next(i for i, op in enumerate(acting) if isinstance(op, MergeModulelist))
+        if acting[at].dim != 0:
+            raise unsupported(model_type, f"its experts are merged along dimension {acting[at].dim}")
+        acting = acting[at + 1 :]
+    for operation in acting:
+        dims = [getattr(operation, name) for name in ("dim", "dim0", "dim1") if hasattr(operation, name)]
+        if not dims or any(dim < 1 for dim in dims):
+            raise unsupported(model_type, f"its checkpoints are converted by {operation!r}, not expert by expert")

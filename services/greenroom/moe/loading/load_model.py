@@ -1,0 +1,153 @@
+"""A checkpoint as a model that runs on experts held elsewhere.
+
+::
+
+    checkpoint = resolve("mistralai/Mixtral-8x7B-v0.1")
+    pack = ensure_pack(checkpoint)               # once; cached by content
+    loaded = load(checkpoint)                    # dense weights only
+    attach(loaded, source)                       # any ExpertSource over that pack
+    loaded.model.generate(...)
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.activations import ACT2FN
+
+from greenroom.experts.source import ExpertSource
+from greenroom.moe.architecture.families import Family, family_of
+from greenroom.moe.architecture.moe_layers import MoeLayer
+from greenroom.moe.loading.checkpoint import Checkpoint
+from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.packing import resolve_dtype
+from greenroom.moe.loading.skeleton import load_skeleton
+from greenroom.moe.products.expert_hooks import RouterObserver, Seat, Stage, take_seat
+from greenroom.moe.products.expert_products import native_for, use_native
+from greenroom.moe.products.experts_forward import switch_expert, switch_experts_forward
+from greenroom.moe.products.native.onednn import bound_primitives
+from greenroom.moe.products.native.rows import NativeRows
+from greenroom.moe.products.native.tiles import avoid_tiles_without_shape
+from greenroom.moe.routing.router_look_ahead import look_ahead_of
+from greenroom.moe.routing.routers import find_router, wrap_router
+
+_DEFAULT_MODEL_LEN = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMoE:
+    """A model without its experts. ``layers`` are its MoE layers in the order in which they run.
+
+    ``masking`` says why its routers can not be confined to allowed experts; None: they can. Of a model whose routers
+    are not found it says so, and those neither show their logits nor ask for masks. ``native``: the compiled products
+    that compute its experts; None: torch does.
+    """
+
+    model: Any
+    checkpoint: Checkpoint
+    family: Family
+    layers: tuple[MoeLayer, ...]
+    dtype: torch.dtype
+    masking: str | None
+    stage: Stage = field(repr=False)
+    native: NativeRows | None = field(default=None, repr=False)
+
+    @property
+    def decoder_only(self) -> bool:
+        """Whether it can join the batch loop; ``families.ENCODER_DECODER_REASON`` says why others can not."""
+        return self.family.decoder_only
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Of the checkpoint's generation settings or, failing that, its configuration; none if neither has any."""
+        for holder in (self.model.generation_config, self.model.config.get_text_config()):
+            value = getattr(holder, "eos_token_id", None)
+            if value is not None:
+                return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+        return ()
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together that the model was made for."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return int(limit or _DEFAULT_MODEL_LEN)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+
+def load(
+    checkpoint: Checkpoint,
+    dtype: str = "auto",
+    attn_implementation: str | None = None,
+    products: str = "auto",
+    device: torch.device | None = None,
+) -> LoadedMoE:
+    """Load the dense weights and seat the hooks; the model runs once a source is attached.
+
+    ``products``: one of ``products.PRODUCTS``; off the CPU, where ``device`` says so, always torch's.
+
+    Raises UnsupportedModel for what is not served, CorruptCheckpoint where tensors are missing, InvalidConfig for a
+    dtype that is not known.
+    """
+    avoid_tiles_without_shape()
+    bound_primitives()
+    family = family_of(checkpoint.config)
+    kept = resolve_dtype(checkpoint, dtype)
+    plan = ExpertPlan(checkpoint, kept)
+    model = load_skeleton(plan, attn_implementation)
+    if device is not None and device.type != "cpu":
+        model.to(device)
+        products = "torch"
+    routers = [find_router(model, layer) for layer in plan.layers]
+    masking = family.masking(checkpoint.config)
+    if None in routers:
+        masking = "its routers are not where transformers' own declarations say"
+    stage = Stage()
+    native = None
+    own: NativeRows | None = None  # of this model: its limits are
+    for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
+        native = native_for(model.get_submodule(layer.name), kept, products) if layer.stacked else None
+        if native is not None:
+            native = own = own or native.for_a_model()
+        seat = Seat(number, stage, native, masking)
+        _seat(model, layer, seat)
+        if router is not None:
+            wrap_router(router, layer, seat, masking)
+    if native is not None:
+        use_native(model, native, [router.module for router in routers if router is not None])
+    return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, stage, native)
+
+
+def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: RouterObserver | None = None) -> None:
+    """From now on the model takes its experts from ``source`` (None: detached); not while a forward runs."""
+    loaded.stage.source = source
+    loaded.stage.on_router_logits = on_router_logits
+    loaded.stage.look_ahead = look_ahead_of(loaded.model, loaded.layers, source)
+
+
+def _seat(model: Any, layer: MoeLayer, seat: Seat) -> None:
+    experts = model.get_submodule(layer.name)
+    take_seat(experts, seat)
+    if not layer.stacked:
+        experts.greenroom_expert = switch_expert(ACT2FN[model.config.dense_act_fn])
+        experts.forward = types.MethodType(switch_experts_forward, experts)
+    _decoder_layer(model, layer.name).register_forward_pre_hook(lambda *_: _entered(seat))
+
+
+def _entered(seat: Seat) -> None:
+    if seat.stage.source is not None:
+        seat.stage.source.layer_entered(seat.layer)
+
+
+def _decoder_layer(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    """The outermost member of a list of modules on the way to ``name``: attention runs within it."""
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        if isinstance(model.get_submodule(".".join(parts[:depth])), torch.nn.ModuleList):
+            return model.get_submodule(".".join(parts[: depth + 1]))
+    return model.get_submodule(name.rpartition(".")[0])

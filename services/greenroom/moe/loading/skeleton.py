@@ -1,0 +1,91 @@
+"""A model without its experts: all dense weights in memory, loaded by transformers itself.
+
+The load goes through a throwaway subclass of the model's class, which drops the experts' parameters right after
+construction, when they are still on the meta device, and it is given the dense tensors alone. Nothing of
+transformers is patched. The tensors are read, not mapped: a mapped checkpoint would be memory that nobody counted,
+and a file that may not be touched while the model serves.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from greenroom.core.errors import CorruptCheckpoint
+from greenroom.moe.architecture.moe_layers import CONSTRUCTING, MoeLayer, Outlined, model_class
+from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.safetensors_files import ShardReader, typed
+from greenroom.moe.products.experts_forward import IMPLEMENTATION
+
+
+def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> Any:
+    """The model of ``plan``'s checkpoint in its dtype, without its experts' weights.
+
+    ``attn_implementation`` None is transformers' own choice. Raises CorruptCheckpoint if dense weights are missing
+    or of another shape.
+    """
+    checkpoint = plan.checkpoint
+    base = model_class(checkpoint.config)
+
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        with Outlined():
+            base.__init__(self, config, *args, **kwargs)
+        for layer in plan.layers:
+            _strip(self, layer)
+
+    # transformers looks at a class's name and module to know what it is, so these stay those of the base
+    own = {"__init__": init, "__module__": base.__module__, "__qualname__": base.__qualname__}
+    skeleton: Any = type(base.__name__, (base,), own)
+    options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    dense = _dense_weights(plan)
+    with CONSTRUCTING:
+        model, report = skeleton.from_pretrained(
+            None,
+            config=_unquantized(checkpoint.config),
+            state_dict=dense,
+            dtype=plan.dtype,
+            experts_implementation=IMPLEMENTATION,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
+            **options,
+        )
+    model.__class__ = base
+    if wrong := [*sorted(report["missing_keys"]), *sorted(key for key, *_ in report["mismatched_keys"])]:
+        raise CorruptCheckpoint(
+            f"{checkpoint.name} lacks {len(wrong)} dense tensors, or has them in another shape: {', '.join(wrong[:5])}"
+        )
+    if (checkpoint.folder / "generation_config.json").exists():
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        except Exception as error:  # whatever transformers' validation of untrusted JSON raises
+            raise CorruptCheckpoint(f"generation_config.json of {checkpoint.name} is not valid: {error}") from error
+    return model
+
+
+def _unquantized(config: Any) -> Any:
+    """Only experts are ever quantised here; left in the configuration it would send for transformers' quantiser."""
+    if getattr(config, "quantization_config", None) is None:
+        return config
+    config = copy.deepcopy(config)
+    del config.quantization_config
+    return config
+
+
+def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
+    with ShardReader() as reader:
+        return {stored.name: typed(reader.read(stored), stored) for stored in plan.dense}
+
+
+def _strip(model: Any, layer: MoeLayer) -> None:
+    """Drop the experts, and keep transformers from initialising what is not there."""
+    module = model.get_submodule(layer.name)
+    if layer.stacked:
+        for tensor in layer.tensors:
+            del module._parameters[tensor.name]
+    else:
+        module._modules.clear()
+        model.get_submodule(layer.name.rpartition(".")[0])._is_hf_initialized = True
+    module._is_hf_initialized = True

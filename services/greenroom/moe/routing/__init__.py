@@ -1,0 +1,1 @@
+"""Routers: their logits seen, confined, and run ahead."""

@@ -1,0 +1,240 @@
+"""The next layers' own routers, run on the rows that the current layer's experts get: what they will probably pick.
+
+Pre-gated MoE (Hwang et al., ISCA 2024) trains each layer's gate to choose for the next layer. The residual stream
+changes little from layer to layer, so an untrained router sees much of what it will see: this gives most of that
+effect without retraining. It only predicts; the routers' real picks decide what is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from greenroom.experts.source import PredictsFor
+from greenroom.moe.architecture.moe_layers import MoeLayer
+from greenroom.moe.products.device_copies import Download
+from greenroom.moe.routing.routers import find_router
+from greenroom.policies.base.array_types import Scores
+from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
+
+log = logging.getLogger(__name__)
+
+_PROBES = 16
+_TINY = 1e-15  # quotients of what lies between this and its inverse are finite
+
+
+class _Gate(NamedTuple):
+    """One layer's router: its family's own forward, without what greenroom has wrapped around it."""
+
+    module: Any
+    top_k: int
+    norm: Any  # a module with a weight and perhaps a bias, or None
+    experts: int
+    plain: bool = False  # it picks the largest of the logits, which are one linear map of the rows
+
+    @property
+    def width(self) -> int:
+        """Columns of its ``scores``."""
+        return self.experts if self.plain else self.experts + self.top_k
+
+    def outputs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits ``[T, experts]`` and picks ``[T, k]``."""
+        logits, _, picks = type(self.module).forward(self.module, rows)
+        return logits, picks
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """The logits alone; of a plain router."""
+        return nn.functional.linear(rows, self.module.weight, getattr(self.module, "bias", None))
+
+    def scores(self, rows: torch.Tensor) -> torch.Tensor:
+        """What ``weights`` makes its answer of, on the rows' device: logits ``[T, experts]``, and behind them the picks
+        ``[T, k]`` where these are not simply the largest.
+        """
+        if self.plain:
+            return self.logits(rows).detach().float()
+        logits, picks = self.outputs(rows)
+        return torch.cat([logits.detach().float(), picks.float()], dim=1)
+
+    def weights(self, scores: Scores) -> Scores:
+        """``[T, experts]``: see LookAhead."""
+        if self.plain:
+            return _around_the_boundary(scores, self.top_k)
+        logits, picks = scores[:, : -self.top_k], scores[:, -self.top_k :]
+        return _picks_first(_around_the_boundary(logits, self.top_k), picks.astype(np.int64))
+
+
+class LookAhead:
+    """Answers requests for predictions of the kind ``router`` while a layer's experts are on their way.
+
+    Values are ``[T, M]``, a row of the step each: between 0 and 1, above 1/2 for what the router would pick, by how
+    far the logit lies from the boundary between the picked and the others.
+
+    On the CPU the answer is there at once. From a device it is copied while the layer's experts are queued, and given
+    when it has come: nobody waits for it. A new answer takes the place of one that has not come.
+    """
+
+    def __init__(self, gates: list[_Gate], source: PredictsFor) -> None:
+        self._gates = gates
+        self._source = source
+        self._renorms: dict[tuple[int, int], _Renorm | None] = {}
+        self._pending: tuple[PredictionRequest, Download] | None = None
+
+    def __call__(self, layer: int, rows: torch.Tensor) -> None:
+        """The experts of ``layer`` get these ``rows[T, H]``; answers what the policy has asked for, if anything."""
+        request = self._source.take_request(ROUTER)
+        if request is None:
+            return
+        scores = [self.scores(layer, ahead, rows) for ahead in range(*request.layers)]
+        if rows.device.type == "cpu":
+            self._give(request, [part.numpy() for part in scores])
+        else:
+            both = torch.cat(scores, dim=1) if len(scores) > 1 else scores[0]
+            self._pending = request, Download(both, self._source.mark)
+
+    def answer(self) -> None:
+        """Give what was copied from a device, if it is here by now."""
+        if self._pending is None:
+            return
+        request, download = self._pending
+        scores = download.take()
+        if scores is None:
+            return
+        self._pending = None
+        widths = [self._gates[ahead].width for ahead in range(*request.layers)]
+        self._give(request, np.split(scores.numpy(), np.cumsum(widths)[:-1], axis=1))
+
+    def _give(self, request: PredictionRequest, scores: Sequence[Scores]) -> None:
+        gates = [self._gates[ahead] for ahead in range(*request.layers)]
+        values = [gate.weights(part) for gate, part in zip(gates, scores, strict=True)]
+        self._source.predicted(
+            Prediction(request, "", np.concatenate(values, axis=1) if len(values) > 1 else values[0])
+        )
+
+    def weights(self, layer: int, ahead: int, rows: torch.Tensor) -> Scores:
+        """``[T, experts of layer ahead]``: how probable each expert of the layer ``ahead`` is. Waits for the device."""
+        return self._gates[ahead].weights(self.scores(layer, ahead, rows).cpu().numpy())
+
+    def scores(self, layer: int, ahead: int, rows: torch.Tensor) -> torch.Tensor:
+        """The output of the gate of ``ahead`` for ``rows[T, H]`` of ``layer``."""
+        if (layer, ahead) not in self._renorms:
+            self._renorms[layer, ahead] = _renorm(self._gates[layer].norm, self._gates[ahead].norm)
+        renorm = self._renorms[layer, ahead]
+        return self._gates[ahead].scores(rows if renorm is None else renorm(rows))
+
+
+class _Renorm(NamedTuple):
+    """Rows that one layer's norm has made as another's would have made them of the same residual stream.
+
+    Norms scale (and some shift) what they have normalised by weights of their own; these are exchanged.
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor | None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.scale if self.shift is None else rows * self.scale + self.shift
+
+
+def _renorm(here: Any, there: Any) -> _Renorm | None:
+    if here is None or there is None:
+        return None
+    scale = there.weight.float() / here.weight.float()
+    shift = None
+    if getattr(here, "bias", None) is not None:
+        shift = (there.bias.float() - here.bias.float() * scale).to(here.weight.dtype)
+    return _Renorm(scale.to(here.weight.dtype), shift)
+
+
+def _around_the_boundary(logits: Scores, count: int) -> Scores:
+    """The logistic function of each logit's distance from the middle between the ``count`` largest and the others."""
+    experts = logits.shape[1]
+    if count >= experts:
+        return np.ones_like(logits)
+    ranked = np.partition(logits, (experts - count - 1, experts - count), axis=1)
+    above = logits - (ranked[:, experts - count - 1, None] + ranked[:, experts - count, None]) / 2
+    weights: Scores = np.reciprocal(1 + np.exp(-np.maximum(above, np.float32(-50))))
+    return weights
+
+
+def _picks_first(weights: Scores, picks: NDArray[np.int64]) -> Scores:
+    """Where a family picks by more than its logits (groups, correction biases) its picks are above 1/2 all the same."""
+    chosen = np.zeros(weights.shape, dtype=np.bool_)
+    np.put_along_axis(chosen, picks, True, axis=1)
+    return np.where(chosen, np.maximum(weights, np.float32(0.501)), np.minimum(weights, np.float32(0.499)))
+
+
+def look_ahead_of(
+    model: Any, layers: tuple[MoeLayer, ...], source: object, *, exchange_norms: bool = True
+) -> LookAhead | None:
+    """The provider for a model on ``source``; None where nobody asks, or where this model's routers can not be run
+    on other layers' rows, which the log then says. Without ``exchange_norms`` rows are taken as they are.
+    """
+    if not isinstance(source, PredictsFor) or ROUTER not in source.asks:
+        return None
+    gates = [_gate(model, layer) for layer in layers]
+    found = [gate for gate in gates if gate is not None]
+    if len(found) < len(gates):
+        log.warning(
+            "no look-ahead: the routers of %s can not be run ahead of their layers; the policy goes on without",
+            model.config.model_type,
+        )
+        return None
+    return LookAhead([gate if exchange_norms else gate._replace(norm=None) for gate in found], source)
+
+
+def _gate(model: Any, layer: MoeLayer) -> _Gate | None:
+    router = find_router(model, layer) if layer.stacked else None
+    if router is None:
+        return None
+    gate = _Gate(router.module, layer.top_k, _norm_before(model, layer), layer.experts)
+    embedding = model.get_input_embeddings().weight
+    shape = (_PROBES, model.config.get_text_config().hidden_size)
+    probes = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(embedding.device, embedding.dtype)
+    try:
+        with torch.inference_mode():
+            logits, picks = gate.outputs(probes)
+    except Exception:
+        return None
+    if logits.shape != (_PROBES, layer.experts) or picks.shape != (_PROBES, layer.top_k):
+        return None
+    return gate._replace(plain=_is_plain(gate, probes, logits, picks))
+
+
+def _is_plain(gate: _Gate, probes: torch.Tensor, logits: torch.Tensor, picks: torch.Tensor) -> bool:
+    weight = getattr(gate.module, "weight", None)
+    if weight is None or weight.dtype != probes.dtype or weight.shape != (logits.shape[1], probes.shape[1]):
+        return False
+    with torch.inference_mode():
+        own = gate.logits(probes)
+    if not torch.equal(own.float(), logits.float()):
+        return False
+    largest = own.float().topk(gate.top_k, dim=-1)
+    return torch.equal(own.float().gather(1, picks).sort(dim=-1).values, largest.values.sort(dim=-1).values)
+
+
+def _can_be_exchanged(weight: torch.Tensor) -> bool:
+    """Whether what it has scaled can be scaled back. Asked once: a look at a device's numbers blocks."""
+    sizes = weight.detach().float().abs()
+    return bool(((sizes > _TINY) & (sizes < 1 / _TINY)).all())
+
+
+def _norm_before(model: Any, layer: MoeLayer) -> Any:
+    """The norm whose output a layer's router sees, where it scales by its weight as RMS and layer norms do."""
+    norm = getattr(
+        model.get_submodule(layer.name.rpartition(".")[0].rpartition(".")[0]), "post_attention_layernorm", None
+    )
+    weight = getattr(norm, "weight", None)
+    if norm is None or weight is None or weight.ndim != 1 or not _can_be_exchanged(weight):
+        return None
+    signs = torch.ones_like(weight)
+    signs[::2] = -1  # mean 0, variance 1: normalising changes nothing
+    bias = getattr(norm, "bias", None)
+    expected = signs * weight if bias is None else signs * weight + bias
+    with torch.inference_mode():
+        return norm if torch.allclose(norm(signs[None])[0].float(), expected.float(), rtol=2e-2, atol=1e-3) else None

@@ -1,0 +1,72 @@
+"""Which experts are worth a place, by the tokens that each is expected to get (eMoE, section 3.4)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.policies.base.array_types import Counts, Mask
+from greenroom.policies.base.catalogue import Catalogue
+
+Shares = NDArray[np.float64]
+"""``[N]``: of a layer's tokens, for each expert; in each layer 1 in sum, or 0 where there is nothing to say."""
+
+_STAYS = 1e-6
+"""By so much of its tokens another expert must exceed one that is here: equals do not change places."""
+
+
+def shares_of(catalogue: Catalogue, weights: NDArray[np.floating]) -> Shares:
+    """``weights[N]`` made to sum to 1 in each layer. What is no number, or below 0, counts as nothing."""
+    shares: Shares = np.nan_to_num(weights.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    np.maximum(shares, 0.0, out=shares)
+    sums = np.add.reduceat(shares, catalogue.first[:-1])
+    shares /= np.where(sums > 0, sums, 1.0)[catalogue.layer_of]
+    return shares
+
+
+class Allocation:
+    """Gives the places of a tier to the experts of one catalogue.
+
+    Every layer's places are its router's k at least, which go to its experts with the most tokens. The others go to
+    those with the most tokens of all layers: that is the greatest number of tokens that find their expert. Nobody else
+    is given one: an expert that expects no tokens is none of a layer's k unless its layer expects some. A layer that
+    expects none loads nothing, and keeps k of those that it has.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._layer_of = catalogue.layer_of.astype(np.int16)  # whose stable sort is linear
+        self._place: Counts = np.arange(catalogue.size) - catalogue.first[catalogue.layer_of]
+        self._of_its_k: Mask = self._place < catalogue.top_k[catalogue.layer_of]
+
+    def choose(
+        self, tokens: NDArray[np.float64], budget_bytes: int, *, here: Mask, popularity: NDArray[np.float64]
+    ) -> Mask:
+        """``[N]``: who is to be in the tier, never more than its budget holds.
+
+        ``tokens[N]``: how many each expects. Among equals who is ``here`` stays, then the higher ``popularity``, from 0
+        to 1, counts, then the lower key. Where the budget does not hold k of every layer those with the most tokens of
+        these are chosen.
+        """
+        catalogue = self._catalogue
+        expects = tokens > 0
+        rank = np.where(expects, tokens * (1.0 + _STAYS * here), here + 0.5 * popularity - 2.0)
+        order = np.argsort(-rank, kind="stable")
+        by_layer = order[np.argsort(self._layer_of[order], kind="stable")]
+        least: Mask = np.zeros(catalogue.size, dtype=np.bool_)
+        least[by_layer[self._of_its_k]] = True
+        speaks = np.add.reduceat(expects.astype(np.int64), catalogue.first[:-1]) > 0
+        least &= speaks[catalogue.layer_of] | here
+        chosen: Mask = np.zeros(catalogue.size, dtype=np.bool_)
+        first = order[least[order]]
+        left = budget_bytes - self._take(chosen, first, budget_bytes)
+        if len(first) == np.count_nonzero(chosen):
+            self._take(chosen, order[(expects & ~least)[order]], left)
+        return chosen
+
+    def _take(self, chosen: Mask, keys: NDArray[np.int64], budget_bytes: int) -> int:
+        """As many of ``keys`` as fit, the first first; returns their bytes."""
+        ends = np.cumsum(self._catalogue.bytes_of[keys])
+        count = int(np.searchsorted(ends, budget_bytes, side="right"))
+        chosen[keys[:count]] = True
+        return int(ends[count - 1]) if count else 0

@@ -1,0 +1,1 @@
+"""BatchPolicy: which rows form the next step."""

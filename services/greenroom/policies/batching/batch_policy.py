@@ -1,0 +1,188 @@
+"""BatchPolicy decides which rows form the next forward.
+
+A pure function: the worker's loop describes what waits and what runs, gets a decision, carries it out. KV memory
+is counted in one unit of the worker's choice (tokens, blocks); the policy only compares and adds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.base.events import UNKNOWN_TASK, Phase, Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingSequence:
+    """A request that has no KV memory yet.
+
+    ``prefill_tokens``: prompt, and whatever prefix is forced behind it. ``kv_need``: what it must reserve to be
+    sure to reach its end.
+    """
+
+    sequence: int
+    prefill_tokens: int
+    kv_need: int
+    task: str = UNKNOWN_TASK
+    expected_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prefill_tokens < 1:
+            raise ValueError(f"sequence {self.sequence} has no token to start from")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSequence:
+    """A request that holds its KV reservation.
+
+    ``prefill_left``: prompt tokens that no step has taken yet; 0 means that it decodes, one row a step.
+    ``in_flight``: it has rows in a step that is not over. It may then give a further chunk of its prompt to the
+    next step, but no decode row, whose token is not known yet.
+    """
+
+    sequence: int
+    prefill_left: int
+    in_flight: bool = False
+    task: str = UNKNOWN_TASK
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.PREFILL if self.prefill_left > 0 else Phase.DECODE
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What a step and the worker can hold.
+
+    ``tokens_per_step``: rows in one forward. ``max_running``: sequences running at once; at most
+    ``tokens_per_step``, so that every decoding sequence moves in every step. ``kv_total``: the whole KV budget.
+    ``prefill_chunk``: the most prompt tokens of one sequence in a step (None: what the step has room for).
+    """
+
+    tokens_per_step: int
+    max_running: int
+    kv_total: int
+    prefill_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_step < 1:
+            raise InvalidConfig("tokens_per_step", self.tokens_per_step, "at least 1")
+        if not 1 <= self.max_running <= self.tokens_per_step:
+            raise InvalidConfig("max_running", self.max_running, f"from 1 to tokens_per_step ({self.tokens_per_step})")
+        if self.kv_total < 0:
+            raise InvalidConfig("kv_total", self.kv_total, "0 or more")
+        if self.prefill_chunk is not None and self.prefill_chunk < 1:
+            raise InvalidConfig("prefill_chunk", self.prefill_chunk, "at least 1, or None")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """What waits (in order of arrival) and what runs (in order of admission). ``kv_free`` is not reserved."""
+
+    waiting: tuple[WaitingSequence, ...]
+    running: tuple[RunningSequence, ...]
+    kv_free: int
+    limits: BatchLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """``tokens`` consecutive rows of one sequence: the next chunk of its prompt, or its one decode row."""
+
+    sequence: int
+    tokens: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The rows of one forward, in their order in it."""
+
+    rows: tuple[Rows, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(part.tokens for part in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDecision:
+    """What to do now: refuse, admit (reserving KV), then run ``steps`` in order.
+
+    ``refuse``: sequences that can never be served, with the reason. ``admit``: waiting ones that start; each is in
+    ``steps``. ``steps`` is empty where nothing can move; more than one where the policy plans batches together
+    (ExpertFlow's token scheduler, §3.3): between them a sequence gives at most one decode row.
+    """
+
+    steps: tuple[StepPlan, ...] = ()
+    admit: tuple[int, ...] = ()
+    refuse: tuple[tuple[int, str], ...] = ()
+
+
+class BatchPolicy(ABC):
+    """Invariants for every policy: the limits hold; chunks of one prompt keep their order; no running sequence
+    waits for ever; equal states (and predictions) give equal decisions.
+    """
+
+    @abstractmethod
+    def decide(self, state: BatchState) -> BatchDecision:
+        """The next forward, or forwards. Called between steps; changes nothing in ``state``."""
+
+    def on_prediction(self, prediction: Prediction) -> None:  # noqa: B027 - most policies have no use for it
+        """Predicted routing of running sequences, for policies that group rows by it (ExpertFlow §3.3.3)."""
+
+
+class FcfsBatching(BatchPolicy):
+    """Continuous batching, first come first served, with chunked prefill under a token budget a step.
+
+    Decode rows first, since each is a token some client waits for; then the prompts in order of admission, then
+    new ones in order of arrival, each by as large a chunk as the step still holds. A waiting request is admitted
+    when its whole KV reservation fits and the step has room for a row of it.
+
+    The head of the queue blocks: where its reservation does not fit, nothing behind it is admitted either.
+    Overtaking would fill a little more of the KV now, but under steady load small requests would keep the memory
+    that a large one waits for, for ever. Blocking bounds its wait by the ends of those that run already. What can
+    never fit (more than the whole KV budget) is refused at once and so blocks no one.
+    """
+
+    def decide(self, state: BatchState) -> BatchDecision:
+        limits = state.limits
+        left = limits.tokens_per_step
+        rows: list[Rows] = []
+
+        for running in state.running:
+            if running.phase is Phase.DECODE and not running.in_flight and left:
+                rows.append(Rows(running.sequence, 1, Phase.DECODE))
+                left -= 1
+        for running in state.running:
+            if running.phase is Phase.PREFILL and left:
+                left -= _take_chunk(rows, running.sequence, running.prefill_left, left, limits)
+
+        admit: list[int] = []
+        refuse: list[tuple[int, str]] = []
+        kv_free = state.kv_free
+        blocked = False
+        for waiting in state.waiting:
+            if waiting.kv_need > limits.kv_total:
+                refuse.append((waiting.sequence, _never_fits(waiting, limits)))
+            elif not blocked:
+                full = len(state.running) + len(admit) >= limits.max_running
+                blocked = full or left == 0 or waiting.kv_need > kv_free
+                if not blocked:
+                    admit.append(waiting.sequence)
+                    kv_free -= waiting.kv_need
+                    left -= _take_chunk(rows, waiting.sequence, waiting.prefill_tokens, left, limits)
+
+        steps = (StepPlan(tuple(rows)),) if rows else ()
+        return BatchDecision(steps=steps, admit=tuple(admit), refuse=tuple(refuse))
+
+
+def _take_chunk(rows: list[Rows], sequence: int, wanted: int, left: int, limits: BatchLimits) -> int:
+    tokens = min(wanted, left, limits.prefill_chunk or wanted)
+    rows.append(Rows(sequence, tokens, Phase.PREFILL))
+    return tokens
+
+
+def _never_fits(waiting: WaitingSequence, limits: BatchLimits) -> str:
+    return f"it needs {waiting.kv_need} of KV memory and there are {limits.kv_total} in all"

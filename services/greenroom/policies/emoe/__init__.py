@@ -1,0 +1,1 @@
+"""eMoE: experts by forecast of the tasks that are here, and scheduling by SLO."""

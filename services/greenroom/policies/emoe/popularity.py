@@ -1,0 +1,125 @@
+"""Experts by the popularity that is forecast for the tasks that are here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig, UnknownName
+from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, Prediction, SequenceEnd, SequenceInfo, Step, Tier, Transfer
+from greenroom.policies.base.expert_policy import Target
+from greenroom.policies.base.ranking import RankingPolicy
+from greenroom.policies.base.victim_selection import Worth
+from greenroom.policies.prefetching.prefetching_policy import RETENTIONS
+
+POPULARITY: Final = "popularity"
+"""The kind of prediction that the predictor service's forecasts are: for one task type, how often each expert of every
+layer is picked."""
+
+_STAYS = 1.5
+"""How many times a member's worth another expert must have to take its place in the target."""
+
+_MOST_TASKS = 64
+
+
+class Popularity(RankingPolicy):
+    """Keeps and fetches the experts that the tasks which are here will route most tokens to, as forecast by task type.
+
+    eMoE (§3.3, §3.4): the tokens that a task brings, those of its prompts and those that it is expected to generate, go
+    to expert i in its forecast share f_i (Eq. 2, summed over the tasks); the experts with the most of them are loaded.
+    ``share`` of the device is such a target, the rest is for what the forecast misses. Without a forecast, and among
+    equals, it is its ``retention``. With none of the tasks that are here known, all forecasts count alike.
+    """
+
+    def __init__(self, catalogue: Catalogue, *, share: float = 0.75, retention: str = "next-use") -> None:
+        """Raises InvalidConfig for a share that is not from 0 to 1, UnknownName for an unknown retention."""
+        if not 0 <= share <= 1:
+            raise InvalidConfig("share", share, "from 0 to 1")
+        if retention not in RETENTIONS:
+            raise UnknownName("retention", retention, RETENTIONS)
+        super().__init__(catalogue)
+        self.retention: RankingPolicy = RETENTIONS[retention](catalogue)
+        self._share = share
+        self._budget = 0
+        self._forecasts: dict[str, NDArray[np.float64]] = {}
+        self._tokens: dict[int, tuple[str, int]] = {}
+        self._mixed: NDArray[np.float64] | None = None
+        self._mixed_by: Mapping[str, float] = {}
+        self._stale = False
+
+    # -- what is here ----------------------------------------------------------------------------------------------
+
+    def on_sequence_queued(self, sequence: SequenceInfo) -> None:
+        self._tokens[sequence.sequence] = sequence.task, sequence.prompt_tokens + sequence.expected_tokens
+        self._stale = True
+
+    def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
+        if self._tokens.pop(sequence, None) is not None:
+            self._stale = True
+
+    def on_prediction(self, prediction: Prediction) -> None:
+        asked, values = prediction.request, prediction.values
+        if asked.kind != POPULARITY or asked.task is None or values.shape != (self.catalogue.size,):
+            return
+        self._forecasts.pop(asked.task, None)
+        self._forecasts[asked.task] = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        if len(self._forecasts) > _MOST_TASKS:
+            del self._forecasts[next(iter(self._forecasts))]
+        self._mix()
+
+    def on_step_started(self, step: Step) -> None:
+        if self._stale and self._forecasts and self._weights() != self._mixed_by:
+            self._mix()  # not for one that came and went: members of the target have an advantage in the next one
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        self.retention.on_layer_routed(routing)
+
+    def on_transfer_done(self, transfer: Transfer) -> None:
+        self.retention.on_transfer_done(transfer)
+
+    def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
+        if tier is Tier.DEVICE and budget_bytes != self._budget:
+            self._budget = budget_bytes
+            if self._forecasts:
+                self._mix()
+
+    # -- what follows ----------------------------------------------------------------------------------------------
+
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        own, tie = self.retention.worth(tier)
+        return (own, tie) if self._mixed is None else (self._mixed, own)
+
+    def _mix(self) -> None:
+        self._stale = False
+        weights = self._mixed_by = self._weights()
+        self._mixed = np.zeros(self.catalogue.size)
+        for task, weight in weights.items():
+            self._mixed += weight * self._forecasts[task]
+        self.target = self._target(self._mixed)
+
+    def _weights(self) -> Mapping[str, float]:
+        """Tokens of the tasks that are here and that there is a forecast for."""
+        tokens: dict[str, float] = {}
+        for task, count in self._tokens.values():
+            if task in self._forecasts:
+                tokens[task] = tokens.get(task, 0.0) + max(1, count)
+        return tokens or dict.fromkeys(self._forecasts, 1.0)
+
+    def _target(self, worth: NDArray[np.float64]) -> Target | None:
+        before = self.target
+        ranked = worth if before is None else np.where(before.wanted, _STAYS * worth, worth)
+        order: Keys = np.argsort(-ranked, kind="stable")
+        fitting = np.cumsum(self.catalogue.bytes_of[order]) <= self._share * self._budget
+        wanted: Mask = np.zeros(len(worth), dtype=np.bool_)
+        wanted[order[fitting]] = True
+        wanted &= worth > 0
+        if not wanted.any() and before is None:
+            return None
+        if before is not None and np.array_equal(wanted, before.wanted):
+            return before
+        return Target(0 if before is None else before.generation + 1, wanted)

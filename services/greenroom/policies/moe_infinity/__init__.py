@@ -1,0 +1,1 @@
+"""MoE-Infinity: prefetching and replacement by the activation of each running sequence."""

@@ -1,0 +1,1 @@
+"""PlacementPolicy: which request goes to which worker, and when."""

@@ -1,0 +1,1 @@
+"""Prefetching by itself: the shared base, the papers' baselines, and look-ahead."""

@@ -1,0 +1,1 @@
+"""Replacement rules: which expert leaves, with nothing fetched ahead. ``belady`` and ``static`` are the bounds."""

@@ -1,0 +1,68 @@
+"""Decayed frequency: uses count, the older the less."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.base.array_types import Keys
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, Step, Tier
+from greenroom.policies.base.host_target import HostTarget
+from greenroom.policies.base.ranking import RankingPolicy
+from greenroom.policies.base.victim_selection import Worth
+
+LARGEST = 1e100
+"""The unit of the sums is brought down to 1 when it is larger."""
+
+
+class Decayed(RankingPolicy):
+    """Evicts the expert of the least decayed frequency, Σ ``decay`` ^ (uses of any expert since).
+
+    Between LFU (``decay`` near 1) and LRU (near 0). What is right for one sequence at a time forgets too fast for
+    several at once, which make more uses in a step: ``next-use`` counts steps instead. With ``host`` the most frequent,
+    as many as device and host hold together, are a target for the host tier (``HostTarget``).
+    """
+
+    def __init__(self, catalogue: Catalogue, *, decay: float = 0.9998, host: bool = False) -> None:
+        """Raises InvalidConfig for a decay that is not between 0 and 1."""
+        if not 0 < decay < 1:
+            raise InvalidConfig("decay", decay, "between 0 and 1")
+        super().__init__(catalogue)
+        # Instead of decaying every sum at each use, a use counts for more than the one before it.
+        self._sums: NDArray[np.float64] = np.zeros(catalogue.size, dtype=np.float64)
+        self.decay = decay
+        self._powers = powers_up_to(64, decay)
+        self._unit = 1.0
+        self._host_target = HostTarget(catalogue, wanted=host)
+
+    def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
+        self._host_target.on_budget_changed(tier, budget_bytes)
+
+    def on_step_started(self, step: Step) -> None:
+        self.target = self._host_target.of(self._sums, 0.0, self.target)
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        self._use(routing.experts)
+
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        return self._sums, None
+
+    def _use(self, experts: Keys) -> None:
+        count = len(experts)
+        if count >= len(self._powers):
+            self._powers = powers_up_to(2 * count, self.decay)
+        self._sums[experts] += self._powers[:count] * self._unit
+        self._unit *= float(self._powers[count])
+        if self._unit > LARGEST:
+            self._sums /= self._unit
+            self._unit = 1.0
+
+
+def powers_up_to(count: int, decay: float) -> NDArray[np.float64]:
+    """``decay`` ^ -i for i from 0 to ``count`` - 1: what a use counts for against that of i uses before."""
+    powers: NDArray[np.float64] = np.exp(np.minimum(np.arange(count) * -math.log(decay), math.log(LARGEST)))
+    return powers

@@ -1,0 +1,49 @@
+"""Least recently used."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from greenroom.policies.base.array_types import Counts, Keys
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, Reason, Tier, Transfer
+from greenroom.policies.base.ranking import RankingPolicy
+from greenroom.policies.base.victim_selection import Worth
+
+
+class Recency:
+    """When each expert was used last, in uses since the start. Experts of one layer are used one after the other."""
+
+    def __init__(self, size: int) -> None:
+        self.last: Counts = np.zeros(size, dtype=np.int64)
+        self._uses = 1
+
+    def use(self, experts: Keys) -> Counts:
+        """Note the uses, in this order; returns when they were."""
+        times = np.arange(self._uses, self._uses + len(experts))
+        self.last[experts] = times
+        self._uses += len(experts)
+        return times
+
+    def arrived(self, transfer: Transfer) -> None:
+        """An expert brought ahead of its use counts as used on arrival, or it would be the next to go."""
+        if transfer.reason is not Reason.ON_DEMAND:
+            self.last[transfer.expert] = self._uses
+            self._uses += 1
+
+
+class Lru(RankingPolicy):
+    """Evicts the expert whose last use is longest ago."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue)
+        self._recency = Recency(catalogue.size)
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        self._recency.use(routing.experts)
+
+    def on_transfer_done(self, transfer: Transfer) -> None:
+        self._recency.arrived(transfer)
+
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        return self._recency.last, None

@@ -1,0 +1,108 @@
+"""Next use: Belady's rule with an estimate in the place of the future."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import LayerRouting, Step, Tier
+from greenroom.policies.base.host_target import HostTarget
+from greenroom.policies.base.ranking import RankingPolicy
+from greenroom.policies.base.victim_selection import Worth
+
+NO_CHANCE = 1e-6
+"""Of an expert that was never used: of two such the one whose layer comes later leaves first."""
+
+
+class NextUse(RankingPolicy):
+    """Evicts the expert that is expected to be used least in the steps to come, a nearer use counting for more.
+
+    An expert is used in a step with the chance p: the mean of two moving averages over the steps of its layer, which
+    keep ``fast`` and ``slow`` of what they were at each. Its worth is the sum of p over its layer's next turns, the
+    turn that is d layers from here discounted by g^d, with g such that the turns after the next count for ``horizon``
+    times p: in all g^d (p + horizon p). Hence of equally frequent experts the one whose layer has just run leaves
+    first; and several sequences at once, which make more uses in a step, do not make it forget faster, as they do
+    where uses are what decays.
+
+    ``expect`` puts what is known of the next layers of this step in the place of the first p. With ``host`` the experts
+    of the highest p, as many as device and host hold together, are a target for the host tier (``HostTarget``).
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        *,
+        fast: float = 0.8,
+        slow: float = 0.97,
+        horizon: float = 1.0,
+        host: bool = False,
+    ) -> None:
+        """Raises InvalidConfig for a rate that is not between 0 and 1, or a horizon that is not above 0."""
+        for name, rate in (("fast", fast), ("slow", slow)):
+            if not 0 < rate < 1:
+                raise InvalidConfig(name, rate, "between 0 and 1")
+        if not horizon > 0:
+            raise InvalidConfig("horizon", horizon, "above 0")
+        super().__init__(catalogue)
+        self.keep = np.array([fast, slow])
+        self.gain = (1 - self.keep) / 2
+        self.horizon = horizon
+        self._rates: NDArray[np.float64] = np.full((2, catalogue.size), NO_CHANCE)
+        self._chance: NDArray[np.float64] = self._rates[0] + self._rates[1]
+        self._layer = catalogue.layers - 1
+        step = np.log(horizon / (1 + horizon)) / catalogue.layers
+        turns = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
+        self.discounts: NDArray[np.float64] = np.exp(step * turns)
+        self._expected: NDArray[np.float64] = np.full(catalogue.size, np.nan)
+        self._expecting = False
+        self._worth: Worth | None = None  # until something changes
+        self._host_target = HostTarget(catalogue, wanted=host)
+
+    def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
+        self._host_target.on_budget_changed(tier, budget_bytes)
+
+    def on_step_started(self, step: Step) -> None:
+        self.target = self._host_target.of(self._chance, 2 * NO_CHANCE, self.target)
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        self._layer = routing.layer
+        self._worth = None
+        span = self.catalogue.spans[routing.layer]
+        rates = self._rates
+        rates[:, span] *= self.keep[:, None]
+        rates[:, routing.experts] += self.gain[:, None]
+        np.add(rates[0, span], rates[1, span], out=self._chance[span])
+        if self._expecting:
+            self._expected[span] = np.nan
+
+    def expect(self, span: slice, chances: NDArray[np.float64]) -> None:
+        """``chances`` for the keys of ``span``: how probable a use is in their layer's next turn. Holds until it has
+        run.
+        """
+        self._expected[span] = chances
+        self._expecting = True
+        self._worth = None
+
+    def expect_nothing(self) -> None:
+        """What was expected no longer holds."""
+        if self._expecting:
+            self._expected[:] = np.nan
+            self._expecting = False
+            self._worth = None
+
+    def next_turn(self) -> Worth:
+        """``[N]``: how probable a use is in its layer's next turn, before what is expected of the layers ahead."""
+        return self._chance
+
+    def expected(self) -> Worth:
+        """``[N]``: the same, with what is expected."""
+        soon = self.next_turn()
+        return np.where(np.isnan(self._expected), soon, self._expected) if self._expecting else soon
+
+    def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
+        if self._worth is None:
+            chance = self._chance
+            self._worth = (self.expected() + self.horizon * chance) * self.discounts[self._layer]
+        return self._worth, None

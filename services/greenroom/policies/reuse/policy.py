@@ -1,0 +1,79 @@
+"""Reuse: what each running sequence used before says what it will use next."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.policies.base.array_types import Counts, Keys, Scores
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Artifact, LayerRouting, SequenceEnd
+from greenroom.policies.base.ranking import RankingPolicy
+from greenroom.policies.base.victim_selection import Worth
+from greenroom.policies.prefetching.look_ahead import LookAhead
+from greenroom.policies.reuse.chances import REUSE
+from greenroom.policies.reuse.retention import ReuseRetention
+
+_MARGIN = 2.0
+"""How many times a victim's worth a prefetch must have: a slot is taken early, and for a guess."""
+
+
+class Reuse(LookAhead):
+    """Keeps what is expected to be used soonest, and prefetches for all later layers of the step what is likely enough.
+
+    Who leaves is ``ReuseRetention``'s to say: the expected time to next use, regressed from moving averages of the
+    routing of each running sequence and of all. The same chances, with what the routers of the next ``layers`` layers
+    say of the running rows in the place of theirs (``LookAhead``), are what is prefetched by: after every layer's
+    router each expert of a later layer whose chance is at least ``least`` has the priority chance · (1 − (fl − l) / L),
+    as in MoE-Infinity's Algorithm 1.
+
+    What is wanted is not kept for that: its chance is in its worth already, and with many sequences nearly every later
+    expert is wanted. A prefetch displaces who is worth less than half as much.
+
+    Coefficients come as the artifact ``reuse``; until then those of another model are used.
+    """
+
+    artifacts = frozenset({REUSE})
+
+    def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.7, evict: bool = True) -> None:
+        """Raises InvalidConfig for values out of range."""
+        self.reuse = ReuseRetention(catalogue)
+        super().__init__(catalogue, layers=layers, least=least, evict=evict)
+        after = catalogue.layer_of - np.arange(catalogue.layers)[:, None]
+        self._decays: Scores = np.where(after > 0, 1 - after / catalogue.layers, 0).astype(np.float32)
+
+    def _rule(self, name: str) -> RankingPolicy:
+        return self.reuse
+
+    @property
+    def version(self) -> str:
+        """Of the coefficients that are used."""
+        return self.reuse.version
+
+    def on_artifact_swapped(self, artifact: Artifact) -> None:
+        self.reuse.on_artifact_swapped(artifact)
+
+    def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
+        self.reuse.on_sequence_ended(sequence, end)
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        super().on_layer_routed(routing)
+        self._want_later(routing.layer)
+
+    def _kept(self, worth: Worth) -> Worth:
+        return worth
+
+    def _worthier(self, incoming: Keys, worth: Worth, victim: float) -> bool:
+        return bool((worth[incoming] > _MARGIN * victim).all())
+
+    def _passed(self, layer: int) -> None:
+        """What is wanted is said anew at every layer."""
+
+    def _foreseen_chance(self, span: slice, ahead: Counts, chance: NDArray[np.float64]) -> None:
+        self._want_later(self._layer)
+
+    def _want_later(self, layer: int) -> None:
+        chance = self.reuse.expected()
+        priority: Scores = (chance * (chance >= self._least)).astype(np.float32) * self._decays[layer]
+        if self._wants_any or priority.any():
+            self._want(priority)

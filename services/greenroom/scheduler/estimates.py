@@ -1,0 +1,121 @@
+"""What a pool's scheduler expects of requests and workers: eMoE's profile, or what has been seen."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from greenroom.core.model_profile import ModelProfile
+from greenroom.policies.placement.placement_policy import Costs
+
+log = logging.getLogger(__name__)
+
+ENOUGH = 8
+"""Answers of a task type from which on their mean is trusted."""
+MEMORY = 512
+"""Answers that a mean goes back over, about."""
+MOST_TASKS = 1024
+"""Task types that are told apart; what comes of further ones counts among all."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    value: float = 0.0
+    seen: int = 0
+
+    def add(self, tokens: int) -> None:
+        self.seen = min(self.seen + 1, MEMORY)
+        self.value += (tokens - self.value) / self.seen
+
+    @property
+    def known(self) -> float | None:
+        return self.value if self.seen >= ENOUGH else None
+
+
+class Foresight:
+    """Equal histories lead to equal answers: a mean that follows the last ``MEMORY`` answers, no clock, no chance.
+
+    ``profile``: its means and its c come before what is seen and heard, its ΔE behind what a worker says. A task type
+    that it does not name has the mean of what was seen of it, as every type has without a profile. A profile of a model
+    with other experts than the pool's workers have is given up when the first of them is met.
+    """
+
+    def __init__(self, profile: ModelProfile | None = None) -> None:
+        self.profile = profile
+        self._by_task: dict[str, _Mean] = {}
+        self._all = _Mean()
+        self._token_ms: tuple[float, ...] = ()
+        self._met: tuple[str, int] | None = None
+        self._wanted = {} if profile is None else {task: experts_wanted(profile, task) for task in profile.tasks}
+
+    def meet(self, model: str, experts: int) -> None:
+        """A worker of the pool serves ``model``, which has so many ``experts`` in all; 0: it does not say."""
+        profile = self.profile
+        if profile is None or (model, experts) == self._met:
+            return
+        self._met = model, experts
+        least, most = experts_of(profile)
+        if experts and not least <= experts <= most:
+            log.warning(
+                "the profile is not used: it is of %s with %d experts, and a worker here serves %s with %d; give one "
+                "that `greenroom profile` made of that",
+                *(profile.model, most, model, experts),
+            )
+            self.profile, self._wanted, self._token_ms = None, {}, ()
+        elif model != profile.model:
+            log.info(
+                "a worker here serves %s; what is expected of it comes from the profile of %s", model, profile.model
+            )
+
+    def tokens(self, task: str, limit: int) -> int:
+        """Tokens that an answer will probably have (eMoE's G when it is scheduled), from 1 to ``limit``: by profile, by
+        what was seen of the task, by what was seen of all; ``limit`` where nothing is known."""
+        mean = self._mean(task)
+        return limit if mean is None else max(1, min(limit, round(mean)))
+
+    def _mean(self, task: str) -> float | None:
+        if self.profile is not None and task in self.profile.tasks:
+            return self.profile.expected_tokens(task)
+        seen = self._by_task.get(task)
+        if seen is not None and seen.known is not None:
+            return seen.known
+        return self._all.known if self.profile is None else self.profile.expected_tokens(task)
+
+    def finished(self, task: str, tokens: int) -> None:
+        """An answer came to its own end."""
+        self._all.add(tokens)
+        if task in self._by_task or len(self._by_task) < MOST_TASKS:
+            self._by_task.setdefault(task, _Mean()).add(tokens)
+
+    def costs(self, heard: Costs, *, missing: float, rows: int) -> Costs:
+        """Of a worker. ``heard``: what it says itself. ``missing``: share of the experts that it does not hold.
+        ``rows``: requests that run there at most."""
+        measured = None if self.profile is None else self.profile.costs
+        if measured is None:
+            return heard
+        if len(self._token_ms) < rows:
+            self._token_ms = tuple(measured.token_ms(batch) for batch in range(1, rows + 1))
+        loads = {task: measured.load_ms(wanted * missing) for task, wanted in self._wanted.items()}
+        return replace(
+            heard,
+            token_ms_by_rows=self._token_ms,
+            prefill_token_ms=measured.prefill_token_ms,
+            load_ms_by_task={**loads, **heard.load_ms_by_task},
+        )
+
+
+def experts_of(profile: ModelProfile) -> tuple[int, int]:
+    """How few and how many experts a model may have that this is the profile of, all layers together: behind the last
+    of a layer that any task picks there may be more, up to as many as its largest layer has."""
+    picked = np.array([one.popularity for one in profile.tasks.values()]).sum(axis=0) > 0
+    least = np.where(picked, np.arange(1, profile.experts + 1), 0).max(axis=1).sum()
+    return int(least), profile.layers * profile.experts
+
+
+def experts_wanted(profile: ModelProfile, task: str) -> float:
+    """Experts that a prompt of the task is routed to, all layers together: of each the probability that at least one
+    of the tokens picks it."""
+    picked = np.minimum(1.0, np.array(profile.tasks[task].popularity) * profile.top_k)
+    return float((1.0 - (1.0 - picked) ** max(1.0, profile.tasks[task].input_tokens.mean)).sum())

@@ -1,0 +1,99 @@
+"""The workers of a pool, as its scheduler sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from greenroom.core.attempts import Attempt
+from greenroom.policies.placement.latency_estimate import expected_left
+from greenroom.policies.placement.placement_policy import Costs, PlacedRequest, WorkerView
+from greenroom.scheduler.entries import Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a worker says that it can hold. KV in tokens."""
+
+    max_running: int
+    max_queued: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """What a worker says of itself with every beat. ``generated``: tokens so far, by request. ``missing``: share of
+    the experts that are not on its device. ``experts``: of its model, all layers together; 0: it does not say.
+    ``model``: the name that it serves."""
+
+    draining: bool = False
+    costs: Costs = field(default_factory=Costs)
+    generated: dict[str, int] = field(default_factory=dict)
+    missing: float = 0.0
+    experts: int = 0
+    model: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One worker that is there. ``lease_until``: it may emit until then at the latest, by the scheduler's clock.
+
+    ``listed``: it has said what it runs since it was last reached. ``blocked_until``: it refused a run.
+    ``alone``: the request that it runs alone. ``reserved``: it empties for one that must. ``heard_ms``: when it said
+    ``state``. ``costs``: what is reckoned with.
+    """
+
+    worker: str
+    capacity: Capacity
+    lease_until: float
+    listed: bool = False
+    state: WorkerState = WorkerState()
+    heard_ms: float = 0.0
+    costs: Costs = field(default_factory=Costs)
+    placed: dict[str, Entry] = field(default_factory=dict)
+    blocked_until: float = 0.0
+    alone: str | None = None
+    reserved: bool = False
+    unclaimed: dict[str, Attempt] = field(default_factory=dict)
+    """Runs of requests whose tasks have not been read yet."""
+
+    def takes(self, now: float) -> bool:
+        """Whether anything may be placed here at all."""
+        return self.listed and not self.state.draining and now >= self.blocked_until and self.alone is None
+
+    def view(self, now: float) -> WorkerView:
+        """What a policy is told: what the worker said last, and a token more for each step it has had time for since.
+        ``state`` is some hundred milliseconds old, as long as a short answer takes."""
+        running: list[PlacedRequest] = []
+        kv_used = 0
+        rows = min(len(self.placed), self.capacity.max_running)
+        step_ms, reading_ms = rows * self.costs.generated_ms(rows), self._unread() * self.costs.read_ms(rows)
+        for entry in self.placed.values():
+            request = entry.pending
+            if request is None:
+                continue
+            kv_used += request.kv_need
+            most = request.kv_need - request.input_tokens + 1
+            since = max(self.heard_ms, entry.placed_ms) + reading_ms
+            steps = int(max(0.0, now - since) / step_ms) if step_ms > 0 else 0
+            generated = min(self.state.generated.get(entry.request_id, 0) + steps, most - 1)
+            left = expected_left(request.expected_tokens, generated, most - generated)
+            running.append(PlacedRequest(request, entry.placed_ms, generated, left))
+        free = max(0, self.capacity.kv_tokens - kv_used)
+        return WorkerView(
+            worker=self.worker,
+            running=tuple(running[: self.capacity.max_running]),
+            queued=tuple(placed.request for placed in running[self.capacity.max_running :]),
+            max_running=self.capacity.max_running,
+            max_queued=self.capacity.max_queued,
+            kv_total=self.capacity.kv_tokens,
+            kv_free=free,
+            costs=self.costs,
+        )
+
+    def _unread(self) -> int:
+        """Input tokens of those that had generated nothing when it was last heard: their steps come first."""
+        return sum(
+            entry.pending.input_tokens
+            for entry in self.placed.values()
+            if entry.pending is not None and not self.state.generated.get(entry.request_id)
+        )

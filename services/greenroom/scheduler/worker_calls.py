@@ -1,0 +1,328 @@
+"""A pool's workers over RPC: their leases, what they run, and runs on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+
+from greenroom.core.attempts import Attempt
+from greenroom.core.messages import Member, Task, encode
+from greenroom.fabric.current_request import fresh_context
+from greenroom.fabric.rpc import Dialer, outgoing
+from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, to_attempt
+from greenroom.policies.placement.placement_policy import Costs
+from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
+from greenroom.scheduler.entries import RunResult
+from greenroom.scheduler.estimates import MOST_TASKS
+from greenroom.scheduler.pool import Listed, Pool
+from greenroom.scheduler.pool_workers import Capacity, WorkerState
+from greenroom.scheduler.trace_contexts import Origins
+from greenroom.v1 import worker_pb2, worker_pb2_grpc
+
+_LOG = logging.getLogger(__name__)
+_FULL_BACK_OFF_MS = 20.0
+_DRAINING_BACK_OFF_MS = 500.0
+_SMALL_CALL_S = 5.0
+_RECONNECT_S = (0.05, 1.0)
+_Refused = worker_pb2.RunRefused
+_Closed = worker_pb2.RunClosed
+
+
+class Workers:
+    """Keeps a lease stream to every worker of the pool, and makes the calls that the pool wants.
+
+    ``origins``: of the pool's requests. ``act`` carries out what the pool answers to what comes in. All of it runs as
+    tasks that ``close`` ends.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        origins: Origins,
+        dialer: Dialer,
+        clock: Callable[[], float],
+        act: Callable[[list[Effect]], None],
+    ) -> None:
+        self._pool = pool
+        self._origins = origins
+        self._dialer = dialer
+        self._clock = clock
+        self._act = act
+        self._journal = ""
+        self._links: dict[str, _Link] = {}
+        self._calls: set[asyncio.Future[None]] = set()
+
+    def read_from(self, journal: str) -> None:
+        """The id of the journal that the pool's epochs are of; known before the first worker is met."""
+        self._journal = journal
+
+    def meet(self, member: Member) -> None:
+        """A worker is there: reach it, and again whenever that breaks, until it leaves."""
+        if member.instance in self._links:
+            return
+        stub: worker_pb2_grpc.WorkerStub = self._dialer.stub(worker_pb2_grpc.WorkerStub, member.address)
+        self._links[member.instance] = _Link(member, stub, self._pool, self._journal, self._clock, self._act)
+
+    def leave(self, worker: str) -> None:
+        """It is certain that it is no more."""
+        link = self._links.pop(worker, None)
+        if link is not None:
+            link.close()
+            if not any(other.member.address == link.member.address for other in self._links.values()):
+                self._spawn(self._dialer.forget(link.member.address))
+        self._act(self._pool.worker_gone(worker, self._clock()))
+
+    @property
+    def known(self) -> frozenset[str]:
+        return frozenset(self._links)
+
+    def disconnect(self, worker: str) -> None:
+        """Grant no lease on the present connection; a new one is made."""
+        link = self._links.get(worker)
+        if link is not None:
+            link.reconnect()
+
+    async def close(self) -> None:
+        """Ends every stream and call; runs go on at their workers for the grace period."""
+        tasks = [*self._calls, *(link.task for link in self._links.values())]
+        self._links.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def carry_out(self, effect: Run | ListRuns | CancelRun | Release) -> None:
+        link = self._links.get(effect.worker)
+        match effect:
+            case Run():
+                self._spawn(self._run(link, effect), effect.task.request.request_id)
+            case ListRuns() if link is not None:
+                self._spawn(self._list(link, effect.worker))
+            case CancelRun() | Release() if link is not None:
+                self._spawn(self._cancel(link, effect.request_id, effect.attempt), effect.request_id)
+            case _:
+                pass
+
+    def _spawn(self, work: Coroutine[Any, Any, None], request_id: str = "") -> None:
+        context = fresh_context(request_id)  # what starts a run is often another one's end
+        task = asyncio.create_task(work, context=context)
+        self._calls.add(task)
+        task.add_done_callback(self._done, context=context)
+
+    def _done(self, task: asyncio.Future[None]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("a call to a worker failed by a defect", exc_info=error)
+
+    async def _run(self, link: _Link | None, effect: Run) -> None:
+        worker, request_id, attempt = effect.worker, effect.task.request.request_id, effect.attempt
+        now = self._clock
+        if link is None:
+            self._act(self._pool.broken(worker, request_id, attempt, now()))
+            return
+        request = worker_pb2.RunRequest(
+            epoch=self._pool.epoch,
+            worker=worker,
+            attempt=to_attempt(attempt),
+            task=encode(effect.task),
+            scheduler=self._pool.scheduler,
+            journal=self._journal,
+        )
+        left_s = max(1.0, (effect.task.request.deadline_ms - now()) / 1000 + 5.0)
+        response: worker_pb2.RunResponse | None = None
+        with self._origins.span("place", request_id, "client", worker=worker, attempt=str(attempt)) as span:
+            try:
+                response = await link.stub.Run(request, timeout=left_s, metadata=outgoing())
+                span.set("end", response.WhichOneof("end") or "none")
+            except grpc.aio.AioRpcError as error:
+                _LOG.info("request %s: its call to %s broke: %s", request_id, worker, error.code().name)
+                span.fail(error.code().name)
+        if response is None:
+            self._act(self._pool.broken(worker, request_id, attempt, now()))
+        else:
+            self._act(self._ended(effect.task, worker, attempt, response))
+
+    def _ended(self, task: Task, worker: str, attempt: Attempt, response: worker_pb2.RunResponse) -> list[Effect]:
+        request_id, now, pool = task.request.request_id, self._clock(), self._pool
+        match response.WhichOneof("end"):
+            case "result":
+                result = response.result
+                return pool.result(
+                    worker,
+                    request_id,
+                    attempt,
+                    RunResult(
+                        from_end_reason(result.reason),
+                        result.prompt_tokens,
+                        tuple(result.token_ids),
+                        logprobs_of(result),
+                        result.message,
+                        from_share(result.approximated),
+                    ),
+                    now,
+                )
+            case "refused":
+                return self._refused(request_id, worker, attempt, response.refused, now)
+            case "closed" if response.closed.why == _Closed.WHY_GIVEN_BACK:
+                return pool.given_back(worker, request_id, attempt, now)
+            case "closed":
+                unwanted = response.closed.why == _Closed.WHY_UNWANTED
+                return pool.broken(worker, request_id, attempt, now, unwanted=unwanted)
+            case _:
+                return pool.broken(worker, request_id, attempt, now)
+
+    def _refused(
+        self, request_id: str, worker: str, attempt: Attempt, refused: worker_pb2.RunRefused, now: float
+    ) -> list[Effect]:
+        match refused.why:
+            case _Refused.WHY_INVALID:
+                return self._pool.impossible(worker, request_id, attempt, refused.message, now)
+            case _Refused.WHY_DRAINING:
+                back_off_ms = _DRAINING_BACK_OFF_MS
+            case _Refused.WHY_STALE:
+                # Of the epoch: another holds the pool, as the journal will tell. Of the attempt: a defect of ours.
+                return self._pool.broken(worker, request_id, attempt, now)
+            case _:
+                back_off_ms = _FULL_BACK_OFF_MS
+        return self._pool.refused(worker, request_id, attempt, now, back_off_ms=back_off_ms)
+
+    async def _list(self, link: _Link, worker: str) -> None:
+        request = worker_pb2.ListRunsRequest(
+            epoch=self._pool.epoch, worker=worker, scheduler=self._pool.scheduler, journal=self._journal
+        )
+        try:
+            response = await link.stub.ListRuns(request, timeout=_SMALL_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            _LOG.info("%s does not say what it runs: %s", worker, error.code().name)
+            link.reconnect()  # and then it is asked again
+            return
+        runs = [Listed(run.request_id, from_attempt(run.attempt), run.finished) for run in response.runs]
+        self._act(self._pool.listed(worker, runs, self._clock()))
+
+    async def _cancel(self, link: _Link, request_id: str, attempt: Attempt) -> None:
+        request = worker_pb2.CancelRunRequest(
+            epoch=self._pool.epoch,
+            request_id=request_id,
+            attempt=to_attempt(attempt),
+            scheduler=self._pool.scheduler,
+            journal=self._journal,
+        )
+        try:
+            await link.stub.CancelRun(request, timeout=_SMALL_CALL_S, metadata=outgoing())
+        except grpc.aio.AioRpcError as error:
+            _LOG.debug("%s was not told to end %s: %s", link.member.instance, request_id, error.code().name)
+
+
+class _Link:
+    """One worker's lease stream, made again whenever it breaks."""
+
+    def __init__(
+        self,
+        member: Member,
+        stub: worker_pb2_grpc.WorkerStub,
+        pool: Pool,
+        journal: str,
+        clock: Callable[[], float],
+        act: Callable[[list[Effect]], None],
+    ) -> None:
+        self.member = member
+        self.stub = stub
+        self._pool = pool
+        self._journal = journal
+        self._clock = clock
+        self._act = act
+        self._connection: asyncio.Task[None] | None = None
+        self.task = asyncio.create_task(self._keep(), name=f"lease of {member.instance}")
+
+    def close(self) -> None:
+        self.task.cancel()
+
+    def reconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.cancel()
+
+    async def _keep(self) -> None:
+        pause = _RECONNECT_S[0]
+        while True:
+            began = self._clock()
+            self._connection = asyncio.create_task(self._connect(), name=f"lease stream of {self.member.instance}")
+            try:
+                await asyncio.wait([self._connection])
+            finally:
+                self._connection.cancel()
+            if not self._connection.cancelled() and (error := self._connection.exception()) is not None:
+                if not isinstance(error, grpc.aio.AioRpcError):
+                    _LOG.error("the lease of %s failed by a defect", self.member.instance, exc_info=error)
+                elif error.code() is grpc.StatusCode.NOT_FOUND:
+                    _LOG.info("%s is another now: %s", self.member.address, error.details())
+                    self._act(self._pool.worker_gone(self.member.instance, self._clock()))
+                    return
+            pause = _RECONNECT_S[0] if self._clock() - began > 1000 else min(pause * 2, _RECONNECT_S[1])
+            await asyncio.sleep(pause)
+
+    async def _connect(self) -> None:
+        lease_ms = self._pool.config.lease_ms
+        hello = worker_pb2.LeaseHello(
+            epoch=self._pool.epoch,
+            scheduler=self._pool.scheduler,
+            worker=self.member.instance,
+            lease_ms=0 if math.isinf(lease_ms) else max(1, int(lease_ms)),
+            journal=self._journal,
+        )
+        call = self.stub.Lease()
+        reached = False
+        try:
+            await _write(call, worker_pb2.LeaseFromScheduler(hello=hello))
+            async for asked in call:
+                if not self._renew(asked.state, first=not reached):
+                    return
+                reached = True
+                grant = worker_pb2.LeaseGrant(sequence=asked.sequence, epoch=self._pool.epoch)
+                await _write(call, worker_pb2.LeaseFromScheduler(grant=grant))
+        finally:
+            call.cancel()
+
+    def _renew(self, state: worker_pb2.WorkerState, *, first: bool) -> bool:
+        """Whether the lease is granted. The pool counts it from now; the worker from when it asked, which is before."""
+        now, worker = self._clock(), self.member.instance
+        if self._pool.epoch < 0:
+            return False
+        if first:
+            capacity = Capacity(max_running=state.max_running, max_queued=state.max_queued, kv_tokens=state.kv_tokens)
+            self._act(self._pool.worker_reached(worker, capacity, now))
+        elif worker not in self._pool.seats:
+            return False
+        heard = WorkerState(
+            draining=state.draining,
+            costs=_costs(state),
+            generated={run.request_id: run.generated for run in state.runs},
+            missing=max(0.0, 1.0 - state.resident_experts / state.experts) if state.experts else 0.0,
+            experts=state.experts,
+            model="" if self.member.model is None else self.member.model.name,
+        )
+        self._act(self._pool.beat(worker, heard, now))
+        return worker in self._pool.seats
+
+
+def _costs(state: worker_pb2.WorkerState) -> Costs:
+    """What is no time is passed over, and so is what comes after the first thousand task types."""
+    named = itertools.islice(sorted(state.load_ms_by_task.items()), MOST_TASKS)
+    return Costs(
+        token_ms=state.token_ms if 0 <= state.token_ms < math.inf else 0.0,
+        load_ms_by_task={task: ms for task, ms in named if 0 <= ms < math.inf},
+    )
+
+
+async def _write(
+    call: grpc.aio.StreamStreamCall[worker_pb2.LeaseFromScheduler, worker_pb2.LeaseFromWorker],
+    message: worker_pb2.LeaseFromScheduler,
+) -> None:
+    """What became of a call that is over by now is told by the next read."""
+    with contextlib.suppress(asyncio.InvalidStateError):
+        await call.write(message)

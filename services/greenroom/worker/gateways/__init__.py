@@ -1,0 +1,1 @@
+"""Tokens to the gateways whose clients wait for them."""

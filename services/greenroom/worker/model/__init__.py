@@ -1,0 +1,1 @@
+"""One model in this process: its memory plan, its engine, what is told of it."""

@@ -1,0 +1,101 @@
+"""What a checkpoint is and needs, from its configuration and the headers of its files alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from greenroom.core.errors import UnsupportedModel
+from greenroom.experts.pack.layout import RecordLayout
+from greenroom.moe.architecture.families import ENCODER_DECODER_REASON, family_of
+from greenroom.moe.architecture.moe_layers import blueprint, describe_layers
+from greenroom.moe.forward.ragged_probe import kv_layout_of
+from greenroom.moe.loading.checkpoint import Checkpoint
+from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.packing import resolve_dtype
+
+RUNTIME_BYTES = 700 * 1024**2
+"""What Python, torch and transformers occupy before anything is loaded, roughly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Sizes in bytes. ``refused`` says why the batch loop does not serve the model, None where it does. ``checked``:
+    the headers of its weights are as the configuration says; False: there are no weights here."""
+
+    name: str
+    model_type: str
+    dtype: str
+    moe_layers: int
+    experts_per_layer: int
+    top_k: int
+    experts: int
+    expert_bytes: int
+    dense_bytes: int
+    kv_bytes_per_token: int | None
+    max_model_len: int
+    refused: str | None
+    checked: bool
+
+    @property
+    def all_experts_bytes(self) -> int:
+        return self.experts * self.expert_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        return self.dense_bytes + self.top_k * self.expert_bytes
+
+    def fits(self, available: int) -> str:
+        """How many experts ``available`` bytes hold beside the dense weights and one request at full length."""
+        kv = (self.kv_bytes_per_token or 0) * self.max_model_len
+        room = available - RUNTIME_BYTES - self.dense_bytes - kv
+        slots = min(self.experts, max(0, room) // self.expert_bytes)
+        if slots < self.top_k:
+            return "not even one layer's top-k experts"
+        return f"about {slots} of {self.experts} experts ({slots / self.experts:.0%}) beside one request at full length"
+
+
+def summarise(checkpoint: Checkpoint, dtype: str = "auto") -> Summary:
+    """All sizes are the configuration's; tensors, where the checkpoint has any, are held against it.
+
+    Raises UnsupportedModel, CorruptCheckpoint and InvalidConfig as loading does.
+    """
+    kept = resolve_dtype(checkpoint, dtype)
+    if checkpoint.tensors:
+        ExpertPlan(checkpoint, kept)
+    model = blueprint(checkpoint.config, kept)
+    layers = describe_layers(model, checkpoint.config, kept)
+    text = checkpoint.config.get_text_config()
+    refused: str | None = None if family_of(checkpoint.config).decoder_only else ENCODER_DECODER_REASON
+    kv_bytes = None
+    if refused is None:
+        try:
+            kv_bytes = kv_layout_of(model).bytes_per_token
+        except UnsupportedModel as error:
+            refused = str(error)
+    layouts = [
+        RecordLayout.of([(t.name, t.shape, str(t.dtype).removeprefix("torch.")) for t in layer.tensors])
+        for layer in layers
+    ]
+    of_experts = {
+        layer.parameter(tensor.name, expert)
+        for layer in layers
+        for tensor in layer.tensors
+        for expert in range(layer.experts)
+    }
+    held = [*model.named_parameters(), *model.named_buffers()]  # tied ones once
+    dense = [value for name, value in held if name not in of_experts]
+    return Summary(
+        name=checkpoint.name,
+        model_type=checkpoint.config.model_type,
+        dtype=str(kept).removeprefix("torch."),
+        moe_layers=len(layers),
+        experts_per_layer=max(layer.experts for layer in layers),
+        top_k=max(layer.top_k for layer in layers),
+        experts=sum(layer.experts for layer in layers),
+        expert_bytes=max(layout.nbytes for layout in layouts),
+        dense_bytes=sum(value.nbytes for value in dense),
+        kv_bytes_per_token=kv_bytes,
+        max_model_len=getattr(text, "max_position_embeddings", 0) or 0,
+        refused=refused,
+        checked=bool(checkpoint.tensors),
+    )

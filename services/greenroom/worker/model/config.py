@@ -1,0 +1,152 @@
+"""What a worker is told. Command line, environment and Python API all end here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from greenroom.core.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import parse_bytes
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.fidelity import check_fidelity
+from greenroom.policies.batching.batch_policy import BatchLimits
+from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_policy
+from greenroom.worker.model.usable_memory import usable_cores
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+ATTENTIONS = ("auto", "sdpa", "eager")
+PRODUCTS = ("auto", "native", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One model and what it may use.
+
+    ``model``: a folder or a hub id. ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto``, a size such as
+    ``2GiB`` or, for the experts' two, a share of all experts such as ``25%``; ``host_memory`` ``auto`` is none where
+    the device tier is RAM. ``device``: what is computed on, ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
+    ``products``: whose matrix products, the compiled ones (``native``), ``torch``'s, or ``auto``. ``compiled_rows``:
+    up to how many rows they are the compiled ones: ``measure``, ``auto`` (measured where the processor multiplies bf16
+    itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``. ``max_model_len``:
+    tokens of prompt and answer together (None: the model's own). ``tokens_per_step``: rows in one forward;
+    ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to compute on (None: all that the process may
+    use). ``progress``: bars on stderr (None: on a terminal only). ``fidelity``: what becomes of a row whose expert is
+    not in memory: ``exact``: it is loaded; ``sensitive``: it is loaded where the row's task is sensitive to the layer,
+    else the row goes to those that are there; ``paper``: every row does. ``await_target``: with these two a layer
+    waits for its own of the experts that the policy has just decided to keep. ``profile``: a file that `greenroom
+    profile` made. ``eamc``, ``reuse``: what `greenroom eamc build` and `greenroom reuse fit` made, for the
+    policies that predict by them.
+    Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
+    """
+
+    model: str
+    revision: str | None = None
+    offline: bool = False
+    served_model_name: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    attention: str = "auto"
+    products: str = "auto"
+    compiled_rows: str = "auto"
+    expert_memory: str = "auto"
+    host_memory: str = "auto"
+    kv_memory: str = "auto"
+    policy: str = "look-ahead"
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    fidelity: str = "exact"
+    await_target: bool = True
+    profile: Path | None = None
+    eamc: Path | None = None
+    reuse: Path | None = None
+    max_model_len: int | None = None
+    max_running: int = 32
+    max_waiting: int = 256
+    tokens_per_step: int = 512
+    prefill_chunk: int | None = 256
+    threads: int | None = None
+    warm_start: bool = True
+    cache_dir: Path | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("device", self.device, DEVICES)
+        _one_of("attention", self.attention, ATTENTIONS)
+        _one_of("products", self.products, PRODUCTS)
+        _rows(self.compiled_rows)
+        check_fidelity(self.fidelity, profiled=self.profile is not None)
+        _at_least_one("max_model_len", self.max_model_len)
+        _at_least_one("max_waiting", self.max_waiting)
+        _at_least_one("threads", self.threads)
+        if self.threads is not None and self.threads > _MOST_THREADS_A_CORE * usable_cores():
+            most = _MOST_THREADS_A_CORE * usable_cores()
+            raise InvalidConfig("threads", self.threads, f"at most {most}: this process may use {usable_cores()} cores")
+        if self.served_model_name == "":
+            raise InvalidConfig("served_model_name", "", "give a name, or leave it out for the model's own")
+        for name, whole in (("expert_memory", 100), ("host_memory", 100), ("kv_memory", None)):
+            _size(name, getattr(self, name), whole)
+        _policy(self.policy, self.policy_options)
+        for kind, file in self.artifact_files.items():
+            check_taken(kind, str(file), [self.policy])
+        _ = self.limits(0)
+
+    @property
+    def artifact_files(self) -> Mapping[str, Path]:
+        """What the policy predicts by at first, by kind."""
+        return {kind: file for kind in ARTIFACT_FILES if (file := getattr(self, kind)) is not None}
+
+    def limits(self, kv_total: int) -> BatchLimits:
+        """The batch policy's limits, with the KV budget in the loop's own unit. Raises InvalidConfig."""
+        return BatchLimits(
+            tokens_per_step=self.tokens_per_step,
+            max_running=self.max_running,
+            kv_total=kv_total,
+            prefill_chunk=self.prefill_chunk,
+        )
+
+
+def takes(policy: str, option: str) -> bool:
+    """Whether an expert policy has this option: ``profile`` and ``fidelity`` are given to those that have them."""
+    return option in inspect.signature(EXPERT_POLICIES[policy]).parameters
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidConfig(name, value, f"allowed: {', '.join(allowed)}")
+
+
+_MOST_THREADS_A_CORE = 4
+"""So that a slip of the finger does not start thousands."""
+
+
+def _at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise InvalidConfig(name, value, "at least 1")
+
+
+def _rows(text: str) -> None:
+    parts = text.split(",")
+    if text not in ("auto", "measure") and not (
+        len(parts) in (1, 3) and all(part.strip().isdecimal() for part in parts)
+    ):
+        raise InvalidConfig(
+            "compiled_rows",
+            text,
+            "auto, measure, a number of rows, or three: PRODUCT,DECODE,PROMPT",
+        )
+
+
+def _size(name: str, value: str, whole: int | None) -> None:
+    if value != "auto":
+        parse_bytes(value, field=name, whole=whole)
+
+
+def _policy(name: str, options: Mapping[str, Any]) -> None:
+    """Options of other kinds, such as an oracle's future, are of the model's own experts: they are looked at later."""
+    plain = {option: value for option, value in options.items() if isinstance(value, str | int | float)}
+    create_policy(name, catalogue=Catalogue.uniform("", layers=1, experts=1, top_k=1), options=plain)

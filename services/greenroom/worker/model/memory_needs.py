@@ -1,0 +1,94 @@
+"""How much memory a model needs besides its experts' slots, from what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from greenroom.experts.pack.layout import PackManifest
+from greenroom.moe.attention.ragged_attention import holds_scores, rows_at_once
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.memory_plan import ALLOCATOR_SLACK, Needs
+
+_FLOAT32 = 4
+
+
+def dense_bytes(model: Any) -> int:
+    """Bytes of all weights and buffers that the model holds itself; shared ones once."""
+    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
+    return sum(tensors.values())
+
+
+def needs_of(
+    model: Any, manifest: PackManifest, ragged: RaggedModel, config: WorkerConfig, max_model_len: int
+) -> Needs:
+    """``max_model_len``: tokens that one request may have."""
+    slot_bytes = max(layer.layout.nbytes for layer in manifest.layers)
+    kv_for_one = ragged.layout.nbytes(max_model_len)
+    text = model.config.get_text_config()
+    attention = attention_bytes(text, ragged, config, max_model_len)
+    return Needs(
+        dense=dense_bytes(model),
+        workspace=workspace_bytes(text, manifest, ragged, config) + attention,
+        experts=manifest.experts,
+        slot_bytes=slot_bytes,
+        least_slots=max(layer.top_k for layer in manifest.layers),
+        kv_for_one=kv_for_one,
+        kv_for_all=kv_for_one * config.max_running,
+        attention=attention,
+    )
+
+
+def workspace_bytes(text: Any, manifest: PackManifest, ragged: RaggedModel, config: WorkerConfig) -> int:
+    """An upper bound on what the largest step holds beside weights, KV and attention, everything counted as float32.
+
+    Some tensors of every row's width at once (residual, norms, queries, keys, values), a contribution of each of a
+    row's experts, the widest hidden layer, the logits (also as float64 while sampling).
+    """
+    rows = config.tokens_per_step
+    top_k = max(layer.top_k for layer in manifest.layers)
+    widest = max(max(spec.shape) for layer in manifest.layers for spec in layer.layout.tensors)
+    widest = max(widest, getattr(text, "intermediate_size", 0) or 0)
+    numbers = (
+        rows * text.hidden_size * (12 + 3 * top_k)
+        + rows * widest * 3
+        + min(rows, config.max_running) * ragged.vocab_size * 6
+    )
+    return int(numbers) * _FLOAT32 + ALLOCATOR_SLACK
+
+
+def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: int) -> int:
+    """What the attention of a step takes whose chunks come last of sequences of so many tokens.
+
+    Masks: each chunk's, for the whole step, and what one is made of. Keys and values for all heads, of one chunk: sdpa
+    under a mask and eager attention copy them to every head that shares them, latent attention makes them of latents.
+    Scores, where they are held (``holds_scores``): of as many rows as attend at once.
+    """
+    rows = config.tokens_per_step
+    chunk = min(rows, config.prefill_chunk or rows)
+    itemsize = ragged.layout.dtype.itemsize
+    heads = int(text.num_attention_heads)
+    eager = ragged.attention == "eager" or getattr(text, "attn_logit_softcapping", None) is not None
+    kept = max(ragged.layout.layers, key=lambda layer: layer.elements)
+    key_dim, value_dim = kept.key_dim, kept.value_dim
+    latent = getattr(text, "kv_lora_rank", None) is not None and hasattr(text, "v_head_dim")
+    if latent:
+        key_dim, value_dim = text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim
+    scores = holds_scores(eager, key_dim, value_dim)
+    copied = 0
+    if latent:
+        copied = (2 * key_dim + value_dim) * itemsize
+    elif heads != kept.key_heads:
+        copied = (key_dim + value_dim) * itemsize
+    if scores and not eager:  # sdpa without its fast kernel: all in float32, the keys scaled as well
+        copied += (2 * key_dim + value_dim) * _FLOAT32
+    at_once = rows_at_once(chunk, keys, heads, itemsize) if scores else 0
+    masks = rows * (1 + itemsize * eager) + chunk * (_MASK_PARTS + itemsize)
+    return int(keys * (masks + heads * (copied + at_once * _BYTES_A_SCORE)))
+
+
+_MASK_PARTS = 4
+"""Bytes a row and key while a mask is made: the family's conditions one by one."""
+
+_BYTES_A_SCORE = 3 * _FLOAT32
+"""In bf16 and fp32 alike: softmax in fp32, in and out, beside what it is made of. gpt-oss takes half of it in bf16."""

@@ -1,0 +1,257 @@
+"""How the memory is shared out between dense weights, KV, experts and the step's own workspace.
+
+Pure: the machine's figures come in, a plan goes out. What was decided and why is part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from greenroom.core.errors import BudgetTooSmall
+from greenroom.core.units import MIB, format_bytes, parse_bytes
+from greenroom.worker.model.usable_memory import Memory
+
+HEADROOM = 0.05
+"""Share of the available memory that ``auto`` leaves to the rest of the machine."""
+
+KV_SHARE = 0.25
+"""Most that ``auto`` gives to KV of what dense weights leave, as long as the experts do not all fit."""
+
+HOST_SHARE = 0.75
+"""Most of the available RAM that ``auto`` gives to a host tier whose pages are locked: the system can not take them
+back, so what else runs and the page cache have to do with the rest.
+"""
+
+ATTENTION_SHARE = 0.25
+"""Most that attention over the longest context gets of what it shares with KV and experts, unless all experts fit."""
+
+LEAST_CONTEXT = 1024
+"""Tokens below which a request is not shortened for memory's sake."""
+
+ALLOCATOR_SLACK = 128 * MIB
+"""What the allocators keep of freed blocks, the pages of code that a first step touches, and what oneDNN keeps
+(``moe/products/native/onednn.py``).
+"""
+
+
+ACCELERATOR_SLACK = 512 * MIB
+"""What a GPU's libraries take for themselves, and what its allocator can not use of freed blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the model needs, in bytes. ``least_slots``: the largest router's k. ``kv_for_all``: KV of as many
+    sequences as may run, each at full length. ``kv_for_one``: of one of them. ``attention``: what of the workspace goes
+    with the length of a sequence.
+    """
+
+    dense: int
+    workspace: int
+    experts: int
+    slot_bytes: int
+    least_slots: int
+    kv_for_one: int
+    kv_for_all: int
+    attention: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes, and expert slots. ``base``: what the process occupies before anything is loaded.
+
+    ``apart``: the device has memory of its own, which is what is planned; ``base`` and the host tier are RAM then.
+    """
+
+    base: int
+    dense: int
+    workspace: int
+    kv: int
+    slot_bytes: int
+    device_slots: int
+    host_slots: int
+    experts: int
+    notes: tuple[str, ...] = ()
+    apart: bool = False
+
+    @property
+    def expert_bytes(self) -> int:
+        return self.device_slots * self.slot_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.host_slots * self.slot_bytes
+
+    @property
+    def total(self) -> int:
+        """The most that the process will occupy, of the device where that has memory of its own."""
+        on_device = self.dense + self.workspace + self.kv + self.expert_bytes
+        return on_device if self.apart else on_device + self.base + self.host_bytes
+
+    def describe(self) -> str:
+        """The plan as a person reads it, one line a share."""
+        share = self.device_slots / self.experts
+        base = ("runtime", self.base, "what Python and torch occupy before anything is loaded")
+        host = ("host tier", self.host_bytes, f"{self.host_slots} experts between disk and device")
+        rows = [
+            ("dense weights", self.dense, "attention, routers, embeddings: always in memory"),
+            ("workspace", self.workspace, "activations of the largest step, and allocator slack"),
+            ("KV", self.kv, "running requests"),
+            (
+                "experts",
+                self.expert_bytes,
+                f"{self.device_slots} of {self.experts} experts ({share:.0%}), {format_bytes(self.slot_bytes)} each",
+            ),
+        ]
+        total = ("total", self.total, "; ".join(self.notes))
+        if self.apart:
+            rows.append(("total on GPU", total[1], total[2]))
+            rows += [base, host] if self.host_slots else [base]
+        else:
+            rows = [base, *rows, *([host] if self.host_slots else []), total]
+        return "\n".join(f"  {name:<14}{format_bytes(size):>10}  {why}".rstrip() for name, size, why in rows)
+
+
+def plan_memory(
+    needs: Needs,
+    machine: Memory,
+    base: int,
+    *,
+    expert_memory: str,
+    host_memory: str,
+    kv_memory: str,
+    loaded: int = 0,
+    ram: Memory | None = None,
+) -> MemoryPlan:
+    """Share out ``machine``, the memory that is computed from.
+
+    ``ram``: what holds the host tier where that is not ``machine``. Its ``auto`` is room for every expert, within
+    HOST_SHARE, unless the device holds all: who leaves the device is on the host still then. ``loaded``: bytes of
+    ``needs`` that are in memory already. Each memory is ``auto`` or a size; the experts' two may also be a share of all
+    experts. Raises BudgetTooSmall where the model can not run in what it gets, InvalidConfig for what is no size.
+    """
+    all_experts = needs.experts * needs.slot_bytes
+    workspace = needs.workspace if ram is None else needs.workspace + ACCELERATOR_SLACK
+    fixed = needs.dense + workspace
+    notes = []
+    available = machine.available + loaded
+    spare = int(available * (1 - HEADROOM)) - fixed
+    host = _budget(host_memory, "host_memory", all_experts)
+    if ram is None:
+        host = host or 0
+        spare -= host
+    experts = _budget(expert_memory, "expert_memory", all_experts)
+    kv = _budget(kv_memory, "kv_memory", None)
+    ways = _ways(needs, expert_memory=expert_memory, host_memory="auto" if ram else host_memory, kv_memory=kv_memory)
+    if kv is None:
+        kv = _auto_kv(needs, spare, all_experts if experts is None else min(experts, all_experts))
+    if kv < needs.kv_for_one:
+        notes.append(f"KV holds {kv / needs.kv_for_one:.0%} of one request at full length")
+    if experts is None:
+        experts = min(all_experts, spare - kv)
+        limited = "all of them fit" if experts == all_experts else f"{machine.source} has no more"
+        notes.append(f"experts sized to the memory available ({format_bytes(available)}; {limited})")
+    slots = min(needs.experts, max(experts, 0) // needs.slot_bytes)
+    if slots < needs.least_slots:
+        raise BudgetTooSmall(
+            f"{format_bytes(max(experts, 0))} for experts hold {slots} of {format_bytes(needs.slot_bytes)}; one "
+            f"layer's router picks {needs.least_slots}: give at least "
+            f"{format_bytes(needs.least_slots * needs.slot_bytes)} (--expert-memory)"
+            + (f"; to leave them more: {ways}" if expert_memory == "auto" else "")
+        )
+    if ram is not None:
+        host = _host_in_ram(host, ram, 0 if slots == needs.experts else all_experts)
+    plan = MemoryPlan(
+        base=base,
+        dense=needs.dense,
+        workspace=workspace,
+        kv=kv,
+        slot_bytes=needs.slot_bytes,
+        device_slots=slots,
+        host_slots=min(needs.experts, (host or 0) // needs.slot_bytes),
+        experts=needs.experts,
+        notes=tuple(notes),
+        apart=ram is not None,
+    )
+    wanted = plan.total if plan.apart else plan.total - base
+    if wanted > available:
+        raise BudgetTooSmall(
+            f"the model, its KV and its experts would take {format_bytes(wanted)}, but "
+            f"{machine.source} has {format_bytes(available)} available:\n{plan.describe()}\n"
+            f"what helps: {ways}"
+        )
+    return plan
+
+
+def plan_to_fit(
+    needs_at: Callable[[int], Needs], longest: int, plan: Callable[[Needs], MemoryPlan], *, fixed: bool
+) -> tuple[MemoryPlan, int]:
+    """The plan, and how many tokens a request may have: ``longest`` where ``fixed``, else fewer if that is what fits.
+
+    Attention over a very long context can take more than there is, or leave little to the experts. So while it takes
+    more than ATTENTION_SHARE of what it shares with KV and experts, and not all of them fit, the length is halved, down
+    to LEAST_CONTEXT. ``plan`` raises BudgetTooSmall; so does this, with the reason at full length, where nothing helps.
+    """
+    refused: BudgetTooSmall | None = None
+    found: tuple[MemoryPlan, int] | None = None
+    length = longest
+    while True:
+        needs = needs_at(length)
+        try:
+            made = plan(needs)
+        except BudgetTooSmall as error:
+            refused = refused or error
+        else:
+            found = made, length
+            modest = needs.attention <= ATTENTION_SHARE * (needs.attention + made.kv + made.expert_bytes)
+            if fixed or modest or made.device_slots == made.experts:
+                break
+        if fixed or length // 2 < LEAST_CONTEXT:
+            break
+        length //= 2
+    if found is None:
+        assert refused is not None
+        raise refused
+    made, length = found
+    if length < longest:
+        why = f"attention over {longest} would take {format_bytes(needs_at(longest).attention)}"
+        made = replace(made, notes=(*made.notes, f"requests of at most {length} tokens ({why}; --max-model-len)"))
+    return made, length
+
+
+def _ways(needs: Needs, *, expert_memory: str, host_memory: str, kv_memory: str) -> str:
+    """The options that make room, as a person reads them."""
+    asked = {"--expert-memory": expert_memory, "--host-memory": host_memory, "--kv-memory": kv_memory}
+    ways = [f"less for {option}" for option, size in asked.items() if size != "auto"]
+    if needs.attention:
+        ways.append(f"a shorter --max-model-len (attention over it takes {format_bytes(needs.attention)})")
+    rest = format_bytes(max(0, needs.workspace - needs.attention))
+    ways.append(f"fewer --tokens-per-step, with a smaller --prefill-chunk (the rest of a step takes {rest})")
+    return ", ".join(ways)
+
+
+def _host_in_ram(asked: int | None, ram: Memory, useful: int) -> int:
+    """Bytes of RAM for the host tier; ``useful``: what ``auto`` needs at most. Its pages are locked, so it must fit."""
+    most = int(ram.available * (1 - HEADROOM))
+    if asked is None:
+        return max(0, min(useful, int(ram.available * HOST_SHARE)))
+    if asked > most:
+        raise BudgetTooSmall(
+            f"the host tier would take {format_bytes(asked)} of RAM, but {ram.source} has "
+            f"{format_bytes(ram.available)} available: give less to --host-memory"
+        )
+    return asked
+
+
+def _auto_kv(needs: Needs, spare: int, experts: int) -> int:
+    """All running requests at full length where that is cheap; else a share, but one whole request if it fits."""
+    beside_experts = spare - experts
+    if needs.kv_for_all <= beside_experts:
+        return needs.kv_for_all
+    share = max(beside_experts, int(spare * KV_SHARE))
+    return max(min(needs.kv_for_all, share), min(needs.kv_for_one, spare - needs.least_slots * needs.slot_bytes), 0)
+
+
+def _budget(text: str, field: str, whole: int | None) -> int | None:
+    """Bytes; None for ``auto``."""
+    return None if text == "auto" else parse_bytes(text, field=field, whole=whole)

@@ -1,0 +1,83 @@
+"""The worker's counters as Prometheus metrics, read when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from greenroom.worker.model.assembly import Worker
+
+PREFIX = "greenroom_"
+
+
+class WorkerCollector(Collector):
+    """To be registered with a CollectorRegistry. Look-ups and hits are two counters: any window's rate follows."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._experts()
+        yield from self._batches()
+
+    def _experts(self) -> Iterable[Metric]:
+        engine = self._worker.experts
+        counters = engine.refresh_counters()
+        yield _counter("expert_lookups", "Distinct experts that a layer of a step needed.", counters.lookups)
+        yield _counter("expert_hits", "Look-ups of experts that were resident.", counters.hits)
+        yield _counter("expert_on_demand_fetches", "Transfers that a layer waited for.", counters.on_demand_fetches)
+        yield _counter("expert_prefetches", "Transfers begun before a layer needed them.", counters.prefetches)
+        yield _counter("expert_prefetches_used", "Prefetches that a look-up met.", counters.prefetches_used)
+        yield _counter("expert_prefetches_wasted", "Prefetches evicted unused.", counters.prefetches_wasted)
+        if engine.host is not None:
+            begun, used, wasted = (
+                counters.host_prefetches, counters.host_prefetches_used, counters.host_prefetches_wasted
+            )  # fmt: skip
+            yield _counter("expert_host_prefetches", "Transfers begun to the host tier and no further.", begun)
+            yield _counter("expert_host_prefetches_used", "Those of them that went on to the device.", used)
+            yield _counter("expert_host_prefetches_wasted", "Those of them that left the host unused.", wasted)
+        yield _counter("expert_evictions", "Experts that left the device tier.", counters.evictions)
+        yield _counter("expert_failed_transfers", "Transfers that failed.", counters.failed_transfers)
+        yield _counter("expert_stall_seconds", "Time in which layers waited for transfers.", counters.stall_seconds)
+        moved = CounterMetricFamily(f"{PREFIX}expert_transfer_bytes", "Bytes moved over a link.", labels=["link"])
+        for link, count in counters.bytes_by_link.items():
+            moved.add_metric([link], count)
+        yield moved
+        slots = GaugeMetricFamily(f"{PREFIX}expert_slots", "Experts that a tier can hold.", labels=["tier"])
+        slots.add_metric(["device"], engine.device.slots)
+        if engine.host is not None:
+            slots.add_metric(["host"], engine.host.slots)
+        yield slots
+        versions = GaugeMetricFamily(
+            f"{PREFIX}expert_artifact_version", "Of what the expert policy predicts by; 0: none yet.", labels=["kind"]
+        )
+        for kind, edition in self._worker.artifacts.items():
+            versions.add_metric([kind], 0 if edition is None else edition.version)
+        yield versions
+        yield _gauge("experts_resident", "Experts in the device tier.", len(engine.resident_keys()))
+
+    def _batches(self) -> Iterable[Metric]:
+        stats = self._worker.loop.stats()
+        yield _counter("steps", "Forward passes.", stats.steps)
+        yield _counter("step_seconds", "Time spent in steps.", stats.step_seconds)
+        rows = CounterMetricFamily(f"{PREFIX}step_rows", "Rows of all forward passes.", labels=["phase"])
+        rows.add_metric(["prefill"], stats.prefill_rows)
+        rows.add_metric(["decode"], stats.decode_rows)
+        yield rows
+        yield _gauge("batch_requests_running", "Requests in the batch.", stats.running)
+        yield _gauge("batch_requests_waiting", "Requests that wait to join the batch.", stats.waiting)
+        yield _counter("requests_started", "Requests admitted.", stats.started)
+        yield _counter("kv_shortages", "Times that memory within the KV budget could not be had.", stats.kv_shortages)
+        yield _counter("failed_audits", "Times that an idle audit found a defect.", stats.audit_failures)
+        yield _gauge("kv_reserved_bytes", "Memory reserved for keys and values.", stats.kv_reserved_bytes)
+        yield _gauge("kv_budget_bytes", "Memory that keys and values may take.", stats.kv_budget_bytes)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, value=value)

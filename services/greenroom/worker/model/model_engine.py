@@ -1,0 +1,211 @@
+"""A model of this process as the engine of a worker's service."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
+from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
+from greenroom.experts.copying.device_errors import device_loss
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.policies.base.events import Artifact, Prediction
+from greenroom.worker.engine import Edition, EngineState, Events, Routed
+from greenroom.worker.faults import Fault
+from greenroom.worker.model.assembly import Worker
+from greenroom.worker.traces.routing import RoutingRecorder
+
+log = logging.getLogger(__name__)
+
+_MOST_PREDICTIONS = 64
+_MOST_SWAPS = 8
+
+
+class ModelEngine:
+    """Generates on a Worker's batch loop, which must not be used otherwise meanwhile; one event loop uses it.
+
+    Tokens come to the event loop with one wake-up a step, however many requests they are of. Predictions and artifacts
+    reach the expert policy on the model's thread, between steps; of more than a few that wait the oldest are dropped.
+    """
+
+    def __init__(self, worker: Worker, recorder: RoutingRecorder | None = None, *, fault: Fault | None = None) -> None:
+        self._worker = worker
+        self._fault = fault
+        self._recorder = recorder
+        self._sequences: dict[int, int] = {}
+        self._held: dict[int, GenerationRequest] = {}
+        self._events: Events = []
+        self._predictions: deque[Prediction] = deque(maxlen=_MOST_PREDICTIONS)
+        self._swaps: deque[tuple[Artifact, Edition]] = deque(maxlen=_MOST_SWAPS)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._take: Callable[[Events], None] | None = None
+        self._measured = _StepTime()
+        if recorder is not None:
+            worker.experts.listener = recorder
+        worker.loop.between_steps = self._pause
+
+    @property
+    def alive(self) -> bool:
+        loop = self._worker.loop
+        return loop.alive and loop.failure is None  # its thread tells of the ends before it has ended itself
+
+    def listen(self, take: Callable[[Events], None]) -> None:
+        self._loop, self._take = asyncio.get_running_loop(), take
+
+    def admit_check(self, request: GenerationRequest) -> None:
+        self._worker.loop.engine.admit_check(request)
+
+    def begin(self, number: int, request: GenerationRequest) -> None:
+        if not self._submit(number, request):
+            self._held[number] = request
+
+    def _submit(self, number: int, request: GenerationRequest) -> bool:
+        """False where it can not be taken yet: another one's end will come, and then it is tried again."""
+        try:
+            self._sequences[number] = self._worker.loop.submit(request, functools.partial(self._put, number))
+        except Saturated:
+            return False
+        except InvalidRequest as error:
+            if error.code == "duplicate_request":
+                return False  # what was begun before of this request is still ending
+            self._refuse(number, request, error)
+        except GreenroomError as error:
+            self._refuse(number, request, error)
+        return True
+
+    def _refuse(self, number: int, request: GenerationRequest, error: GreenroomError) -> None:
+        finished = Finished(FinishReason.FAILED, len(request.prompt_ids), len(request.prefix), str(error))
+        events: Events = [(number, finished)]
+        asyncio.get_running_loop().call_soon(self._arrived, events)
+
+    def cancel(self, number: int) -> None:
+        if self._held.pop(number, None) is None and number in self._sequences:
+            self._worker.loop.cancel(self._sequences[number])
+
+    def take_routing(self, number: int) -> Routed | None:
+        sequence = self._sequences.get(number)
+        routed = None if self._recorder is None or sequence is None else self._recorder.take(sequence)
+        if routed is None:
+            return None
+        made = {kind: one.created_ms for kind, one in self.artifacts.items() if one is not None}
+        return replace(routed, artifacts=made)
+
+    def foresee(self, prediction: Prediction) -> None:
+        self._predictions.append(prediction)
+
+    @property
+    def artifacts(self) -> Mapping[str, Edition | None]:
+        return self._worker.artifacts
+
+    def swap(self, file: ArtifactFile) -> None:
+        self._swaps.append((self._worker.prepare(file), Edition.of(file)))
+
+    def state(self) -> EngineState:
+        worker = self._worker
+        stats = worker.loop.stats()
+        per_token = worker.loop.engine.kv.layout.bytes_per_token
+        expert_load_ms = self._expert_load_ms()
+        return EngineState(
+            kv_tokens=stats.kv_budget_bytes // per_token,
+            kv_tokens_free=max(0, stats.kv_free_bytes) // per_token,
+            running=stats.running,
+            waiting=stats.waiting,
+            resident_experts=len(worker.experts.resident_keys()),
+            experts=worker.experts.catalogue.size,
+            expert_load_ms=expert_load_ms,
+            token_ms=self._measured.of(stats.step_seconds, stats.rows),
+            load_ms_by_task=self._load_ms_by_task(expert_load_ms),
+        )
+
+    def _load_ms_by_task(self, expert_load_ms: float) -> dict[str, float]:
+        """As the profile measured it where it has, else so many times one expert."""
+        profile = self._worker.profile
+        costs = None if profile is None or profile.costs is None else profile.costs
+        measured = costs if costs is not None and costs.load_ms_by_experts else None
+        return {
+            task: count * expert_load_ms if measured is None else measured.load_ms(count)
+            for task, count in self._worker.experts.policy.loads_by_task().items()
+        }
+
+    def _expert_load_ms(self) -> float:
+        link = self._worker.link
+        if link is not None:
+            experts = self._worker.experts
+            return experts.load_seconds(link.seconds(int(experts.catalogue.bytes_of.max()))) * 1000.0
+        counters = self._worker.experts.counters  # the pack was too small to be measured
+        return counters.stall_seconds * 1000.0 / max(1, counters.on_demand_fetches)
+
+    # -- on the model's thread -------------------------------------------------------------------------------------
+
+    def _put(self, number: int, event: Event) -> None:
+        self._events.append((number, event))
+
+    def _pause(self) -> None:
+        """A step is over, or is about to begin."""
+        while self._swaps:
+            artifact, edition = self._swaps.popleft()
+            try:
+                self._worker.swap(artifact, edition)
+            except Exception:
+                log.exception("the expert policy can not use version %d of %s", edition.version, artifact.kind)
+        while self._predictions:
+            try:
+                self._worker.experts.predicted(self._predictions.popleft())
+            except Exception:
+                log.exception("the expert policy can not use a prediction")
+        if not self._events or self._loop is None:
+            return
+        events, self._events = self._events, []
+        if self._fault is not None:
+            self._fault.steps(len(events), self._worker.experts.movers[0], self._lose_device)
+        try:
+            self._loop.call_soon_threadsafe(self._arrived, events)
+        except RuntimeError:
+            log.warning("the event loop is closed: %d events of requests are for no one", len(events))
+
+    def _lose_device(self) -> None:
+        """The fault ``device``: every forward from now on fails as on a GPU whose context is dead."""
+
+        def lost(chunks: Sequence[Chunk]) -> torch.Tensor:
+            raise device_loss()
+
+        self._worker.loop.engine.model.forward = lost  # type: ignore[method-assign]
+
+    # -- on the event loop -----------------------------------------------------------------------------------------
+
+    def _arrived(self, events: Events) -> None:
+        if self._take is not None:
+            self._take(events)
+        ended = False
+        for number, event in events:
+            if type(event) is Finished:
+                ended = True
+                self.take_routing(number)  # what nobody wanted
+                self._sequences.pop(number, None)
+        if ended:
+            for number, request in list(self._held.items()):
+                if self._submit(number, request):
+                    self._held.pop(number, None)
+
+
+class _StepTime:
+    """Milliseconds of a step for one row of it, over what has run since it was last asked."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._rows = 0
+        self._value = 0.0
+
+    def of(self, seconds: float, rows: int) -> float:
+        """``seconds`` and ``rows``: of all steps so far."""
+        if rows > self._rows:
+            self._value = (seconds - self._seconds) * 1000.0 / (rows - self._rows)
+            self._seconds, self._rows = seconds, rows
+        return self._value

@@ -1,0 +1,62 @@
+"""Which experts were resident when the process last stopped, so that the next one begins where it left off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from greenroom.policies.base.array_types import Keys
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import Tier
+from greenroom.policies.base.expert_policy import Target
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """``experts``: (layer, index) pairs."""
+
+    experts: list[tuple[int, int]]
+    version: int = 1
+
+
+class ResidentSetFile:
+    """Lies beside the pack. A hint only: one that is missing, unreadable or of other shapes is no error."""
+
+    def __init__(self, pack: Path) -> None:
+        self.path = pack.with_suffix(".resident.json")
+
+    def load(self, catalogue: Catalogue) -> list[int]:
+        """Keys, in the order in which they were saved; empty where nothing usable is there."""
+        try:
+            remembered = msgspec.json.decode(self.path.read_bytes(), type=_Remembered)
+            return [catalogue.key(layer, index) for layer, index in remembered.experts]
+        except (OSError, msgspec.MsgspecError, IndexError):
+            return []
+
+    def save(self, catalogue: Catalogue, keys: Iterable[int]) -> None:
+        """Written beside and renamed, so that a reader sees the old or the new. A disk that is full is no error."""
+        experts = [(int(catalogue.layer_of[key]), int(catalogue.index_of[key])) for key in keys]
+        partial = self.path.with_suffix(f".{os.getpid()}.partial")
+        with contextlib.suppress(OSError):
+            try:
+                partial.write_bytes(msgspec.json.encode(_Remembered(experts)))
+                partial.rename(self.path)
+            finally:
+                partial.unlink(missing_ok=True)
+
+
+def first_residents(
+    catalogue: Catalogue, remembered: Sequence[int], target: Target | None = None, order: Keys | None = None
+) -> list[int]:
+    """All keys: those that the policy wants on the device already, the remembered ones, then the others in the policy's
+    ``order``; without one expert 0 of every layer, expert 1 of every layer, and so on."""
+    wanted = [] if target is None or target.tier is not Tier.DEVICE else np.flatnonzero(target.wanted).tolist()
+    known = dict.fromkeys([*wanted, *remembered])
+    others = (np.lexsort((catalogue.layer_of, catalogue.index_of)) if order is None else order).tolist()
+    return [*known, *(key for key in others if key not in known)]

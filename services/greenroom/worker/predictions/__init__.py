@@ -1,0 +1,1 @@
+"""Forecasts and artifacts from the predictor."""

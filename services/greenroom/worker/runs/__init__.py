@@ -1,0 +1,1 @@
+"""What a worker runs and for whom: leases, the run table, its ends."""

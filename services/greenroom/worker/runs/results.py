@@ -1,0 +1,55 @@
+"""What a worker's run is made from, and what is said of its end, as it goes over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from greenroom.core.generation import Finished, GenerationRequest, Token
+from greenroom.core.logprobs import pack_logprobs
+from greenroom.core.messages import Task
+from greenroom.fabric.wire import to_run_result
+from greenroom.v1 import worker_pb2
+from greenroom.worker.runs.run_table import Closing, Refusal
+
+REFUSALS = {
+    Refusal.STALE: worker_pb2.RunRefused.WHY_STALE,
+    Refusal.DRAINING: worker_pb2.RunRefused.WHY_DRAINING,
+    Refusal.FULL: worker_pb2.RunRefused.WHY_FULL,
+}
+CLOSINGS = {
+    Closing.SUPERSEDED: worker_pb2.RunClosed.WHY_SUPERSEDED,
+    Closing.RELEASED: worker_pb2.RunClosed.WHY_RELEASED,
+    Closing.UNWANTED: worker_pb2.RunClosed.WHY_UNWANTED,
+    Closing.GIVEN_BACK: worker_pb2.RunClosed.WHY_GIVEN_BACK,
+    Closing.FORGOTTEN: worker_pb2.RunClosed.WHY_FORGOTTEN,
+}
+_LONGEST_MESSAGE = 2000
+
+
+def request_of(task: Task, prefix: tuple[Token, ...] = ()) -> GenerationRequest:
+    """What is asked of the engine."""
+    request = task.request
+    return GenerationRequest(
+        request.request_id, request.prompt_ids, request.sampling, task_type=task.task_type, prefix=prefix
+    )
+
+
+def refused(why: worker_pb2.RunRefused.Why.ValueType, message: str) -> worker_pb2.RunResponse:
+    return worker_pb2.RunResponse(refused=worker_pb2.RunRefused(why=why, message=message[:_LONGEST_MESSAGE]))
+
+
+def closed(why: Closing) -> worker_pb2.RunResponse:
+    return worker_pb2.RunResponse(closed=worker_pb2.RunClosed(why=CLOSINGS[why]))
+
+
+def reported(finished: Finished, tokens: Sequence[Token]) -> worker_pb2.RunResponse:
+    """``tokens``: all of the answer, what was settled before it was begun here among them."""
+    result = to_run_result(
+        finished.reason,
+        (finished.error or "")[:_LONGEST_MESSAGE],
+        finished.prompt_tokens,
+        [token.token_id for token in tokens],
+        pack_logprobs(tokens),
+        finished.approximated,
+    )
+    return worker_pb2.RunResponse(result=result)

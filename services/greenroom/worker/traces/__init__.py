@@ -1,0 +1,1 @@
+"""The routing of finished sequences, for the topic traces."""

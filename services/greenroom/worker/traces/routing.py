@@ -1,0 +1,109 @@
+"""The routing of each sequence while it runs, for the traces that a worker publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.events import SequenceInfo, Step
+from greenroom.worker.engine import Routed
+
+_FIRST_ROWS = 64
+
+
+class _Rows:
+    """One sequence's rows so far."""
+
+    __slots__ = ("count", "experts", "prompt_tokens", "report")
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.count = 0
+        self.experts: NDArray[np.unsignedinteger] | None = None
+        self.report: Mapping[str, float] = {}
+
+
+class RoutingRecorder:
+    """Keeps the first ``most_rows`` rows of every sequence until ``take``: ``engine.listener = RoutingRecorder(...)``.
+
+    Told on the engine's thread; a step that fails is run again and counts once. ``take`` may be called from another
+    thread once the sequence has ended, and must be for every sequence: what it holds is never more than
+    ``most_rows`` × layers × k bytes for each (twice that beyond 255 experts a layer).
+    """
+
+    def __init__(self, catalogue: Catalogue, *, most_rows: int) -> None:
+        self._catalogue = catalogue
+        self._most_rows = most_rows
+        self._num_experts = int(catalogue.experts_per_layer.max())
+        self._dtype = np.dtype(np.uint8 if self._num_experts <= 255 else np.uint16)
+        self._none = 255 if self._dtype == np.uint8 else 65535
+        self._width = max(1, int(catalogue.top_k.max()))
+        self._step = self._buffer(_FIRST_ROWS)
+        self._seen = 0
+        self._sequences: dict[int, _Rows] = {}
+
+    def _buffer(self, rows: int) -> NDArray[np.unsignedinteger]:
+        return np.full((rows, self._catalogue.layers, self._width), self._none, dtype=self._dtype)
+
+    # -- told by the engine ----------------------------------------------------------------------------------------
+
+    def sequence_queued(self, sequence: SequenceInfo) -> None:
+        self._sequences[sequence.sequence] = _Rows(sequence.prompt_tokens)
+
+    def layer_routed(self, step: Step, layer: int, picks: NDArray[np.integer]) -> None:
+        rows, k = picks.shape
+        if rows > len(self._step):
+            larger = self._buffer(2 * rows)
+            larger[: len(self._step)] = self._step
+            self._step = larger
+        # What is no pick may be any number from the layer's experts on: it must not wrap around to one that is.
+        np.minimum(picks, self._none, out=self._step[:rows, layer, :k], casting="unsafe")
+        self._seen += 1
+
+    def step_ended(self, step: Step, *, failed: bool) -> None:
+        seen, self._seen = self._seen, 0
+        if failed or seen != self._catalogue.layers:
+            return
+        sequences = step.row_sequences
+        starts = [0, *(np.flatnonzero(sequences[1:] != sequences[:-1]) + 1).tolist(), len(sequences)]
+        owners = sequences[starts[:-1]].tolist() if len(sequences) else []
+        for place, owner in enumerate(owners):
+            rows = self._sequences.get(owner)
+            if rows is not None and rows.count < self._most_rows:
+                self._keep(rows, starts[place], starts[place + 1])
+
+    def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
+        rows = self._sequences.get(sequence)
+        if rows is not None:
+            rows.report = report
+
+    def _keep(self, rows: _Rows, start: int, stop: int) -> None:
+        count = min(stop - start, self._most_rows - rows.count)
+        end = rows.count + count
+        if rows.experts is None or end > len(rows.experts):
+            room = min(self._most_rows, max(2 * end, rows.prompt_tokens + _FIRST_ROWS))
+            larger = np.empty((room, *self._step.shape[1:]), dtype=self._dtype)
+            if rows.experts is not None:
+                larger[: rows.count] = rows.experts[: rows.count]
+            rows.experts = larger
+        rows.experts[rows.count : end] = self._step[start : start + count]
+        rows.count = end
+
+    # -- what came of it -------------------------------------------------------------------------------------------
+
+    def take(self, sequence: int) -> Routed | None:
+        """The sequence's rows, which are then forgotten; None where there are none."""
+        rows = self._sequences.pop(sequence, None)
+        if rows is None or rows.experts is None:
+            return None
+        experts = rows.experts[: rows.count].copy()
+        experts[experts >= self._catalogue.experts_per_layer[None, :, None]] = self._none
+        return Routed(experts, min(rows.prompt_tokens, rows.count), self._num_experts, rows.report)
+
+    @property
+    def held(self) -> int:
+        """Sequences whose rows have not been taken."""
+        return len(self._sequences)
