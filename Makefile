@@ -119,5 +119,5 @@ $(CLIENTS_STAMP): tests/clients/requirements.txt | $(STAMP)
 	@test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  > "$$($(CLIENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
-	@{ $(CLIENTS)/bin/python $(INSTALL) --no-warn-conflicts --requirement $< $(PROGRESS)
+	@{ PIP_PYTHON=$(CLIENTS)/bin/python $(BIN)/python $(INSTALL) --no-warn-conflicts --requirement $< $(PROGRESS)
 	@touch $@
