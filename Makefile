@@ -19,7 +19,9 @@ INSTALL = -m pip install --disable-pip-version-check --progress-bar raw
 PROGRESS = || echo 'pip failed'; } | awk -v tty=$$(test -t 2 && echo 1) '\
   function show(text) { printf tty ? "\r\033[K  %s" : "  %s\n", text; fflush() } \
   /^ *Downloading / { name = $$2; sub(/-[0-9].*/, "", name); if (!tty && $$4 == "MB)") show(name " " $$3 " " $$4) } \
-  /^Progress / && tty { show(sprintf("%-32s %3d %% of %d MB", name, 100 * $$2 / $$4, $$4 / 1e6)) } \
+  /^Progress / && tty { show(sprintf("%-32s %3d %% of %.1f MB", name, 100 * $$2 / $$4, $$4 / 1e6)) } \
+  /^Collecting / && tty { show($$2) } \
+  /^ *Building editable/ && !/finished/ { show("building greenroom") } \
   /^Installing collected packages/ { show("installing " NF - 3 " packages") } \
   /^pip failed$$/ { failed = 1 } \
   END { if (tty) printf "\r\033[K"; exit failed }'
