@@ -100,7 +100,7 @@ clean: ## Remove what the targets made
 $(STAMP): pyproject.toml setup.py services/greenroom/moe/products/native/rows.cpp services/greenroom/moe/products/native/rows_kernel.inc
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "greenroom needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..."; exit 1; }
-	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a minute or two (PyTorch is large)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a few minutes (PyTorch is large: 6 GB)"; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	@{ $(BIN)/python $(INSTALL) --editable '.[torch,plot,otlp,eamc]' --group dev $(PROGRESS)
 	@# The extra profile, of which we load the weights: what else it installs (SciPy, scikit-learn) slows transformers' import.
