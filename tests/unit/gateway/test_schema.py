@@ -241,7 +241,7 @@ def codes_in(path: Path) -> set[str]:
 def test_the_documentation_names_every_code_and_header() -> None:
     root = Path(__file__).parents[3]
     page = (root / "docs" / "architecture" / "http-api.md").read_text(encoding="utf-8")
-    sources = [*(root / "services/greenroom/gateway").glob("*.py"), *(root / "services/greenroom/text").glob("*.py")]
+    sources = [*(root / "services/greenroom/gateway").rglob("*.py"), *(root / "services/greenroom/text").glob("*.py")]
     found = set().union(*map(codes_in, sources))
     assert found >= {"saturated", "shed", "idempotency_conflict", "invalid_api_key", "rate_limited", "cancelled"}
     assert {name for name in found if f"`{name}`" not in page} == set()
