@@ -22,7 +22,7 @@ from benchmarks.emoe.jobs import (
 )
 from benchmarks.emoe.measures import geometric, interval, over_seeds, summary
 from benchmarks.emoe.simulate import Machine, Served, simulate
-from greenroom.policies.placement.placement_policy import FcfsPlacement
+from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.replay.processes import in_processes
 
 TASKS, AZURE = "tasks", "azure"

@@ -12,8 +12,8 @@ from benchmarks.moe_infinity.engine.prompts import to_learn_from
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.eamc_file import EamcFile
 from greenroom.policies.base.artifacts import artifact_of
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.predictor.eamc.members import CAPACITY, choose_members
 from greenroom.predictor.reuse.fit import fit

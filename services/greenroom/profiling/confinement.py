@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Ids, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.replacement.next_use import NextUse
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.model_profile import PickWorth
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import LackingOne
 from greenroom.profiling.forced import Forced, Given, force
 from greenroom.profiling.subject import Asked, ProfileFailed, Subject

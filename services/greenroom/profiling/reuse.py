@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.model_profile import Reuse
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import KeptExperts
 from greenroom.profiling.forced import Forced, Given, force, perplexity
 from greenroom.profiling.subject import Asked, Subject

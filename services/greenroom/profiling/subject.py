@@ -12,7 +12,7 @@ from greenroom.core.errors import GreenroomError, InvalidRequest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.moe.architecture.families import family_of
 from greenroom.moe.batch.batch_engine import BatchEngine
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import ConfiningPolicy
 from greenroom.profiling.prompts import TaskPrompt
 from greenroom.worker.model.assembly import Worker

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import BudgetTooSmall
 from greenroom.policies.base.array_types import Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     UNKNOWN_TASK,
     LayerRouting,
@@ -27,6 +26,7 @@ from greenroom.policies.base.events import (
     Transfer,
     VictimRequest,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.replacement.belady import belady
 from greenroom.replay.steps import TraceStep, groups

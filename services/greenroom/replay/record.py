@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import UNKNOWN_TASK, SequenceInfo, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.replay.trace import RoutingTrace, narrowest
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Counts, Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Phase
+from greenroom.policies.base.expert_keys import Catalogue
 
 if TYPE_CHECKING:
     from greenroom.replay.trace import RoutingTrace

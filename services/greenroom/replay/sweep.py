@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import POPULARITY

@@ -19,7 +19,6 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
 from greenroom.experts.source import Arriving
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     ROUTER,
     UNKNOWN_TASK,
@@ -28,6 +27,7 @@ from greenroom.policies.base.events import (
     SequenceEnd,
     SequenceInfo,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.replay.cache import ReplayResult
 from greenroom.replay.simulated import LinkProfile, SimulatedHardware

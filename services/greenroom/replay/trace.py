@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Counts
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Phase
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.replay import trace_file
 from greenroom.replay.steps import TraceStep, as_recorded, side_by_side
 from greenroom.replay.trace_file import TraceError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import BudgetTooSmall
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import ReplayCache, ReplayResult, RoutingTrace, replay

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from greenroom.core.errors import BudgetTooSmall
 from greenroom.policies.base.array_types import Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, Phase, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy

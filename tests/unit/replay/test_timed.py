@@ -8,8 +8,8 @@ import pytest
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
 from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.experts.pack.direct_io import ReadSettings
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction, PredictionRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Prefetch
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru

@@ -6,8 +6,8 @@ import numpy as np
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Counts, Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Tier, Transfer
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.replacement.lru import Recency
@@ -18,7 +18,7 @@ class NeighbourAware(RankingPolicy):
 
     MoE-Infinity's baseline (§8.4, ZeRO-Infinity's) "enforces the neighbors of experts to be cached together"; the
     paper says no more, so the rule is ours. An expert is as recent as the most recent use among itself and its
-    neighbours; of equals, the one whose own use is longest ago goes. Radius 0 is LRU.
+    neighbours. Of equals, the one that was itself used longest ago leaves. Radius 0 is LRU.
     """
 
     def __init__(self, catalogue: Catalogue, *, radius: int = 1) -> None:
