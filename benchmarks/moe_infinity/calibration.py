@@ -24,7 +24,7 @@ from greenroom.policies.base.array_types import Counts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace
-from greenroom.replay.cache import optimum
+from greenroom.replay.hit_rates import optimum
 from greenroom.replay.quick import count_hits
 
 BASELINES: Final = ("lru", "lfu", "lfu-reset", "neighbour-aware")

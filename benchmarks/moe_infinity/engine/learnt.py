@@ -17,8 +17,8 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.predictor.eamc.members import CAPACITY, choose_members
 from greenroom.predictor.reuse.fit import fit
-from greenroom.replay.activations import activation_matrices
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.activation_matrices import activation_matrices
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.core.model_profile import ModelProfile, dump_model_profile, load_model_profile
 from greenroom.profiling.config import ProfileConfig
 from greenroom.profiling.correlation import observe
+from greenroom.profiling.correlation_plots import draw
 from greenroom.profiling.folder import KEYWORDS_FILE, OBSERVATIONS_FILE, PROFILE_FILE, ROUTING_FILE, written_whole
 from greenroom.profiling.plots import draw_profile
 from greenroom.profiling.profiler import notes_of, profile_model
 from greenroom.profiling.prompts import TaskPrompt, TaskPrompts
 from greenroom.profiling.report import describe_profile
 from greenroom.profiling.subject import Subject
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.tasktype.evaluate import LabelledPrompt
 from greenroom.tasktype.learn import learn_keywords
 from greenroom.worker.model.config import WorkerConfig
@@ -87,7 +88,9 @@ def observe_trace(path: Path, folder: Path, *, plots: bool, seed: int) -> str:
 
 
 def _write_observations(trace: RoutingTrace, folder: Path, *, plots: bool, seed: int) -> None:
-    observed = observe(trace, folder if plots else None, seed=seed)
+    observed = observe(trace, seed=seed)
+    if plots:
+        draw(observed, folder)
     (folder / OBSERVATIONS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(observed.report()), indent=1))
 
 

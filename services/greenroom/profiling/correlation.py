@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 Floats = NDArray[np.float64]
 Order = NDArray[np.int64]
@@ -114,20 +113,18 @@ class Observations:
         return found
 
 
-def observe(
-    trace: RoutingTrace, folder: Path | None, *, tasks: Sequence[str] | None = None, seed: int = 0
-) -> Observations:
-    """Works out all observations, and draws them into ``folder`` unless that is None.
+def observe(trace: RoutingTrace, *, tasks: Sequence[str] | None = None, seed: int = 0) -> Observations:
+    """All observations of a trace.
 
-    ``tasks``: of each sequence, else the trace's own, if it names any. Prompts follow each other in the order of
-    arrival, else of the trace. Raises InvalidConfig, and PlotUnavailable where nothing can be drawn.
+    ``tasks``: that of each sequence (None: the trace's own, if it names any). Prompts follow each other in the order of
+    arrival, else of the trace. Raises InvalidConfig where there is not one task a sequence.
     """
     tasks = tasks if tasks is not None else trace.task
     if tasks is not None and len(tasks) != trace.sequences:
         raise InvalidConfig("tasks", len(tasks), f"the task type of each of the {trace.sequences} sequences")
     if tasks is not None and not any(tasks):
         tasks = None  # recorded without any
-    observed = Observations(
+    return Observations(
         transitions=transitions_by_task(trace, tasks),
         layers=between_layers(trace, seed=seed) if trace.layers > 1 and trace.tokens > 1 else None,
         prompts=between_prompts(trace, tasks, seed=seed),
@@ -135,11 +132,6 @@ def observe(
         sequences=trace.sequences,
         tokens=trace.tokens,
     )
-    if folder is not None:
-        from greenroom.profiling.correlation_plots import draw
-
-        draw(observed, folder)
-    return observed
 
 
 def transitions_by_task(trace: RoutingTrace, tasks: Sequence[str] | None) -> dict[str, Floats]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.model_profile import Lengths
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 MOST_POINTS = 100
 """Of a CDF: more are not seen in a picture."""

@@ -23,8 +23,8 @@ from greenroom.profiling.reuse import measure_reuse, runs_of
 from greenroom.profiling.sensitivity import disturb
 from greenroom.profiling.similarity import similarity_of
 from greenroom.profiling.subject import Answer, Asked, Subject
-from greenroom.replay.record import TraceRecorder
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.recorder import TraceRecorder
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 
 class Bar(Protocol):

@@ -1,4 +1,4 @@
-"""Replay of hits on plain numbers: the decisions of ``greenroom.replay.cache``, several times faster.
+"""Replay of hits on plain numbers: the decisions of ``greenroom.replay.hit_rates``, several times faster.
 
 There a policy is told of each layer as an engine would tell it. Here the rule behind it is worked out access by access,
 without events and with next to no arrays. What makes that possible: experts are fetched on demand alone, they are of
@@ -26,10 +26,10 @@ from greenroom.policies.replacement.lfu import Lfu, LfuReset
 from greenroom.policies.replacement.lru import Lru
 from greenroom.policies.replacement.neighbour_aware import NeighbourAware
 from greenroom.policies.replacement.next_use import NO_CHANCE, NextUse
-from greenroom.replay.cache import ReplayResult, check_budget, replay
+from greenroom.replay.hit_rates import ReplayResult, check_budget, replay
 from greenroom.replay.quick_activation import LeastActivated
 from greenroom.replay.rule import Group, Rule
-from greenroom.replay.steps import TraceStep, layers_of
+from greenroom.replay.traces.steps import TraceStep, layers_of
 
 _TIME_BITS = 31
 """So many lower bits of a rank say when an expert was used; those above them count more."""

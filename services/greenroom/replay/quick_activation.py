@@ -13,7 +13,7 @@ from greenroom.policies.base.activation_matrix import TINY, ActivationMatrices, 
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.policies.moe_infinity.retention import EPSILON, layer_decay
 from greenroom.replay.rule import Group, Rule
-from greenroom.replay.steps import NO_KEY, TraceStep, keys_of
+from greenroom.replay.traces.steps import NO_KEY, TraceStep, keys_of
 
 
 class LeastActivated(Rule):

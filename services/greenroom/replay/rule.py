@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from greenroom.replay.steps import TraceStep
+from greenroom.replay.traces.steps import TraceStep
 
 Group = list[int]
 """The distinct experts of one layer of one step, in the order in which they count as used."""

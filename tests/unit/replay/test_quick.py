@@ -19,10 +19,10 @@ from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import ReplayResult, RoutingTrace, quick, replay
-from greenroom.replay.activations import activation_matrices
 from greenroom.replay.quick import count, count_hits, rule_of
 from greenroom.replay.rule import Group, Rule
-from greenroom.replay.steps import TraceStep, groups
+from greenroom.replay.traces.activation_matrices import activation_matrices
+from greenroom.replay.traces.steps import TraceStep, groups
 from tests.unit.replay.traces import trace_of
 
 RULES: Sequence[tuple[str, Mapping[str, Any]]] = [

@@ -14,9 +14,9 @@ from greenroom.policies.base.expert_policy import Prefetch
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import RoutingTrace, TraceStep
-from greenroom.replay.cache import replay
-from greenroom.replay.simulated import LinkProfile, parse_seconds
-from greenroom.replay.timed import (
+from greenroom.replay.hit_rates import replay
+from greenroom.replay.simulation.simulated_hardware import LinkProfile, parse_seconds
+from greenroom.replay.simulation.timed_replay import (
     ComputeProfile,
     SimulatedStore,
     TimedEngine,

@@ -16,7 +16,7 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.reuse.chances import Coefficients, ReuseChances
 from greenroom.predictor.reuse import fit as fitting
 from greenroom.predictor.reuse.fit import KEEP, FitOptions, fit, layer_samples, moving
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 LAYERS, EXPERTS = 2, 8
 

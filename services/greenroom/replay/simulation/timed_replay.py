@@ -29,10 +29,10 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.replay.cache import ReplayResult
-from greenroom.replay.simulated import LinkProfile, SimulatedHardware
-from greenroom.replay.steps import TraceStep
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.hit_rates import ReplayResult
+from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
+from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.steps import TraceStep
 
 LINK_DEADLINE_S = 3600.0
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from greenroom.policies.base.events import Phase
-from greenroom.replay.trace import RoutingTrace
-from greenroom.replay.trace_file import TraceError
+from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.trace_file import TraceError
 
 
 def joined(traces: Sequence[RoutingTrace]) -> RoutingTrace:

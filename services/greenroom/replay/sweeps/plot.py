@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greenroom.core.pictures import COLOURS, check_plot, new_figure, save_figure
-from greenroom.replay.report import at_once
-from greenroom.replay.sweep import BELADY, Cell, Sweep
+from greenroom.replay.sweeps.report import at_once
+from greenroom.replay.sweeps.sweep import BELADY, Cell, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,15 +19,15 @@ from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.belady import Belady, Future
 from greenroom.policies.replacement.static import Static
 from greenroom.policies.reuse.policy import Reuse
-from greenroom.replay.cache import ReplayResult, optimum
-from greenroom.replay.processes import in_processes
+from greenroom.replay.hit_rates import ReplayResult, optimum
 from greenroom.replay.quick import count_hits
-from greenroom.replay.steps import TraceStep, groups
-from greenroom.replay.trace import RoutingTrace
-from greenroom.replay.trace_file import TraceError
+from greenroom.replay.sweeps.processes import in_processes
+from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.steps import TraceStep, groups
+from greenroom.replay.traces.trace_file import TraceError
 
 if TYPE_CHECKING:
-    from greenroom.replay.timed import TimedReplay, TimedResult
+    from greenroom.replay.simulation.timed_replay import TimedReplay, TimedResult
 
 BELADY = "belady"
 

@@ -1,7 +1,7 @@
 """Hit rates: a policy, or Belady's optimum, against recorded routing. Transfers take no time here.
 
 Counts look-ups, hits and evictions of one device arena with on-demand fetches alone; what a policy wants ahead of need
-is not carried out. What that gains is a matter of time: see ``greenroom.replay.timed``.
+is not carried out. What that gains is a matter of time: see ``greenroom.replay.simulation.timed_replay``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from greenroom.policies.base.events import (
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.replacement.belady import belady
-from greenroom.replay.steps import TraceStep, groups
+from greenroom.replay.traces.steps import TraceStep, groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from greenroom.core.units import MIB, format_bytes
 from greenroom.policies.registry import EXPERT_POLICIES
-from greenroom.replay.sweep import Cell, PolicySpec, Sweep, fetches_ahead
+from greenroom.replay.sweeps.sweep import Cell, PolicySpec, Sweep, fetches_ahead
 
 
 def tables(sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | None) -> str:

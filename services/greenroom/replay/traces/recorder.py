@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from greenroom.policies.base.events import UNKNOWN_TASK, SequenceInfo, Step
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.replay.trace import RoutingTrace, narrowest
+from greenroom.replay.traces.routing_trace import RoutingTrace, narrowest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

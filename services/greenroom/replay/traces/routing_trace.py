@@ -18,9 +18,9 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.replay import trace_file
-from greenroom.replay.steps import TraceStep, as_recorded, side_by_side
-from greenroom.replay.trace_file import TraceError
+from greenroom.replay.traces import trace_file
+from greenroom.replay.traces.steps import TraceRows, TraceStep
+from greenroom.replay.traces.trace_file import TraceError
 
 PREFILL_CHUNK = 256
 """Prompt rows of a sequence that run together where a trace does not say which did."""
@@ -161,13 +161,17 @@ class RoutingTrace:
             raise InvalidConfig("concurrent", concurrent, "at least 1")
         if prefill_chunk < 1:
             raise InvalidConfig("prefill_chunk", prefill_chunk, "at least 1")
-        return side_by_side(self, concurrent, tokens, prefill_chunk)
+        return self._rows.side_by_side(concurrent, tokens, prefill_chunk)
 
     def recorded_steps(self, *, tokens: int | None = None) -> Iterator[TraceStep]:
         """The steps as they ran. Raises TraceError where that was not recorded."""
         if self.step is None:
             raise TraceError("this trace does not say which rows ran together")
-        return as_recorded(self, self.step, tokens)
+        return self._rows.as_recorded(self.step, tokens)
+
+    @property
+    def _rows(self) -> TraceRows:
+        return TraceRows(self.experts, self.seq_starts, self.phase, self.step)
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
