@@ -40,9 +40,9 @@ def measure(
     progress: bool,
     say: Callable[[str], None],
 ) -> str:
-    """Writes ``folder``; returns what a terminal shows of it. Whatever is raised, the folder is what it was.
+    """Writes ``folder``; returns the text for the terminal. Where anything is raised, the folder stays as it was.
 
-    ``made_by``: what the profile's notes begin with. ``say`` is told what is measured before it begins.
+    ``made_by``: the first of the profile's notes. ``say`` gets a description of the model before it is measured.
     """
     with written_whole(folder) as new:
         with Subject(worker) as subject:
@@ -76,7 +76,7 @@ def measure(
 
 
 def observe_trace(path: Path, folder: Path, *, plots: bool, seed: int) -> str:
-    """Writes ``folder`` with what is to be observed in recorded routing; returns what a terminal shows of it.
+    """Writes the observations on a recorded trace to ``folder``; returns the text for the terminal.
 
     Raises TraceError.
     """
@@ -99,7 +99,7 @@ def replace_notes(profile: ModelProfile, name: str, text: str) -> ModelProfile:
 
 
 def _earlier(path: Path, subject: Subject) -> ModelProfile | None:
-    """What the folder had before. Raises InvalidConfig where that is of another model."""
+    """The folder's earlier profile, if it has one. Raises InvalidConfig where that is of another model."""
     if not path.is_file():
         return None
     earlier = load_model_profile(path)
@@ -113,7 +113,7 @@ def _earlier(path: Path, subject: Subject) -> ModelProfile | None:
 
 
 def _keywords(labelled: Sequence[TaskPrompt], seed: int) -> tuple[bytes | None, str]:
-    """The file of keywords, with what it is worth; or why there is none."""
+    """The file of keywords, with its accuracy; or None, with the reason."""
     try:
         learnt = learn_keywords([LabelledPrompt(one.prompt, one.task_type) for one in labelled], seed=seed)
     except GreenroomError as error:

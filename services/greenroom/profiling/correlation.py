@@ -1,7 +1,7 @@
-"""How far the experts of one layer or prompt tell those of the next: eMoE's observations, from a routing trace.
+"""How well the experts of one layer or prompt predict those of the next: eMoE's observations, from a routing trace.
 
-Sections 2.2.1 (Fig. 3), 3.2.2 (Figs 7 and 8) and 3.3 (Fig. 9). Beside each figure stands what it would be if there were
-nothing to see: the same picks in another order.
+Sections 2.2.1 (Fig. 3), 3.2.2 (Figs 7 and 8) and 3.3 (Fig. 9). Beside each figure stands its value without any
+correlation: that of the same picks in another order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Order = NDArray[np.int64]
 ALL = "all"
 LAGS = 20
 MOST_TASKS = 6
-"""With pictures of their own: those with the most tokens."""
+"""So many tasks, those with the most tokens, have pictures of their own."""
 _DRAWS = 20
 _MOST_TOKENS = 200_000
-"""For what is worked out of single tokens."""
+"""The most tokens that figures by single tokens use."""
 _ROWS_AT_ONCE = 50_000
 _FEWEST_PAIRS = 10
 
