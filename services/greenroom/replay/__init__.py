@@ -1,12 +1,11 @@
 """Replay of recorded routing without a model: what a policy makes of it.
 
 ``traces`` holds the trace and its file, ``RoutingTrace``, and ``TraceRecorder``, which makes one from a running engine.
-``replay`` counts hits, with transfers that take no time, and ``count_hits`` the same ones faster. ``simulation`` runs
-the engine itself on simulated links and a virtual clock. ``sweeps`` compares policies and budgets.
+``replay`` counts hits, with transfers that take no time. ``simulation`` runs the engine itself on simulated links and a
+virtual clock. ``sweeps`` compares policies and budgets.
 """
 
 from greenroom.replay.hit_rates import ReplayCache, ReplayResult, optimum, replay
-from greenroom.replay.quick import count_hits
 from greenroom.replay.traces.recorder import TraceRecorder
 from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.replay.traces.steps import TraceStep
@@ -19,7 +18,6 @@ __all__ = [
     "TraceError",
     "TraceRecorder",
     "TraceStep",
-    "count_hits",
     "optimum",
     "replay",
 ]

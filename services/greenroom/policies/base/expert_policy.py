@@ -116,6 +116,10 @@ class ExpertPolicy(ServiceInterface, ABC):
     asks: ClassVar[frozenset[str]] = frozenset()
     """Kinds of predictions that this class may request. Where there are none, ``take_requests`` is never called."""
 
+    only_ahead: ClassVar[bool] = False
+    """Whether the class differs from a replacement rule only by what it wants ahead of need. Then a replay that fetches
+    on demand alone shows nothing of its own."""
+
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.hooks = frozenset(

@@ -57,6 +57,8 @@ class Emoe(RankingPolicy):
     experts, the last k of a layer leave for the target only where there are no others.
     """
 
+    only_ahead = True
+
     def __init__(
         self,
         catalogue: Catalogue,

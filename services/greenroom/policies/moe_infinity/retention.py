@@ -30,11 +30,10 @@ class ActivationRetention(RankingPolicy):
     def __init__(self, catalogue: Catalogue, *, by_ratio: bool = True, by_layer: bool = True) -> None:
         super().__init__(catalogue)
         self.matrices = ActivationMatrices(catalogue)
-        self.by_ratio = by_ratio
-        self.by_layer = by_layer
+        self._by_ratio = by_ratio
         self._ratios: Matrix = np.zeros(catalogue.size, dtype=np.float32)
         self._decays = {
-            start: layer_decay(catalogue, start, by_layer=by_layer) for start in (0, catalogue.decoder_start)
+            start: _layer_decay(catalogue, start, by_layer=by_layer) for start in (0, catalogue.decoder_start)
         }
         self._decay = self._decays[0]
         self._worth: Matrix | None = None  # [N], until it changes: a layer may ask more than once
@@ -97,11 +96,11 @@ class ActivationRetention(RankingPolicy):
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
         if self._worth is None:
-            self._worth = (self._ratios + np.float32(EPSILON)) * self._decay if self.by_ratio else self._decay
+            self._worth = (self._ratios + np.float32(EPSILON)) * self._decay if self._by_ratio else self._decay
         return self._worth, None
 
 
-def layer_decay(catalogue: Catalogue, start: int = 0, *, by_layer: bool = True) -> Matrix:
+def _layer_decay(catalogue: Catalogue, start: int = 0, *, by_layer: bool = True) -> Matrix:
     """``[N]``: 1 − l / L, with l counted from ``start``; 1 everywhere without ``by_layer``."""
     if not by_layer:
         return np.ones(catalogue.size, dtype=np.float32)

@@ -29,6 +29,8 @@ class PrefetchingPolicy(ExpertPolicy):
     holds. With ``evict`` False prefetches only fill free slots.
     """
 
+    only_ahead = True
+
     def __init__(self, catalogue: Catalogue, *, retention: str, evict: bool) -> None:
         """Raises UnknownName for a retention that is not known."""
         super().__init__(catalogue)

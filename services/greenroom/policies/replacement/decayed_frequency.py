@@ -15,7 +15,7 @@ from greenroom.policies.base.host_target import HostTarget
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 
-LARGEST = 1e100
+_LARGEST = 1e100
 """Sums are rescaled to a unit of 1 when the unit exceeds this."""
 
 
@@ -34,8 +34,8 @@ class Decayed(RankingPolicy):
         super().__init__(catalogue)
         # Instead of decaying every sum at each use, each use counts for more than the one before it.
         self._sums: NDArray[np.float64] = np.zeros(catalogue.size, dtype=np.float64)
-        self.decay = decay
-        self._powers = powers_up_to(64, decay)
+        self._decay = decay
+        self._powers = _powers_up_to(64, decay)
         self._unit = 1.0
         self._host_target = HostTarget(catalogue, wanted=host)
 
@@ -54,15 +54,15 @@ class Decayed(RankingPolicy):
     def _use(self, experts: Keys) -> None:
         count = len(experts)
         if count >= len(self._powers):
-            self._powers = powers_up_to(2 * count, self.decay)
+            self._powers = _powers_up_to(2 * count, self._decay)
         self._sums[experts] += self._powers[:count] * self._unit
         self._unit *= float(self._powers[count])
-        if self._unit > LARGEST:
+        if self._unit > _LARGEST:
             self._sums /= self._unit
             self._unit = 1.0
 
 
-def powers_up_to(count: int, decay: float) -> NDArray[np.float64]:
+def _powers_up_to(count: int, decay: float) -> NDArray[np.float64]:
     """``decay`` ^ -i for i from 0 to ``count`` - 1: the weight of a use against that of the i-th use before it."""
-    powers: NDArray[np.float64] = np.exp(np.minimum(np.arange(count) * -math.log(decay), math.log(LARGEST)))
+    powers: NDArray[np.float64] = np.exp(np.minimum(np.arange(count) * -math.log(decay), math.log(_LARGEST)))
     return powers

@@ -28,12 +28,12 @@ class NeighbourAware(RankingPolicy):
         super().__init__(catalogue)
         self._own = Recency(catalogue.size)
         self._shared: Counts = np.zeros(catalogue.size, dtype=np.int64)
-        self.neighbours = _neighbours(catalogue, radius)
+        self._neighbours = _neighbours(catalogue, radius)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         times = self._own.use(routing.experts)
         # Times ascend, and of repeated targets the last assignment stays: the most recent use.
-        self._shared[self.neighbours[routing.experts]] = times[:, None]
+        self._shared[self._neighbours[routing.experts]] = times[:, None]
 
     def on_transfer_done(self, transfer: Transfer) -> None:
         self._own.arrived(transfer)

@@ -45,11 +45,9 @@ class NextUse(RankingPolicy):
         if not horizon > 0:
             raise InvalidConfig("horizon", horizon, "above 0")
         super().__init__(catalogue)
-        self.keep = np.array([fast, slow])
-        self.gain = (1 - self.keep) / 2
-        self.horizon = horizon
-        self._rates: NDArray[np.float64] = np.full((2, catalogue.size), NO_CHANCE)
-        self._chance: NDArray[np.float64] = self._rates[0] + self._rates[1]
+        self._horizon = horizon
+        self._averages = [(np.full(catalogue.size, NO_CHANCE), keep, (1 - keep) / 2) for keep in (fast, slow)]
+        self._chance: NDArray[np.float64] = np.full(catalogue.size, 2 * NO_CHANCE)
         self._layer = catalogue.layers - 1
         step = np.log(horizon / (1 + horizon)) / catalogue.layers
         turns = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
@@ -69,10 +67,11 @@ class NextUse(RankingPolicy):
         self._layer = routing.layer
         self._worth = None
         span = self.catalogue.spans[routing.layer]
-        rates = self._rates
-        rates[:, span] *= self.keep[:, None]
-        rates[:, routing.experts] += self.gain[:, None]
-        np.add(rates[0, span], rates[1, span], out=self._chance[span])
+        for average, keep, gain in self._averages:
+            average[span] *= keep
+            average[routing.experts] += gain
+        (fast, *_), (slow, *_) = self._averages
+        np.add(fast[span], slow[span], out=self._chance[span])
         if self._expecting:
             self._expected[span] = np.nan
 
@@ -101,5 +100,5 @@ class NextUse(RankingPolicy):
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
         if self._worth is None:
             chance = self._chance
-            self._worth = (self.expected() + self.horizon * chance) * self.discounts[self._layer]
+            self._worth = (self.expected() + self._horizon * chance) * self.discounts[self._layer]
         return self._worth, None

@@ -26,6 +26,8 @@ class Static(RankingPolicy):
     "paper", which has no misses.
     """
 
+    only_ahead = True
+
     def __init__(
         self,
         catalogue: Catalogue,

@@ -34,6 +34,7 @@ class Reuse(LookAhead):
     """
 
     artifacts = frozenset({REUSE})
+    only_ahead = False
 
     def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.7, evict: bool = True) -> None:
         """Raises InvalidConfig for values out of range."""

@@ -12,8 +12,9 @@ from greenroom.replay.traces.trace_file import TraceError
 
 
 def joined(traces: Sequence[RoutingTrace]) -> RoutingTrace:
-    """Their sequences, one trace's after the other's. Which rows ran together, and when requests arrived, is not said
-    of the whole. Raises TraceError where they are of several models.
+    """One trace of all sequences, in the order of ``traces``.
+
+    It does not say which rows ran together, nor when requests arrived. Raises TraceError for traces of several models.
     """
     if len(traces) == 1:
         return traces[0]

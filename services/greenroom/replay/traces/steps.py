@@ -9,12 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.base.array_types import Counts, Keys
+from greenroom.policies.base.array_types import Counts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.base.expert_keys import Catalogue
-
-NO_KEY = -1
-"""Stands for no pick where picks are keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,22 +115,19 @@ class TraceRows:
         return TraceStep(sequences, self.experts[rows], phases, started, ended)
 
 
-def keys_of(catalogue: Catalogue, step: TraceStep) -> Keys:
-    """``[T, layers, k]``: the step's picks as keys of ``catalogue``, ``NO_KEY`` where one is none."""
-    picks = step.picks.astype(np.int64)
-    return np.where(picks < catalogue.experts_per_layer[:, None], picks + catalogue.first[:-1, None], NO_KEY)
-
-
 def layers_of(catalogue: Catalogue, step: TraceStep) -> list[list[int]]:
-    """The distinct experts that each layer of the step uses, as keys of ``catalogue``, in the order in which they count
-    as used: as recorded where the step has one row, else ascending.
+    """The distinct experts that each layer of the step uses, as keys of ``catalogue``, in their order of use.
+
+    That order is the recorded one where the step has one row, else ascending.
     """
-    keys = keys_of(catalogue, step)
+    keys = step.picks + catalogue.first[:-1, None]
+    real = step.picks < catalogue.experts_per_layer[:, None]
+    keys[~real] = -1
     if len(keys) == 1:
         layers = keys[0].tolist()
     else:
         layers = [sorted(set(layer)) for layer in keys.swapaxes(0, 1).reshape(catalogue.layers, -1).tolist()]
-    return layers if (keys != NO_KEY).all() else [[key for key in layer if key != NO_KEY] for layer in layers]
+    return layers if real.all() else [[key for key in layer if key >= 0] for layer in layers]
 
 
 def groups(catalogue: Catalogue, steps: Iterable[TraceStep]) -> Iterator[list[int]]:

@@ -115,7 +115,7 @@ def test_a_policy_is_told_of_steps_and_layers_in_order() -> None:
 
 
 def distinct(trace: RoutingTrace) -> np.ndarray:
-    """``[layers, experts]``: who is used at all."""
+    """``[layers, experts]``: whether the expert is used at all."""
     used = np.zeros((trace.experts.shape[1], trace.num_experts), dtype=np.bool_)
     for layer in range(used.shape[0]):
         used[layer, np.unique(trace.experts[:, layer])] = True
