@@ -38,8 +38,8 @@ from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import LoadedMoE, attach, load
 from greenroom.moe.loading.packing import ensure_pack
 from greenroom.policies.base.array_types import Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Step, VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Target
 from greenroom.policies.base.fidelity import Fidelity
 from greenroom.policies.base.victim_selection import lowest

@@ -23,7 +23,8 @@ from greenroom.moe.attention.kv_cache import KVLayout, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching
+from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState
+from greenroom.policies.batching.fcfs import FcfsBatching
 
 CASES = ((1, 0), (8, 0), (64, 0), (64, 256))
 PROMPT, LAYERS, VOCABULARY = (1, 2, 3), 24, 8

@@ -41,10 +41,10 @@ from greenroom.llm import LLM
 from greenroom.moe.loading.packing import default_cache_dir
 from greenroom.policies.base.events import Prediction, SequenceInfo, Step
 from greenroom.replay import RoutingTrace, TraceRecorder
-from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.steps import TraceStep
-from greenroom.replay.sweep import PolicySpec
-from greenroom.replay.timed import ComputeProfile, TimedEngine, TimedReplay, TimedResult
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedEngine, TimedReplay, TimedResult
+from greenroom.replay.sweeps.sweep import PolicySpec
+from greenroom.replay.traces.steps import TraceStep
 from greenroom.worker.model.warm_start import first_residents
 
 LINK_BUDGET_S = 0.4

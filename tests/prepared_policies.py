@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import create_policy

@@ -22,8 +22,8 @@ from benchmarks.emoe.jobs import (
 )
 from benchmarks.emoe.measures import geometric, interval, over_seeds, summary
 from benchmarks.emoe.simulate import Machine, Served, simulate
-from greenroom.policies.placement.placement_policy import FcfsPlacement
-from greenroom.replay.processes import in_processes
+from greenroom.policies.placement.fcfs import FcfsPlacement
+from greenroom.replay.sweeps.processes import in_processes
 
 TASKS, AZURE = "tasks", "azure"
 """Traffic: Poisson arrivals of the five task types, and recorded arrivals with recorded lengths."""

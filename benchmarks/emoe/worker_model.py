@@ -15,12 +15,12 @@ from greenroom.policies.base.events import Phase
 from greenroom.policies.batching.batch_policy import (
     BatchLimits,
     BatchState,
-    FcfsBatching,
     Rows,
     RunningSequence,
     StepPlan,
     WaitingSequence,
 )
+from greenroom.policies.batching.fcfs import FcfsBatching
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ from benchmarks.engine.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row
 from benchmarks.engine.session import Arm, Stage
 from benchmarks.streams import Stream, random_stream, task_stream
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.registry import create_policy
 
 EIGHTH = "12%"

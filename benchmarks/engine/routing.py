@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.engine.turns import Trace
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import SequenceInfo, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.replacement.belady import Future, belady
 
 Keys = NDArray[np.int64]

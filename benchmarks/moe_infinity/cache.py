@@ -22,10 +22,10 @@ from benchmarks.moe_infinity.calibration import BASELINES, TARGETS
 from benchmarks.moe_infinity.informed import Informed
 from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH, Shape
 from greenroom.predictor.reuse.fit import FitOptions
-from greenroom.replay.cache import ReplayResult, replay
-from greenroom.replay.processes import in_processes
-from greenroom.replay.steps import TraceStep
-from greenroom.replay.sweep import BELADY, Place, PolicySpec, Sweep
+from greenroom.replay.hit_rates import ReplayResult, replay
+from greenroom.replay.sweeps.processes import in_processes
+from greenroom.replay.sweeps.sweep import BELADY, Place, PolicySpec, Sweep
+from greenroom.replay.traces.steps import TraceStep
 
 OURS: Final = "moe-infinity"
 LITERAL: Final = "moe-infinity:literal=true"

@@ -20,7 +20,7 @@ from greenroom.policies.base.events import Artifact
 from greenroom.predictor.eamc.members import choose_members
 from greenroom.predictor.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace
-from greenroom.replay.activations import activation_matrices
+from greenroom.replay.traces.activation_matrices import activation_matrices
 
 BUNDLED: Final = "bundled model"
 REAL_TOKENS: Final = 30_000

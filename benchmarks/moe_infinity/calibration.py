@@ -24,8 +24,7 @@ from greenroom.policies.base.array_types import Counts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace
-from greenroom.replay.cache import optimum
-from greenroom.replay.quick import count_hits
+from greenroom.replay.hit_rates import optimum, replay
 
 BASELINES: Final = ("lru", "lfu", "lfu-reset", "neighbour-aware")
 
@@ -56,7 +55,7 @@ def hit_rates(shape: Shape, mix: Mix, slots: int, sequences: int, seed: int) -> 
     """Of each baseline and of Belady's optimum, in percent, on one trace."""
     trace = trace_of(shape, mix, sequences, seed=seed)
     catalogue, steps = trace.catalogue(), list(trace.steps(concurrent=mix.at_once))
-    found = {name: count_hits(create_policy(name, catalogue=catalogue), steps, slots).hit_rate for name in BASELINES}
+    found = {name: replay(create_policy(name, catalogue=catalogue), steps, slots).hit_rate for name in BASELINES}
     found["belady"] = optimum(catalogue, steps, slots).hit_rate
     return {name: 100 * rate for name, rate in found.items()}
 

@@ -20,7 +20,7 @@ from benchmarks.emoe.measures import interval
 from benchmarks.moe_infinity.prefetch_cells import Arm, Cell, World, measure
 from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S
 from greenroom.core.pictures import COLOURS, new_figure, save_figure
-from greenroom.replay.processes import in_processes
+from greenroom.replay.sweeps.processes import in_processes
 
 OURS: Final = Arm("moe-infinity", "moe-infinity")
 PAPER_ENOUGH: Final = {"switch-large-128": 100, "nllb-moe-128": 110}

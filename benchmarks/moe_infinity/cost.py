@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from greenroom.core.pictures import COLOURS, new_figure, save_figure
 from greenroom.policies.base.activation_matrix import Rows, Tokens
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES, Eamc, NearestMembers
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 

@@ -38,9 +38,9 @@ from greenroom.predictor.counts import Shape
 from greenroom.predictor.eamc.drift import Drift
 from greenroom.predictor.eamc.members import choose_members
 from greenroom.replay import RoutingTrace
-from greenroom.replay.activations import activation_matrices
-from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.timed import ComputeProfile, TimedReplay
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
+from greenroom.replay.traces.activation_matrices import activation_matrices
 
 PAPER_MEANWHILE: Final = "10-13"
 AT_ONCE: Final = (1, 8)

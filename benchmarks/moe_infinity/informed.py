@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from benchmarks.moe_infinity.synthetic import Mix
 from greenroom.policies.base.array_types import NO_KEYS, Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, SequenceInfo, Step, VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.victim_selection import lowest
 

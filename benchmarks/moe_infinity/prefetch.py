@@ -27,7 +27,7 @@ from benchmarks.emoe.measures import interval
 from benchmarks.moe_infinity.prefetch_cells import PERCENTILES, Arm, Cell, Measured, World, by_world, measure
 from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S, Model, recorded, switch_base
 from benchmarks.moe_infinity.prefetch_tables import draw, table
-from greenroom.replay.processes import in_processes
+from greenroom.replay.sweeps.processes import in_processes
 
 __all__ = ["QUICK", "Scale", "draw", "run", "table"]
 

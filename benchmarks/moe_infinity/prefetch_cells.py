@@ -24,9 +24,9 @@ from greenroom.policies.reuse.chances import REUSE
 from greenroom.predictor.eamc.members import CAPACITY, choose_members
 from greenroom.predictor.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace
-from greenroom.replay.activations import activation_matrices
-from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.timed import ComputeProfile, TimedReplay
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
+from greenroom.replay.traces.activation_matrices import activation_matrices
 
 PERCENTILES = (50, 95, 99)
 

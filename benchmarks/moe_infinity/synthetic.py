@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from greenroom.policies.base.events import Phase
 from greenroom.replay import RoutingTrace
-from greenroom.replay.trace import narrowest
+from greenroom.replay.traces.routing_trace import narrowest
 
 LENGTH_SPREAD = 0.6
 """Standard deviation of the logarithm of a prompt's and an answer's length."""

@@ -28,7 +28,7 @@ from greenroom.demo.tasks import TASKS, samples
 from greenroom.embedded import EmbeddedConfig, embedded_parts
 from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
 from greenroom.predictor import PredictorConfig
 from greenroom.predictor.building.config import BuildingConfig

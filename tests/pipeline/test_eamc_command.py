@@ -17,7 +17,7 @@ from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.replay import RoutingTrace
-from greenroom.replay.activations import activation_matrices
+from greenroom.replay.traces.activation_matrices import activation_matrices
 from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.config import WorkerConfig
 from tests.pipeline.commands import output_of as run

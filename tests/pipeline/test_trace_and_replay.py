@@ -16,8 +16,8 @@ from greenroom.experts.copying import disk_calibration
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace, TraceRecorder
-from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.timed import ComputeProfile, TimedReplay
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
 from greenroom.worker.model.warm_start import first_residents
 from tests.pipeline.commands import result_of
 from tests.unit.replay.traces import trace_of

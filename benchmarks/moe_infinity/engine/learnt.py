@@ -12,13 +12,13 @@ from benchmarks.moe_infinity.engine.prompts import to_learn_from
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.eamc_file import EamcFile
 from greenroom.policies.base.artifacts import artifact_of
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.predictor.eamc.members import CAPACITY, choose_members
 from greenroom.predictor.reuse.fit import fit
-from greenroom.replay.activations import activation_matrices
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.activation_matrices import activation_matrices
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _chosen(recorded: Recorded, capacity: int, seed: int) -> EamcFile:
 
     from greenroom.core.eamc_file import EamcFile
     from greenroom.predictor.eamc.members import choose_members
-    from greenroom.replay.activations import activation_matrices
+    from greenroom.replay.traces.activation_matrices import activation_matrices
 
     began = time.monotonic()
     matrices = np.concatenate([activation_matrices(one) for one in recorded.traces])

@@ -14,10 +14,10 @@ from greenroom.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from greenroom.experts.pack.direct_io import ReadSettings
-    from greenroom.replay.simulated import LinkProfile
-    from greenroom.replay.sweep import Sweep
-    from greenroom.replay.timed import TimedReplay
-    from greenroom.replay.trace import RoutingTrace
+    from greenroom.replay.simulation.simulated_hardware import LinkProfile
+    from greenroom.replay.simulation.timed_replay import TimedReplay
+    from greenroom.replay.sweeps.sweep import Sweep
+    from greenroom.replay.traces.routing_trace import RoutingTrace
 
 DEFAULT_TOKENS = 30_000
 DEFAULT_TIMED_TOKENS = 1_000
@@ -148,10 +148,10 @@ def replay(
     from greenroom.core.units import parse_bytes
     from greenroom.policies.base.artifacts import artifact_of
     from greenroom.policies.registry import check_taken
-    from greenroom.replay import report
-    from greenroom.replay.plot import plot
-    from greenroom.replay.sweep import Sweep, slots_of, specs_of
-    from greenroom.replay.trace import RoutingTrace
+    from greenroom.replay.sweeps import report
+    from greenroom.replay.sweeps.plot import plot
+    from greenroom.replay.sweeps.sweep import Sweep, slots_of, specs_of
+    from greenroom.replay.traces.routing_trace import RoutingTrace
 
     for option, file in (("json", json_file), ("plot", plot_file)):
         if file is not None and not file.parent.is_dir():
@@ -225,7 +225,7 @@ def _link(link: str | None, pack: Path | None) -> tuple[LinkProfile, ReadSetting
     from greenroom.experts.copying.disk_calibration import load_or_measure
     from greenroom.experts.pack.direct_io import ReadSettings
     from greenroom.experts.pack.pack_file import PackFile
-    from greenroom.replay.simulated import LinkProfile
+    from greenroom.replay.simulation.simulated_hardware import LinkProfile
 
     if link is not None:
         if pack is not None:
@@ -254,8 +254,8 @@ def _timed(
     recall: float | None,
 ) -> TimedReplay:
     from greenroom.core.units import parse_bytes
-    from greenroom.replay.simulated import LinkProfile, parse_seconds
-    from greenroom.replay.timed import ComputeProfile, TimedReplay
+    from greenroom.replay.simulation.simulated_hardware import LinkProfile, parse_seconds
+    from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
 
     if size is None:
         raise InvalidConfig("expert-bytes", None, "a size such as 11MiB, as this trace does not say it")

@@ -32,7 +32,6 @@ from greenroom.experts.pack.layout import PackManifest
 from greenroom.experts.running_layer import RunningLayer, Stage
 from greenroom.experts.source import Arriving, ExpertWeights
 from greenroom.policies.base.array_types import Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
@@ -45,6 +44,7 @@ from greenroom.policies.base.events import (
     Step,
     Tier,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Target
 from greenroom.policies.base.fidelity import Confinement, Fidelity
 

@@ -1,10 +1,10 @@
-"""The decisions: which expert is where, which rows run next, which request goes to whom.
+"""The decisions: which expert is where, which rows run next, which worker gets a request.
 
 Pure and synchronous, on numpy alone, without a clock: the same objects run in the worker, in a unit test and in a
 replay of recorded routing. ``greenroom.policies.base.expert_policy`` says how an engine drives an ExpertPolicy.
 """
 
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.policies.placement.placement_policy import PlacementPolicy

@@ -1,4 +1,4 @@
-"""Policies by name. Choosing another is a change of one word."""
+"""Policies by name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.policies.batching.batch_policy import BatchPolicy, FcfsBatching
+from greenroom.policies.batching.batch_policy import BatchPolicy
+from greenroom.policies.batching.fcfs import FcfsBatching
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import Popularity
 from greenroom.policies.emoe.scheduling import EmoeLiteralPlacement, EmoePlacement
 from greenroom.policies.moe_infinity.policy import MoeInfinity
-from greenroom.policies.placement.placement_policy import EdfPlacement, FcfsPlacement, PlacementPolicy
+from greenroom.policies.placement.edf import EdfPlacement
+from greenroom.policies.placement.fcfs import FcfsPlacement
+from greenroom.policies.placement.placement_policy import PlacementPolicy
 from greenroom.policies.prefetching.look_ahead import LookAhead
 from greenroom.policies.prefetching.next_layer import NextLayer, TopK, TracedTopK
 from greenroom.policies.replacement.belady import Belady
@@ -67,7 +70,7 @@ def create_policy(name: str, *, catalogue: Catalogue, options: Mapping[str, Any]
 
 
 def check_taken(kind: str, name: str, policies: Collection[str]) -> None:
-    """Raises InvalidConfig where none of ``policies`` predicts by artifacts of this ``kind``; it is called ``name``."""
+    """Raises InvalidConfig where none of ``policies`` takes the artifact ``name`` of this ``kind``."""
     taking = [policy for policy, made in EXPERT_POLICIES.items() if kind in made.artifacts]
     if not set(taking).intersection(policies):
         own, others = " and ".join(policies), " and ".join(taking)
@@ -108,7 +111,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def _check_kind(option: str, value: object, kinds: tuple[type, ...]) -> None:
-    """Raises InvalidConfig where a value, which may come out of a command line's JSON, is of none of the kinds."""
+    """Raises InvalidConfig where a value is of none of the kinds. It may come from a command line's JSON."""
     for kind in kinds:
         if isinstance(value, bool) if kind is bool else isinstance(value, kind) and not isinstance(value, bool):
             return

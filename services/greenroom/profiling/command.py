@@ -14,13 +14,14 @@ from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.core.model_profile import ModelProfile, dump_model_profile, load_model_profile
 from greenroom.profiling.config import ProfileConfig
 from greenroom.profiling.correlation import observe
+from greenroom.profiling.correlation_plots import draw
 from greenroom.profiling.folder import KEYWORDS_FILE, OBSERVATIONS_FILE, PROFILE_FILE, ROUTING_FILE, written_whole
 from greenroom.profiling.plots import draw_profile
 from greenroom.profiling.profiler import notes_of, profile_model
 from greenroom.profiling.prompts import TaskPrompt, TaskPrompts
 from greenroom.profiling.report import describe_profile
 from greenroom.profiling.subject import Subject
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.tasktype.evaluate import LabelledPrompt
 from greenroom.tasktype.learn import learn_keywords
 from greenroom.worker.model.config import WorkerConfig
@@ -39,9 +40,9 @@ def measure(
     progress: bool,
     say: Callable[[str], None],
 ) -> str:
-    """Writes ``folder``; returns what a terminal shows of it. Whatever is raised, the folder is what it was.
+    """Writes ``folder``; returns the text for the terminal. Where anything is raised, the folder stays as it was.
 
-    ``made_by``: what the profile's notes begin with. ``say`` is told what is measured before it begins.
+    ``made_by``: the first of the profile's notes. ``say`` gets a description of the model before it is measured.
     """
     with written_whole(folder) as new:
         with Subject(worker) as subject:
@@ -75,7 +76,7 @@ def measure(
 
 
 def observe_trace(path: Path, folder: Path, *, plots: bool, seed: int) -> str:
-    """Writes ``folder`` with what is to be observed in recorded routing; returns what a terminal shows of it.
+    """Writes the observations on a recorded trace to ``folder``; returns the text for the terminal.
 
     Raises TraceError.
     """
@@ -87,7 +88,9 @@ def observe_trace(path: Path, folder: Path, *, plots: bool, seed: int) -> str:
 
 
 def _write_observations(trace: RoutingTrace, folder: Path, *, plots: bool, seed: int) -> None:
-    observed = observe(trace, folder if plots else None, seed=seed)
+    observed = observe(trace, seed=seed)
+    if plots:
+        draw(observed, folder)
     (folder / OBSERVATIONS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(observed.report()), indent=1))
 
 
@@ -96,7 +99,7 @@ def replace_notes(profile: ModelProfile, name: str, text: str) -> ModelProfile:
 
 
 def _earlier(path: Path, subject: Subject) -> ModelProfile | None:
-    """What the folder had before. Raises InvalidConfig where that is of another model."""
+    """The folder's earlier profile, if it has one. Raises InvalidConfig where that is of another model."""
     if not path.is_file():
         return None
     earlier = load_model_profile(path)
@@ -110,7 +113,7 @@ def _earlier(path: Path, subject: Subject) -> ModelProfile | None:
 
 
 def _keywords(labelled: Sequence[TaskPrompt], seed: int) -> tuple[bytes | None, str]:
-    """The file of keywords, with what it is worth; or why there is none."""
+    """The file of keywords, with its accuracy; or None, with the reason."""
     try:
         learnt = learn_keywords([LabelledPrompt(one.prompt, one.task_type) for one in labelled], seed=seed)
     except GreenroomError as error:

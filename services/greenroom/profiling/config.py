@@ -9,18 +9,18 @@ from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.profiling.similarity import SIMILARITIES
 
 STAGES: Final = ("lengths", "sensitivity", "worth", "reuse", "costs", "keywords", "observations")
-"""In the order in which they are run; ``lengths`` with the experts that tasks are routed to."""
+"""In the order in which they run. ``lengths`` also measures which experts tasks are routed to."""
 
 LEAST_SEEDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileConfig:
-    """``prompts_per_task``: how many of each are run. ``seeds``: how often what is random is repeated; ``seed``: what
-    all of it follows from. ``threshold``: the similarity from which on a layer counts as insensitive. ``share``: of the
-    experts, kept where their reuse is measured. ``max_tokens``: most of an answer. ``similarity``: how answers are
-    compared. ``worth_prompts``: how many prompts of a task are run without an expert. ``rounds`` and
-    ``steps``: how often costs are measured, and over how many steps each time.
+    """``prompts_per_task``: prompts run of each task. ``seeds``: repetitions of what is random, all drawn from
+    ``seed``. ``threshold``: the least similarity at which a layer counts as insensitive. ``share``: of the experts,
+    kept where their reuse is measured. ``max_tokens``: the most of an answer. ``similarity``: how answers are compared.
+    ``worth_prompts``: prompts of a task that are run without an expert. ``rounds`` and ``steps``: how often costs are
+    measured, and over how many steps each time.
 
     Raises InvalidConfig and UnknownName, naming the field.
     """
@@ -59,7 +59,7 @@ class ProfileConfig:
                 raise InvalidConfig(name, getattr(self, name), "above 0 and at most 1")
 
     def quick(self) -> ProfileConfig:
-        """A first look at the same."""
+        """The same with fewer prompts, tokens and rounds, for a first look."""
         return replace(self, prompts_per_task=4, max_tokens=min(self.max_tokens, 64), rounds=2, steps=8)
 
     @property

@@ -1,4 +1,4 @@
-"""Rows that may only go to some experts: what a profile does to a model to see what becomes of its answers."""
+"""Confining rows to some experts, to measure what that does to the answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Ids, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.replacement.next_use import NextUse
 
 
@@ -24,12 +24,12 @@ class Confinement(Protocol):
 class RandomRouting:
     """The first ``layers`` MoE layers send each row to as many experts as ever, drawn at random.
 
-    What is drawn follows from the seed, the sequence's name, the row's position and the layer alone: not from what else
-    runs, nor from ``layers``, so a longer prefix has the shorter one's draws in it.
+    The draw depends only on the seed, the sequence's name, the row's position and the layer. It depends neither on what
+    else runs nor on ``layers``, so a longer prefix contains the draws of a shorter one.
     """
 
     def __init__(self, catalogue: Catalogue, layers: int, *, seed: int, names: dict[int, int]) -> None:
-        """``names``: of each sequence, what its draws follow from (its prompt's place, say)."""
+        """``names[sequence]``: what the sequence's draws depend on, such as its prompt's place."""
         self._catalogue = catalogue
         self._layers = layers
         self._seed = np.uint64(seed)
@@ -76,7 +76,7 @@ class KeptExperts:
 
 
 class ConfiningPolicy(NextUse):
-    """``next-use``, which confines rows while it is told to (``confine``)."""
+    """``next-use`` that confines rows after ``confine``."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
@@ -86,8 +86,9 @@ class ConfiningPolicy(NextUse):
         self._positions: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def confine(self, to: Confinement | None) -> int:
-        """From now on, while nothing runs: None frees all rows. Returns at how many layers of steps rows were confined
-        by what there was before.
+        """Confine rows from now on; None frees all rows. To be called when nothing runs.
+
+        Returns the number of layers of steps in which the previous confinement confined rows.
         """
         confined, self._confined = self._confined, 0
         self._confinement = to

@@ -1,7 +1,7 @@
-"""How far the experts of one layer or prompt tell those of the next: eMoE's observations, from a routing trace.
+"""How well the experts of one layer or prompt predict those of the next: eMoE's observations, from a routing trace.
 
-Sections 2.2.1 (Fig. 3), 3.2.2 (Figs 7 and 8) and 3.3 (Fig. 9). Beside each figure stands what it would be if there were
-nothing to see: the same picks in another order.
+Sections 2.2.1 (Fig. 3), 3.2.2 (Figs 7 and 8) and 3.3 (Fig. 9). Beside each figure stands its value without any
+correlation: that of the same picks in another order.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 Floats = NDArray[np.float64]
 Order = NDArray[np.int64]
@@ -24,10 +23,10 @@ Order = NDArray[np.int64]
 ALL = "all"
 LAGS = 20
 MOST_TASKS = 6
-"""With pictures of their own: those with the most tokens."""
+"""So many tasks, those with the most tokens, have pictures of their own."""
 _DRAWS = 20
 _MOST_TOKENS = 200_000
-"""For what is worked out of single tokens."""
+"""The most tokens that figures by single tokens use."""
 _ROWS_AT_ONCE = 50_000
 _FEWEST_PAIRS = 10
 
@@ -114,20 +113,18 @@ class Observations:
         return found
 
 
-def observe(
-    trace: RoutingTrace, folder: Path | None, *, tasks: Sequence[str] | None = None, seed: int = 0
-) -> Observations:
-    """Works out all observations, and draws them into ``folder`` unless that is None.
+def observe(trace: RoutingTrace, *, tasks: Sequence[str] | None = None, seed: int = 0) -> Observations:
+    """All observations of a trace.
 
-    ``tasks``: of each sequence, else the trace's own, if it names any. Prompts follow each other in the order of
-    arrival, else of the trace. Raises InvalidConfig, and PlotUnavailable where nothing can be drawn.
+    ``tasks``: that of each sequence (None: the trace's own, if it names any). Prompts follow each other in the order of
+    arrival, else of the trace. Raises InvalidConfig where there is not one task a sequence.
     """
     tasks = tasks if tasks is not None else trace.task
     if tasks is not None and len(tasks) != trace.sequences:
         raise InvalidConfig("tasks", len(tasks), f"the task type of each of the {trace.sequences} sequences")
     if tasks is not None and not any(tasks):
         tasks = None  # recorded without any
-    observed = Observations(
+    return Observations(
         transitions=transitions_by_task(trace, tasks),
         layers=between_layers(trace, seed=seed) if trace.layers > 1 and trace.tokens > 1 else None,
         prompts=between_prompts(trace, tasks, seed=seed),
@@ -135,11 +132,6 @@ def observe(
         sequences=trace.sequences,
         tokens=trace.tokens,
     )
-    if folder is not None:
-        from greenroom.profiling.correlation_plots import draw
-
-        draw(observed, folder)
-    return observed
 
 
 def transitions_by_task(trace: RoutingTrace, tasks: Sequence[str] | None) -> dict[str, Floats]:

@@ -42,9 +42,10 @@ def measure_costs(
     done: Callable[[], object],
     loads: bool = True,
 ) -> MeasuredCosts:
-    """Medians over ``rounds`` rounds, in each of which every size has its turn, so that what else the machine does
-    falls on all alike. ``done`` is told of each turn (``turns_of``). Without ``loads`` nothing is said of what loading
-    experts takes. Raises ProfileFailed where a prompt is refused.
+    """Medians over ``rounds`` rounds. Every size has a turn in each round, so other load on the machine hits all alike.
+
+    ``done`` is called after each turn (``turns_of``). Without ``loads`` no loading times are measured. Raises
+    ProfileFailed where a prompt is refused.
     """
     sizes = row_counts(subject.engine.config.max_running)
     decoding: dict[int, list[float]] = {size: [] for size in sizes}
@@ -69,13 +70,13 @@ def measure_costs(
 
 
 def turns_of(subject: Subject, rounds: int) -> int:
-    """How often ``measure_costs`` tells that something is done."""
+    """How often ``measure_costs`` calls ``done``."""
     sizes = row_counts(subject.engine.config.max_running)
     return rounds * (len(sizes) + 1) + len(load_counts(subject.catalogue.size))
 
 
 def _decode_times(subject: Subject, asked: Sequence[Asked], steps: int) -> list[float]:
-    """Seconds of steps that decode a row of each; fewer sequences than that may fit, and then there are none."""
+    """Seconds of each step that decodes a row of every sequence; empty where not all of them fit at once."""
     engine, stats = subject.engine, subject.engine.stats
     times: list[float] = []
     in_a_step = min(engine.config.prefill_chunk or engine.config.tokens_per_step, engine.config.tokens_per_step)
@@ -117,7 +118,7 @@ def _prefill_time(subject: Subject, asked: Sequence[Asked]) -> float:
 
 
 def _load_times(subject: Subject, count: int, rounds: int, random: Random) -> list[float]:
-    """Seconds in which so many experts, drawn at random, come to the device; others have left it before."""
+    """Seconds in which ``count`` experts, drawn at random, are loaded. Room for them was made before."""
     experts = subject.worker.experts
     times: list[float] = []
     deadline = time.perf_counter() + _BUDGET_S
@@ -136,13 +137,13 @@ def _load_times(subject: Subject, count: int, rounds: int, random: Random) -> li
 
 
 def _evict(subject: Subject, keys: Sequence[int]) -> None:
-    """Through the policy, as ever: it wants those that are there without these, and no others."""
+    """Through the policy: its target is what is resident, without ``keys``."""
     experts, policy = subject.worker.experts, subject.policy
     wanted = np.array(experts.device.resident)
     wanted[list(keys)] = False
     policy.target = Target(0, wanted, drop_others=True)
     none = np.empty(0, dtype=np.float32)
-    experts.predicted(Prediction(PredictionRequest("none", (0, 0)), "", none))  # the engine looks at what it wants
+    experts.predicted(Prediction(PredictionRequest("none", (0, 0)), "", none))  # the engine reads the target now
     policy.target = None
     experts.layer_entered(0)
     if experts.device.resident[list(keys)].any():

@@ -31,7 +31,7 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """A folder beside it, with what it holds already, that takes its place once all went well; else nothing changes."""
+    """A copy of ``folder`` to write to. It takes the folder's place once all went well; else nothing changes."""
     check_folder(folder)
     folder = folder.absolute()
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -17,7 +17,7 @@ from greenroom.moe.batch.batch_engine import BatchEngine, SequenceObserver
 from greenroom.policies.base.events import UNKNOWN_TASK, SequenceEnd, SequenceInfo
 
 MOST_LOGIT_ROWS = 128
-"""Of a forward: each is as wide as the vocabulary."""
+"""The most rows of a forward whose logits are kept: each is as wide as the vocabulary."""
 
 _numbers = itertools.count(1 << 40)  # as sequences, beyond whatever a batch engine counts to
 
@@ -33,8 +33,8 @@ class Given:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forced:
-    """By token of the answer: its natural log-probability after all that stands before it, and whether it is the most
-    probable one there. ``approximated``: as the observer says of the sequence.
+    """By token of the answer: its natural log-probability given all tokens before it, and whether it is the most
+    probable one there. ``approximated``: the sequence's share of approximated rows, by the observer.
     """
 
     log_probabilities: NDArray[np.float64]

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.model_profile import Lengths
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 MOST_POINTS = 100
-"""Of a CDF: more are not seen in a picture."""
+"""The most points of a CDF: a picture shows no more."""
 
 
 def lengths_of(tokens: Sequence[int]) -> Lengths:
-    """``tokens``: of each prompt or answer, at least one. A percentile is the length of one of them."""
+    """``tokens``: the length of each prompt or answer, at least one. A percentile is the length of one of them."""
     ordered = np.sort(np.asarray(tokens, dtype=np.int64))
     values, counts = np.unique(ordered, return_counts=True)
     if len(values) > MOST_POINTS:
@@ -47,7 +47,7 @@ def counts_of(trace: RoutingTrace, sequences: Sequence[int]) -> NDArray[np.int64
 
 
 def shares_of(counts: NDArray[np.int64], experts_per_layer: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Each layer's picks as shares, 1 in sum; alike for all experts of a layer without a pick."""
+    """Each layer's picks as shares that sum to 1; equal shares in a layer without picks."""
     there = np.arange(counts.shape[1]) < experts_per_layer[:, None]
     sums = counts.sum(axis=1, keepdims=True)
     return np.asarray(np.where(sums > 0, counts, there) / np.where(sums > 0, sums, experts_per_layer[:, None]))

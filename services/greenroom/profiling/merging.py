@@ -13,10 +13,10 @@ EARLIER = "earlier command"
 
 
 def merged(new: ModelProfile, earlier: ModelProfile, stages: Collection[str]) -> ModelProfile:
-    """``new``, where the chosen ``stages`` have not measured something with what ``earlier`` has of it.
+    """``new``, completed from ``earlier`` by what the chosen ``stages`` did not measure.
 
-    A new profile always has lengths and popularity, but only counts for them where ``lengths`` was chosen, or for tasks
-    that the earlier one did not have; with them it says which tasks there are.
+    Lengths, popularity and the set of tasks are those of ``new`` where ``lengths`` was chosen. Otherwise they are those
+    of ``earlier``, with the tasks that only ``new`` has.
     """
     tasks: dict[str, TaskProfile] = dict(new.tasks if "lengths" in stages else earlier.tasks)
     for name, task in new.tasks.items():

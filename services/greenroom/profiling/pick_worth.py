@@ -1,8 +1,7 @@
-"""What it is worth that a row gets an expert that its router picks: eMoE's sensitivity s (Eq. 2) by layer and expert,
-instead of 0 or 1.
+"""What a router's pick is worth: eMoE's sensitivity s (Eq. 2) by layer and expert, instead of 0 or 1.
 
-Measured with given answers: how much less probable they become where one expert can not be had and its rows go to the
-next best. A prompt that never picks the expert loses nothing, so only those that do are run again, and of these some.
+Measured on given answers: how much less probable they become where one expert is missing and its rows go to the next
+best. A prompt that never picks the expert loses nothing. So only prompts that do are run again, and only some of these.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.model_profile import PickWorth
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import LackingOne
 from greenroom.profiling.forced import Forced, Given, force
 from greenroom.profiling.subject import Asked, ProfileFailed, Subject
@@ -31,7 +30,7 @@ def measure_pick_worth(
     done: Callable[[], object],
 ) -> dict[str, PickWorth]:
     """By task. ``answers``: the undisturbed ones; ``counts[place]``: ``[layers, experts]``, the prompts' own picks.
-    ``prompts``: how many of a task's prompts run without an expert at most. ``done`` hears ``turns_of`` times.
+    ``prompts``: the most prompts of a task that run without an expert. ``done`` is called ``turns_of`` times.
 
     Raises ProfileFailed where rows can not be confined.
     """
@@ -64,7 +63,7 @@ def chosen(users: Sequence[int], prompts: int, random: Random) -> list[int]:
 
 
 def turns_of(catalogue: Catalogue, prompts_by_task: Sequence[int], prompts: int) -> int:
-    """How often ``measure_pick_worth`` tells of a prompt: if each of them picked every expert."""
+    """How often ``measure_pick_worth`` calls ``done``: as if each prompt picked every expert."""
     return sum(prompts_by_task) + catalogue.size * sum(min(prompts, own) for own in prompts_by_task)
 
 

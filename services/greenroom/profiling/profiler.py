@@ -23,8 +23,8 @@ from greenroom.profiling.reuse import measure_reuse, runs_of
 from greenroom.profiling.sensitivity import disturb
 from greenroom.profiling.similarity import similarity_of
 from greenroom.profiling.subject import Answer, Asked, Subject
-from greenroom.replay.record import TraceRecorder
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.recorder import TraceRecorder
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 
 class Bar(Protocol):
@@ -57,7 +57,7 @@ class Profiled:
 
 @dataclass(slots=True)
 class _Undisturbed:
-    """What the model says by itself, and where it is routed."""
+    """The undisturbed answers, and their routing."""
 
     asked: list[Asked]
     answers: list[Answer]
@@ -77,8 +77,8 @@ def profile_model(
     *,
     earlier: ModelProfile | None = None,
 ) -> Profiled:
-    """Run the chosen stages of those that need the model, and whatever they build on. What was not chosen is taken over
-    from an ``earlier`` profile of the same model. Raises InvalidRequest, ProfileFailed.
+    """Run the chosen stages that need the model, and the stages that these need. Other results are taken from an
+    ``earlier`` profile of the same model. Raises InvalidRequest, ProfileFailed.
     """
     asked, left_out = subject.tokenised(prompts.run, config.max_tokens)
     said = dict(notes)
@@ -173,7 +173,7 @@ def profile_model(
 def notes_of(
     subject: Subject, prompts: TaskPrompts, config: ProfileConfig, made_by: Mapping[str, str]
 ) -> dict[str, str]:
-    """How it was made, for people; the same whenever the same is asked."""
+    """How the profile was made, as text. Equal settings give equal notes."""
     return {
         **made_by,
         "weights": subject.worker.pack.manifest.dtype,

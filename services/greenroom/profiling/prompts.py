@@ -22,7 +22,7 @@ _DRAWN_FROM: Final = 31_000
 
 
 class TaskPrompt(msgspec.Struct, frozen=True):
-    """One line of the file; other fields are passed over. ``answer``: the only right one, where the task has one."""
+    """One line of the file; other fields are ignored. ``answer``: the only right one, where the task has one."""
 
     prompt: Annotated[str, Meta(min_length=1)]
     task_type: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -31,9 +31,9 @@ class TaskPrompt(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompts:
-    """``run``: what the model is given, in order of arrival. ``labelled``: that and whatever else has a label.
+    """``run``: the prompts that the model answers, in order of arrival. ``labelled``: all prompts with a label.
 
-    ``source``: where they are from, for people.
+    ``source``: where they are from, as text.
     """
 
     run: tuple[TaskPrompt, ...]

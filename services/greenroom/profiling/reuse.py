@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.model_profile import Reuse
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import KeptExperts
 from greenroom.profiling.forced import Forced, Given, force, perplexity
 from greenroom.profiling.subject import Asked, Subject
@@ -56,15 +56,15 @@ def kept_experts(catalogue: Catalogue, worth: NDArray[np.float64], slots: int) -
 def chosen_for(tasks: Sequence[str], period: int, part: int, parts: int, random: Random) -> list[int]:
     """For each prompt, in order of arrival, the one whose experts it gets: the last of its task when they were chosen.
 
-    Where experts are chosen at a prompt for itself and its next ``period``, a prompt has come up to ``period`` prompts
-    later, and as often after each number. So each draws a number: in part 0 of ``parts`` from the first of them, and so
-    on. The prompts count as a ring: what came before the first are the last ones.
+    Experts are chosen at one prompt for itself and its next ``period`` prompts. So a prompt comes 0 to ``period``
+    prompts after the choice, each equally often. Each prompt draws such a number: in part 0 of ``parts`` from the
+    lowest ones, and so on. The prompts form a ring: the last ones come before the first.
     """
     return [_last_of(tasks, place, int((part + random.random()) / parts * (period + 1))) for place in range(len(tasks))]
 
 
 def _last_of(tasks: Sequence[str], place: int, ago: int) -> int:
-    """The last prompt of the task of ``place`` so many prompts before it, or earlier."""
+    """The last prompt of the same task at least ``ago`` prompts before ``place``."""
     there = place - ago
     while tasks[there % len(tasks)] != tasks[place]:
         there -= 1
@@ -125,7 +125,7 @@ class _Giving:
 
 
 def parts_of(period: int, seeds: int) -> int:
-    """How often all prompts are run for a p, each with experts chosen at another time: there is only one for p = 0."""
+    """How often all prompts are run for one p, each time with experts chosen at another prompt. Once for p = 0."""
     return min(seeds, period + 1)
 
 

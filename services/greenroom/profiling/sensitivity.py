@@ -1,4 +1,4 @@
-"""What a task's answers bear of wrong routing in the first layers (eMoE, section 2.2.3, Fig. 5)."""
+"""How much wrong routing in the first layers changes a task's answers (eMoE, section 2.2.3, Fig. 5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from greenroom.profiling.subject import Answer, Asked, ProfileFailed, Subject
 
 
 def insensitive_prefix(similarity: Sequence[float], threshold: float) -> int:
-    """The layers of the longest prefix at which, as at every shorter one, the similarity is at least ``threshold``.
+    """The most first layers such that for them and every fewer the similarity is at least ``threshold``.
 
     ``similarity[n]``: with the first n layers routed at random, n from 0 on.
     """
@@ -26,7 +26,7 @@ def insensitive_prefix(similarity: Sequence[float], threshold: float) -> int:
 
 
 def limit_of(undisturbed: Answer, most: int) -> int:
-    """Tokens that a disturbed answer gets: one that has not ended at twice the length is not going to be alike."""
+    """The most tokens of a disturbed answer. One that has not ended at twice the length will not become alike."""
     return min(most, 2 * len(undisturbed.token_ids) + 8)
 
 

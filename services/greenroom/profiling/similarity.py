@@ -20,7 +20,7 @@ _MOST_TOKENS: Final = 256  # what the embedding was trained for
 
 
 class SimilarityUnavailable(GreenroomError):
-    """What it takes to compare answers is not installed."""
+    """The package that compares answers is not installed."""
 
 
 class Similarity(Protocol):
@@ -29,7 +29,7 @@ class Similarity(Protocol):
     said: str
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
-        """For each pair of answers 1 where they are the same, less the less they are alike."""
+        """For each pair of answers: 1 where they are the same, less where they differ more."""
         ...
 
 

@@ -12,7 +12,7 @@ from greenroom.core.errors import GreenroomError, InvalidRequest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.moe.architecture.families import family_of
 from greenroom.moe.batch.batch_engine import BatchEngine
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import ConfiningPolicy
 from greenroom.profiling.prompts import TaskPrompt
 from greenroom.worker.model.assembly import Worker
@@ -38,15 +38,17 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said. ``cut``: it was not at its end."""
+    """The model's answer. ``cut``: the token limit ended it."""
 
     token_ids: tuple[int, ...]
     cut: bool
 
 
 class Subject:
-    """A worker of its own whose loop does not run: this thread steps the batch engine, so what runs together, and with
-    it every bit of what comes out, follows from what is asked alone. A context manager that closes it.
+    """A worker whose loop does not run: the caller's thread steps the batch engine.
+
+    So the requests alone decide which rows run together, and with that every bit of the answers. A context manager that
+    closes the worker.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -73,7 +75,7 @@ class Subject:
         return self.worker.experts.device.slots == self.catalogue.size
 
     def describe(self) -> str:
-        """What is measured, as a person reads it."""
+        """The model and its memory, as text."""
         worker, slots = self.worker, self.worker.experts.device.slots
         return (
             f"model {worker.served.name}: {worker.checkpoint.config.model_type}, {worker.pack.manifest.dtype}, "
@@ -84,9 +86,9 @@ class Subject:
     # -- text ------------------------------------------------------------------------------------------------------
 
     def tokenised(self, prompts: Iterable[TaskPrompt], max_tokens: int) -> tuple[list[Asked], int]:
-        """In tokens, with how many were left out because the model can not take them and ``max_tokens`` more.
+        """The prompts in tokens, and the number of those left out: too long for the model with ``max_tokens`` more.
 
-        Raises InvalidRequest where that is all of them.
+        Raises InvalidRequest where all are left out.
         """
         text, served = self.worker.text, self.worker.served
         taken: list[Asked] = []
@@ -129,7 +131,7 @@ class Subject:
     ) -> list[Answer]:
         """Greedy answers of at most ``limits`` tokens, as many at once as the engine takes.
 
-        ``places`` gets each sequence's place by its number before it joins, ``answered`` hears of each that has ended.
+        ``places`` gets each sequence's place by its number before it joins. ``answered`` is called after each answer.
         Raises ProfileFailed.
         """
         collectors = [_Collector(answered) for _ in asked]
@@ -145,7 +147,7 @@ class Subject:
         return [collector.answer(one) for one, collector in zip(asked, collectors, strict=True)]
 
     def step(self) -> None:
-        """Raises ProfileFailed where nothing moves though something could."""
+        """One step. Raises ProfileFailed where requests wait and none moves."""
         if not self.engine.step() and self.engine.busy:
             raise ProfileFailed("requests wait and the engine moves nothing: a defect of greenroom")
 

@@ -1,16 +1,15 @@
-"""Traces of routing, and what a policy makes of them, without a model.
+"""Replay of recorded routing without a model: what a policy makes of it.
 
-``RoutingTrace`` is the file, ``TraceRecorder`` makes one from a running engine. ``replay`` counts hits, with transfers
-that take no time, and ``count_hits`` the same ones faster; ``greenroom.replay.timed`` runs the engine itself on
-simulated links and a virtual clock.
+``traces`` holds the trace and its file, ``RoutingTrace``, and ``TraceRecorder``, which makes one from a running engine.
+``replay`` counts hits, with transfers that take no time. ``simulation`` runs the engine itself on simulated links and a
+virtual clock. ``sweeps`` compares policies and budgets.
 """
 
-from greenroom.replay.cache import ReplayCache, ReplayResult, optimum, replay
-from greenroom.replay.quick import count_hits
-from greenroom.replay.record import TraceRecorder
-from greenroom.replay.steps import TraceStep
-from greenroom.replay.trace import RoutingTrace
-from greenroom.replay.trace_file import TraceError
+from greenroom.replay.hit_rates import ReplayCache, ReplayResult, optimum, replay
+from greenroom.replay.traces.recorder import TraceRecorder
+from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.steps import TraceStep
+from greenroom.replay.traces.trace_file import TraceError
 
 __all__ = [
     "ReplayCache",
@@ -19,7 +18,6 @@ __all__ = [
     "TraceError",
     "TraceRecorder",
     "TraceStep",
-    "count_hits",
     "optimum",
     "replay",
 ]

@@ -12,7 +12,7 @@ from greenroom.core.generation import Event, GenerationRequest, SamplingParams, 
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.loading.load_model import attach
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
 from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PROMPTS, Model, batch_logits

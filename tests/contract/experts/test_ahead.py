@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch
 from greenroom.policies.prefetching.look_ahead import LookAhead
 from greenroom.policies.prefetching.next_layer import NextLayer

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.policies.base.array_types import Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, SequenceInfo, Step, VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Target
 from greenroom.policies.base.fidelity import Fidelity
 from greenroom.policies.base.victim_selection import lowest

@@ -18,8 +18,8 @@ from greenroom.core.errors import BudgetTooSmall, TransferFailed
 from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Prediction, Step, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.policies.replacement.lru import Lru

@@ -13,8 +13,8 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PAGE_BYTES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
-from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.timed import ComputeProfile, TimedEngine, TimedReplay
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedEngine, TimedReplay
 from tests.contract.experts.test_engine import MANIFEST
 from tests.contract.experts.test_host_wants import DEADLINE_S, SIZE, Reads
 from tests.unit.experts.fakes import FakeStore

@@ -18,8 +18,8 @@ from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.policies.base.array_types import NO_KEYS, Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier, Transfer, VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Prefetch, Target
 from greenroom.policies.replacement.lru import Lru
 from tests.contract.experts.test_engine import EXPERTS, LAYERS, MANIFEST, POLICIES, run_layer

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
@@ -33,6 +32,7 @@ from greenroom.policies.base.events import (
     Transfer,
     VictimRequest,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES

@@ -23,7 +23,7 @@ from greenroom.profiling.prompts import TaskPrompt
 from greenroom.profiling.sensitivity import disturb
 from greenroom.profiling.similarity import TokenOverlap
 from greenroom.profiling.subject import Answer, Asked, ProfileFailed, Subject
-from greenroom.replay.record import TraceRecorder
+from greenroom.replay.traces.recorder import TraceRecorder
 from greenroom.worker.model.config import WorkerConfig
 from tests.random_checkpoints import save_random
 

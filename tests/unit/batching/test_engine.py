@@ -14,7 +14,8 @@ from greenroom.core.generation import Event, FinishReason, Token
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_engine import AuditError, BatchConfig, BatchEngine
 from greenroom.policies.base.events import SequenceEnd, SequenceInfo
-from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching, StepPlan
+from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, StepPlan
+from greenroom.policies.batching.fcfs import FcfsBatching
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import LAYOUT, FakeModel, continuation, next_logits, poisoned
 

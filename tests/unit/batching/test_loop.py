@@ -17,7 +17,8 @@ from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop, LoopStopped
 from greenroom.moe.batch.completions import complete
-from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching
+from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState
+from greenroom.policies.batching.fcfs import FcfsBatching
 from tests.contract.batching.harness import request
 from tests.unit.batching.fake_model import FakeModel, continuation
 

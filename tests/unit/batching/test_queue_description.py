@@ -8,7 +8,8 @@ import pytest
 
 from greenroom.moe.batch import queue_description
 from greenroom.moe.batch.batch_engine import AuditError
-from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, FcfsBatching
+from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState
+from greenroom.policies.batching.fcfs import FcfsBatching
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import FakeModel
 

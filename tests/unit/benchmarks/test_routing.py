@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.engine.routing import RoutingRecord, steady_misses
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Step
+from greenroom.policies.base.expert_keys import Catalogue
 
 
 def groups(*experts: list[int]) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from greenroom.policies.base.array_types import Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Phase, Reason, Step, Tier, Transfer, VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from greenroom.policies.base.allocation import Allocation, shares_of
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 
 ALIKE = Catalogue.uniform("pool", layers=3, experts=6, top_k=2, expert_bytes=10)
 CATALOGUES = {

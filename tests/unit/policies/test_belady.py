@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Reason
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.replacement.belady import Belady, Future, belady, next_uses
 from tests.unit.policies.bench import Bench, keys_of, step_of
 

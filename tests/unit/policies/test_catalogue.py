@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 
 
 def test_keys_run_through_layers_of_different_widths() -> None:

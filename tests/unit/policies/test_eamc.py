@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.activation_matrix import ActivationMatrices, tokens_by_expert
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.eamc import (
     EAMC,
     MATRICES,

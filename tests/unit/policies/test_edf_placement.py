@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from greenroom.policies.placement.placement_policy import EdfPlacement, PendingRequest, PlacementState, WorkerView
+from greenroom.policies.placement.edf import EdfPlacement
+from greenroom.policies.placement.placement_policy import PendingRequest, PlacementState, WorkerView
 
 
 def request(name: str, **more: Any) -> PendingRequest:

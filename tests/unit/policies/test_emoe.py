@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.model_profile import ModelProfile, TaskProfile
 from greenroom.policies.base.allocation import Allocation
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     LayerRouting,
     Prediction,
@@ -27,6 +26,7 @@ from greenroom.policies.base.events import (
     Tier,
     VictimRequest,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.task_shares import MOST_TASKS, TaskShares, worth_of_picks
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import POPULARITY

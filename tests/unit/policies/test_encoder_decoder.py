@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, LayerRouting, Phase, SequenceEnd, Step, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.policies.moe_infinity.retention import EPSILON, ActivationRetention

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Phase, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from tests.unit.policies.bench import keys_of, routing_of, step_of
 
 CATALOGUE = Catalogue("pool", experts_per_layer=[3, 5], top_k=[2, 2], expert_bytes=[1, 1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from greenroom.policies.base.array_types import NO_KEYS, Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
@@ -17,6 +16,7 @@ from greenroom.policies.base.events import (
     Transfer,
     VictimRequest,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from tests.unit.policies.bench import keys_of, mask_of, routing_of, step_of
 

@@ -12,10 +12,10 @@ from greenroom.policies.batching.batch_policy import (
     BatchDecision,
     BatchLimits,
     BatchState,
-    FcfsBatching,
     RunningSequence,
     WaitingSequence,
 )
+from greenroom.policies.batching.fcfs import FcfsBatching
 
 LIMITS = BatchLimits(tokens_per_step=10, max_running=4, kv_total=100)
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.policies.placement.placement_policy import (
-    FcfsPlacement,
     PendingRequest,
     PlacedRequest,
     Placement,

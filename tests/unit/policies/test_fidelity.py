@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Phase, SequenceInfo, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.fidelity import FIDELITIES, Confinement, Fidelity, check_profile
 from tests.unit.policies.model_profiles import model_profile, task_profile
 

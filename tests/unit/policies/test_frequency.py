@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.replacement.decayed_frequency import Decayed
 from greenroom.policies.replacement.next_use import NextUse
 from tests.unit.policies.bench import Bench, routing_of

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Phase, Step, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.host_target import HostTarget
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace
-from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.timed import ComputeProfile, TimedReplay
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
 from tests.unit.policies.bench import keys_of
 
 CATALOGUE = Catalogue.uniform("pool", layers=2, experts=6, top_k=2, expert_bytes=10)

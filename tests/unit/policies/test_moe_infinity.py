@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Reason, SequenceEnd, Step, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
 from greenroom.policies.moe_infinity.retention import EPSILON, ActivationRetention

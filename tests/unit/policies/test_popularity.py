@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     LayerRouting,
     Prediction,
@@ -20,6 +19,7 @@ from greenroom.policies.base.events import (
     Tier,
     VictimRequest,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.emoe.popularity import POPULARITY, Popularity
 from tests.unit.policies.bench import keys_of, mask_of
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import ROUTER, LayerRouting, Prediction, PredictionRequest, Reason, Step, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.prefetching.look_ahead import Calibration, LookAhead
 from greenroom.policies.prefetching.next_layer import NextLayer, TopK, TracedTopK

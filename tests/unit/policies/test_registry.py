@@ -14,8 +14,8 @@ from greenroom.policies import (
     create_placement_policy,
     create_policy,
 )
-from greenroom.policies.batching.batch_policy import FcfsBatching
-from greenroom.policies.placement.placement_policy import FcfsPlacement
+from greenroom.policies.batching.fcfs import FcfsBatching
+from greenroom.policies.placement.fcfs import FcfsPlacement
 
 CATALOGUE = Catalogue.uniform("pool", layers=1, experts=4, top_k=2)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from tests.unit.policies.bench import Bench
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import ROUTER, Artifact, LayerRouting, Prediction, Reason, SequenceEnd, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.next_use import NextUse
 from greenroom.policies.reuse.chances import REUSE

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, LayerRouting, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.reuse.chances import KEEP_OVER_ALL, NEVER, REUSE, Coefficients, ReuseChances
 from tests.unit.policies.bench import keys_of
 

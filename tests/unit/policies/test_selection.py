@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Tier, VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.victim_selection import lowest
 
 SIZE = 12

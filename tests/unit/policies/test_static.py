@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Prediction, PredictionRequest, Reason, SequenceInfo, Tier, VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.policies.replacement.static import Static
 from tests.unit.policies.bench import mask_of, step_of

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import ConfiningPolicy, KeptExperts, LackingOne, RandomRouting
 
 CATALOGUE = Catalogue("", experts_per_layer=[6, 9, 4], top_k=[2, 3, 1], expert_bytes=[1, 1, 1])

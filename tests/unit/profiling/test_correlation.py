@@ -22,7 +22,7 @@ from greenroom.profiling.correlation import (
     picks_by_prompt,
     transitions_by_task,
 )
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 from tests.real_data import real_data
 
 EXPERTS = 8
@@ -148,7 +148,8 @@ def test_prompts_of_one_task_are_told_from_those_of_two() -> None:
 
 def test_all_is_drawn_and_said(tmp_path: Path) -> None:
     trace = trace_of(routing(4, prompts=12), [10] * 12, tasks=["one", "two"] * 6)
-    observed = observe(trace, tmp_path)
+    observed = observe(trace)
+    correlation_plots.draw(observed, tmp_path)
     names = {correlation_plots.TRANSITIONS, correlation_plots.LAYERS, correlation_plots.PROMPTS, correlation_plots.LAGS}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
@@ -156,13 +157,13 @@ def test_all_is_drawn_and_said(tmp_path: Path) -> None:
     assert len(report["consecutive_layers"]["by_follower"]) == 2
     assert len(report["consecutive_prompts"]["by_lag"]) == 11
     assert set(observed.transitions) == {"one", "two"}
-    assert observe(trace, None).report() == observed.report(), "the same again"
+    assert observe(trace).report() == observed.report(), "the same again"
 
 
 @pytest.mark.parametrize(("lengths", "layers"), [([5], 1), ([1], 2), ([0, 3, 0], 2), ([0], 2), ([2, 2], 1)])
 def test_what_is_too_little_is_left_out(lengths: list[int], layers: int) -> None:
     trace = trace_of(routing(5, prompts=1, layers=layers, tokens=sum(lengths)), lengths)
-    observed = observe(trace, None)
+    observed = observe(trace)
     assert (observed.prompts is None) == (sum(length > 0 for length in lengths) < 2)
     assert (observed.layers is None) == (layers < 2 or sum(lengths) < 2)
     assert bool(observed.transitions) == (layers > 1 and sum(lengths) > 0)
@@ -170,22 +171,22 @@ def test_what_is_too_little_is_left_out(lengths: list[int], layers: int) -> None
 
 
 def test_where_there_is_nothing_to_see_nothing_is_drawn(tmp_path: Path) -> None:
-    observe(trace_of(routing(5, prompts=1, layers=1), [10]), tmp_path)
+    correlation_plots.draw(observe(trace_of(routing(5, prompts=1, layers=1), [10])), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_tasks_are_those_of_the_sequences(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="each of the 2 sequences"):
-        observe(trace_of(routing(6, prompts=2), [10, 10]), None, tasks=["one"])
-    assert set(observe(trace_of(routing(6, prompts=2), [10, 10], tasks=["", ""]), None).transitions) == {"all"}
+        observe(trace_of(routing(6, prompts=2), [10, 10]), tasks=["one"])
+    assert set(observe(trace_of(routing(6, prompts=2), [10, 10], tasks=["", ""])).transitions) == {"all"}
     with pytest.raises(PlotUnavailable, match="absent"):
-        observe(trace_of(routing(6, prompts=2), [10, 10]), tmp_path / "absent")
+        correlation_plots.draw(observe(trace_of(routing(6, prompts=2), [10, 10])), tmp_path / "absent")
 
 
 def test_a_real_model_has_what_the_paper_saw() -> None:
     path = real_data("routing/gpt-oss-20b.npz")
     lines = path.with_suffix(".meta.jsonl").read_text().splitlines()
-    found = observe(RoutingTrace.load(path), None, tasks=[json.loads(line)["category"] for line in lines])
+    found = observe(RoutingTrace.load(path), tasks=[json.loads(line)["category"] for line in lines])
     assert found.layers is not None
     assert found.prompts is not None
     assert 0.4 <= found.layers.by_follower.mean() <= 0.6, "Fig. 7: around 0.5"

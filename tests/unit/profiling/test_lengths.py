@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from greenroom.core.model_profile import Lengths
 from greenroom.profiling.lengths import MOST_POINTS, counts_of, lengths_of, rounded, shares_of
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 tokens = st.lists(st.integers(0, 5000), min_size=1, max_size=300)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.reuse import chosen_for, kept_experts, parts_of, propose, runs_of
 
 tasks = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=60)

@@ -7,7 +7,7 @@ import pytest
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import FinishReason, SamplingParams
 from greenroom.core.messages import Cancel, Claim, JournalRecord, Lost, Outcome, Rejected, Request, Task
-from greenroom.policies.placement.placement_policy import FcfsPlacement
+from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.effects import Append, Bury, CancelRun, Deposed, Disconnect, Effect, ListRuns, Release, Run
 from greenroom.scheduler.entries import RunResult

@@ -25,7 +25,7 @@ from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.rpc import Context, Refused
 from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS, Topics, all_topics
 from greenroom.fabric.wire import to_end_reason
-from greenroom.policies.placement.placement_policy import FcfsPlacement
+from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.service import PoolRunner
 from greenroom.v1 import worker_pb2, worker_pb2_grpc

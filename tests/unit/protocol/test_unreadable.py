@@ -15,7 +15,7 @@ from greenroom.fabric.log import AppendRefused, Headers, MemoryBroker, MemoryLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import LocalDialer
 from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS, Topics, all_topics
-from greenroom.policies.placement.placement_policy import FcfsPlacement
+from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.dead_letters import Letters, letter_of, write_letter
 from greenroom.scheduler.service import PoolRunner

@@ -22,7 +22,8 @@ from greenroom.core.generation import Finished, FinishReason, SamplingParams, Sl
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Cancel, JournalRecord, Outcome, Request, Task, TaskRecord
 from greenroom.gateway.requests.stream_book import Diverged, Gap, StreamBook, Unwanted
-from greenroom.policies.placement.placement_policy import Costs, FcfsPlacement, PlacementPolicy
+from greenroom.policies.placement.fcfs import FcfsPlacement
+from greenroom.policies.placement.placement_policy import Costs, PlacementPolicy
 from greenroom.scheduler import effects as wanted
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.entries import RunResult

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from greenroom.replay.joined import joined
-from greenroom.replay.trace import RoutingTrace
-from greenroom.replay.trace_file import TraceError
+from greenroom.replay.traces.join import joined
+from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.trace_file import TraceError
 
 WHOLE = RoutingTrace(
     experts=np.arange(12, dtype=np.uint8).reshape(6, 2, 1) % 5,

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
-from greenroom.replay.processes import ProcessLost, in_processes
-from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.sweep import PolicySpec, Sweep
-from greenroom.replay.timed import ComputeProfile, TimedReplay
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
+from greenroom.replay.sweeps.processes import ProcessLost, in_processes
+from greenroom.replay.sweeps.sweep import PolicySpec, Sweep
 from tests.unit.replay.errands import die, forever_but_the_first, refuse
 from tests.unit.replay.traces import trace_of
 
@@ -71,7 +71,7 @@ def test_what_is_raised_meanwhile_ends_work_that_is_under_way() -> None:
 
 SCRIPT = """
 import signal
-from greenroom.replay.processes import in_processes
+from greenroom.replay.sweeps.processes import in_processes
 from tests.unit.replay.errands import forever_but_the_first
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored, as under nohup

@@ -7,16 +7,15 @@ cache for all layers, empty at the start; all experts of the current group unevi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
 from greenroom.policies.base.artifacts import artifact_of
-from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
 from greenroom.predictor.reuse.fit import fit
-from greenroom.replay import ReplayResult, RoutingTrace, TraceStep, count_hits, optimum, replay
+from greenroom.replay import ReplayResult, RoutingTrace, optimum, replay
 from tests.real_data import real_data
 
 TOKENS = 30_000
@@ -52,9 +51,6 @@ EVERY_DAY = [
     ("decayed", 8, 256),
 ]
 
-# Every day over a third of the stream, in which each of them evicts thousands of times.
-BOTH_WAYS = [("lru", 1, 384), ("decayed", 8, 192), ("next-use", 8, 256)]
-
 
 @pytest.fixture(scope="module")
 def trace() -> RoutingTrace:
@@ -73,42 +69,17 @@ def test_hit_rates_are_the_published_ones_to_a_tenth_of_a_point(
 ) -> None:
     options = OPTIONS.get((policy, concurrent), {})
 
-    result = counted(count_hits, trace, policy, options, concurrent, slots)
+    result = counted(trace, policy, options, concurrent, slots)
 
     # The published figures are rounded to a tenth.
     assert 100 * result.hit_rate == pytest.approx(published, abs=0.0501)
 
 
-@pytest.mark.parametrize(
-    ("policy", "concurrent", "slots", "tokens"),
-    [
-        *(pytest.param(*case, TOKENS // 3, id="-".join(map(str, case))) for case in BOTH_WAYS),
-        *(pytest.param(*case, TOKENS, marks=pytest.mark.full) for case in BOTH_WAYS),
-        *(
-            pytest.param(policy, 1, 192, TOKENS, marks=pytest.mark.full)
-            for policy in ("lfu", "lfu-reset", "fifo", "next-use")
-        ),
-        pytest.param("neighbour-aware", 8, 384, TOKENS, marks=pytest.mark.full),
-    ],
-)
-def test_both_ways_count_the_same(trace: RoutingTrace, policy: str, concurrent: int, slots: int, tokens: int) -> None:
-    quick, plain = (counted(way, trace, policy, {}, concurrent, slots, tokens) for way in (count_hits, replay))
-
-    assert quick == plain
-    assert quick.evictions > 1000
-
-
 def counted(
-    way: Callable[[ExpertPolicy, Iterator[TraceStep], int], ReplayResult],
-    trace: RoutingTrace,
-    policy: str,
-    options: Mapping[str, float],
-    concurrent: int,
-    slots: int,
-    tokens: int = TOKENS,
+    trace: RoutingTrace, policy: str, options: Mapping[str, float], concurrent: int, slots: int
 ) -> ReplayResult:
     expert_policy = create_policy(policy, catalogue=trace.catalogue(), options=options)
-    return way(expert_policy, trace.steps(concurrent=concurrent, tokens=tokens), slots)
+    return replay(expert_policy, trace.steps(concurrent=concurrent, tokens=TOKENS), slots)
 
 
 @pytest.mark.parametrize(("concurrent", "slots"), [(8, SLOTS), pytest.param(1, SLOTS, marks=pytest.mark.full)])
@@ -130,7 +101,7 @@ def test_reuse_fitted_to_later_sequences_is_within_eight_points_of_belady(
     policy = create_policy("reuse", catalogue=catalogue)
     policy.on_artifact_swapped(artifact_of(catalogue, fit(later), "later"))
 
-    rate = 100 * count_hits(policy, trace.steps(concurrent=concurrent, tokens=TOKENS), slots).hit_rate
+    rate = 100 * replay(policy, trace.steps(concurrent=concurrent, tokens=TOKENS), slots).hit_rate
 
     assert rate > BELADY[concurrent][SLOTS.index(slots)] - 8
-    assert rate > 100 * counted(count_hits, trace, "next-use", {}, concurrent, slots).hit_rate + gained
+    assert rate > 100 * counted(trace, "next-use", {}, concurrent, slots).hit_rate + gained

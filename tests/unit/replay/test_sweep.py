@@ -11,12 +11,13 @@ import pytest
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.pictures import PlotUnavailable
 from greenroom.policies.registry import create_policy
-from greenroom.replay import RoutingTrace, TraceError, report
-from greenroom.replay.cache import optimum, replay
-from greenroom.replay.plot import plot
-from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.sweep import BELADY, PolicySpec, Sweep, slots_of, specs_of
-from greenroom.replay.timed import ComputeProfile, TimedReplay
+from greenroom.replay import RoutingTrace, TraceError
+from greenroom.replay.hit_rates import optimum, replay
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
+from greenroom.replay.sweeps import report
+from greenroom.replay.sweeps.plot import plot
+from greenroom.replay.sweeps.sweep import BELADY, PolicySpec, Sweep, slots_of, specs_of
 from tests.unit.replay.traces import trace_of
 
 TRACE = trace_of(40, 30, 20, layers=3, k=2, experts=8)

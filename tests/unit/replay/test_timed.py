@@ -8,15 +8,15 @@ import pytest
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
 from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.experts.pack.direct_io import ReadSettings
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction, PredictionRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Prefetch
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import RoutingTrace, TraceStep
-from greenroom.replay.cache import replay
-from greenroom.replay.simulated import LinkProfile, parse_seconds
-from greenroom.replay.timed import (
+from greenroom.replay.hit_rates import replay
+from greenroom.replay.simulation.simulated_hardware import LinkProfile, parse_seconds
+from greenroom.replay.simulation.timed_replay import (
     ComputeProfile,
     SimulatedStore,
     TimedEngine,

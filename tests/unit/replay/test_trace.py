@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Phase
 from greenroom.replay import RoutingTrace, TraceError
-from tests.unit.replay.traces import trace_of
+from greenroom.replay.traces.steps import groups
+from tests.unit.replay.traces import odd_traces, trace_of
 
 
 def test_a_sequence_that_ends_is_replaced_at_once() -> None:
@@ -257,3 +260,16 @@ def test_every_row_of_every_sequence_runs_once_and_in_order(concurrent: int) -> 
         for sequence, rows in seen.items():
             begin, end = trace.seq_starts[sequence : sequence + 2]
             assert rows == trace.experts[begin:end].tolist()
+
+
+@given(trace=odd_traces(), concurrent=st.integers(1, 4))
+def test_groups_are_the_distinct_picks_of_a_layer(trace: RoutingTrace, concurrent: int) -> None:
+    catalogue = trace.catalogue()
+    expected = []
+    for step in trace.steps(concurrent=concurrent):
+        for layer in range(trace.layers):
+            own = [int(pick) for pick in step.picks[:, layer].ravel() if pick < catalogue.experts_per_layer[layer]]
+            keys = [catalogue.key(layer, pick) for pick in (own if len(step.picks) == 1 else sorted(set(own)))]
+            expected.append(keys)
+
+    assert list(groups(catalogue, trace.steps(concurrent=concurrent))) == expected

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Phase, SequenceInfo, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.replay import TraceRecorder
 from greenroom.worker.traces.routing import RoutingRecorder
 

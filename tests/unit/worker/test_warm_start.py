@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Target
 from greenroom.worker.model.warm_start import ResidentSetFile, first_residents
 

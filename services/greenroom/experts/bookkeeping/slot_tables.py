@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 
 
 class Table:

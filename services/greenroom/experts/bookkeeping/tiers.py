@@ -23,8 +23,8 @@ from greenroom.experts.copying.device_errors import raise_if_fatal
 from greenroom.experts.copying.hardware import Hardware
 from greenroom.experts.copying.mover import Carrier, Job, Landing, Mover
 from greenroom.experts.source import ExpertWeights
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier, Transfer
+from greenroom.policies.base.expert_keys import Catalogue
 
 
 class Tiers:

@@ -17,8 +17,8 @@ from greenroom.experts.copying.arena import NOTHING, Arena, DeviceArena, Slots
 from greenroom.experts.copying.mover import Job, Landing, Outbox
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PackManifest
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 
 READ_ATTEMPTS = 2
 UPLOADS_IN_FLIGHT = 2

@@ -30,8 +30,8 @@ from greenroom.experts.copying.mover import Job, Mover, Outbox
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.file_lock import file_lock
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 
 FORMAT_VERSION = 2
 

@@ -30,14 +30,8 @@ from greenroom.moe.batch.sampling import sample as sample_in_ram
 from greenroom.moe.batch.sequence import OnEvent, Sequence, StopCheckerFactory
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.policies.base.events import Phase, SequenceEnd, SequenceInfo
-from greenroom.policies.batching.batch_policy import (
-    BatchLimits,
-    BatchPolicy,
-    BatchState,
-    FcfsBatching,
-    Rows,
-    StepPlan,
-)
+from greenroom.policies.batching.batch_policy import BatchLimits, BatchPolicy, BatchState, Rows, StepPlan
+from greenroom.policies.batching.fcfs import FcfsBatching
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Counts
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting
+from greenroom.policies.base.expert_keys import Catalogue
 
 Matrix = NDArray[np.float32]
 Rows = NDArray[np.intp]
 TINY: Final = np.finfo(np.float32).tiny
-"""What nothing is divided by in the place of 0, so that it stays nothing."""
+"""Divisor in place of 0: nothing divided by it stays nothing."""
 _FIRST_ROOM = 4
 
 
@@ -39,12 +39,12 @@ class ActivationMatrices:
         return len(self.counts)
 
     def rows_of(self, sequences: Counts) -> Rows:
-        """Where each of them is; one that is new gets a row, which may make the arrays longer."""
+        """The row of each sequence. A new sequence gets one, which may make the arrays longer."""
         known = self.rows
         return np.array([known[one] if one in known else self._begin(one) for one in sequences.tolist()], dtype=np.intp)
 
     def add(self, routing: LayerRouting, rows: Rows) -> None:
-        """The layer's router has spoken; ``rows``: of the step's sequences."""
+        """Count a routed layer. ``rows``: those of the step's sequences."""
         span = self.catalogue.spans[routing.layer]
         if len(rows) == 1:  # all tokens are its own
             row = rows.item()
@@ -57,7 +57,7 @@ class ActivationMatrices:
         self.ratios[rows, span] = counts / np.maximum(counts.sum(axis=1, keepdims=True), TINY)
 
     def end(self, sequence: int) -> int | None:
-        """The row that it had and that is free now; None for one that never had a token."""
+        """Free the sequence's row and return it; None for a sequence that never had a token."""
         row = self.rows.pop(sequence, None)
         if row is not None:
             self.counts[row] = 0
@@ -76,8 +76,9 @@ class ActivationMatrices:
 
 
 class Tokens(NamedTuple):
-    """Of a layer: ``tokens[m]`` of the step's sequence ``owners[m]``, its place among them, went to ``experts[m]``, an
-    index within the layer. Owners ascend; whoever had none is not among them.
+    """Of one layer: ``tokens[m]`` of the sequence ``owners[m]`` went to ``experts[m]``, an index within the layer.
+
+    Owners are places among the step's sequences. They ascend; a sequence without tokens is left out.
     """
 
     owners: Rows
@@ -86,7 +87,7 @@ class Tokens(NamedTuple):
 
 
 def tokens_by_expert(routing: LayerRouting) -> Tokens:
-    """As ``tokens_by_sequence``, those that are not 0."""
+    """The entries of ``tokens_by_sequence`` that are not 0."""
     if len(routing.step.sequences) == 1:
         experts = routing.experts - routing.catalogue.spans[routing.layer].start
         return Tokens(np.zeros(len(experts), dtype=np.intp), experts, routing.rows.astype(np.float32))
@@ -96,9 +97,10 @@ def tokens_by_expert(routing: LayerRouting) -> Tokens:
 
 
 def tokens_by_sequence(routing: LayerRouting) -> NDArray[np.float32]:
-    """``[S, experts of the layer]``: tokens of each of the step's sequences. Where the router's picks were not
-    recorded, or not of every row, each sequence is taken to have a share of each expert's rows, by how many of the
-    step's rows are its own.
+    """``[S, experts of the layer]``: tokens of each of the step's sequences.
+
+    Where the router's picks were not recorded for every row, each sequence gets a share of each expert's rows, in
+    proportion to its own rows in the step.
     """
     if routing.picks is not None and len(routing.picks) == routing.step.rows:
         return routing.by_sequence().astype(np.float32)

@@ -6,17 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Counts, Mask
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 
 Shares = NDArray[np.float64]
-"""``[N]``: of a layer's tokens, for each expert; in each layer 1 in sum, or 0 where there is nothing to say."""
+"""``[N]``: each expert's share of its layer's tokens. A layer's shares sum to 1, or to 0 where nothing is known."""
 
 _STAYS = 1e-6
-"""By so much of its tokens another expert must exceed one that is here: equals do not change places."""
+"""To replace a resident expert, another must expect more tokens by this share. So equals do not change places."""
 
 
 def shares_of(catalogue: Catalogue, weights: NDArray[np.floating]) -> Shares:
-    """``weights[N]`` made to sum to 1 in each layer. What is no number, or below 0, counts as nothing."""
+    """``weights[N]`` made to sum to 1 in each layer. NaN, infinite and negative weights count as 0."""
     shares: Shares = np.nan_to_num(weights.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     np.maximum(shares, 0.0, out=shares)
     sums = np.add.reduceat(shares, catalogue.first[:-1])
@@ -27,10 +27,10 @@ def shares_of(catalogue: Catalogue, weights: NDArray[np.floating]) -> Shares:
 class Allocation:
     """Gives the places of a tier to the experts of one catalogue.
 
-    Every layer's places are its router's k at least, which go to its experts with the most tokens. The others go to
-    those with the most tokens of all layers: that is the greatest number of tokens that find their expert. Nobody else
-    is given one: an expert that expects no tokens is none of a layer's k unless its layer expects some. A layer that
-    expects none loads nothing, and keeps k of those that it has.
+    Every layer has at least as many places as its router's k, for its experts with the most tokens. All other places
+    go to the experts with the most tokens of all layers: so the most tokens find their expert. An expert that expects
+    no tokens gets a place only among its layer's k, and only where the layer expects some. A layer that expects none
+    loads nothing, and keeps k of its resident experts.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -42,11 +42,11 @@ class Allocation:
     def choose(
         self, tokens: NDArray[np.float64], budget_bytes: int, *, here: Mask, popularity: NDArray[np.float64]
     ) -> Mask:
-        """``[N]``: who is to be in the tier, never more than its budget holds.
+        """``[N]``: which experts are to be in the tier, never more than its budget holds.
 
-        ``tokens[N]``: how many each expects. Among equals who is ``here`` stays, then the higher ``popularity``, from 0
-        to 1, counts, then the lower key. Where the budget does not hold k of every layer those with the most tokens of
-        these are chosen.
+        ``tokens[N]``: how many each expects. Among equals an expert that is ``here`` goes first, then the one of higher
+        ``popularity``, from 0 to 1, then the lower key. Where the budget does not hold k of every layer, those of these
+        with the most tokens are chosen.
         """
         catalogue = self._catalogue
         expects = tokens > 0
@@ -65,7 +65,7 @@ class Allocation:
         return chosen
 
     def _take(self, chosen: Mask, keys: NDArray[np.int64], budget_bytes: int) -> int:
-        """As many of ``keys`` as fit, the first first; returns their bytes."""
+        """Choose as many of ``keys`` as fit, in their order. Returns their bytes."""
         ends = np.cumsum(self._catalogue.bytes_of[keys])
         count = int(np.searchsorted(ends, budget_bytes, side="right"))
         chosen[keys[:count]] = True

@@ -1,4 +1,4 @@
-"""What happens to a pool, as its policies are told it.
+"""What happens to a pool: the events and questions that its policies get.
 
 Arrays in events are the caller's: read them during the call, copy what is kept, never write to them.
 """
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import NO_KEYS, Counts, Ids, Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 
 UNKNOWN_TASK: Final = "unknown"
 
 ROUTER: Final = "router"
-"""The kind of prediction that the layers' own routers give, run on the rows of an earlier layer of the same step."""
+"""The kind of prediction that layers' own routers give, run on the rows of an earlier layer of the same step."""
 
 
 class Phase(IntEnum):
@@ -52,7 +52,7 @@ class Reason(StrEnum):
     TARGET = "target"
     """The policy's ``target`` set, or what was resident before a restart."""
     FILL = "fill"
-    """What the host holds at the start. Only what the device has too makes room for it."""
+    """The host's first experts. Only those that the device has too make room for it."""
     BUDGET = "budget"
     """The tier's budget shrank."""
 
@@ -128,7 +128,7 @@ _ONES.setflags(write=False)
 
 
 class LayerRouting:
-    """A layer's router has spoken; its experts have not run yet.
+    """A layer's rows are routed; its experts have not run yet.
 
     ``experts[m]``: the distinct experts picked, in the order in which they count as used (the engine: ascending
     keys). ``rows[m]``: how many rows each of them got. ``picks[T, k]``: the router's own output, expert indices
@@ -200,9 +200,9 @@ class Transfer:
 class VictimRequest:
     """Room is needed in a tier.
 
-    ``bytes_needed``: what the victims must free at least. ``evictable[N]``: who may go; pinned, in-flight and
-    still wanted experts of the running layer are not among them. ``resident[N]``: who is in the tier.
-    ``incoming``: whom the room is for (none when a budget shrinks), the most urgent first.
+    ``bytes_needed``: what the victims must free at least. ``evictable[N]``: experts that may go. Pinned experts, those
+    in flight, and those that the running layer still needs may not. ``resident[N]``: experts in the tier.
+    ``incoming``: experts that the room is for, the most urgent first (none when a budget shrinks).
     """
 
     tier: Tier
@@ -217,9 +217,10 @@ class VictimRequest:
 class PredictionRequest:
     """A policy asks a provider (a learned or profiled predictor, or a router run ahead of its layer).
 
-    ``kind``: the provider's name. ``layers``: MoE layers ``[start, stop)`` asked for. ``step``: the step it is
-    for, None where it is for requests to come. ``sequences``: whom it is for (empty: no one in particular),
-    ``task`` likewise. ``features``: the provider's input where it is the policy that knows it.
+    ``kind``: the provider's name. ``layers``: MoE layers ``[start, stop)`` asked for. ``step``: the step that it is
+    for, None where it is for requests to come. ``sequences``: those that it is for (empty: none in particular).
+    ``task``: the task type that it is for (None: none in particular). ``features``: the provider's input, where the
+    policy knows it.
     """
 
     kind: str
@@ -236,7 +237,7 @@ class Prediction:
     order; leading axes, where there are any, run over ``request.sequences``, or for the kind ``router`` over the rows
     of the step. ``version`` is the artifact's.
 
-    It may come late (its step is over), twice or not at all; what is in it is then the policy's to judge.
+    It may come late (its step is over), twice or not at all. The policy judges whether to use it.
     """
 
     request: PredictionRequest
@@ -248,7 +249,7 @@ class Prediction:
 class Artifact:
     """A versioned set of arrays that the predictor service published (an EAMC, popularity, coefficients).
 
-    ``prepared``: what the policy's ``prepare`` made of it; None: nothing yet.
+    ``prepared``: what the policy's ``prepare`` made of it (None: it was not called).
     """
 
     kind: str

@@ -2,14 +2,12 @@
 
 How the engine drives one
 =========================
-One object serves one pool and one device arena with the host tier under it. ``create_policy("lru",
-catalogue=...)`` makes it; ``on_budget_changed`` follows for every tier. All calls come from one thread at a time
-(movers post what they finished; the thread that owns the model delivers it), never block and never fail for
-anything that the other side did.
+One object serves one pool: a device arena and the host tier under it. ``create_policy("lru", catalogue=...)`` makes
+it; ``on_budget_changed`` follows for every tier. All calls come from one thread at a time. They never block, and never
+fail for anything that the other side did.
 
-**Events are pushed** through ``on_...`` methods, all of which do nothing by default. A policy's ``hooks`` names
-those that it overrides: the engine looks once, when it is made, and calls no others, so that in the resident case
-a layer costs one event object and one call. In order:
+**Events are pushed** through ``on_...`` methods, which do nothing by default. A policy's ``hooks`` name those that it
+overrides. The engine looks once, when it is made, and calls no others. In order:
 
     sequence   on_sequence_queued, on_sequence_started, on_sequence_ended (then ``report``)
     step       on_step_started(step)
@@ -25,34 +23,33 @@ a layer costs one event object and one call. In order:
                on_layer_done(step, layer)             the layer's end
     any time   on_prediction, on_artifact_swapped, on_budget_changed
 
-**Actions are pulled.** What a policy *wants* stands in two attributes that the engine looks at around each layer (when
-it is entered, routed and done) and after a prediction, comparing the object with the last one seen:
+**Actions are pulled.** What a policy *wants* stands in two attributes. The engine reads them when a layer is entered,
+routed and done, and after a prediction; it acts when the object is a new one:
 
     policy.prefetch   priorities over all keys, one array; replaces the one before it, queued or not
     policy.target     a set that should be resident in a tier, filled when no prefetch waits
 
-What the engine must *ask* is a method: ``victims`` (the hot one: once for all misses of a layer, not once an
-expert), ``compute_order``, ``row_mask``; ``take_requests`` hands over requests for predictions, which the engine
-passes to the providers and answers with ``on_prediction`` later, or never.
+What the engine must *ask* is a method: ``victims`` (called once for all misses of a layer), ``compute_order``,
+``row_mask``. ``take_requests`` hands over requests for predictions. The engine passes them to the providers, which
+answer through ``on_prediction`` later, or never.
 
 An on-demand fetch of layer L is thus: ``on_layer_routed(routing)``; missing = routing.experts not resident;
 ``victims(VictimRequest(tier, bytes of what does not fit, evictable, resident, incoming=missing))``; evict those,
 ``on_evicted``; fetch; ``on_transfer_done`` for each. All of ``routing.experts`` are unevictable from
 ``on_layer_routed`` until they have run. Where a layer's experts outnumber the slots, the engine computes in waves:
 those that have run become evictable, and it asks again.
+
+What only services ask is in ``service_interface``.
 """
 
 # Events that do nothing by default are the point of the base class.
-# ruff: noqa: B027
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from greenroom.policies.base.array_types import Keys, Mask, Scores
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
@@ -65,16 +62,19 @@ from greenroom.policies.base.events import (
     Transfer,
     VictimRequest,
 )
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.service_interface import ServiceInterface
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefetch:
-    """Whom to bring nearer, most urgent first. Immutable once published: a change is a new object.
+    """Which experts to bring nearer, most urgent first. Immutable once published: a change is a new object.
 
     ``priority[N]``: higher is sooner, 0 or less is not wanted. Among equals the lower key goes first.
     ``may_evict[N]``: those that may displace a resident expert; the others only fill free slots (None: all may).
     An on-demand fetch overtakes all of it. An expert on disk is brought to the host and then to the device. With
-    ``tier`` HOST it goes no further, behind everything that goes to the device; one on the device is near enough.
+    ``tier`` HOST it stops at the host, after everything that goes to the device. An expert on the device is near enough
+    for either tier.
     """
 
     generation: int
@@ -87,12 +87,12 @@ class Prefetch:
 class Target:
     """The set that ``tier`` should hold. Immutable once published: a change is a new object.
 
-    Members that are missing are fetched in key order, hence layer after layer, while no prefetch waits; only
-    experts outside the set make room for them. With ``drop_others`` those outside are evicted even where the
-    room is not needed. More members than fit: the first in key order that do.
+    Missing members are fetched in key order, hence layer after layer, while no prefetch waits. Only experts outside
+    the set make room for them. With ``drop_others`` those outside are evicted even where the room is not needed. Where
+    not all members fit, the first in key order are held.
 
-    Of a target for the HOST those on the device count as held: they are not read, and their copies on the host make
-    room for members that are on neither.
+    In a target for the HOST, members on the device count as held: they are not read, and their copies on the host make
+    room for members that are on neither tier.
     """
 
     generation: int
@@ -101,10 +101,7 @@ class Target:
     drop_others: bool = False
 
 
-_DECLARATIONS = ("hooks", "asks", "artifacts")
-
-
-class ExpertPolicy(ABC):
+class ExpertPolicy(ServiceInterface, ABC):
     """Base of all expert policies: events that do nothing, wants that are empty, and ``victims`` to be written.
 
     Invariants for every policy (the contract suite holds them): what it answers depends on the events and
@@ -113,22 +110,23 @@ class ExpertPolicy(ABC):
     """
 
     hooks: frozenset[str] = frozenset()
-    """Names of the methods that this class overrides; the engine calls no other event. One that overrides what it has
-    no use for as it is set up may take it out when it is made."""
+    """Names of the methods that this class overrides; the engine calls no other event. An object whose options make one
+    of them useless may take it out of its own ``hooks`` when it is made."""
 
     asks: ClassVar[frozenset[str]] = frozenset()
-    """Kinds of predictions that this class may request; where there are none ``take_requests`` is never called."""
+    """Kinds of predictions that this class may request. Where there are none, ``take_requests`` is never called."""
 
-    artifacts: ClassVar[frozenset[str]] = frozenset()
-    """Kinds of artifacts that this class predicts by: whoever runs it hands over their newest versions."""
+    only_ahead: ClassVar[bool] = False
+    """Whether the class differs from a replacement rule only by what it wants ahead of need. Then a replay that fetches
+    on demand alone shows nothing of its own."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.hooks = frozenset(
             name
-            for name in vars(ExpertPolicy)
-            if name not in _DECLARATIONS and not name.startswith("_")
-            if getattr(cls, name) is not getattr(ExpertPolicy, name)
+            for name in dir(ExpertPolicy)
+            if not name.startswith("_") and callable(method := getattr(ExpertPolicy, name))
+            if getattr(cls, name) is not method
         )
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -137,83 +135,31 @@ class ExpertPolicy(ABC):
         self.target: Target | None = None
         self._requests: dict[str, PredictionRequest] = {}
 
-    # -- what is asked of it ---------------------------------------------------------------------------------
+    # -- any time -----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def victims(self, request: VictimRequest) -> Keys:
-        """Who leaves ``request.tier``: distinct keys out of ``request.evictable``, the first to go first.
-
-        Together they free at least ``bytes_needed``, and no one is among them without whom that still holds.
-        Empty is a refusal. A policy may refuse a PREFETCH or TARGET (what comes is worth less than what would
-        go), and the engine drops that fetch until priorities change. It refuses ON_DEMAND and BUDGET only where
-        all evictable experts together do not free enough. Changes nothing: the eviction counts when
-        ``on_evicted`` says so.
+    def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
+        """What the tier may hold. Called for every tier at the start. Where a budget shrinks later, ``victims`` follows
+        for Reason.BUDGET.
         """
 
-    def compute_order(self, routing: LayerRouting, resident: Mask) -> Keys | None:
-        """The order in which the layer's experts are fetched and computed: a permutation of ``routing.experts``.
+    def on_prediction(self, prediction: Prediction) -> None:
+        """A provider has answered, perhaps late or twice (see Prediction)."""
 
-        None: resident ones first, the others as they land. The result of the layer does not depend on it.
-        """
-        return None
+    def on_artifact_swapped(self, artifact: Artifact) -> None:
+        """From now on predictions are made with this version."""
 
-    def row_mask(self, step: Step, layer: int, resident: Mask) -> Mask | None:
-        """Which experts each row may be routed to: ``[T, experts of the layer]``, at least top-k true in a row.
-
-        Applied to the router's logits before the family's own top-k and normalisation. None: all. Anything else
-        makes the output approximate, so the engine only asks where approximation was opted into.
-        """
-        return None
-
-    def fill_order(self) -> Keys | None:
-        """In which order the tiers are filled at the start: a permutation of all keys, of which the device gets as many
-        as it holds, behind what is wanted or remembered there, and the host those after them.
-
-        None: the device alone, with expert 0 of every layer, expert 1 of every layer, and so on.
-        """
-        return None
-
-    def take_requests(self) -> tuple[PredictionRequest, ...]:
-        """Requests for predictions since the last call, at most one of a kind: the newest. Empties them."""
-        if not self._requests:
-            return ()
-        requests = tuple(self._requests.values())
-        self._requests.clear()
-        return requests
-
-    def report(self, sequence: int) -> Mapping[str, float]:
-        """What the policy has to say of a sequence that has just ended (its prefetch recall, say).
-
-        Goes into the sequence's routing trace. Asked right after ``on_sequence_ended``, once.
-        """
-        return {}
-
-    def loads_by_task(self) -> Mapping[str, int]:
-        """By task type: how many experts one more request of it would bring to the device. A type that is not named:
-        unknown.
-
-        Unlike everything else this may be asked from another thread than the pool's.
-        """
-        return {}
-
-    def prepare(self, artifact: Artifact) -> Artifact:
-        """What takes long of swapping to ``artifact``, done beforehand; ``on_artifact_swapped`` is then told of what
-        this returns. Changes nothing. Raises InvalidConfig for one that it can not use.
-
-        May be asked from another thread than the pool's, and need not be asked.
-        """
-        return artifact
-
-    # -- what it is told -------------------------------------------------------------------------------------
+    # -- sequences ----------------------------------------------------------------------------------------------------
 
     def on_sequence_queued(self, sequence: SequenceInfo) -> None:
         """A request has arrived and waits."""
 
     def on_sequence_started(self, sequence: SequenceInfo) -> None:
-        """It joins with the next step."""
+        """The request joins with the next step."""
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
-        """It has left, also where it never started."""
+        """The request has left. It may never have started."""
+
+    # -- steps and their layers, in this order ------------------------------------------------------------------------
 
     def on_step_started(self, step: Step) -> None:
         """A forward begins."""
@@ -221,38 +167,62 @@ class ExpertPolicy(ABC):
     def on_layer_entered(self, step: Step, layer: int) -> None:
         """The layer's attention is about to run."""
 
+    def row_mask(self, step: Step, layer: int, resident: Mask) -> Mask | None:
+        """Which experts each row may be routed to: ``[T, experts of the layer]``, at least top-k true in a row.
+
+        Applied to the router's logits before the model's own top-k and normalisation. None: all. Anything else makes
+        the output approximate, so the engine asks only where approximation was opted into.
+        """
+        return None
+
     def on_layer_routed(self, routing: LayerRouting) -> None:
         """The layer's experts are known and about to run."""
 
+    def compute_order(self, routing: LayerRouting, resident: Mask) -> Keys | None:
+        """The order in which the layer's experts are fetched and computed: a permutation of ``routing.experts``.
+
+        None: resident experts first, the others as they land. The layer's result does not depend on the order.
+        """
+        return None
+
+    @abstractmethod
+    def victims(self, request: VictimRequest) -> Keys:
+        """Which experts leave ``request.tier``: distinct keys out of ``request.evictable``, the first to go first.
+
+        Together they free at least ``bytes_needed``, and each of them is needed for that. Empty is a refusal. A policy
+        may refuse a PREFETCH or TARGET whose incoming experts are worth less than the victims; the engine then drops
+        that fetch until priorities change. It refuses ON_DEMAND and BUDGET only where all evictable experts together
+        do not free enough. Changes nothing in the policy: ``on_evicted`` follows for what was evicted.
+        """
+
+    def take_requests(self) -> tuple[PredictionRequest, ...]:
+        """Hand over the requests for predictions made since the last call: the newest of each kind."""
+        if not self._requests:
+            return ()
+        requests = tuple(self._requests.values())
+        self._requests.clear()
+        return requests
+
     def on_experts_done(self, step: Step, layer: int, experts: Keys) -> None:
-        """These of the layer's experts have run; they may leave."""
+        """These experts of the layer have run and may leave."""
 
     def on_layer_done(self, step: Step, layer: int) -> None:
         """All of the layer's experts have run."""
+
+    # -- movements, as they happen ------------------------------------------------------------------------------------
+
+    def on_evicted(self, tier: Tier, experts: Keys) -> None:
+        """These experts have left the tier."""
 
     def on_transfer_done(self, transfer: Transfer) -> None:
         """The expert has arrived in ``transfer.target``."""
 
     def on_transfer_failed(self, transfer: Transfer) -> None:
-        """The expert did not arrive; it is where it was."""
+        """The expert did not arrive. It is still where it was."""
 
-    def on_evicted(self, tier: Tier, experts: Keys) -> None:
-        """These have left the tier."""
-
-    def on_prediction(self, prediction: Prediction) -> None:
-        """A provider has answered; see Prediction for how it may surprise."""
-
-    def on_artifact_swapped(self, artifact: Artifact) -> None:
-        """Predictions and look-ups are from now on made with this version."""
-
-    def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
-        """What the tier may hold. Told for every tier at the start; the engine changes none while it lives. Who changes
-        one asks ``victims`` next, for Reason.BUDGET, where it shrank.
-        """
-
-    # -- for subclasses --------------------------------------------------------------------------------------
+    # -- for subclasses -----------------------------------------------------------------------------------------------
 
     def _ask(self, request: PredictionRequest) -> None:
-        """Leave a request for a prediction; it replaces one of the same kind that was not taken yet."""
+        """Leave a request for a prediction. It replaces one of the same kind that was not taken yet."""
         self._requests.pop(request.kind, None)
         self._requests[request.kind] = request

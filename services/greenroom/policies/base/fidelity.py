@@ -1,7 +1,7 @@
-"""What becomes of a row whose expert is not in memory: the expert is loaded, or the row goes to those that are there.
+"""What becomes of a row whose expert is not resident: the expert is loaded, or the row goes to resident ones.
 
-eMoE (section 3.4) keeps to the experts that it has loaded, and picks these by what the tasks that run are sensitive to:
-the first layers may be routed otherwise for some tasks without their answers changing (section 2.2.3).
+eMoE (section 3.4) routes rows only to loaded experts, and loads those to which the running tasks are sensitive. Some
+tasks are insensitive to the first layers: these may be routed otherwise without changing the answers (section 2.2.3).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.base.array_types import Counts, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import SequenceInfo, Step
+from greenroom.policies.base.expert_keys import Catalogue
 
 FIDELITIES = ("exact", "sensitive", "paper")
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """``exact``: every row gets the experts that its router picks. ``sensitive``: a row goes to those that are there in
-    the layers that its task is insensitive to by the ``profile``. ``paper``: every row does, in all layers.
-    ``waits``: a layer whose rows are confined waits first until those of the policy's target that are its own have
-    landed (eMoE, section 4); else it goes on with who is there meanwhile.
+    """``exact``: every row gets the experts that its router picks. ``sensitive``: in the layers that its task is
+    insensitive to, by the ``profile``, a row goes to resident experts only. ``paper``: every row does, in all layers.
+    ``waits``: a layer whose rows are confined first waits until its experts in the policy's target have landed (eMoE,
+    section 4); else it goes on with those that are resident.
 
     Raises InvalidConfig for another name, and for ``sensitive`` without a profile.
     """
@@ -67,19 +67,19 @@ def _shape(layers: int, experts: int, top_k: int) -> str:
 
 
 class Confinement:
-    """Which rows of a step are confined to the experts that are in memory. Told of sequences and of each step.
+    """Which rows of a step are confined to resident experts. Its owner reports sequences and each step to it.
 
-    The rows of a sequence that it was not told of are those of an unknown task, which is sensitive everywhere.
+    The rows of a sequence that was never reported count as those of an unknown task, which is sensitive everywhere.
     """
 
     def __init__(self, fidelity: Fidelity, catalogue: Catalogue) -> None:
-        self.everyone = fidelity.name == "paper"
-        """All rows in all layers."""
+        self.all_rows = fidelity.name == "paper"
+        """Whether all rows are confined, in all layers."""
         self._profile = fidelity.profile if fidelity.name == "sensitive" else None
         self._top_k: list[int] = catalogue.top_k.tolist()
         self._insensitive: dict[int, int] = {}  # by sequence: so many of the first layers, where there are any
         self._free_from: Counts | None = None  # [T]: the first layer in which the step's row is not confined
-        self._last = catalogue.layers if self.everyone else 0  # the first in which none of them is
+        self._last = catalogue.layers if self.all_rows else 0  # the first in which none of them is
 
     def sequence_queued(self, sequence: SequenceInfo) -> None:
         layers = 0 if self._profile is None else self._profile.insensitive_layers(sequence.task)
@@ -90,7 +90,7 @@ class Confinement:
         self._insensitive.pop(sequence, None)
 
     def step_started(self, step: Step) -> None:
-        if self.everyone or self._profile is None:
+        if self.all_rows or self._profile is None:
             return
         self._free_from, self._last = None, 0
         if not self._insensitive:
@@ -105,8 +105,10 @@ class Confinement:
         return layer < self._last
 
     def confine(self, layer: int, here: Mask) -> Mask | None:
-        """Which experts the layer's router may pick for each row, of those that are ``here[1, E]``: ``[T, E]``, or
-        ``here`` itself where all rows are confined; None: any. With fewer here than a row has to have, nobody is.
+        """``[T, E]``: which experts the layer's router may pick for each row, given those that are ``here[1, E]``.
+
+        ``here`` itself where all rows are confined. None where no row is: with fewer experts here than the router's
+        top-k, too.
         """
         if layer >= self._last:
             return None

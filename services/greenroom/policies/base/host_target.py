@@ -6,19 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Target
 
 _STAYS = 1.5
-"""How many times a member's worth another expert must have to take its place: every change is a read from the disk."""
+"""To replace a member, another expert must have this many times its worth: every change is a read from the disk."""
 
 
 class HostTarget:
     """As many of the worthiest experts as the device and the host hold together.
 
-    Which of them are on the device is not asked: those count as held, and where one leaves it the host takes it back.
-    None without a host tier, or where none is ``wanted``.
+    Members on the device count as held. Where one leaves the device, the host fetches it back. There is no target
+    without a host tier, or where none is ``wanted``.
     """
 
     def __init__(self, catalogue: Catalogue, *, wanted: bool = True) -> None:
@@ -30,8 +30,8 @@ class HostTarget:
         self._budgets[tier] = budget_bytes
 
     def of(self, worth: NDArray[np.float64], least: float, before: Target | None) -> Target | None:
-        """The new target, or ``before`` where its members are the same. ``worth[N]``: who has ``least`` or less of it
-        is not wanted.
+        """The new target, or ``before`` where its members are the same. An expert of ``worth[N]`` not above ``least``
+        is no member.
         """
         if not (self._wanted and self._budgets[Tier.HOST]):
             return before

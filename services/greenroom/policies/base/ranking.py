@@ -1,4 +1,4 @@
-"""Policies that rank the experts by what they are worth, and let the least worthy go."""
+"""Policies that rank the experts by what they are worth, and evict those of the least worth."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from greenroom.policies.base.victim_selection import Worth, lowest
 
 
 class RankingPolicy(ExpertPolicy):
-    """A replacement rule: fetches nothing ahead. Policies that do take one of these for who makes room."""
+    """A replacement rule: it fetches nothing ahead. Prefetching policies use one to choose victims."""
 
     @abstractmethod
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
-        """``[N]``: who is worth the least leaves first; and what decides among equals (None: the lower key leaves)."""
+        """``[N]``: the expert worth the least leaves first. And ``[N]``: the same among equals (None: the lower key
+        leaves)."""
 
     def victims(self, request: VictimRequest) -> Keys:
         return lowest(self.catalogue, request, *self.worth(request.tier))

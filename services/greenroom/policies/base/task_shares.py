@@ -1,4 +1,4 @@
-"""What is known of where the tokens of a task type are routed: forecasts, else a profile, else what was seen."""
+"""Where the tokens of a task type are routed: by forecasts, else a profile, else what was seen."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.base.allocation import Shares, shares_of
 from greenroom.policies.base.array_types import Ids
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting
+from greenroom.policies.base.expert_keys import Catalogue
 
 MOST_TASKS = 64
 
 
 def popularity_of(catalogue: Catalogue, profile: ModelProfile, task: str | None = None) -> Shares:
-    """The profile's popularity as shares of every key; of no ``task``: the mean over all that it has.
+    """The profile's popularity as shares of every key; without a ``task`` the mean over all of its tasks.
 
     Raises InvalidConfig where the profile is of other experts than the catalogue.
     """
@@ -30,16 +30,17 @@ def popularity_of(catalogue: Catalogue, profile: ModelProfile, task: str | None 
 
 SENSITIVITIES = ("graded", "binary")
 _OF_ALL = 0.1
-"""How much of a task's losses is taken from all tasks: few prompts of each were run."""
+"""The mean over all tasks has this weight in a task's losses, since few prompts of each task were run."""
 _LITTLE = 0.001
-"""A share of a layer's tokens so small that what one of them is worth hangs on too few."""
+"""Of a smaller share of a layer's tokens, the worth of one rests on too few."""
 
 
 def worth_of_picks(catalogue: Catalogue, profile: ModelProfile, task: str | None = None) -> NDArray[np.float64] | None:
-    """``[N]``: s of Eq. 2 as a number that says what a token loses that is to go to the expert and can not: what the
-    task's answers lose without it, over its share of the tokens; of experts that hardly get any, as in their layer.
-    Times the profile's own shares it is 1 a layer on the mean over all tasks. Of no ``task``, or one that was not
-    profiled: the mean over all. None where the profile does not say.
+    """``[N]``: the sensitivity s of Eq. 2 as a number: what a token loses where its expert is missing.
+
+    It is what the task's answers lose without the expert, over the expert's share of the tokens. Experts with hardly
+    any tokens get their layer's mean. Weighted by the profile's shares it is 1 a layer, in the mean over all tasks.
+    Without a ``task``, or for one that was not profiled: the mean over all tasks. None where the profile does not say.
     """
     every = {name: one.pick_worth for name, one in profile.tasks.items() if one.pick_worth is not None}
     if len(every) < len(profile.tasks):
@@ -58,11 +59,11 @@ def worth_of_picks(catalogue: Catalogue, profile: ModelProfile, task: str | None
 
 
 class TaskShares:
-    """By task type the shares f and the sensitivity s of Eq. 2, as one array: s·f.
+    """By task type, the product s·f of the sensitivity s and the shares f of Eq. 2, as one array.
 
-    The newest forecast of a task counts, else its profile, else where its rows were routed since the start, else where
-    all were. Of a layer that a task is insensitive to nothing is known, and nothing is wanted. Else s is 1, or
-    where it is ``graded`` and the profile knows that what a pick is worth.
+    f comes from the task's newest forecast, else from its profile, else from where its rows were routed since the
+    start, else from where all rows were. s is 0 in layers that the task is insensitive to. Elsewhere it is 1, or, where
+    it is ``graded`` and the profile says so, what a pick is worth.
     """
 
     def __init__(self, catalogue: Catalogue, profile: ModelProfile | None, *, graded: bool = True) -> None:
@@ -75,13 +76,13 @@ class TaskShares:
         self._seen: dict[str, NDArray[np.float64]] = {}
         self._all_seen: NDArray[np.float64] = np.zeros(catalogue.size)
         self.popularity: Shares = np.zeros(catalogue.size) if profile is None else popularity_of(catalogue, profile)
-        """By the profile, of all its tasks alike."""
+        """The profile's, in the mean over its tasks; 0 without a profile."""
         self._of_others = self.popularity * self._sensitivity(None)
         """s·f of a task that was not profiled."""
 
     @property
     def tasks(self) -> list[str]:
-        """Those that anything is known of, forecasts and profiles first."""
+        """Tasks with a forecast, a profile or routed rows, at most ``MOST_TASKS``; profiled ones first."""
         profiled = () if self._profile is None else tuple(self._profile.tasks)
         return list(dict.fromkeys((*profiled, *self._known, *self._seen)))[:MOST_TASKS]
 
@@ -95,7 +96,7 @@ class TaskShares:
         experts = span.stop - span.start
         self._all_seen[routing.experts] += routing.rows
         if routing.picks is None or len(routing.picks) != len(task_of_row):
-            return  # whose the rows are was not recorded
+            return  # which row is of which task was not recorded
         cells = task_of_row[:, None] * experts + routing.picks
         counts = np.bincount(cells[routing.picks < experts], minlength=len(tasks) * experts).reshape(-1, experts)
         for task, own in zip(tasks, counts, strict=True):
@@ -113,22 +114,22 @@ class TaskShares:
             return known
         if self._profile is not None:
             if task not in self._profile.tasks:
-                return self._of_others  # not kept: types that nobody profiled must not push forecasts out
+                return self._of_others  # not kept: unprofiled types must not push forecasts out
             return self._put(task, popularity_of(self._catalogue, self._profile, task))
         seen = self._seen.get(task, self._all_seen)
         return shares_of(self._catalogue, seen) if seen.any() else None
 
     def _sensitivity(self, task: str | None) -> Shares | float:
-        """``[N]``: s of Eq. 2; reckoned once, since forecasts come to the thread that runs the model."""
+        """``[N]``: s of Eq. 2. Computed once a task, since forecasts arrive on the thread that runs the model."""
         if self._profile is None:
             return 1.0
         known = task if task in self._profile.tasks else None
         if known not in self._sensitivities:
-            self._sensitivities[known] = self._reckoned(self._profile, known)
+            self._sensitivities[known] = self._computed(self._profile, known)
         return self._sensitivities[known]
 
-    def _reckoned(self, profile: ModelProfile, task: str | None) -> Shares | float:
-        """``task`` None: of those that were not profiled."""
+    def _computed(self, profile: ModelProfile, task: str | None) -> Shares | float:
+        """``task`` None: for tasks that were not profiled."""
         worth = worth_of_picks(self._catalogue, profile, task) if self._graded else None
         insensitive = 0 if task is None else profile.insensitive_layers(task)
         if not insensitive:
@@ -137,7 +138,7 @@ class TaskShares:
         return np.where(sensitive, 1.0 if worth is None else worth, 0.0)
 
     def _put(self, task: str, shares: Shares) -> Shares:
-        """Keep them, and forget the task that has been here longest where there are too many."""
+        """Keep s·f, and forget the oldest task where there are too many."""
         shares = shares * self._sensitivity(task)
         shares.setflags(write=False)
         self._known.pop(task, None)

@@ -1,4 +1,4 @@
-"""Choosing victims from a score, shared by the policies that rank experts by one."""
+"""Choosing victims by a score."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import NO_KEYS, Counts, Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 
 Worth = NDArray[np.number[Any]]
 
@@ -17,9 +17,9 @@ Worth = NDArray[np.number[Any]]
 def lowest(catalogue: Catalogue, request: VictimRequest, worth: Worth, tie: Worth | None = None) -> Keys:
     """The evictable experts of the least ``worth[N]``, just enough of them for ``bytes_needed``.
 
-    In ascending worth, ties by the least ``tie[N]``, then by the lower key. Empty where all of them together do not
-    free enough, or where nothing is needed. Where sizes differ, those are spared whose bytes the others make up
-    for, the worthiest first.
+    They come in ascending worth, ties by the least ``tie[N]``, then by the lower key. Empty where all of them together
+    do not free enough, or where nothing is needed. Where sizes differ, an expert is spared if the others free enough
+    without it, the worthiest first.
     """
     if request.bytes_needed <= 0:
         return NO_KEYS
@@ -38,7 +38,7 @@ def lowest(catalogue: Catalogue, request: VictimRequest, worth: Worth, tie: Wort
         first = int(of_candidates.argmin())
         return candidates[first : first + 1]
     if count < len(candidates):
-        # What is worth more than the count-th least can not be among them: this spares sorting the rest.
+        # An expert worth more than the count-th least is no victim. So only the others are sorted.
         bound = np.partition(of_candidates, count - 1)[count - 1]
         candidates = candidates[of_candidates <= bound]
     return _ranked(candidates, worth, tie)[:count]

@@ -110,9 +110,9 @@ class StepPlan:
 class BatchDecision:
     """What to do now: refuse, admit (reserving KV), then run ``steps`` in order.
 
-    ``refuse``: sequences that can never be served, with the reason. ``admit``: waiting ones that start; each is in
-    ``steps``. ``steps`` is empty where nothing can move; more than one where the policy plans batches together
-    (ExpertFlow's token scheduler, §3.3): between them a sequence gives at most one decode row.
+    ``refuse``: sequences that can never be served, with the reason. ``admit``: waiting sequences that start; each has
+    rows in ``steps``. ``steps`` is empty where nothing can move. It has several entries where the policy plans batches
+    together (ExpertFlow's token scheduler, §3.3); a sequence gives at most one decode row to all of them.
     """
 
     steps: tuple[StepPlan, ...] = ()
@@ -122,7 +122,7 @@ class BatchDecision:
 
 class BatchPolicy(ABC):
     """Invariants for every policy: the limits hold; chunks of one prompt keep their order; no running sequence
-    waits for ever; equal states (and predictions) give equal decisions.
+    waits forever; equal states (and predictions) give equal decisions.
     """
 
     @abstractmethod
@@ -131,58 +131,3 @@ class BatchPolicy(ABC):
 
     def on_prediction(self, prediction: Prediction) -> None:  # noqa: B027 - most policies have no use for it
         """Predicted routing of running sequences, for policies that group rows by it (ExpertFlow §3.3.3)."""
-
-
-class FcfsBatching(BatchPolicy):
-    """Continuous batching, first come first served, with chunked prefill under a token budget a step.
-
-    Decode rows first, since each is a token some client waits for; then the prompts in order of admission, then
-    new ones in order of arrival, each by as large a chunk as the step still holds. A waiting request is admitted
-    when its whole KV reservation fits and the step has room for a row of it.
-
-    The head of the queue blocks: where its reservation does not fit, nothing behind it is admitted either.
-    Overtaking would fill a little more of the KV now, but under steady load small requests would keep the memory
-    that a large one waits for, for ever. Blocking bounds its wait by the ends of those that run already. What can
-    never fit (more than the whole KV budget) is refused at once and so blocks no one.
-    """
-
-    def decide(self, state: BatchState) -> BatchDecision:
-        limits = state.limits
-        left = limits.tokens_per_step
-        rows: list[Rows] = []
-
-        for running in state.running:
-            if running.phase is Phase.DECODE and not running.in_flight and left:
-                rows.append(Rows(running.sequence, 1, Phase.DECODE))
-                left -= 1
-        for running in state.running:
-            if running.phase is Phase.PREFILL and left:
-                left -= _take_chunk(rows, running.sequence, running.prefill_left, left, limits)
-
-        admit: list[int] = []
-        refuse: list[tuple[int, str]] = []
-        kv_free = state.kv_free
-        blocked = False
-        for waiting in state.waiting:
-            if waiting.kv_need > limits.kv_total:
-                refuse.append((waiting.sequence, _never_fits(waiting, limits)))
-            elif not blocked:
-                full = len(state.running) + len(admit) >= limits.max_running
-                blocked = full or left == 0 or waiting.kv_need > kv_free
-                if not blocked:
-                    admit.append(waiting.sequence)
-                    kv_free -= waiting.kv_need
-                    left -= _take_chunk(rows, waiting.sequence, waiting.prefill_tokens, left, limits)
-
-        steps = (StepPlan(tuple(rows)),) if rows else ()
-        return BatchDecision(steps=steps, admit=tuple(admit), refuse=tuple(refuse))
-
-
-def _take_chunk(rows: list[Rows], sequence: int, wanted: int, left: int, limits: BatchLimits) -> int:
-    tokens = min(wanted, left, limits.prefill_chunk or wanted)
-    rows.append(Rows(sequence, tokens, Phase.PREFILL))
-    return tokens
-
-
-def _never_fits(waiting: WaitingSequence, limits: BatchLimits) -> str:
-    return f"it needs {waiting.kv_need} of KV memory and there are {limits.kv_total} in all"

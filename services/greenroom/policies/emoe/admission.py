@@ -1,8 +1,8 @@
-"""Which of those that wait a worker may be given: the test of eMoE's Algorithm 1, for all of them at once.
+"""Which waiting requests a worker may be given: the test of eMoE's Algorithm 1, for all of them at once.
 
-Whoever joins adds the same to the latency of everyone on the worker, and in generated tokens one amount to those that
-have no more left than it and another to the rest. So with the slack of those that are there sorted by what they have
-left, and the least slack from each end on, the test of one that waits is two look-ups.
+A request that joins delays every request on the worker by the same loading and reading. By its generated tokens it
+delays those with no more left than it by one amount, and the others by another. The slack of the requests there is
+sorted by what they have left, with the least slack from each end on. So the test of a waiting request is two look-ups.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``from_arrival``: an SLO is held against the wait in the queue too. ``sums_up``: what was placed and has not
-    begun still counts. ``heeds_lost``: those that miss their SLO anyway keep others out too. ``margin``: what all
-    estimates are multiplied by. ``late_share``: one that would miss its own SLO comes only where less than
-    this share of the places is taken."""
+    """``from_arrival``: an SLO covers the wait in the queue too. ``sums_up``: loads and prompts of placed requests that
+    have not begun count. ``heeds_lost``: requests that miss their SLO anyway keep others out too. ``margin``: factor on
+    all estimates. ``late_share``: a request that would miss its own SLO is admitted only where less than this share
+    of the places is taken."""
 
     estimator: LatencyEstimator
     from_arrival: bool = True
@@ -44,9 +44,9 @@ class Rules:
 
 
 class Queue:
-    """What waits: figures of it, an array each, ascending by the tokens that are expected of it (look-ups in order are
-    several times as fast). ``rank``: its place in order of arrival; ``by_arrival`` the other way round. ``task``: an
-    index into ``tasks``, of which something is known; all others are one."""
+    """The waiting requests' figures, an array each, ascending by expected tokens (look-ups in order are several times
+    as fast). ``rank``: each one's place in order of arrival; ``by_arrival``: the inverse. ``task``: an index into
+    ``tasks``, those with known loads; all other tasks share one index."""
 
     def __init__(
         self, requests: Sequence[PendingRequest], columns: Mapping[str, Figures], tasks: Collection[str], now_ms: float
@@ -83,7 +83,7 @@ def _numbers(requests: Sequence[PendingRequest], tasks: Sequence[str]) -> Indice
 
 
 def sort_out(state: PlacementState, now_ms: float) -> tuple[Queue, tuple[Shed, ...]]:
-    """What can wait, and what is given up: expired, or larger than every worker's memory."""
+    """The queue, and the requests that are given up: expired, or larger than every worker's memory."""
     packed = b"".join([request.packed for request in state.pending])
     table = np.frombuffer(packed, dtype=np.float64).reshape(-1, len(COLUMNS))
     columns = dict(zip(COLUMNS, np.ascontiguousarray(table.T), strict=True))
@@ -103,7 +103,7 @@ def sort_out(state: PlacementState, now_ms: float) -> tuple[Queue, tuple[Shed, .
 
 
 class Site:
-    """One worker while a decision is made: who is there, and what that means for everyone who waits."""
+    """One worker while a decision is made: its requests, and what they mean for each waiting request."""
 
     def __init__(self, view: WorkerView, queue: Queue, rules: Rules, now_ms: float) -> None:
         self.view = view
@@ -120,7 +120,7 @@ class Site:
         self._coming_ms = 0.0
 
     def _figures_of(self, other: OnWorker) -> tuple[float, float, float]:
-        """What is left of it, the time that counts already, and its end-to-end SLO."""
+        """The tokens it has left, the time that counts already, and its end-to-end SLO."""
         spent = max(0.0, self._now_ms - other.request.arrived_ms) if self._rules.from_arrival else other.ran_ms
         slo = other.request.slo_e2e_ms
         return float(other.left), spent, math.inf if slo is None or math.isnan(slo) else slo
@@ -135,7 +135,7 @@ class Site:
 
     @property
     def alone_ms(self) -> Figures:
-        """Until the first token of each, were it alone here."""
+        """Until the first token of each waiting request, were it alone here."""
         alone: Figures = self._loads() + self._queue.input * self._read_ms(1)
         return alone
 
@@ -147,11 +147,11 @@ class Site:
 
     @property
     def takes_late(self) -> bool:
-        """Whether one that would miss its own SLO may come."""
+        """Whether a request that would miss its own SLO may be placed here."""
         return len(self._there) < max(1.0, self._rules.late_share * self.view.max_running)
 
     def load_ms(self, index: int) -> float:
-        """ΔE; 0 for a task whose experts come already with another."""
+        """ΔE; 0 for a task whose experts are already loaded for a request placed in this decision."""
         return float(self._load_ms[self._queue.task[index]])
 
     def fits(self, index: int) -> bool:
@@ -163,7 +163,7 @@ class Site:
         return self.view.max_running > 0 and bool(needed <= self.view.kv_total)
 
     def is_turn_of(self, index: int, patience_ms: float) -> bool:
-        """Whether nobody is here who arrived before it and was placed after waiting for that long."""
+        """Whether no request here arrived before it and was placed only after waiting for that long."""
         arrived = self._queue.arrived[index]
         return not any(
             other.request.arrived_ms <= arrived
@@ -184,11 +184,11 @@ class Site:
             self._load_ms[self._queue.task[index]] = 0.0
 
     def admits(self) -> tuple[Mask, Mask]:
-        """For each that waits: whether it may come, and whether it would meet its own SLOs then."""
+        """For each waiting request: whether it may be placed here, and whether it would then meet its own SLOs."""
         queue = self._queue
         if self.room <= 0:
-            nobody = np.zeros(len(queue), dtype=bool)
-            return nobody, nobody
+            none = np.zeros(len(queue), dtype=bool)
+            return none, none
         estimator, rows = self._rules.estimator, len(self._there) + 1
         token_ms, read_ms = self.generated_ms(rows), self._read_ms(rows)
         figures = np.array(self._figures).reshape(-1, 3)
@@ -219,14 +219,14 @@ class Site:
         return fitting
 
     def _begun_ms(self, rows: int) -> float:
-        """Until all that is here has begun to generate."""
+        """Until every request here has begun to generate."""
         if not self._rules.sums_up:
             return 0.0
         return self._coming_ms + self._unread * self._read_ms(rows)
 
 
 class Round:
-    """One decision as it comes about."""
+    """One decision in the making."""
 
     def __init__(self, queue: Queue, sites: Sequence[Site]) -> None:
         self.queue = queue
@@ -235,30 +235,30 @@ class Round:
         self._placed = np.zeros(len(queue), dtype=bool)
 
     def put(self, index: int, able: Sequence[Site]) -> Site:
-        """On the one with the least ΔE; ties: the fewest requests, then the name."""
+        """Place it on the site with the least ΔE; ties: the fewest requests, then the name."""
         site = min(able, key=lambda site: (site.load_ms(index), site.requests, site.view.worker))
         site.take(index)
         self._placed[index] = True
         self.place.append(Placement(self.queue.request(index).request_id, site.view.worker))
         return site
 
-    def place_in_order(self, who: Indices, late: Mask, sites: Sequence[Site]) -> None:
-        """One look at each of ``who``: a site that admits it takes it. Unless it is ``late`` it has to meet its own
-        SLOs there."""
-        verdicts = {site.view.worker: _verdict(site, self.queue, who, late) for site in sites}
+    def place_in_order(self, order: Indices, late: Mask, sites: Sequence[Site]) -> None:
+        """Look once at each request of ``order``: a site that admits it takes it. Unless ``late``, it has to meet its
+        own SLOs there."""
+        verdicts = {site.view.worker: _verdict(site, self.queue, order, late) for site in sites}
         at = 0
-        while verdicts and at < len(who):
-            ahead = np.logical_or.reduce([verdict[at:] for verdict in verdicts.values()]) & ~self._placed[who[at:]]
+        while verdicts and at < len(order):
+            ahead = np.logical_or.reduce([verdict[at:] for verdict in verdicts.values()]) & ~self._placed[order[at:]]
             step = int(ahead.argmax())
             if not ahead[step]:
                 return
             at += step
             able = [site for site in sites if verdicts[site.view.worker][at]]
-            site = self.put(int(who[at]), able)
-            verdicts[site.view.worker] = _verdict(site, self.queue, who, late)
+            site = self.put(int(order[at]), able)
+            verdicts[site.view.worker] = _verdict(site, self.queue, order, late)
             at += 1
 
 
-def _verdict(site: Site, queue: Queue, who: Indices, late: Mask) -> Mask:
+def _verdict(site: Site, queue: Queue, order: Indices, late: Mask) -> Mask:
     may, meets = site.admits()
-    return may[who] & (meets[who] | (late if site.takes_late else late & ~queue.demanding[who]))
+    return may[order] & (meets[order] | (late if site.takes_late else late & ~queue.demanding[order]))

@@ -23,9 +23,9 @@ def expected_tokens(weights: Mapping[str, float], shares: Mapping[str, Shares]) 
 
 
 class Prompts:
-    """What requests of a task have: input tokens, and those that they are expected to generate.
+    """The tokens of a task's requests: those of their input, and those that they are expected to generate.
 
-    Generated are, by the profile, as many as the task's answers have on the mean, else as many as the request says.
+    A request is expected to generate the mean of its task's answers in the profile; without a profile, what it says.
     """
 
     def __init__(self, profile: ModelProfile | None) -> None:
@@ -34,13 +34,13 @@ class Prompts:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def add(self, request: SequenceInfo) -> None:
-        """One has come."""
+        """Count a new request."""
         if request.task in self._seen or len(self._seen) < _MOST_TASKS:
             count, tokens = self._seen.get(request.task, (0, 0.0))
             self._seen[request.task] = count + 1, tokens + request.prompt_tokens + self._generates(request)
 
     def weights(self, requests: Iterable[SequenceInfo]) -> dict[str, float]:
-        """By task Σ W + |R| · Wo, what stands in brackets in Eq. 2. A request that no tokens are known of counts 1."""
+        """By task: Σ W + |R| · Wo, the brackets of Eq. 2. A request of unknown tokens counts 1."""
         weights: dict[str, float] = {}
         for one in requests:
             tokens = max(1.0, one.prompt_tokens + self._generates(one))
@@ -48,7 +48,7 @@ class Prompts:
         return weights
 
     def expected(self, task: str) -> float:
-        """Tokens that one more request of the task probably brings."""
+        """Tokens that one more request of the task brings, by the profile, else in the mean of those seen."""
         if self._profile is not None and task in self._profile.tasks:
             return max(1.0, self._profile.tasks[task].input_tokens.mean + self._profile.expected_tokens(task))
         count, tokens = self._seen.get(task, (0, 0.0))
@@ -67,10 +67,10 @@ class Prompts:
 
 @dataclass(frozen=True, eq=False)
 class Outlook:
-    """A policy's state at one moment, which changes no more: it may be looked at from another thread.
+    """A policy's state at one moment. It no longer changes, so other threads may read it.
 
-    ``weights``: tokens of the requests that are here, by task; ``one_more``: of another one. ``wanted[N]``: who is on
-    the way already, or to stay.
+    ``weights``: tokens of the requests that are here, by task; ``one_more``: of one more request. ``wanted[N]``:
+    experts of the target, resident or on their way.
     """
 
     weights: Mapping[str, float]

@@ -12,7 +12,6 @@ from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.base.allocation import Allocation, Shares
 from greenroom.policies.base.array_types import NO_KEYS, Ids, Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     UNKNOWN_TASK,
     LayerRouting,
@@ -25,6 +24,7 @@ from greenroom.policies.base.events import (
     Transfer,
     VictimRequest,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Target
 from greenroom.policies.base.fidelity import FIDELITIES
 from greenroom.policies.base.ranking import RankingPolicy
@@ -38,24 +38,26 @@ _MOST_REPORTED = 16
 
 
 class Emoe(RankingPolicy):
-    """Keeps on the device the experts that the requests here will send most tokens to, and fetches those it lacks.
+    """Keeps on the device the experts that the requests here will send most tokens to, and fetches the missing ones.
 
-    Eq. 2, when requests were queued or a forecast came, before the next step: for task q, layer l and expert i
-    N = (Σ W + |R| · Wo) · s · f, with the input tokens W of the requests R of the task that wait or run here, the
-    tokens Wo that one of them is expected to generate, the sensitivity s and the share f of the layer's tokens; N is
-    summed over the tasks, and the places go to the largest (``Allocation``). That set is the target. f is the newest
-    forecast; before the first, and without a predictor, what ``profile`` has; without one what was seen.
+    When requests were queued or a forecast came, Eq. 2 is computed before the next step. For task q, layer l and expert
+    i: N = (Σ W + |R| · Wo) · s · f. W are the input tokens of the task's requests R that wait or run here, Wo the
+    tokens that one of them is expected to generate, s the sensitivity, f the share of the layer's tokens. N is summed
+    over the tasks, and the places go to the largest sums (``Allocation``). That set is the target. f is the newest
+    forecast; before the first, what ``profile`` has; without a profile, what was seen.
 
-    s is 0 where the task is insensitive. Else, "graded", it is what the profile says that a pick is worth (what the
-    task's answers lose without the expert, over its share of the tokens), so that those get places whose lack would
-    cost answers most; "binary", and without such a profile, 1 as in the paper.
+    s is 0 where the task is insensitive. Elsewhere it is 1, as in the paper ("binary"), or what a pick is worth by the
+    profile ("graded"): what the task's answers lose without the expert, over its share of the tokens. So places go to
+    the experts whose absence would cost answers most.
 
-    Who makes room for it among the others, and for a miss among all, is the one of least worth to ``retention``. An
-    expert of the target that had to go is wanted again when requests are next queued, not before: else every miss would
-    move two. With ``fidelity`` "paper" there are no misses: who expects the fewest tokens leaves first, and with a
-    profile it need not be told of layers. Where rows go to those that are there, with "paper" and "sensitive", the last
-    k of a layer make room for the target only where there are no others.
+    For an expert of the target another one leaves, and for a miss any one: that of the least worth to ``retention``. A
+    member of the target that left for a miss is wanted again when requests are next queued; at once, every miss would
+    move two experts. With ``fidelity`` "paper" there are no misses: the expert that expects the fewest tokens leaves
+    first, and with a profile the policy ignores layer events. With "paper" and "sensitive", where rows go to resident
+    experts, the last k of a layer leave for the target only where there are no others.
     """
+
+    only_ahead = True
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Emoe(RankingPolicy):
         self._outlook: Outlook | None = None
         self._answered: tuple[Outlook | None, Mapping[str, int]] = None, {}
 
-    # -- who is here -----------------------------------------------------------------------------------------------
+    # -- requests and forecasts ------------------------------------------------------------------------------------
 
     def on_sequence_queued(self, sequence: SequenceInfo) -> None:
         self._sequences[sequence.sequence] = sequence
@@ -132,7 +134,7 @@ class Emoe(RankingPolicy):
             self._decide()
         self._look_out(idle=False)
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- routing and movements -------------------------------------------------------------------------------------
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         if self._retention is not None:
@@ -158,7 +160,7 @@ class Emoe(RankingPolicy):
             wanted[experts] = False
             self._want(wanted)
 
-    # -- what follows ----------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------------
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
         if self._retention is None:
@@ -179,7 +181,7 @@ class Emoe(RankingPolicy):
     def _sparing_layers(self, request: VictimRequest, size: int, worth: Worth, span: float, tie: Worth | None) -> Keys:
         """As ``lowest``, but the last k of a layer leave only where there are no others: rows can be confined to them.
 
-        ``worth`` is ``span`` apart between the wanted and the others.
+        In ``worth`` wanted experts are at least ``span`` above the others.
         """
         catalogue = self.catalogue
         count = -(-request.bytes_needed // size)
@@ -197,7 +199,7 @@ class Emoe(RankingPolicy):
         return victims
 
     def loads_by_task(self) -> Mapping[str, int]:
-        """As foreseen when the last step began, or the last request ended."""
+        """As of the last step's start, or the last request's end."""
         outlook, (asked, loads) = self._outlook, self._answered
         if outlook is not None and outlook is not asked:
             loads = outlook.loads(self._allocation)
@@ -205,7 +207,7 @@ class Emoe(RankingPolicy):
         return loads
 
     def _decide(self) -> None:
-        """Eq. 2 over the requests that are here; before the first over all profiled tasks alike."""
+        """Eq. 2 over the requests that are here; before the first request, over all profiled tasks alike."""
         weights = self._prompts.weights(self._sequences.values())
         if not weights and self.target is None and self._profile is not None:
             weights = dict.fromkeys(self._profile.tasks, 1.0)
@@ -224,7 +226,7 @@ class Emoe(RankingPolicy):
             self.target = Target(0 if self.target is None else self.target.generation + 1, wanted)
 
     def _tasks_of(self, step: Step) -> tuple[list[str], Ids]:
-        """The tasks of the step's rows, and for each row the place of its own among them."""
+        """The tasks of the step's rows, and ``[T]``: each row's index among them."""
         if self._rows is None or self._rows[0] is not step:
             here = [self._sequences.get(sequence) for sequence in step.sequences.tolist()]
             tasks = [UNKNOWN_TASK if one is None else one.task for one in here]
@@ -234,7 +236,7 @@ class Emoe(RankingPolicy):
         return self._rows[1:]
 
     def _look_out(self, *, idle: bool) -> None:
-        """Publish what other threads may be told from now on. ``idle``: only if nothing is here, when no step comes."""
+        """Publish a new outlook for other threads. ``idle``: only if no request is here, when no step would do it."""
         if self._outdated and not (idle and self._sequences):
             self._outdated = False
             weights = self._prompts.weights(self._sequences.values())

@@ -1,4 +1,4 @@
-"""Experts by the popularity that is forecast for the tasks that are here."""
+"""Experts by the popularity that is forecast for the present tasks."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.policies.base.array_types import Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Prediction, SequenceEnd, SequenceInfo, Step, Tier, Transfer
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Target
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.prefetching.prefetching_policy import RETENTIONS
 
 POPULARITY: Final = "popularity"
-"""The kind of prediction that the predictor service's forecasts are: for one task type, how often each expert of every
-layer is picked."""
+"""The kind of the predictor service's forecasts: for one task type, how often each expert of every layer is picked."""
 
 _STAYS = 1.5
-"""How many times a member's worth another expert must have to take its place in the target."""
+"""To replace a member of the target, another expert must have this many times its worth."""
 
 _MOST_TASKS = 64
 
 
 class Popularity(RankingPolicy):
-    """Keeps and fetches the experts that the tasks which are here will route most tokens to, as forecast by task type.
+    """Keeps and fetches the experts that the present tasks will route most tokens to, as forecast by task type.
 
-    eMoE (§3.3, §3.4): the tokens that a task brings, those of its prompts and those that it is expected to generate, go
-    to expert i in its forecast share f_i (Eq. 2, summed over the tasks); the experts with the most of them are loaded.
-    ``share`` of the device is such a target, the rest is for what the forecast misses. Without a forecast, and among
-    equals, it is its ``retention``. With none of the tasks that are here known, all forecasts count alike.
+    eMoE (§3.3, §3.4): a task's tokens, prompt and expected answer, go to expert i in its forecast share f_i (Eq. 2,
+    summed over the tasks). The experts with the most tokens are loaded. They are a target for ``share`` of the device;
+    the rest is for what the forecast misses. Without a forecast, and among equals, ``retention`` decides. Where no
+    present task has a forecast, all forecasts count alike.
     """
 
     def __init__(self, catalogue: Catalogue, *, share: float = 0.75, retention: str = "next-use") -> None:
@@ -52,7 +51,7 @@ class Popularity(RankingPolicy):
         self._mixed_by: Mapping[str, float] = {}
         self._stale = False
 
-    # -- what is here ----------------------------------------------------------------------------------------------
+    # -- requests, forecasts and routing ---------------------------------------------------------------------------
 
     def on_sequence_queued(self, sequence: SequenceInfo) -> None:
         self._tokens[sequence.sequence] = sequence.task, sequence.prompt_tokens + sequence.expected_tokens
@@ -74,7 +73,7 @@ class Popularity(RankingPolicy):
 
     def on_step_started(self, step: Step) -> None:
         if self._stale and self._forecasts and self._weights() != self._mixed_by:
-            self._mix()  # not for one that came and went: members of the target have an advantage in the next one
+            self._mix()  # only where the weights changed: a mix favours the present members of the target
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self.retention.on_layer_routed(routing)
@@ -88,7 +87,7 @@ class Popularity(RankingPolicy):
             if self._forecasts:
                 self._mix()
 
-    # -- what follows ----------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------------
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
         own, tie = self.retention.worth(tier)
@@ -103,7 +102,7 @@ class Popularity(RankingPolicy):
         self.target = self._target(self._mixed)
 
     def _weights(self) -> Mapping[str, float]:
-        """Tokens of the tasks that are here and that there is a forecast for."""
+        """Tokens of the present tasks that have a forecast; 1 for every forecast where there is no such task."""
         tokens: dict[str, float] = {}
         for task, count in self._tokens.values():
             if task in self._forecasts:

@@ -1,6 +1,6 @@
-"""eMoE's request scheduling: section 3.5, Algorithm 1, mended, and as it is printed.
+"""eMoE's request scheduling (section 3.5, Algorithm 1): corrected, and as printed.
 
-docs/architecture/scheduling.md says what it does and what becomes of odd input; docs/decisions/0018-emoe.md why.
+docs/architecture/scheduling.md describes it; docs/decisions/0018-emoe.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ LATE_SHARE = 0.125
 
 
 class EmoePlacement(PlacementPolicy):
-    """Whoever is placed spoils no SLO of those that are on the worker.
+    """Places a request where it makes no other miss its SLO.
 
-    In order of slack to the first token, higher ``priority`` before lower; those without SLOs, and those that would not
-    meet theirs, behind the others in order of arrival. Each goes to the worker with the least ΔE where there is room
-    and where everyone that would meet its end-to-end SLO still does with it; where there is none it waits and the next
-    is looked at. An empty worker takes the first that fits. What is placed runs: workers' own queues are not used.
+    Requests are taken in order of slack to the first token, higher ``priority`` before lower. Those without SLOs, and
+    those that would miss theirs, come after the others in order of arrival. A request goes to the worker with the least
+    ΔE that has room and on which every request that would meet its end-to-end SLO still does. Where there is none it
+    waits, and the next is looked at. An empty worker takes the first that fits. Placed requests run at once: workers'
+    own queues are not used.
 
-    ``estimator``: ``eq3`` or ``processor-sharing``. ``patience_s``: of those that have waited longer, the one that
-    arrived first goes before everyone and may spoil what it spoils, one of them at a time on a worker; if it fits on
-    none, a worker takes nobody else until it does. None: nothing bounds how long one waits but its deadline.
-    ``margin``: what estimates are multiplied by, for safety. ``late_share``: one that would miss its own SLO anyway
-    goes only where less than this share of the places is taken (an empty worker always takes it), else a batch fills up
-    with those that nothing can be spoiled for, and is slow for all that come and could have met theirs. 1: no bound.
+    ``estimator``: ``eq3`` or ``processor-sharing``. ``patience_s``: of the requests that have waited longer, the first
+    to arrive goes before all others, whatever SLOs it breaks, one such request at a time on a worker. If it fits on no
+    worker, one takes no other request until it does. None: only its deadline bounds a request's wait. ``margin``:
+    safety factor on all estimates. ``late_share``: a request that would miss its own SLO anyway is placed only where
+    less than this share of the places is taken, or on an empty worker. Otherwise late requests would fill the batch and
+    slow down those that can be in time. 1: no bound.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class EmoePlacement(PlacementPolicy):
         round_ = Round(queue, [Site(view, queue, self._rules, now_ms) for view in state.workers])
         free = self._place_impatient(round_)
         if len(queue) and any(site.room > 0 for site in free):
-            who, late = _order(queue, free)
-            round_.place_in_order(who, late, free)
+            order, late = _order(queue, free)
+            round_.place_in_order(order, late, free)
         return PlacementDecision(place=tuple(round_.place), shed=shed)
 
     def _place_impatient(self, round_: Round) -> list[Site]:
-        """The workers that others may be placed on, too."""
+        """Place requests that have waited too long. Returns the workers that may take others, too."""
         queue, free = round_.queue, list(round_.sites)
         impatient = np.flatnonzero(queue.waited >= self._patience_ms)
         longest = impatient[np.argsort(queue.rank[impatient])][: len(free)]
@@ -80,25 +81,25 @@ class EmoePlacement(PlacementPolicy):
 
 
 def _order(queue: Queue, sites: Sequence[Site]) -> tuple[Indices, Mask]:
-    """Places in the queue, and whether each comes as one that need not meet its SLOs. Who has SLOs comes twice:
-    whether they can be met shows only when it is its turn."""
+    """Places in the queue, and whether each need not meet its SLOs. A request with SLOs occurs twice: whether they can
+    be met shows only at its turn."""
     soonest = np.min([site.alone_ms for site in sites], axis=0)
     token_ms = min(site.generated_ms(1) for site in sites)
     slack = np.minimum(queue.slo_ttft, queue.slo_e2e - queue.left * token_ms) - queue.waited - soonest
     demanding = np.flatnonzero(np.isfinite(slack))
     by_slack = demanding[np.lexsort((queue.rank[demanding], slack[demanding]))]
-    who: Indices = np.concatenate((by_slack, queue.by_arrival))
-    late = np.arange(len(who)) >= len(demanding)
-    order = np.argsort(-queue.priority[who], kind="stable")
-    return who[order], late[order]
+    places: Indices = np.concatenate((by_slack, queue.by_arrival))
+    late = np.arange(len(places)) >= len(demanding)
+    order = np.argsort(-queue.priority[places], kind="stable")
+    return places[order], late[order]
 
 
 class EmoeLiteralPlacement(PlacementPolicy):
-    """Algorithm 1 as it is printed, its slips mended: a row to compare with, not to serve with.
+    """Algorithm 1 as printed, slips corrected: for comparison, not for serving.
 
-    In order of the SLO to the first token, or else to the end; none last. A request is placed unless one that is on the
-    worker would miss its SLO then by Eq. 3 as printed, or does anyway. The wait in the queue is not counted, nor what
-    was placed just before, and nothing bounds how long one waits but its deadline.
+    Requests are taken in order of the SLO to the first token, or else to the end; those without come last. A request is
+    placed unless one on the worker would then miss its SLO by Eq. 3 as printed, or misses it anyway. The wait in the
+    queue does not count, nor do requests placed just before. Only its deadline bounds a request's wait.
     """
 
     def __init__(self) -> None:
@@ -108,6 +109,6 @@ class EmoeLiteralPlacement(PlacementPolicy):
         queue, shed = sort_out(state, now_ms)
         round_ = Round(queue, [Site(view, queue, self._rules, now_ms) for view in state.workers])
         stringency = np.where(np.isfinite(queue.slo_ttft), queue.slo_ttft, queue.slo_e2e)
-        who = np.lexsort((queue.rank, stringency))
-        round_.place_in_order(who, np.ones(len(who), dtype=bool), round_.sites)
+        order = np.lexsort((queue.rank, stringency))
+        round_.place_in_order(order, np.ones(len(order), dtype=bool), round_.sites)
         return PlacementDecision(place=tuple(round_.place), shed=shed)

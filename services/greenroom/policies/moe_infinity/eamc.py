@@ -1,4 +1,4 @@
-"""The expert activation matrix collection and how the nearest of its members is found (MoE-Infinity, §4.2, Eq. 1)."""
+"""The expert activation matrix collection, and the search for its nearest member (MoE-Infinity, §4.2, Eq. 1)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.activation_matrix import TINY, Matrix, Rows, Tokens
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_keys import Catalogue
 
 EAMC: Final = "eamc"
-"""The kind of artifact that holds one; its array is ``MATRICES``."""
+"""The kind of artifact that holds a collection; its array is ``MATRICES``."""
 MATRICES: Final = "matrices"
 
 
 class Eamc:
     """Prior EAMs. Immutable.
 
-    ``ratios[P, N]``: of each member every layer's tokens as shares.
-    ``directions[l][experts of l, P]``: the same as vectors of length 1, which is what Eq. 1 compares.
-    ``ranks[P, N]``: an expert's place among those of its layer by its share, from 0, ``NEVER`` where it has none: those
-    below n are the member's n likeliest.
+    ``ratios[P, N]``: every layer's tokens of each member, as shares. ``directions[l][experts of l, P]``: the same as
+    vectors of length 1, which Eq. 1 compares. ``ranks[P, N]``: an expert's rank in its layer by share, from 0;
+    ``NEVER`` where its share is 0. Ranks below n are the member's n likeliest experts.
     """
 
     def __init__(self, catalogue: Catalogue, matrices: NDArray[np.generic]) -> None:
-        """``matrices[P, N]``: tokens by expert. Raises InvalidConfig where that is not their shape or there is none, or
-        where they hold what is no count."""
+        """``matrices[P, N]``: tokens by expert. Raises InvalidConfig for another shape, for no member, and for entries
+        that are no counts."""
         if matrices.ndim != 2 or matrices.shape[1] != catalogue.size or len(matrices) == 0:
             allowed = f"[members, {catalogue.size}]: {catalogue!r} has so many experts"
             raise InvalidConfig(MATRICES, tuple(matrices.shape), allowed)
@@ -47,7 +46,7 @@ class Eamc:
 
     @classmethod
     def of_artifact(cls, catalogue: Catalogue, artifact: Artifact) -> Eamc:
-        """Raises InvalidConfig where it is not one of this pool's."""
+        """Raises InvalidConfig for an artifact of another kind or pool."""
         matrices = artifact.arrays.get(MATRICES)
         if artifact.kind != EAMC or matrices is None:
             raise InvalidConfig("kind", artifact.kind, f"{EAMC}, with the array {MATRICES}")
@@ -58,11 +57,11 @@ class Eamc:
 
 
 NEVER: Final = np.iinfo(np.int16).max
-"""The rank of who is not foreseen."""
+"""The rank of an expert that is not predicted."""
 
 
 def _ranks(shares: Matrix) -> NDArray[np.int16]:
-    """``[P, experts]``: each one's place in its row, the largest first, of equal ones the first; ``NEVER`` for 0."""
+    """``[P, experts]``: each entry's rank in its row, the largest first, of equals the first; ``NEVER`` for 0."""
     order = np.argsort(-shares, axis=1, kind="stable")
     found = np.empty(shares.shape, dtype=np.int16)
     np.put_along_axis(found, order, np.arange(shares.shape[1], dtype=np.int16)[None], axis=1)
@@ -71,14 +70,14 @@ def _ranks(shares: Matrix) -> NDArray[np.int16]:
 
 
 def layer_shares(catalogue: Catalogue, matrices: Matrix) -> Matrix:
-    """``[P, N]``: each layer's part of each row divided by its sum; one of no tokens stays 0."""
+    """``[P, N]``: each layer's part of each row divided by its sum; a part without tokens stays 0."""
     sums = np.add.reduceat(matrices, catalogue.first[:-1], axis=1)
     shares = matrices / np.maximum(sums, TINY)[:, catalogue.layer_of]
     return shares.astype(np.float32, copy=False)
 
 
 def unit_layers(catalogue: Catalogue, matrices: Matrix) -> Matrix:
-    """``[P, N]``: each layer's part of each row divided by its length; one of no tokens stays 0.
+    """``[P, N]``: each layer's part of each row divided by its length; a part without tokens stays 0.
 
     The squared distance of two such rows over all layers is 2 L times Eq. 1's.
     """
@@ -89,8 +88,8 @@ def unit_layers(catalogue: Catalogue, matrices: Matrix) -> Matrix:
 
 
 def distance(catalogue: Catalogue, one: NDArray[np.number], other: NDArray[np.number]) -> float:
-    """Eq. 1: 1 less the mean over all layers of the cosine of the two matrices' rows. A row of no tokens has the cosine
-    0 to any other.
+    """Eq. 1: 1 less the mean over all layers of the cosine of the two matrices' rows. The cosine with a row without
+    tokens is 0.
     """
     unit = unit_layers(catalogue, np.stack([one, other]).astype(np.float32))
     return 1 - float(np.dot(unit[0], unit[1])) / catalogue.layers
@@ -99,9 +98,9 @@ def distance(catalogue: Catalogue, one: NDArray[np.number], other: NDArray[np.nu
 class NearestMembers:
     """The nearest member for each of several EAMs that grow layer by layer.
 
-    What is kept of an EAM are, of every layer, its products with the directions of all members, and its squared length:
-    tokens that come add the directions of the experts that they went to. So a look-up is a sum over those experts, not
-    a product of the layer's width, and no matrix product, whose threads would wait for those that compute.
+    For every layer of an EAM it keeps the products with the directions of all members, and the squared length. New
+    tokens add the directions of their experts. So a look-up is a sum over those experts, not over the layer's width. It
+    is no matrix product either, whose threads would wait for those that compute.
     """
 
     def __init__(self, eamc: Eamc, room: int) -> None:
@@ -110,10 +109,10 @@ class NearestMembers:
         self._squares: NDArray[np.float64] = np.zeros((room, eamc.catalogue.layers))
         self._sums: NDArray[np.float64] = np.zeros((room, len(eamc)))  # of the cosines of all layers
         self.nearest: Rows = np.zeros(room, dtype=np.intp)
-        """By row; where nothing is known yet, the first member."""
+        """By row; the first member where the row has no tokens yet."""
 
     def grow(self, room: int) -> None:
-        """Have rows for so many."""
+        """Make it at least ``room`` rows."""
         more = room - len(self.nearest)
         if more > 0:
             self._products = _longer(self._products, more)
@@ -122,14 +121,14 @@ class NearestMembers:
             self.nearest = _longer(self.nearest, more)
 
     def update(self, layer: int, rows: Rows, counts: Matrix) -> None:
-        """``counts[S, experts of the layer]``: what the layers of ``rows`` have become, whatever they were."""
+        """Set a layer of ``rows`` to ``counts[S, experts of the layer]``, whatever it was."""
         exact = counts.astype(np.float64)
         products = np.einsum("se,ep->sp", exact, self.eamc.directions[layer])
         self._become(layer, rows, products, np.einsum("se,se->s", exact, exact), self._products[rows, layer])
 
     def add(self, layer: int, rows: Rows, added: Tokens, counts: Matrix) -> None:
-        """The layer's tokens of a step whose sequences have ``rows``; ``counts[m]``: what each of ``added`` has come
-        to."""
+        """Add a layer's tokens of a step whose sequences have ``rows``. ``counts[m]``: the new count of each of
+        ``added``."""
         owners, experts, tokens = added
         if not len(tokens):
             return
@@ -146,7 +145,7 @@ class NearestMembers:
         self._become(layer, rows, before + gained, self._squares[rows, layer] + squares, before)
 
     def add_token(self, layer: int, row: int, experts: Rows, counts: Matrix) -> None:
-        """One token of one sequence, by a top-k router: ``counts[k]``, of those that it went to, with it."""
+        """Add one token of one sequence. ``counts[k]``: the new counts of its k experts."""
         gained = self.eamc.directions[layer].take(experts, axis=0)
         if len(experts) == 1:
             self._add_one(layer, row, gained[0], 2 * counts.item() - 1)
@@ -180,7 +179,7 @@ class NearestMembers:
         self.nearest[row] = sums.argmax()
 
     def clear(self, row: int) -> None:
-        """Its EAM has ended."""
+        """Empty the row of an ended sequence."""
         for kept in (self._products, self._squares, self._sums, self.nearest):
             kept[row] = 0
 
@@ -190,5 +189,5 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 def _longer(kept: NDArray[_T], rows: int) -> NDArray[_T]:
-    """With so many more, of zeros."""
+    """The array with ``rows`` more rows of zeros."""
     return np.concatenate((kept, np.zeros((rows, *kept.shape[1:]), dtype=kept.dtype)))

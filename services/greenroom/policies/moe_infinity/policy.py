@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.activation_matrix import Rows, tokens_by_expert
 from greenroom.policies.base.array_types import NO_KEYS, Keys, Mask, Scores
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
@@ -23,6 +22,7 @@ from greenroom.policies.base.events import (
     Transfer,
     VictimRequest,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch
 from greenroom.policies.base.victim_selection import lowest
 from greenroom.policies.moe_infinity.eamc import EAMC, Eamc, NearestMembers
@@ -33,20 +33,19 @@ Asked = int | tuple[bytes, bytes] | None
 
 
 class MoeInfinity(ExpertPolicy):
-    """Prefetches what the nearest prior activation matrix says of the layers to come, and keeps what the running
-    sequences use most.
+    """Prefetches what the nearest prior activation matrix predicts for later layers; keeps what running sequences use.
 
-    When a layer's router has spoken its tokens are added to the matrix of each sequence, the member of the EAMC nearest
-    to it is found anew, and every expert of a later layer has the priority (p + ε) · (1 − (fl − l) / L), where p is the
-    share of the layer's tokens that the member gives the expert, summed over the running sequences (Algorithm 1). Who
-    leaves is ``ActivationRetention``'s to say (Algorithm 2), but what was fetched ahead stays until it is used or no
-    longer foreseen. Without an EAMC it only caches; one comes as the artifact ``eamc``.
+    When a layer is routed, its tokens are added to the matrix of each sequence, and the nearest member of the EAMC is
+    found anew. Then every expert of a later layer has the priority (p + ε) · (1 − (fl − l) / L). p is the share of the
+    layer's tokens that the member gives the expert, summed over the running sequences (Algorithm 1).
+    ``ActivationRetention`` chooses the victims (Algorithm 2). But an expert that was fetched ahead stays until it is
+    used or no longer predicted. The EAMC comes as the artifact ``eamc``; without one the policy only caches.
 
-    As read here, experts whose p is 0 only fill free slots, and a prefetch displaces neither another that is still
-    foreseen nor anyone whose own priority is no less, with the layers counted on into the next step. ``literal``:
-    whoever is wanted displaces whom Algorithm 2 gives. ``refine`` False: one prediction a step, after the first router
-    (§8.3). ``priorities`` False: all later experts are wanted alike, in the order in which Algorithm 1 submits them,
-    and none is compared with whom it displaces (§8.3). ``by_ratio`` and ``by_layer`` are the retention's.
+    Our reading: experts with p = 0 only fill free slots. A prefetch displaces no expert that was fetched ahead and is
+    still predicted. Nor does it displace one whose own priority, counted on into the next step, is as high.
+    ``literal``: every wanted expert displaces the victim of Algorithm 2. ``refine`` False: one prediction a step, after
+    the first router (§8.3). ``priorities`` False: all later experts are wanted alike, in the order in which Algorithm 1
+    submits them, and none is compared with its victim (§8.3). ``by_ratio`` and ``by_layer`` are the retention's.
     """
 
     artifacts = frozenset({EAMC})
@@ -64,24 +63,24 @@ class MoeInfinity(ExpertPolicy):
         super().__init__(catalogue)
         self.retention = ActivationRetention(catalogue, by_ratio=by_ratio, by_layer=by_layer)
         self.version = ""
-        """Of the EAMC that is used."""
+        """The version of the EAMC in use."""
         self._literal = literal
         self._refine = refine
         self._priorities = priorities
-        self._compares = priorities and not literal  # a prefetch with whom it displaces
+        self._compares = priorities and not literal  # a prefetch with its victims
         self._step: Step | None = None  # the newest
-        self._used: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # whose p is above 0
+        self._used: Mask = np.zeros(catalogue.size, dtype=np.bool_)  # experts with p > 0
         self._nearest: NearestMembers | None = None
-        # By tier: who was fetched there ahead, and neither used nor given up since, nor brought on to the device.
+        # [tier, N]: experts fetched there ahead, and since then neither used, given up, nor brought on to the device.
         self._ahead: Mask = np.zeros((2, catalogue.size), dtype=np.bool_)
         self._any_ahead = False  # False: certainly none
         self._decays = _layer_decays(catalogue)
         self._round = _round_decays(catalogue)
         self._layer = 0
-        self._asked: Asked = None  # which members for which sequences: what the next ones are of
+        self._asked: Asked = None  # which members for which sequences ``_shares`` is of
         self._shares: Scores = np.zeros(catalogue.size, dtype=np.float32)  # p
         self._lifted = self._shares  # p + ε
-        self._by_layer: list[Scores | None] = []  # priorities when it runs, once they were asked for
+        self._by_layer: list[Scores | None] = []  # by running layer: its priorities, once computed
         self._recall = _Recall()
         self._top_k: list[int] = catalogue.top_k.tolist()
 
@@ -90,10 +89,10 @@ class MoeInfinity(ExpertPolicy):
             return artifact
         return replace(artifact, prepared=Eamc.of_artifact(self.catalogue, artifact))
 
-    # -- what it is told -------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def on_artifact_swapped(self, artifact: Artifact) -> None:
-        """One of another kind or shape is passed over: whoever hands it over has said so."""
+        """Ignores an artifact of another kind or shape, which its sender has reported."""
         if artifact.kind != EAMC:
             return
         try:
@@ -121,7 +120,7 @@ class MoeInfinity(ExpertPolicy):
         self._predict(routing, rows, nearest)
 
     def _predict(self, routing: LayerRouting, rows: Rows, nearest: NearestMembers) -> None:
-        """The look-up, and the priorities that come of it; what the policy does beyond caching."""
+        """The look-up and the priorities that follow: what the policy does beyond caching."""
         layer = self._layer = routing.layer
         nearest.grow(self.retention.matrices.room)
         if routing.step.rows == 1 and len(routing.experts) == self._top_k[layer]:
@@ -153,7 +152,7 @@ class MoeInfinity(ExpertPolicy):
         if tier is not Tier.DISK:
             self._ahead[tier, experts] = False
 
-    # -- what is asked of it ---------------------------------------------------------------------------------------
+    # -- questions -------------------------------------------------------------------------------------------------
 
     def victims(self, request: VictimRequest) -> Keys:
         worth, tie = self.retention.worth(request.tier)
@@ -175,7 +174,7 @@ class MoeInfinity(ExpertPolicy):
     # -- Algorithm 1, steps 16 to 26 -------------------------------------------------------------------------------
 
     def _follow(self, routing: LayerRouting, rows: Rows, nearest: NearestMembers) -> None:
-        """The nearest members, anew: steps 16 to 21."""
+        """Find the nearest members anew: steps 16 to 21."""
         start, added = self.catalogue.spans[routing.layer].start, tokens_by_expert(routing)
         keys = added.experts + start
         self._recall.note(routing.step.sequences.tolist(), added.owners,
@@ -184,7 +183,7 @@ class MoeInfinity(ExpertPolicy):
         nearest.add(routing.layer, rows, added, counts)
 
     def _follow_token(self, routing: LayerRouting, row: int, nearest: NearestMembers) -> None:
-        """The same for one token, as one sequence decodes; nothing here is done more often."""
+        """The same for one token of one sequence, the most frequent case."""
         keys = routing.experts
         ranks = nearest.eamc.ranks[nearest.nearest[row]].take(keys)
         self._recall.add(int(routing.step.row_sequences[0]), int(np.count_nonzero(ranks < len(keys))), len(keys))
@@ -192,7 +191,7 @@ class MoeInfinity(ExpertPolicy):
         nearest.add_token(routing.layer, row, keys - self.catalogue.spans[routing.layer].start, counts)
 
     def _foreseen(self, layer: int, nearest: NearestMembers) -> Scores:
-        """``[N]``: everyone's priority."""
+        """``[N]``: every expert's priority."""
         self._ask_members(nearest)
         priority = self._by_layer[layer]
         if priority is None:
@@ -202,7 +201,7 @@ class MoeInfinity(ExpertPolicy):
         return priority
 
     def _ask_members(self, nearest: NearestMembers) -> None:
-        """Their shares, summed. They seldom change from one layer to the next."""
+        """Take the sum of the nearest members' shares. It seldom changes from one layer to the next."""
         rows = list(self.retention.matrices.rows.values())
         if len(rows) == 1 and not self.catalogue.decoder_start:
             member = int(nearest.nearest[rows[0]])
@@ -222,7 +221,7 @@ class MoeInfinity(ExpertPolicy):
         self._take(these, shares)
 
     def _take(self, asked: Asked, shares: Scores) -> None:
-        """From now on by other members, or the same ones for other sequences."""
+        """Use ``shares`` from now on, of other members or for other sequences."""
         self._asked = asked
         self._shares, self._used, self._lifted = shares, shares > 0, shares + np.float32(EPSILON)
         self._by_layer = [None] * self.catalogue.layers
@@ -234,29 +233,31 @@ class MoeInfinity(ExpertPolicy):
         self.prefetch = Prefetch(generation, priority, None if self._literal else self._used)
 
     def _dearer(self, victims: Keys, incoming: Keys) -> bool:
-        """Whether somebody of ``victims`` was fetched ahead, or is foreseen as soon as somebody who comes."""
+        """Whether a victim was fetched ahead, or has as high a priority as an incoming expert."""
         decays, shares = self._round[self._layer], self._shares
         least = (shares[incoming] * decays[incoming]).min(initial=np.inf)
         return bool(self._ahead[Tier.DEVICE, victims].any() or (shares[victims] * decays[victims] >= least).any())
 
 
 def _round_decays(catalogue: Catalogue) -> NDArray[np.float32]:
-    """``[layers, N]``: by the layer that runs, 1 − d / (L + 1) of experts whose layer's next turn is d layers ahead."""
+    """``[layers, N]``: by running layer, 1 − d / (L + 1) for experts whose layer's next turn is d layers ahead."""
     ahead = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
     decays: NDArray[np.float32] = (1 - ahead / (catalogue.layers + 1)).astype(np.float32)
     return decays
 
 
 def _layer_decays(catalogue: Catalogue) -> NDArray[np.float32]:
-    """``[layers, N]``: by the layer l that runs, 1 − (fl − l) / L of the experts of every later layer fl; else 0."""
+    """``[layers, N]``: by running layer l, 1 − (fl − l) / L for the experts of every later layer fl; else 0."""
     after = catalogue.layer_of - np.arange(catalogue.layers)[:, None]
     decays: NDArray[np.float32] = np.where(after > 0, 1 - after / catalogue.layers, 0).astype(np.float32)
     return decays
 
 
 class _Recall:
-    """Of the experts that a sequence's tokens went to, which share was foreseen: was, in its layer, among as many of
-    the nearest member's likeliest as were used. What a link brings in time is another matter.
+    """By sequence, the share of its used experts that were predicted.
+
+    In a layer that used n experts, the nearest member's n likeliest were predicted. Whether a link brings them in time
+    does not count.
     """
 
     def __init__(self) -> None:
@@ -264,8 +265,8 @@ class _Recall:
         self._ended: tuple[int, float] | None = None
 
     def note(self, sequences: Sequence[int], owners: Rows, ranks: NDArray[np.int16]) -> None:
-        """``ranks[m]``: of an expert that was used by the sequence ``owners[m]``, by the member that was the
-        nearest before this layer was known."""
+        """``ranks[m]``: the rank of an expert that the sequence ``owners[m]`` used, by the member that was nearest
+        before this layer was known."""
         counts = np.bincount(owners, minlength=len(sequences))
         hits = np.bincount(owners[ranks < counts[owners]], minlength=len(sequences))
         for sequence, found, count in zip(sequences, hits.tolist(), counts.tolist(), strict=True):
@@ -273,7 +274,7 @@ class _Recall:
                 self.add(sequence, found, count)
 
     def add(self, sequence: int, found: int, count: int) -> None:
-        """So many were used in a layer, and so many of them had been foreseen."""
+        """Count a layer in which ``found`` of ``count`` used experts were predicted."""
         of = self._seen.setdefault(sequence, [0, 0])
         of[0] += found
         of[1] += count
@@ -283,6 +284,6 @@ class _Recall:
         self._ended = None if found is None else (sequence, found[0] / found[1])
 
     def of(self, sequence: int) -> float | None:
-        """Of the one that ended last."""
+        """The recall of ``sequence`` if it was the last to end, else None. Answers once."""
         ended, self._ended = self._ended, None
         return ended[1] if ended is not None and ended[0] == sequence else None

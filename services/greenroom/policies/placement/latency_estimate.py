@@ -1,7 +1,7 @@
 """How long requests will take on a worker: eMoE, section 3.5, Eq. 3, and a second estimator beside it.
 
-All of it counts in tokens that the worker generates; a token's time is the worker's c. docs/architecture/scheduling.md
-has the formulas.
+Estimates count in tokens that the worker generates; one takes the worker's c. docs/architecture/scheduling.md has the
+formulas.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ RESET_SHARE = 0.05
 
 
 def expected_left(first: int, generated: int, most: int | None = None) -> int:
-    """eMoE's G: ``first`` tokens less those that were generated; whenever it has come to 0 and the request goes on, 5 %
-    of ``first`` anew. At least 1, and no more than ``most``, what the request may still generate at all."""
+    """eMoE's G: ``first`` tokens less those that were generated. Where it reaches 0 and the request goes on, it starts
+    again at 5 % of ``first``. At least 1, and at most ``most``: what the request may still generate."""
     first, generated = max(1, first), max(0, generated)
     if generated < first:
         left = first - generated
@@ -33,31 +33,31 @@ def expected_left(first: int, generated: int, most: int | None = None) -> int:
 
 
 class LatencyEstimator(ABC):
-    """Tokens that a worker generates until a request is done. ``left``: what those on it have left, ascending."""
+    """Tokens that a worker generates until a request is done. ``left``: what its requests have left, ascending."""
 
     @abstractmethod
     def among(self, left: Figures) -> Figures:
-        """Until each of them is done."""
+        """Until each of the requests on the worker is done."""
 
     @abstractmethod
     def behind(self, left: Figures, new: Figures) -> Figures:
-        """Until one more that has ``new`` to generate is done, for each of ``new`` by itself."""
+        """Until one more request is done that has ``new[i]`` to generate, for each i by itself."""
 
     @property
     @abstractmethod
     def slows_shorter(self) -> bool:
-        """Whether one more puts off those that have no more left than it, by all that they have left."""
+        """Whether a new request delays requests with no more left than it, each by all that it has left."""
 
     @property
     @abstractmethod
     def slows_longer(self) -> bool:
-        """Whether it puts off those that have more left than it, by all that it generates."""
+        """Whether a new request delays requests with more left than it, each by all that the new one generates."""
 
 
 class Eq3(LatencyEstimator):
-    """n · G: as many as finish no earlier, the request itself among them, generate G tokens each meanwhile.
+    """n · G: the n requests that finish no earlier, the request itself among them, each generate G tokens meanwhile.
 
-    What those that finish earlier generate is not in it, so it is too short where lengths differ.
+    It leaves out what earlier finishers generate, so it is too short where lengths differ.
     """
 
     slows_shorter = True
@@ -71,7 +71,7 @@ class Eq3(LatencyEstimator):
 
 
 class ProcessorSharing(LatencyEstimator):
-    """Σ min(G of each, G): everyone generates a token a step until it is done."""
+    """Σ min(G of each, G): every request generates a token a step until it is done."""
 
     slows_shorter = True
     slows_longer = True
@@ -89,7 +89,7 @@ class ProcessorSharing(LatencyEstimator):
 
 
 class Printed(LatencyEstimator):
-    """Eq. 3 to the letter: n counts the running ones that finish after the request, neither itself nor the new one."""
+    """Eq. 3 to the letter: n counts the running requests that finish later, not the request itself nor the new one."""
 
     slows_shorter = False
     slows_longer = False
@@ -102,14 +102,15 @@ class Printed(LatencyEstimator):
 
 
 ESTIMATORS: dict[str, LatencyEstimator] = {"eq3": Eq3(), "processor-sharing": ProcessorSharing()}
-"""Those that can be chosen."""
+"""The estimators that can be chosen, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnWorker:
     """One request that was placed on a worker, running or not.
 
-    ``unread``: its input tokens, as long as it has generated nothing. ``ran_ms``: since it was placed.
+    ``left``: tokens that it is still expected to generate. ``held``: tokens of its context. ``unread``: its input
+    tokens, as long as it has generated nothing. ``ran_ms``: time since it was placed.
     """
 
     request: PendingRequest
@@ -120,7 +121,7 @@ class OnWorker:
 
 
 def on_worker(view: WorkerView, now_ms: float) -> list[OnWorker]:
-    """All that was placed there. What waits in its own queue has not begun."""
+    """The requests placed there. Those in the worker's own queue have not begun."""
     running = [
         OnWorker(
             placed.request,
@@ -139,7 +140,7 @@ def newly_placed(request: PendingRequest) -> OnWorker:
 
 
 def load_ms_of(view: WorkerView, task: str) -> float:
-    """ΔE of one more request of the task; 0 where nothing is known of it."""
+    """ΔE of one more request of the task; 0 for an unknown task."""
     return view.costs.load_ms_by_task.get(task, 0.0)
 
 
@@ -150,7 +151,7 @@ def latency_ms(
     request: PendingRequest,
     now_ms: float,
 ) -> float:
-    """From the arrival of ``request`` to its end, if it goes to the worker now, behind ``joined`` that go there too."""
+    """From the arrival of ``request`` to its end, if it goes to the worker now, together with ``joined``."""
     there = on_worker(view, now_ms) + [newly_placed(other) for other in joined]
     rows = len(there) + 1
     left = np.sort(np.array([other.left for other in there], dtype=np.float64))
@@ -162,5 +163,5 @@ def latency_ms(
 
 
 def sum_of_loads(view: WorkerView, requests: Iterable[PendingRequest]) -> float:
-    """ΔE of requests that come together: experts of a task come once, however many of its requests."""
+    """ΔE of requests that come together. A task's experts are loaded once, however many requests it has."""
     return sum(load_ms_of(view, task) for task in sorted({request.task for request in requests}))

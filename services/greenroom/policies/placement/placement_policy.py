@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from greenroom.policies.base.array_types import NO_KEYS, Keys
@@ -21,11 +20,12 @@ from greenroom.policies.base.events import UNKNOWN_TASK
 class PendingRequest:
     """A request that is on no worker yet, or one stage of it.
 
-    ``kv_need``: what it reserves (same unit as the worker's). SLOs count from ``arrived_ms``; None is none given.
-    ``expert``: in a graph of models the one that serves this stage. A finished stage comes back as a new pending
-    request of the same ``request_id`` with a higher ``stage``. ``tenant``: whose it is; "" is one like any other.
+    ``kv_need``: what it reserves (same unit as the worker's). SLOs count from ``arrived_ms``; None: not given.
+    ``expert``: in a graph of models, the one that serves this stage. A finished stage comes back as a new pending
+    request of the same ``request_id`` with a higher ``stage``. ``tenant``: its owner; "" is one like any other.
 
-    ``packed``: its figures in ``COLUMNS``' order, so that the figures of a thousand are one array in microseconds.
+    ``packed``: its figures in the order of ``COLUMNS``. Joining them makes one array of a thousand requests in
+    microseconds.
     """
 
     request_id: str
@@ -67,7 +67,7 @@ COLUMNS = (
     "slo_e2e_ms",
     "priority",
 )
-"""Of ``PendingRequest.packed``, a float64 each. An SLO that is not given is infinite."""
+"""The figures in ``PendingRequest.packed``, a float64 each. An SLO that is not given is infinite."""
 _PACKED = struct.Struct(f"={len(COLUMNS)}d")
 _MOST_TOKENS = 2**52
 
@@ -88,11 +88,12 @@ class PlacedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What was profiled of a worker: milliseconds.
+    """What a worker's work takes, as profiled, in milliseconds.
 
-    ``token_ms``: a token (eMoE's c; CoServe's K for a request); ``token_ms_by_rows[b - 1]``: where b requests generate,
-    ``prefill_token_ms``: of a prompt, where these are known. ``batch_ms``: a batch, whatever its size (CoServe's B).
-    ``load_ms``: loading the experts that a request of a task brings with it (eMoE's ΔE), or one model by key.
+    ``token_ms``: generating a token (eMoE's c; CoServe's K for a request). ``token_ms_by_rows[b - 1]``: the same while
+    b requests generate, where known. ``prefill_token_ms``: reading a token of a prompt, where known. ``batch_ms``: a
+    batch, whatever its size (CoServe's B). ``load_ms_by_task``: loading the experts that a request of the task brings
+    with it (eMoE's ΔE). ``load_ms_by_expert``: loading one model, by key.
     """
 
     token_ms: float = 0.0
@@ -103,12 +104,12 @@ class Costs:
     prefill_token_ms: float | None = None
 
     def generated_ms(self, rows: int) -> float:
-        """A token where ``rows`` requests generate; beyond those that are known as with the most of them."""
+        """A token while ``rows`` requests generate. More rows than were profiled count as the most profiled."""
         known = self.token_ms_by_rows
         return known[min(max(rows, 1), len(known)) - 1] if known else self.token_ms
 
     def read_ms(self, rows: int) -> float:
-        """A token of a prompt that is read beside them."""
+        """A token of a prompt, read while ``rows`` requests generate."""
         return self.generated_ms(rows) if self.prefill_token_ms is None else self.prefill_token_ms
 
 
@@ -173,83 +174,3 @@ class PlacementPolicy(ABC):
     @abstractmethod
     def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
         """Where to put what waits. Changes nothing in ``state``."""
-
-
-class _InOrder(PlacementPolicy):
-    """One after the other in ``ordered``'s order, to the worker with the fewest requests (ties: most free KV, then its
-    name).
-
-    The head of the queue blocks, as in FcfsBatching and for the same reason. Expired requests are shed, and those
-    that are larger than every worker's whole KV memory are unservable, so neither blocks anyone. Without a worker
-    everything else stays pending.
-    """
-
-    @abstractmethod
-    def ordered(self, state: PlacementState) -> Sequence[PendingRequest]:
-        """What is pending, in the order in which it is to be served."""
-
-    def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
-        place: list[Placement] = []
-        shed: list[Shed] = []
-        load = {w.worker: len(w.running) + len(w.queued) for w in state.workers}
-        kv_free = {w.worker: w.kv_free for w in state.workers}
-        room = {w.worker: w.max_running + w.max_queued - load[w.worker] for w in state.workers}
-        largest = max((w.kv_total for w in state.workers), default=None)
-        blocked = False
-        for request in self.ordered(state):
-            if now_ms >= request.deadline_ms:
-                shed.append(Shed(request.request_id, "expired"))
-            elif largest is not None and request.kv_need > largest:
-                shed.append(Shed(request.request_id, "unservable"))
-            elif not blocked:
-                able = [w.worker for w in state.workers if room[w.worker] > 0 and request.kv_need <= kv_free[w.worker]]
-                if not able:
-                    blocked = True
-                    continue
-                chosen = min(able, key=lambda name: (load[name], -kv_free[name], name))
-                place.append(Placement(request.request_id, chosen))
-                load[chosen] += 1
-                room[chosen] -= 1
-                kv_free[chosen] -= request.kv_need
-        return PlacementDecision(place=tuple(place), shed=tuple(shed))
-
-
-class FcfsPlacement(_InOrder):
-    """First come first served, tenants in turns: who has least on the workers is next, of several who came first.
-
-    So one that sends a hundred at once waits behind its own, and each of k tenants that wait has a k-th of the places
-    once those that were placed before have ended. Of one tenant's requests none overtakes another. Whoever has nothing
-    on a worker has nobody before its first request but first requests that came earlier, so nobody starves. With one
-    tenant it is the order of arrival.
-    """
-
-    def ordered(self, state: PlacementState) -> Sequence[PendingRequest]:
-        pending = state.pending
-        if all(request.tenant == pending[0].tenant for request in pending):
-            return pending
-        taken = Counter(placed.request.tenant for worker in state.workers for placed in worker.running)
-        taken.update(queued.tenant for worker in state.workers for queued in worker.queued)
-        turns: list[int] = []
-        for request in pending:
-            turns.append(taken[request.tenant])
-            taken[request.tenant] += 1
-        return [pending[place] for place in sorted(range(len(pending)), key=turns.__getitem__)]
-
-
-class EdfPlacement(_InOrder):
-    """Earliest deadline first: higher ``priority`` before lower, then by when the request is wanted, the earliest of
-    its SLOs (to the first token, to the end) and its deadline; ties in order of arrival.
-
-    Optimal on one server where all deadlines can be met (Liu and Layland, JACM 1973, §7). Where they can not, it serves
-    what is late already before what could still be in time; and a request without SLOs waits behind all that have
-    some, at most until its deadline or the queue's bound.
-    """
-
-    def ordered(self, state: PlacementState) -> Sequence[PendingRequest]:
-        return sorted(state.pending, key=lambda request: (-request.priority, wanted_at_ms(request)))
-
-
-def wanted_at_ms(request: PendingRequest) -> float:
-    """When the first of its SLOs, or else its deadline, is over."""
-    slos = (slo for slo in (request.slo_ttft_ms, request.slo_e2e_ms) if slo is not None)
-    return min((request.arrived_ms + slo for slo in slos), default=request.deadline_ms)

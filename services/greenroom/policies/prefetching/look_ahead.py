@@ -1,4 +1,4 @@
-"""Look-ahead: what the next layers' routers say of the current layer's rows is prefetched, if it is likely enough."""
+"""Look-ahead: prefetches what the next layers' routers would probably pick for this layer's rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Counts, Keys, Scores
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import ROUTER, LayerRouting, Prediction, PredictionRequest, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.prefetching.prefetching_policy import PrefetchingPolicy
 from greenroom.policies.replacement.next_use import NextUse
@@ -16,20 +16,20 @@ from greenroom.policies.replacement.next_use import NextUse
 Bins = NDArray[np.intp]
 
 _MARGIN = 2.5
-"""How many times a victim's worth, under ``next-use``, a prefetch must have: a slot is taken early, and for a guess."""
+"""Under ``next-use`` a prefetch must be worth this many times its victim: a slot is taken early, and for a guess."""
 
 _ROWS = 32
-"""Rows of a step that calibration looks at: a few tell as much as all of a long prompt's."""
+"""Rows of a step that calibration uses: a few tell as much as all rows of a long prompt."""
 
 
 class LookAhead(PrefetchingPolicy):
     """Prefetches what the routers of the next ``layers`` layers would probably pick for the rows of this one.
 
-    Pre-gated MoE's effect (Hwang et al., ISCA 2024) without retraining: the prediction is asked of the provider
-    ``router`` at every layer. What its weights are worth is learnt as it goes (``Calibration``), so that an expert is
-    wanted where the chance that some row picks it is at least ``least``; the nearer layer first, then the likelier.
-    ``per_row`` keeps each row to that many candidates (None: any number). What was wanted for a layer and still waits
-    when its router has spoken is withdrawn. Without predictions it is its ``retention``.
+    It has the effect of Pre-gated MoE (Hwang et al., ISCA 2024) without retraining: at every layer it requests a
+    prediction from the provider ``router``. ``Calibration`` learns which chance each predicted weight stands for. An
+    expert is wanted where the chance that some row picks it is at least ``least``, the nearer layer first, then the
+    likelier expert. ``per_row`` limits each row to that many candidates (None: no limit). Prefetches for a layer that
+    still wait when it is routed are withdrawn. Without predictions the policy is its ``retention``.
     """
 
     asks = frozenset({ROUTER})
@@ -84,7 +84,7 @@ class LookAhead(PrefetchingPolicy):
 
     def on_prediction(self, prediction: Prediction) -> None:
         if prediction.request is not self._asked:
-            return  # too late, or not ours
+            return  # late, or the answer to another request
         self._asked = None
         start, stop = prediction.request.layers
         spans = self.catalogue.spans
@@ -105,7 +105,7 @@ class LookAhead(PrefetchingPolicy):
         self._foreseen_chance(span, ahead, chance)
 
     def _passed(self, layer: int) -> None:
-        """Nothing of it, or of those before it, is wanted any more."""
+        """Withdraw what was wanted for this layer and those before it."""
         if self._wants_any:
             stop = self.catalogue.first[layer + 1]
             if self._priority[:stop].any():
@@ -114,7 +114,7 @@ class LookAhead(PrefetchingPolicy):
                 self._want(priority)
 
     def _foreseen_chance(self, span: slice, ahead: Counts, chance: NDArray[np.float64]) -> None:
-        """The routers give the keys of ``span``, of layers so far ``ahead``, these chances."""
+        """Want by the routers' chances for the keys of ``span``, whose layers are ``ahead[M]`` layers ahead."""
         priority = np.zeros_like(self._priority)
         priority[span] = (chance >= self._least) * (self._layers - ahead + chance)
         self._want(priority)
@@ -128,9 +128,9 @@ class LookAhead(PrefetchingPolicy):
 
 
 class Calibration:
-    """How often an expert that the provider gave a certain weight is really picked, by layers ahead.
+    """How often an expert of a certain predicted weight is really picked, by the number of layers ahead.
 
-    Weights from 0 to 1 are counted in equal bins. Before anything was seen a weight is taken for the chance itself.
+    Weights from 0 to 1 are counted in equal bins. Before any were seen, a weight stands for the chance itself.
     """
 
     def __init__(self, layers: int, *, bins: int = 20, prior: float = 4.0) -> None:
@@ -141,19 +141,20 @@ class Calibration:
         self._chance: NDArray[np.float64] = self._picked / self._seen
 
     def bins(self, weights: Scores) -> Bins:
-        """The bin of each weight; what is no number counts as 0."""
+        """The bin of each weight; NaN counts as 0."""
         within = np.fmin(np.fmax(weights, 0), 1)
         return np.minimum((within * self._bins).astype(np.intp), self._bins - 1)
 
     def chances(self, ahead: int | Counts, bins: Bins) -> NDArray[np.float64]:
-        """The chance that a row picks the expert, for each of ``bins[T, M]`` of routers run ``ahead`` layers early, all
-        of them or each of the M experts its own number.
+        """``[T, M]``: the chance that a row picks the expert, for ``bins[T, M]`` of routers run ``ahead`` layers early.
+
+        ``ahead``: one number for all experts, or one for each of the M.
         """
         chances: NDArray[np.float64] = self._chance[ahead - 1, bins]
         return chances
 
     def learn(self, ahead: int, bins: Bins, picks: NDArray[np.integer]) -> None:
-        """``picks[T, k]`` came of what ``bins[T, experts]`` had foreseen; of the picks as many rows are read."""
+        """Compare ``picks[T, k]`` with what was predicted, ``bins[T', experts]`` of the first T' ≤ T rows."""
         experts = bins.shape[1]
         picks = picks[: len(bins)]
         if len(picks) < len(bins):

@@ -1,4 +1,4 @@
-"""Prefetching of the next layer's experts without regard to the sequence: the papers' baselines."""
+"""Prefetching of the next layer's experts, whatever the sequence: the papers' baselines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Counts, Scores
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.prefetching.prefetching_policy import PrefetchingPolicy
 
 
 class NextLayerPolicy(PrefetchingPolicy):
-    """While a layer's experts run it wants some of the next layer's; after the last layer, of the next step's first: an
-    encoder-decoder's decoder decodes again.
+    """While a layer's experts run, it wants some of the next layer's.
+
+    After the last layer it wants some of the next step's first layer: in an encoder-decoder, the decoder's first.
     """
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
@@ -27,7 +28,7 @@ class NextLayerPolicy(PrefetchingPolicy):
 
     @abstractmethod
     def _priorities(self, layer: int) -> Scores | float:
-        """``[experts of the layer]``, or the same for all of them; 0: not wanted."""
+        """``[experts of the layer]``, or one number for all of them; 0: not wanted."""
 
 
 class NextLayer(NextLayerPolicy):
@@ -63,7 +64,7 @@ class TracedTopK(NextLayerPolicy):
     """Prefetches the ``count`` experts of the next layer that were used in the most steps so far.
 
     MoE-Infinity's baseline (§8.3) for BrainStorm, which "traces the usage frequency of experts and prefetches the
-    top-K popular experts in the next layer". ``count`` as for TopK. Those never used are not wanted.
+    top-K popular experts in the next layer". ``count`` as for TopK. An expert that was never used is not wanted.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class TracedTopK(NextLayerPolicy):
         self._uses: Counts = np.zeros(catalogue.size, dtype=np.int64)
 
     def learn(self, uses: Counts) -> None:
-        """In so many steps each expert was used before: ``uses[N]``."""
+        """Add uses from before: ``uses[N]`` steps used each expert."""
         self._uses += uses
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
@@ -91,7 +92,7 @@ class TracedTopK(NextLayerPolicy):
 
 
 def counts_of(catalogue: Catalogue, count: int | None) -> list[int]:
-    """How many to prefetch of each layer: ``count``, or where that is None the layer's top-k."""
+    """How many experts of each layer to prefetch: ``count``, or the layer's top-k where it is None."""
     if count is not None and count < 1:
         raise InvalidConfig("count", count, "at least 1")
     experts = catalogue.experts_per_layer.tolist()

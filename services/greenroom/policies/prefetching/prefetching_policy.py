@@ -1,4 +1,4 @@
-"""What the prefetching policies share: a replacement rule of their own choosing, and wants that it respects."""
+"""What the prefetching policies share: a replacement rule of their choice, which spares wanted experts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from greenroom.core.errors import UnknownName
 from greenroom.policies.base.array_types import NO_KEYS, Keys, Mask, Scores
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Reason, Tier, Transfer, VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth, lowest
@@ -22,12 +22,14 @@ RETENTIONS: Final[dict[str, type[RankingPolicy]]] = {"decayed": Decayed, "lfu": 
 
 
 class PrefetchingPolicy(ExpertPolicy):
-    """Wants experts ahead of their layer; ``retention`` names the rule that ranks who leaves.
+    """Wants experts ahead of their layer; ``retention`` names the rule that ranks the victims.
 
-    Who is wanted leaves last: what was fetched ahead is not thrown out before its layer, however rarely it was used,
-    and no prefetch displaces another. Nor does one displace anyone while the running layer still holds somebody who is
-    worth less. With ``evict`` False prefetches only fill free slots.
+    Wanted experts leave last: an expert that was fetched ahead stays until its layer, however rarely it was used, and
+    no prefetch displaces another. A prefetch displaces no expert worth more than one that the running layer still
+    holds. With ``evict`` False prefetches only fill free slots.
     """
+
+    only_ahead = True
 
     def __init__(self, catalogue: Catalogue, *, retention: str, evict: bool) -> None:
         """Raises UnknownName for a retention that is not known."""
@@ -66,15 +68,15 @@ class PrefetchingPolicy(ExpertPolicy):
         return victims
 
     def _kept(self, worth: Worth) -> Worth:
-        """``worth[N]``, but for those who leave last."""
+        """``worth[N]``, raised for the experts that leave last."""
         return np.where(self._wanted, np.inf, worth)
 
     def _worthier(self, incoming: Keys, worth: Worth, victim: float) -> bool:
-        """Whether what is wanted is worth a victim of this worth; with most rules there is no comparing the two."""
+        """Whether ``incoming`` may displace a victim of this worth. Most rules can not tell, and allow it."""
         return True
 
     def _publish(self, priority: Scores) -> None:
-        """Want those of positive ``priority[N]``, an array that is the policy's no longer."""
+        """Want the experts of positive ``priority[N]``. The policy no longer writes to that array."""
         self._wanted = priority > 0
         self._wants_any = bool(self._wanted.any())
         generation = 0 if self.prefetch is None else self.prefetch.generation + 1

@@ -1,4 +1,4 @@
-"""Belady's oracle: evicts whoever is used next in the farthest future. The bound that no policy on demand can beat.
+"""Belady's oracle: evicts the expert whose next use is farthest away. No policy on demand can beat this bound.
 
 L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966.
 """
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import NO_KEYS, Counts, Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Reason, Transfer, VictimRequest
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch
 from greenroom.policies.base.victim_selection import lowest
 from greenroom.policies.replacement.lru import Recency
@@ -35,21 +35,21 @@ def next_uses(accesses: Keys) -> Counts:
 def belady(accesses: Keys, slots: int) -> Mask:
     """Which of the single ``accesses`` hit a cache of ``slots`` equal experts that starts empty: ``[len(accesses)]``.
 
-    A miss brings its expert in, and where there is no room the resident goes whose next use is farthest. No other
+    A miss brings its expert in. Where there is no room, the resident expert of the farthest next use goes. No other
     choice of victims gives fewer misses. Raises InvalidConfig where there is no slot.
     """
     if slots < 1:
         raise InvalidConfig("slots", slots, "at least 1")
     count = len(accesses)
     following = next_uses(accesses)
-    # A number for each next use that no other access shares: it says whose it is, too.
+    # A unique number for each next use: it identifies the expert, too.
     numbers = np.where(following < count, following, count + np.arange(count))
     owners = np.concatenate([accesses, accesses]).tolist()
     hits = bytearray(count)
     resident = bytearray(int(accesses.max(initial=0)) + 1)
     free = slots
-    # Negated, the farthest first. A number that has come to pass is smaller than every resident's next use, so it
-    # never gets to the front; it only takes room, until it is cleared out.
+    # Negated, the farthest first. The number of a past use is smaller than every resident's next use, so it never gets
+    # to the front. It only takes room, until it is cleared out.
     farthest: list[int] = []
     room = 4 * slots + 1024
     for position, (expert, number) in enumerate(zip(accesses.tolist(), numbers.tolist(), strict=True)):
@@ -71,8 +71,10 @@ def belady(accesses: Keys, slots: int) -> Mask:
 
 @dataclass(frozen=True, eq=False)
 class Future:
-    """The accesses to come, by step and layer: group ``g`` (layer ``g % layers`` of step ``g // layers``) uses the
-    experts ``accesses[starts[g]:starts[g + 1]]``, keys of the pool, in this order.
+    """The accesses to come, by step and layer.
+
+    Group ``g`` is layer ``g % layers`` of step ``g // layers``. It uses the experts
+    ``accesses[starts[g]:starts[g + 1]]``, keys of the pool, in this order.
     """
 
     accesses: Keys
@@ -90,9 +92,9 @@ class Future:
 
     @classmethod
     def of_picks(cls, catalogue: Catalogue, steps: Iterable[NDArray[np.integer]]) -> Future:
-        """From the routers' picks ``[T, layers, k]`` of every step; the distinct ones of a layer, ascending.
+        """From the routers' picks ``[T, layers, k]`` of every step; a layer's distinct picks, ascending.
 
-        Picks at or above a layer's number of experts are none.
+        An entry at or above the layer's number of experts is no pick.
         """
         first, experts = catalogue.first, catalogue.experts_per_layer
         return cls.of_groups(
@@ -103,10 +105,10 @@ class Future:
 
 
 class Belady(ExpertPolicy):
-    """Evicts whoever is used next in the farthest ``future``; of those never used again, the least recently used.
+    """Evicts the expert whose next use in ``future`` is farthest; of those never used again, the least recently used.
 
     The events have to come as the future says; ``departures`` counts the layers that were routed otherwise. With
-    ``ahead`` > 0 what the next ``ahead`` layers need is prefetched too, the nearest first, in place of experts that
+    ``ahead`` > 0 it also prefetches what the next ``ahead`` layers need, the nearest first, in place of experts that
     are used later still: no policy has less to wait for. Without a future it is LRU.
     """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from greenroom.policies.base.array_types import Counts
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Tier, Transfer
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from greenroom.policies.base.array_types import Counts, Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Tier, Transfer
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.replacement.lru import Recency
@@ -15,7 +15,7 @@ from greenroom.policies.replacement.lru import Recency
 class Lfu(RankingPolicy):
     """Evicts the expert used in the fewest steps since the start; of equals, the least recently used.
 
-    A step in which several rows use an expert counts once: what matters is how often it must be there.
+    A step in which several rows use an expert counts once: what matters is how often it must be resident.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -35,11 +35,11 @@ class Lfu(RankingPolicy):
 
 
 class LfuReset(RankingPolicy):
-    """LFU whose count is lost when the expert leaves the tier: the papers' baseline.
+    """LFU in which an expert's count is lost when it leaves the tier: the papers' baseline.
 
     MoE-Infinity (§8.4) describes BrainStorm's: it "only counts for access frequency for the expert in the cache.
     When the expert is evicted, the counter is reset". Each tier counts for itself. Of equals, the least recently
-    used goes.
+    used leaves.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from greenroom.policies.base.array_types import Counts, Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Reason, Tier, Transfer
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 
@@ -19,21 +19,21 @@ class Recency:
         self._uses = 1
 
     def use(self, experts: Keys) -> Counts:
-        """Note the uses, in this order; returns when they were."""
+        """Count a use of each, in this order. Returns their times."""
         times = np.arange(self._uses, self._uses + len(experts))
         self.last[experts] = times
         self._uses += len(experts)
         return times
 
     def arrived(self, transfer: Transfer) -> None:
-        """An expert brought ahead of its use counts as used on arrival, or it would be the next to go."""
+        """An expert fetched ahead counts as used on arrival. Otherwise it would be the next to leave."""
         if transfer.reason is not Reason.ON_DEMAND:
             self.last[transfer.expert] = self._uses
             self._uses += 1
 
 
 class Lru(RankingPolicy):
-    """Evicts the expert whose last use is longest ago."""
+    """Evicts the expert that was last used longest ago."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)

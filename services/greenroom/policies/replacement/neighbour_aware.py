@@ -6,8 +6,8 @@ import numpy as np
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Counts, Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Tier, Transfer
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.replacement.lru import Recency
@@ -18,7 +18,7 @@ class NeighbourAware(RankingPolicy):
 
     MoE-Infinity's baseline (§8.4, ZeRO-Infinity's) "enforces the neighbors of experts to be cached together"; the
     paper says no more, so the rule is ours. An expert is as recent as the most recent use among itself and its
-    neighbours; of equals, the one whose own use is longest ago goes. Radius 0 is LRU.
+    neighbours. Of equals, the one that was itself used longest ago leaves. Radius 0 is LRU.
     """
 
     def __init__(self, catalogue: Catalogue, *, radius: int = 1) -> None:
@@ -28,12 +28,12 @@ class NeighbourAware(RankingPolicy):
         super().__init__(catalogue)
         self._own = Recency(catalogue.size)
         self._shared: Counts = np.zeros(catalogue.size, dtype=np.int64)
-        self.neighbours = _neighbours(catalogue, radius)
+        self._neighbours = _neighbours(catalogue, radius)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         times = self._own.use(routing.experts)
         # Times ascend, and of repeated targets the last assignment stays: the most recent use.
-        self._shared[self.neighbours[routing.experts]] = times[:, None]
+        self._shared[self._neighbours[routing.experts]] = times[:, None]
 
     def on_transfer_done(self, transfer: Transfer) -> None:
         self._own.arrived(transfer)

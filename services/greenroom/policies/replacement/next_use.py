@@ -1,4 +1,4 @@
-"""Next use: Belady's rule with an estimate in the place of the future."""
+"""Next use: Belady's rule with an estimate in place of the future."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Step, Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.host_target import HostTarget
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 
 NO_CHANCE = 1e-6
-"""Of an expert that was never used: of two such the one whose layer comes later leaves first."""
+"""The chance of an expert that was never used. Above 0, so that of two such the one in the later layer leaves first."""
 
 
 class NextUse(RankingPolicy):
     """Evicts the expert that is expected to be used least in the steps to come, a nearer use counting for more.
 
-    An expert is used in a step with the chance p: the mean of two moving averages over the steps of its layer, which
-    keep ``fast`` and ``slow`` of what they were at each. Its worth is the sum of p over its layer's next turns, the
-    turn that is d layers from here discounted by g^d, with g such that the turns after the next count for ``horizon``
-    times p: in all g^d (p + horizon p). Hence of equally frequent experts the one whose layer has just run leaves
-    first; and several sequences at once, which make more uses in a step, do not make it forget faster, as they do
-    where uses are what decays.
+    An expert is used in a step with chance p: the mean of two moving averages over its layer's turns, which keep
+    ``fast`` and ``slow`` of their value at each turn. Its worth is the sum of p over its layer's next turns. A turn d
+    layers from here is discounted by g^d, with g such that all turns after the next count for ``horizon`` times p; in
+    all the worth is g^d (p + horizon p). So of equally frequent experts the one in the layer that has just run leaves
+    first. Several sequences at once make more uses in a step, but do not make it forget faster.
 
-    ``expect`` puts what is known of the next layers of this step in the place of the first p. With ``host`` the experts
-    of the highest p, as many as device and host hold together, are a target for the host tier (``HostTarget``).
+    ``expect`` replaces the first p by a better estimate for the next layers of this step. With ``host`` the experts of
+    the highest p, as many as device and host hold together, are a target for the host tier (``HostTarget``).
     """
 
     def __init__(
@@ -46,11 +45,9 @@ class NextUse(RankingPolicy):
         if not horizon > 0:
             raise InvalidConfig("horizon", horizon, "above 0")
         super().__init__(catalogue)
-        self.keep = np.array([fast, slow])
-        self.gain = (1 - self.keep) / 2
-        self.horizon = horizon
-        self._rates: NDArray[np.float64] = np.full((2, catalogue.size), NO_CHANCE)
-        self._chance: NDArray[np.float64] = self._rates[0] + self._rates[1]
+        self._horizon = horizon
+        self._averages = [(np.full(catalogue.size, NO_CHANCE), keep, (1 - keep) / 2) for keep in (fast, slow)]
+        self._chance: NDArray[np.float64] = np.full(catalogue.size, 2 * NO_CHANCE)
         self._layer = catalogue.layers - 1
         step = np.log(horizon / (1 + horizon)) / catalogue.layers
         turns = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
@@ -70,39 +67,38 @@ class NextUse(RankingPolicy):
         self._layer = routing.layer
         self._worth = None
         span = self.catalogue.spans[routing.layer]
-        rates = self._rates
-        rates[:, span] *= self.keep[:, None]
-        rates[:, routing.experts] += self.gain[:, None]
-        np.add(rates[0, span], rates[1, span], out=self._chance[span])
+        for average, keep, gain in self._averages:
+            average[span] *= keep
+            average[routing.experts] += gain
+        (fast, *_), (slow, *_) = self._averages
+        np.add(fast[span], slow[span], out=self._chance[span])
         if self._expecting:
             self._expected[span] = np.nan
 
     def expect(self, span: slice, chances: NDArray[np.float64]) -> None:
-        """``chances`` for the keys of ``span``: how probable a use is in their layer's next turn. Holds until it has
-        run.
-        """
+        """Use ``chances`` for the keys of ``span``: of a use in their layer's next turn. They hold until it has run."""
         self._expected[span] = chances
         self._expecting = True
         self._worth = None
 
     def expect_nothing(self) -> None:
-        """What was expected no longer holds."""
+        """Forget what ``expect`` was told."""
         if self._expecting:
             self._expected[:] = np.nan
             self._expecting = False
             self._worth = None
 
     def next_turn(self) -> Worth:
-        """``[N]``: how probable a use is in its layer's next turn, before what is expected of the layers ahead."""
+        """``[N]``: the chance of a use in the layer's next turn, without what ``expect`` was told."""
         return self._chance
 
     def expected(self) -> Worth:
-        """``[N]``: the same, with what is expected."""
+        """``[N]``: the chance of a use in the layer's next turn, with what ``expect`` was told."""
         soon = self.next_turn()
         return np.where(np.isnan(self._expected), soon, self._expected) if self._expecting else soon
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
         if self._worth is None:
             chance = self._chance
-            self._worth = (self.expected() + self.horizon * chance) * self.discounts[self._layer]
+            self._worth = (self.expected() + self._horizon * chance) * self.discounts[self._layer]
         return self._worth, None

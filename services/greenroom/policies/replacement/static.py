@@ -1,4 +1,4 @@
-"""A fixed set of experts: what a policy that looks at the requests has to be better than."""
+"""A fixed set of experts: the baseline for policies that look at the requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import numpy as np
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.base.allocation import Allocation, Shares
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Target
 from greenroom.policies.base.fidelity import FIDELITIES
 from greenroom.policies.base.ranking import RankingPolicy
@@ -19,12 +19,14 @@ from greenroom.policies.base.victim_selection import Worth
 class Static(RankingPolicy):
     """Wants the same experts all the time, at least the router's k of each layer.
 
-    By default the most popular ones of the ``profile``, all its tasks alike, as many as the device holds; without one
-    the first of every layer. With ``sensitivity`` "graded" popularity counts by what the profile says that picks are
-    worth. With ``share`` that share of all experts, drawn at random by ``seed``. Others make room first. What is
-    fetched on demand has to have a place: but for ``fidelity`` "paper", under which there are no misses, the set leaves
-    room for one row's experts of a layer.
+    By default these are the most popular ones of the ``profile``, all its tasks alike, as many as the device holds.
+    Without a profile they are the first of every layer. With ``sensitivity`` "graded" popularity is weighted by what
+    the profile says that a pick is worth. With ``share`` they are that share of all experts, drawn at random by
+    ``seed``. Other experts leave first. The set leaves room for one row's misses in a layer, except with ``fidelity``
+    "paper", which has no misses.
     """
+
+    only_ahead = True
 
     def __init__(
         self,
@@ -65,9 +67,9 @@ class Static(RankingPolicy):
         if tier is not Tier.DEVICE:
             return
         room = budget_bytes if budget_bytes >= self._whole else budget_bytes - self._spare
-        nobody = np.zeros(self.catalogue.size, dtype=np.bool_)
+        none = np.zeros(self.catalogue.size, dtype=np.bool_)
         wanted = Allocation(self.catalogue).choose(
-            self._worth, max(0, min(room, self._most)), here=nobody, popularity=self._worth
+            self._worth, max(0, min(room, self._most)), here=none, popularity=self._worth
         )
         if self.target is None or not np.array_equal(wanted, self.target.wanted):
             self.target = Target(0 if self.target is None else self.target.generation + 1, wanted)

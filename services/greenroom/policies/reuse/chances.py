@@ -1,6 +1,4 @@
-"""How probable it is that the next tokens of the running sequences use an expert: a logistic regression on what each of
-them used before.
-"""
+"""The chance that the next tokens of running sequences use an expert: a logistic regression on their past use."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from numpy.typing import NDArray
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.activation_matrix import Rows, tokens_by_sequence
 from greenroom.policies.base.array_types import Ids, Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, LayerRouting, Step
+from greenroom.policies.base.expert_keys import Catalogue
 
 Array = NDArray[np.float32]
 
@@ -22,19 +20,19 @@ REUSE: Final = "reuse"
 """The kind of artifact that holds the coefficients."""
 
 KEEP_OVER_ALL: Final = 0.9995
-"""What the moving average over all sequences keeps at a token."""
+"""What the moving average over all sequences keeps of its value at each token."""
 NEVER: Final = 1e-4
-"""The least that an average counts as, since a logarithm is taken of it."""
+"""The least value of an average, since its logarithm is taken."""
 LAST_TOKENS: Final = 2
-"""Whose picks are looked at by themselves."""
+"""So many of a sequence's last tokens enter with their own picks."""
 _MOST_TOKENS: Final = 512
-"""Of a prompt's chunk: what the slowest average keeps of one before them is nothing."""
+"""The last tokens of a prompt's chunk that count. Even the slowest average keeps nothing of earlier ones."""
 _FIRST_ROOM: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """Of the regression, as ``core.reuse_file.ReuseFile`` has them. ``followers``: ``[2 E, E]`` a layer, or empty."""
+    """The regression's, as in ``core.reuse_file.ReuseFile``. ``followers``: ``[2 E, E]`` a layer, or empty."""
 
     keep: Array
     weights: Array
@@ -43,7 +41,7 @@ class Coefficients:
 
     @classmethod
     def of_artifact(cls, catalogue: Catalogue, artifact: Artifact) -> Coefficients:
-        """Raises InvalidConfig where it is not one of this pool's."""
+        """Raises InvalidConfig for an artifact of another kind or pool."""
         if artifact.kind != REUSE:
             raise InvalidConfig("kind", artifact.kind, REUSE)
         try:
@@ -67,8 +65,9 @@ class Coefficients:
 
     @classmethod
     def untraced(cls, catalogue: Catalogue) -> Coefficients:
-        """For a model whose routing was never recorded: those of gpt-oss-20b, the mean over its layers, without who
-        follows whom. ``greenroom reuse fit --trace PATH --averages-only`` and ``greenroom reuse show`` say them.
+        """For a model whose routing was never recorded: those of gpt-oss-20b, the mean over its layers, no followers.
+
+        ``greenroom reuse fit --trace PATH --averages-only`` and ``greenroom reuse show`` print them.
         """
         weights = np.tile(np.array(_UNTRACED_WEIGHTS, dtype=np.float32), (catalogue.layers, 1))
         bias = np.full(catalogue.size, _UNTRACED_BIAS, dtype=np.float32)
@@ -81,7 +80,7 @@ _UNTRACED_BIAS: Final = -0.081
 
 
 def logit(average: Array) -> Array:
-    """Of averages that are no less than ``NEVER`` or more than 1 less that."""
+    """log(a / (1 − a)) of each average a, clipped to ``NEVER`` .. 1 − ``NEVER``."""
     clipped = np.maximum(average, np.float32(NEVER))
     np.minimum(clipped, np.float32(1 - NEVER), out=clipped)
     clipped /= 1 - clipped
@@ -89,7 +88,7 @@ def logit(average: Array) -> Array:
 
 
 def _chance(logits: Array) -> Array:
-    """In their place."""
+    """1 / (1 + e^−x) of each logit x. Overwrites ``logits``."""
     np.negative(logits, out=logits)
     np.exp(logits, out=logits)
     logits += 1
@@ -97,18 +96,18 @@ def _chance(logits: Array) -> Array:
 
 
 class ReuseChances:
-    """``soon[N]``: how probable it is that an expert is used in its layer's next turn, by any of the running sequences.
+    """``soon[N]``: the chance that any running sequence uses the expert in its layer's next turn.
 
-    Of each its own routing is kept as moving averages at several rates, which start as the one over all sequences, and
-    the picks of its last two tokens. Prefill and decode count alike. Of a layer that a row does not run in, as an
-    encoder's while it decodes, it tells nothing.
+    For each sequence it keeps moving averages of the sequence's routing at several rates, and the picks of its last two
+    tokens. The averages start at the one over all sequences. Prefill and decode count alike. A row changes nothing in
+    layers that it does not run in, such as the encoder's while it decodes.
     """
 
     def __init__(self, catalogue: Catalogue, coefficients: Coefficients) -> None:
         self.catalogue = catalogue
         shares = catalogue.top_k / catalogue.experts_per_layer
         self.over_all: Array = shares.astype(np.float32)[catalogue.layer_of]
-        """``[N]``: the moving average over all sequences' tokens."""
+        """``[N]``: the moving average over the tokens of all sequences."""
         self.soon: Array = self.over_all.copy()
         self._begin_with(coefficients)
 
@@ -119,15 +118,15 @@ class ReuseChances:
         self._rows: dict[int, int] = {}
         self._free: list[int] = []
         rates, size = len(coefficients.keep), self.catalogue.size
-        self._averages: Array = np.zeros((0, rates + 1, size), dtype=np.float32)  # the last: the one over all
+        self._averages: Array = np.zeros((0, rates + 1, size), dtype=np.float32)  # the last rate: ``over_all``
         self._recent: Array = np.zeros((0, LAST_TOKENS, size), dtype=np.float32)
-        self._misses: Array = np.ones((0, size), dtype=np.float32)  # 1 - chance; of nobody 1
+        self._misses: Array = np.ones((0, size), dtype=np.float32)  # 1 - chance; 1 in free rows
         self._step: Step | None = None
         self._step_rows: Rows = np.empty(0, dtype=np.intp)
 
     def swap(self, coefficients: Coefficients) -> None:
-        """Others, for each layer from its next turn on. Where their averages go at other rates, what the running
-        sequences used until now is forgotten.
+        """Use other coefficients, in each layer from its next turn on. If their averages have other rates, the past use
+        of the running sequences is forgotten.
         """
         if np.array_equal(coefficients.keep, self.coefficients.keep):
             self.coefficients = coefficients
@@ -135,23 +134,23 @@ class ReuseChances:
             self._begin_with(coefficients)
 
     def _rows_of(self, sequences: Ids) -> Rows:
-        """Where each of them is; one that is new gets a row, which may make the arrays longer."""
+        """The row of each sequence. A new sequence gets one, which may make the arrays longer."""
         known = self._rows
         return np.array([known[one] if one in known else self._begin(one) for one in sequences.tolist()], dtype=np.intp)
 
     def end(self, sequence: int) -> None:
-        """It has left."""
+        """Forget an ended sequence."""
         row = self._rows.pop(sequence, None)
         if row is None:
             return
-        self._step = None  # who comes within it gets that row
+        self._step = None  # a sequence that joins may get this row
         self._misses[row] = 1
         self._free.append(row)
-        if self._rows:  # else those that come will use what the last one did rather than what comes by chance
+        if self._rows:  # without any, the last one's chances are the best guess for the next
             np.subtract(1, self._misses.prod(axis=0), out=self.soon)
 
     def add(self, routing: LayerRouting) -> None:
-        """The layer's router has spoken."""
+        """Count a routed layer."""
         if self.catalogue.decoder_start:
             routing = _of_those_routed(routing)
         if not routing.step.rows:
@@ -190,7 +189,7 @@ class ReuseChances:
         recent[0, experts] = 1
 
     def _add_tokens(self, row: int, span: slice, tokens: Array) -> None:
-        """``tokens[T, experts of the layer]``, several, the last one last."""
+        """Count several tokens of one sequence: ``tokens[T, experts of the layer]``, the newest last."""
         recent = self._recent[row, :, span]
         self._recent[row, :, span] = np.concatenate((tokens[: -LAST_TOKENS - 1 : -1], recent))[:LAST_TOKENS]
         tokens = tokens[-_MOST_TOKENS:]
@@ -200,7 +199,7 @@ class ReuseChances:
         averages += (self._gain * self._keep**ages) @ tokens
 
     def _add_each(self, routing: LayerRouting, rows: Rows, span: slice) -> None:
-        """Those of one token together, those of several one by one."""
+        """Count several sequences: those with one token together, the others one by one."""
         of_row = routing.step.sequence_of_row
         alone = np.bincount(of_row, minlength=len(rows)) == 1
         if alone.any():
@@ -218,7 +217,7 @@ class ReuseChances:
             self._add_tokens(int(rows[place]), span, tokens[of_row == place])
 
     def _chances_of_one(self, layer: int, row: int) -> Array:
-        """``[experts of the layer]``: of a use by the sequence's next token."""
+        """``[experts of the layer]``: the chance of a use by the sequence's next token."""
         span, of = self.catalogue.spans[layer], self.coefficients
         logits = of.weights[layer] @ logit(self._averages[row, :, span])
         logits += of.bias[span]
@@ -227,7 +226,7 @@ class ReuseChances:
         return _chance(logits)
 
     def _chances(self, layer: int, rows: Rows) -> Array:
-        """``[S, experts of the layer]``: the same for several."""
+        """``[S, experts of the layer]``: the same for several sequences."""
         span, of = self.catalogue.spans[layer], self.coefficients
         logits = of.weights[layer] @ logit(self._averages[rows, :, span])
         logits += of.bias[span]
@@ -239,9 +238,9 @@ class ReuseChances:
         if not self._free:
             room = max(len(self._misses), _FIRST_ROOM)
             self._free = list(range(len(self._misses), len(self._misses) + room))
-            for name, of_nobody in (("_averages", 0), ("_recent", 0), ("_misses", 1)):
+            for name, empty in (("_averages", 0), ("_recent", 0), ("_misses", 1)):
                 array: Array = getattr(self, name)
-                more = np.full((room, *array.shape[1:]), of_nobody, dtype=np.float32)
+                more = np.full((room, *array.shape[1:]), empty, dtype=np.float32)
                 setattr(self, name, np.concatenate((array, more)))
         row = self._free.pop(0)
         self._rows[sequence] = row
@@ -251,7 +250,7 @@ class ReuseChances:
 
 
 def _of_those_routed(routing: LayerRouting) -> LayerRouting:
-    """Without the rows that have no pick."""
+    """The routing without rows that have no pick in this layer."""
     if routing.picks is None or len(routing.picks) != routing.step.rows:
         return routing
     routed = (routing.picks < routing.catalogue.experts_per_layer[routing.layer]).any(axis=1)
@@ -263,8 +262,8 @@ def _of_those_routed(routing: LayerRouting) -> LayerRouting:
 
 
 def _tokens(routing: LayerRouting) -> Array:
-    """``[T, experts of the layer]``: 1 where a token was routed. Where the picks were not recorded, each token is taken
-    to have had its share of every expert's rows.
+    """``[T, experts of the layer]``: 1 where the token was routed. Where the picks were not recorded, each token has
+    its share of every expert's rows.
     """
     span, picks = routing.catalogue.spans[routing.layer], routing.picks
     width = span.stop - span.start

@@ -1,4 +1,4 @@
-"""Reuse: what each running sequence used before says what it will use next."""
+"""Reuse: what each running sequence used before predicts what it uses next."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Counts, Keys, Scores
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, LayerRouting, SequenceEnd
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.prefetching.look_ahead import LookAhead
@@ -15,25 +15,26 @@ from greenroom.policies.reuse.chances import REUSE
 from greenroom.policies.reuse.retention import ReuseRetention
 
 _MARGIN = 2.0
-"""How many times a victim's worth a prefetch must have: a slot is taken early, and for a guess."""
+"""A prefetch must be worth this many times its victim: a slot is taken early, and for a guess."""
 
 
 class Reuse(LookAhead):
     """Keeps what is expected to be used soonest, and prefetches for all later layers of the step what is likely enough.
 
-    Who leaves is ``ReuseRetention``'s to say: the expected time to next use, regressed from moving averages of the
-    routing of each running sequence and of all. The same chances, with what the routers of the next ``layers`` layers
-    say of the running rows in the place of theirs (``LookAhead``), are what is prefetched by: after every layer's
-    router each expert of a later layer whose chance is at least ``least`` has the priority chance · (1 − (fl − l) / L),
-    as in MoE-Infinity's Algorithm 1.
+    ``ReuseRetention`` chooses the victims, by the expected time to next use: a regression on moving averages of the
+    routing of each running sequence and of all. Prefetching uses the same chances; for the next ``layers`` layers it
+    uses what their routers say of the running rows instead (``LookAhead``). After every layer's router each expert of a
+    later layer whose chance is at least ``least`` has the priority chance · (1 − (fl − l) / L), as in MoE-Infinity's
+    Algorithm 1.
 
-    What is wanted is not kept for that: its chance is in its worth already, and with many sequences nearly every later
-    expert is wanted. A prefetch displaces who is worth less than half as much.
+    Wanted experts are not spared: their chance is in their worth already, and with many sequences nearly every later
+    expert is wanted. A prefetch displaces only experts worth less than half as much.
 
     Coefficients come as the artifact ``reuse``; until then those of another model are used.
     """
 
     artifacts = frozenset({REUSE})
+    only_ahead = False
 
     def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.7, evict: bool = True) -> None:
         """Raises InvalidConfig for values out of range."""
@@ -47,7 +48,7 @@ class Reuse(LookAhead):
 
     @property
     def version(self) -> str:
-        """Of the coefficients that are used."""
+        """The version of the coefficients in use."""
         return self.reuse.version
 
     def on_artifact_swapped(self, artifact: Artifact) -> None:
@@ -67,7 +68,7 @@ class Reuse(LookAhead):
         return bool((worth[incoming] > _MARGIN * victim).all())
 
     def _passed(self, layer: int) -> None:
-        """What is wanted is said anew at every layer."""
+        """Nothing: ``_want_later`` follows at every layer."""
 
     def _foreseen_chance(self, span: slice, ahead: Counts, chance: NDArray[np.float64]) -> None:
         self._want_later(self._layer)

@@ -1,4 +1,4 @@
-"""Retention by the expected time to next use, regressed from what each running sequence used before."""
+"""Retention by the expected time to next use, by a regression on what each running sequence used before."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, LayerRouting, SequenceEnd
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.replacement.next_use import NextUse
 from greenroom.policies.reuse.chances import REUSE, Coefficients, ReuseChances
 
 
 class ReuseRetention(NextUse):
-    """``NextUse`` with a better chance for each layer's next turn: that of the sequences that run, each by its own
-    routing (``ReuseChances``). The turns after it count by the chance over all of them, as there.
+    """``NextUse`` with a better chance for each layer's next turn: that of the running sequences, each by its own
+    routing (``ReuseChances``). Later turns count by the chance over all sequences, as in ``NextUse``.
 
-    Its coefficients come as the artifact ``reuse``; until then, those of another model.
+    Coefficients come as the artifact ``reuse``; until then those of another model are used.
     """
 
     def __init__(self, catalogue: Catalogue, *, horizon: float = 0.5) -> None:
@@ -25,13 +25,13 @@ class ReuseRetention(NextUse):
         super().__init__(catalogue, horizon=horizon)
         self.chances = ReuseChances(catalogue, Coefficients.untraced(catalogue))
         self.version = ""
-        """Of the coefficients that are used."""
+        """The version of the coefficients in use."""
         self._encoding: NDArray[np.bool_] | None = None
         if catalogue.decoder_start:
             self._encoding = catalogue.layer_of < catalogue.decoder_start
 
     def on_artifact_swapped(self, artifact: Artifact) -> None:
-        """One of another kind or shape is passed over: whoever hands it over has said so."""
+        """Ignores an artifact of another kind or shape, which its sender has reported."""
         if artifact.kind != REUSE:
             return
         try:
@@ -54,5 +54,5 @@ class ReuseRetention(NextUse):
         soon = self.chances.soon
         if self._encoding is None:
             return soon
-        # An encoder's next turn is for sequences that are not here yet.
+        # The encoder's next turn is for sequences that have not come yet.
         return np.where(self._encoding, super().next_turn(), soon)

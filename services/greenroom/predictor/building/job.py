@@ -48,7 +48,7 @@ def build_eamc(job: Job) -> EamcFile:
 def build_reuse(job: Job) -> ReuseFile:
     """Raises InvalidConfig, TraceError."""
     from greenroom.predictor.reuse.fit import FitOptions, fit
-    from greenroom.replay.trace import RoutingTrace
+    from greenroom.replay.traces.routing_trace import RoutingTrace
 
     starts = np.concatenate(([0], np.cumsum([len(one) for one in job.kept])))
     trace = RoutingTrace(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.eamc import unit_layers
 
 CAPACITY: Final = 100

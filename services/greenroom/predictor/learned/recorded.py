@@ -15,7 +15,7 @@ import numpy.typing as npt
 from greenroom.core.errors import GreenroomError
 from greenroom.predictor.counts import Shape
 from greenroom.predictor.learned.samples import Picks, Sequences, sequences_of
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 TASK_FIELDS = ("task", "task_type", "category")
 

@@ -14,7 +14,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.reuse_file import ReuseFile
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.reuse.chances import KEEP_OVER_ALL, LAST_TOKENS, NEVER, Array, logit
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)
 """What the averages keep at a token: from the last two tokens to the last hundred."""

@@ -36,8 +36,8 @@ from greenroom.moe.loading.load_model import LoadedMoE, attach, load
 from greenroom.moe.loading.packing import ensure_pack
 from greenroom.moe.products.expert_products import describe_products
 from greenroom.policies.base.artifacts import artifact_of
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy

@@ -11,7 +11,7 @@ from typing import Any
 from greenroom.core.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.fidelity import check_fidelity
 from greenroom.policies.batching.batch_policy import BatchLimits
 from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_policy

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from greenroom.policies.base.array_types import Keys
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Tier
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Target
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import SequenceInfo, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.worker.engine import Routed
 
 _FIRST_ROWS = 64

@@ -11,7 +11,7 @@ from benchmarks.emoe.arms import ARMS, estimates
 from benchmarks.emoe.jobs import Job
 from benchmarks.emoe.simulate import Machine, Served, Simulation, simulate
 from benchmarks.emoe.steps import ServingOverhead, StepTimes
-from greenroom.policies.placement.placement_policy import FcfsPlacement
+from greenroom.policies.placement.fcfs import FcfsPlacement
 from tests.unit.benchmarks.emoe.profiles import COSTS, profile
 
 MACHINE = Machine(profile=profile(), max_running=4, max_queued=2, kv_tokens=64, beat_ms=0.0, tick_ms=50.0)

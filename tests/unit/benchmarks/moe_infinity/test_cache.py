@@ -34,7 +34,7 @@ from greenroom.demo.tasks import TASKS
 from greenroom.policies.base.events import Artifact
 from greenroom.predictor.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace
-from greenroom.replay.sweep import OPTIMUM, PolicySpec
+from greenroom.replay.sweeps.sweep import OPTIMUM, PolicySpec
 from tests.unit.replay.traces import trace_of
 
 SHORT = FitOptions(followers=False, rounds=1, steps=1, held_out=0.4)

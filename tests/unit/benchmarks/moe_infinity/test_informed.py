@@ -10,8 +10,8 @@ from benchmarks.moe_infinity.synthetic import Mix, Shape, drawn
 from greenroom.policies.base.events import LayerRouting, Phase, Reason, SequenceInfo, Step, Tier, VictimRequest
 from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.belady import Belady, Future
-from greenroom.replay.cache import replay
-from greenroom.replay.steps import groups
+from greenroom.replay.hit_rates import replay
+from greenroom.replay.traces.steps import groups
 
 SHAPE = Shape("small", layers=4, experts=16, top_k=1, decoder_start=2)
 MIX = Mix(

@@ -17,8 +17,8 @@ from benchmarks.moe_infinity.prefetch_cells import Arm, Cell, World, measure, of
 from benchmarks.moe_infinity.prefetch_models import SWITCH_LARGE, Model, recorded, switch_base
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace
-from greenroom.replay.simulated import LinkProfile
-from greenroom.replay.timed import ComputeProfile, TimedReplay, TimedResult
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay, TimedResult
 
 PAGE = 4096
 

@@ -20,8 +20,8 @@ from greenroom.predictor.building.kinds import KINDS
 from greenroom.predictor.building.pace import EveryMany, Retry
 from greenroom.predictor.counts import Shape
 from greenroom.predictor.eamc.drift import DriftConfig
-from greenroom.replay.activations import activation_matrices
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.activation_matrices import activation_matrices
+from greenroom.replay.traces.routing_trace import RoutingTrace
 from tests.unit.predictor.worlds import trace
 
 SHAPE = Shape(2, 6)

@@ -11,12 +11,12 @@ import pytest
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.reuse_file import ReuseFile
 from greenroom.policies.base.artifacts import artifact_of
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.reuse.chances import Coefficients, ReuseChances
 from greenroom.predictor.reuse import fit as fitting
 from greenroom.predictor.reuse.fit import KEEP, FitOptions, fit, layer_samples, moving
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 LAYERS, EXPERTS = 2, 8
 

@@ -1,4 +1,4 @@
-"""A sweep's cells as tables for people and as JSON."""
+"""A sweep's cells as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from greenroom.core.units import MIB, format_bytes
 from greenroom.policies.registry import EXPERT_POLICIES
-from greenroom.replay.sweep import Cell, PolicySpec, Sweep, fetches_ahead
+from greenroom.replay.sweeps.sweep import Cell, PolicySpec, Sweep
 
 
 def tables(sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | None) -> str:
@@ -60,7 +60,7 @@ def heading(name: str, sweep: Sweep, expert_bytes: int | None) -> str:
             f"a layer and {1e3 * compute.expert_s:.3g} ms an expert; predictions "
             + ("not answered" if timed.recall is None else f"from the trace, recall {timed.recall:.0%}")
         )
-    ahead = [spec for spec in sweep.policies if fetches_ahead(EXPERT_POLICIES[spec.name])]
+    ahead = [spec for spec in sweep.policies if EXPERT_POLICIES[spec.name].only_ahead]
     if ahead and sweep.timed is None:
         lines.append(f"without --link nothing is fetched ahead: {_names(ahead)} shown as they are on demand alone")
     asking = [spec for spec in ahead if EXPERT_POLICIES[spec.name].asks]
@@ -70,7 +70,7 @@ def heading(name: str, sweep: Sweep, expert_bytes: int | None) -> str:
 
 
 def as_json(name: str, sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | None) -> dict[str, Any]:
-    """Everything, flat enough for a data frame: ``cells`` is a list of records."""
+    """All figures, flat enough for a data frame: ``cells`` is a list of records."""
     trace, timed = sweep.trace, sweep.timed
     catalogue = trace.catalogue()
     return {

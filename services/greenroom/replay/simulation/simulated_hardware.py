@@ -1,7 +1,7 @@
-"""Hardware that takes time without doing anything: links with a speed, memory without bytes, a clock that is told.
+"""Simulated hardware: links with a speed, memory without bytes, a clock that only moves when told to.
 
-The engine on top is the real one, and so are the movers' queues and the carriers' division of records into reads.
-Threads, sleep and locks are what is missing, so a simulated second costs as long as its bookkeeping.
+The engine on top is the real one. So are the movers' queues and the carriers' division of records into reads. There
+are no threads, sleeps or locks, so a simulated second takes only as long as its bookkeeping.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
     """A link that moves ``bytes_per_s``, one read after the other. A record that finds it idle takes ``latency_s``
-    longer; behind others, or ahead of need, that time is hidden. Raises InvalidConfig.
+    longer; behind other records that time is hidden. Raises InvalidConfig.
     """
 
     bytes_per_s: float
@@ -66,7 +66,7 @@ def parse_seconds(text: str, *, field: str) -> float:
 
 @dataclass(slots=True)
 class VirtualClock:
-    """Seconds since the start; moves only when it is told to."""
+    """Seconds since the start."""
 
     now: float = 0.0
 
@@ -76,9 +76,9 @@ class VirtualClock:
 
 @dataclass(slots=True)
 class SimulatedHardware:
-    """``disk`` is the link to the lowest tier, ``upload`` that from the host tier to the device where there is one.
+    """The hardware of one engine. Its outbox waits for the movers that it makes.
 
-    One engine's; the movers that it makes are those that its outbox waits for.
+    ``disk``: the link to the lowest tier. ``upload``: that from the host tier to the device, where there is one.
     """
 
     disk: LinkProfile
@@ -108,12 +108,12 @@ class SimulatedHardware:
         return self.clock.now
 
     def settle(self) -> None:
-        """Let everything come to pass that has by now."""
+        """Carry out everything that is due by now."""
         for mover in self._movers:
             mover.settle()
 
     def change_disk(self, link: LinkProfile) -> None:
-        """What the disk's mover takes up from now on moves at this speed."""
+        """Transfers that the disk's mover begins from now on move at this speed."""
         self.settle()
         self.disk = link
         for mover in self._movers:
@@ -122,7 +122,7 @@ class SimulatedHardware:
 
 
 class SimulatedArena(Arena):
-    """Slots of no memory: one buffer stands for all, and nobody writes to it."""
+    """Slots without memory: one buffer stands for all, and is never written to."""
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
         self.slots = slots
@@ -143,7 +143,7 @@ class SimulatedArena(Arena):
 
 
 class SimulatedOutbox(Outbox):
-    """Waiting for it moves the clock to the next arrival."""
+    """An outbox on the virtual clock: waiting moves the clock to the next arrival."""
 
     def __init__(self, clock: VirtualClock, movers: Sequence[SimulatedMover]) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class SimulatedOutbox(Outbox):
         self._arrivals: list[tuple[float, int, Job | Landing]] = []
         self._numbers = itertools.count()
         self.posting_at = 0.0
-        """When what a mover posts now has arrived."""
+        """The arrival time of what a mover posts now."""
 
     def post(self, message: Job | Landing) -> None:
         self._arrivals.append((self.posting_at, next(self._numbers), message))
@@ -178,10 +178,10 @@ class SimulatedOutbox(Outbox):
 
 
 class SimulatedMover(Mover):
-    """A link whose threads are entries of a heap: by when each one's part has moved.
+    """A link whose threads are entries of a heap, by the time when each one's part has moved.
 
-    What happens in between is worked out whenever somebody looks: the owner alone changes the queues, and each change
-    is preceded by everything that had come to pass until then.
+    Only the owner changes the queues. Before each change, and before each look, the mover carries out everything that
+    was due by then.
     """
 
     def __init__(
@@ -200,11 +200,11 @@ class SimulatedMover(Mover):
 
     @property
     def next_event(self) -> float:
-        """When the next part has moved; infinity where none is moving."""
+        """The time when the next part has moved; infinity where none is moving."""
         return self._parts[0][0] if self._parts else float("inf")
 
     def settle(self) -> None:
-        """Let everything come to pass that has by now, in order."""
+        """Carry out everything that is due by now, in order."""
         now = self._clock.now
         if not self._changed_order and self.next_event > now:
             self._settled = now
@@ -254,7 +254,7 @@ class SimulatedMover(Mover):
         return []
 
     def _take_up(self) -> None:
-        """Threads that are free take what there is."""
+        """Let idle threads begin the waiting parts."""
         self._changed_order = False
         while len(self._parts) < self._carrier.threads and (chosen := self._choose()) is not None:
             begun = self._begin(chosen) if isinstance(chosen, Job) else chosen

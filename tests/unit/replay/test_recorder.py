@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Phase, SequenceInfo, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.replay import RoutingTrace, TraceRecorder
 
 CATALOGUE = Catalogue("pool", experts_per_layer=[3, 5], top_k=[1, 2], expert_bytes=[4096, 4096])

@@ -1,7 +1,7 @@
 """Hit rates: a policy, or Belady's optimum, against recorded routing. Transfers take no time here.
 
-Counts look-ups, hits and evictions of one device arena with on-demand fetches alone; what a policy wants ahead of need
-is not carried out. What that gains is a matter of time: see ``greenroom.replay.timed``.
+Counts look-ups, hits and evictions of one device arena that fetches on demand only. Prefetches are not carried out,
+since what they gain is time: see ``greenroom.replay.simulation.timed_replay``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import BudgetTooSmall
-from greenroom.policies.base.array_types import Keys, Mask
-from greenroom.policies.base.catalogue import Catalogue
+from greenroom.policies.base.array_types import Counts, Keys, Mask
 from greenroom.policies.base.events import (
     UNKNOWN_TASK,
     LayerRouting,
@@ -27,14 +26,15 @@ from greenroom.policies.base.events import (
     Transfer,
     VictimRequest,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.replacement.belady import belady
-from greenroom.replay.steps import TraceStep, groups
+from greenroom.replay.traces.steps import TraceStep, groups
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """A look-up is one distinct expert of one layer of one step; a hit one that was resident already."""
+    """A look-up is one distinct expert of one layer of one step; a hit is a look-up of a resident expert."""
 
     lookups: int
     hits: int
@@ -51,12 +51,13 @@ class ReplayResult:
 
 
 class ReplayCache:
-    """The device arena of a replay: carries out what the policy decides and counts. Starts empty."""
+    """The device arena of a replay: carries out the policy's decisions and counts. Starts empty."""
 
     def __init__(self, policy: ExpertPolicy, budget_bytes: int) -> None:
         self.policy = policy
         self.catalogue = policy.catalogue
-        self.resident = np.zeros(self.catalogue.size, dtype=np.bool_)
+        self._here = bytearray(self.catalogue.size)  # of a few experts quicker to read than an array
+        self.resident: Mask = np.frombuffer(self._here, dtype=np.bool_)
         self.free_bytes = budget_bytes
         self._budget = budget_bytes
         self._least_fit = budget_bytes // int(self.catalogue.bytes_of.max())  # so many experts fit, whichever they are
@@ -76,20 +77,20 @@ class ReplayCache:
         return ReplayResult(self.lookups, self.hits, self.evictions)
 
     def route(self, routing: LayerRouting) -> None:
-        """A layer's experts are used: those that miss are fetched, in the order of the event.
+        """Use a layer's experts: those that miss are fetched, in the order of the event.
 
-        None of them can be evicted meanwhile, unless they do not fit all at once: then it goes in waves, as in the
-        engine, and those that have run make room for the next. Raises BudgetTooSmall where one alone does not fit.
+        None of them can be evicted meanwhile. Where they do not fit all at once, the layer runs in waves as in the
+        engine: experts that have run make room for the next. Raises BudgetTooSmall where one expert alone does not fit.
         """
         self.policy.on_layer_routed(routing)
         experts = routing.experts
-        here = self.resident[experts]
-        hits = int(np.count_nonzero(here))
+        here = self._here
+        absent = [expert for expert in experts.tolist() if not here[expert]]
         self.lookups += len(experts)
-        self.hits += hits
-        if hits == len(experts):
+        self.hits += len(experts) - len(absent)
+        if not absent:
             return
-        missing = experts[~here]
+        missing = np.array(absent, dtype=np.int64)
         if len(experts) > self._least_fit and self._bytes(experts) > self._budget:
             self._in_waves(experts, missing)
         else:
@@ -108,7 +109,8 @@ class ReplayCache:
                 self.policy.on_transfer_done(self._transfers[expert])
 
     def _in_waves(self, group: Keys, missing: Keys) -> None:
-        """Those here run first; then as many as there is room for, others leaving before those of this layer."""
+        """Resident experts run first, then as many as there is room for. Other layers' experts leave before this
+        one's."""
         evictable = self.resident.copy()
         evictable[group] = False
         while len(missing):
@@ -144,7 +146,7 @@ class ReplayCache:
 
 
 def check_budget(catalogue: Catalogue, budget_bytes: int) -> None:
-    """Raises BudgetTooSmall where it does not hold what a router picks for a row."""
+    """Raises BudgetTooSmall where the budget does not hold the experts that a row uses in a layer."""
     least = int((catalogue.top_k * catalogue.bytes_of[catalogue.first[:-1]]).max())
     if budget_bytes < least:
         raise BudgetTooSmall(f"a layer's router picks experts of {least} bytes; the budget is {budget_bytes}")
@@ -159,16 +161,14 @@ def replay(
 ) -> ReplayResult:
     """Run every step's layers, ascending, through ``policy`` under a device budget.
 
-    With one row in a step a layer's experts are used in the order recorded, with more in ascending order. ``tasks``:
-    of the trace's sequences. Raises BudgetTooSmall where a layer's top-k experts do not fit.
+    In a step of one row a layer's experts are used in the recorded order, with several rows in ascending order.
+    ``tasks``: those of the trace's sequences. Raises BudgetTooSmall where a layer's top-k experts do not fit.
     """
     catalogue, hooks = policy.catalogue, policy.hooks
     check_budget(catalogue, budget_bytes)
     cache = ReplayCache(policy, budget_bytes)
-    layers = range(catalogue.layers)
     entered, done = "on_layer_entered" in hooks, "on_layer_done" in hooks
     experts_done = "on_experts_done" in hooks
-    ones = np.ones(int(catalogue.top_k.max()), dtype=np.int64)
     for number, traced in enumerate(steps):
         for sequence in traced.started:
             info = SequenceInfo(sequence, UNKNOWN_TASK if tasks is None else tasks[sequence])
@@ -177,19 +177,13 @@ def replay(
         step = Step(catalogue.pool, number, traced.sequences, traced.phases)
         if "on_step_started" in hooks:
             policy.on_step_started(step)
-        keys = _single_row(catalogue, traced.picks) if len(traced.picks) == 1 else None
-        for layer in layers:
+        for layer, (experts, rows) in enumerate(_used(catalogue, traced.picks)):
             if entered:
                 policy.on_layer_entered(step, layer)
-            picks = traced.picks[:, layer]
-            if keys is None:
-                routing = LayerRouting.from_picks(catalogue, step, layer, picks)
-            else:
-                experts = keys[layer]
-                routing = LayerRouting(catalogue, step, layer, experts, ones[: len(experts)], picks)
+            routing = LayerRouting(catalogue, step, layer, experts, rows, traced.picks[:, layer])
             cache.route(routing)
             if experts_done:
-                policy.on_experts_done(step, layer, routing.experts)
+                policy.on_experts_done(step, layer, experts)
             if done:
                 policy.on_layer_done(step, layer)
         for sequence in traced.ended:
@@ -198,18 +192,27 @@ def replay(
 
 
 def optimum(catalogue: Catalogue, steps: Iterable[TraceStep], slots: int) -> ReplayResult:
-    """Belady's farthest next use over single accesses, for a cache of so many experts: the most hits possible.
+    """Belady's farthest next use over single accesses, for a cache of ``slots`` experts: the most hits possible.
 
-    Nothing is held for the rest of its layer, so it bounds every policy from above.
+    It holds no expert for the rest of its layer, so it bounds every policy from above.
     """
     accesses = np.fromiter(itertools.chain.from_iterable(groups(catalogue, steps)), dtype=np.int64)
     hits = int(np.count_nonzero(belady(accesses, slots)))
     return ReplayResult(len(accesses), hits, max(0, len(accesses) - hits - slots))
 
 
-def _single_row(catalogue: Catalogue, picks: NDArray[np.integer]) -> list[Keys]:
-    """The keys that one row uses in each layer, in the order recorded."""
-    keys = picks[0].astype(np.int64)
-    real = keys < catalogue.experts_per_layer[:, None]
-    shifted = keys + catalogue.first[:-1, None]
-    return list(shifted) if real.all() else [row[there] for row, there in zip(shifted, real, strict=True)]
+def _used(catalogue: Catalogue, picks: NDArray[np.integer]) -> list[tuple[Keys, Counts]]:
+    """Each layer's distinct experts in their order of use, and the rows of each, from a step's ``picks[T, layers, k]``.
+
+    All layers at once, which costs a fraction of ``LayerRouting.from_picks`` for each.
+    """
+    keys = picks + catalogue.first[:-1, None]
+    real = picks < catalogue.experts_per_layer[:, None]
+    if len(picks) == 1:
+        own = list(keys[0]) if real.all() else [row[there] for row, there in zip(keys[0], real[0], strict=True)]
+        ones = np.ones(picks.shape[2], dtype=np.int64)
+        return [(experts, ones[: len(experts)]) for experts in own]
+    counts = np.bincount(keys[real], minlength=catalogue.size)
+    used = counts.nonzero()[0]
+    rows, bounds = counts[used], np.searchsorted(used, catalogue.first).tolist()
+    return [(used[start:stop], rows[start:stop]) for start, stop in itertools.pairwise(bounds)]

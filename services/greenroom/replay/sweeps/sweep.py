@@ -1,4 +1,4 @@
-"""Policies × budgets × concurrency on one trace: which suits this routing."""
+"""Policies × budgets × concurrency on one trace: which of them suit this routing."""
 
 from __future__ import annotations
 
@@ -9,32 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.policies.emoe.policy import Emoe
-from greenroom.policies.emoe.popularity import POPULARITY
-from greenroom.policies.prefetching.prefetching_policy import PrefetchingPolicy
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.belady import Belady, Future
-from greenroom.policies.replacement.static import Static
-from greenroom.policies.reuse.policy import Reuse
-from greenroom.replay.cache import ReplayResult, optimum
-from greenroom.replay.processes import in_processes
-from greenroom.replay.quick import count_hits
-from greenroom.replay.steps import TraceStep, groups
-from greenroom.replay.trace import RoutingTrace
-from greenroom.replay.trace_file import TraceError
+from greenroom.replay.hit_rates import ReplayResult, optimum, replay
+from greenroom.replay.sweeps.processes import in_processes
+from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.steps import TraceStep, groups
+from greenroom.replay.traces.trace_file import TraceError
 
 if TYPE_CHECKING:
-    from greenroom.replay.timed import TimedReplay, TimedResult
+    from greenroom.replay.simulation.timed_replay import TimedReplay, TimedResult
 
 BELADY = "belady"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """A policy by name, with its options; ``label`` is how it was written."""
+    """A policy by name, with its options. ``label``: as the user wrote it."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -56,7 +50,7 @@ class PolicySpec:
         return cls(name.strip(), options, text.strip())
 
     def create(self, catalogue: Catalogue, steps: Callable[[], Iterator[TraceStep]]) -> ExpertPolicy:
-        """A new one; Belady's oracle is told what ``steps`` will use. Raises UnknownName, InvalidConfig."""
+        """A new policy; Belady's oracle gets the future from ``steps``. Raises UnknownName, InvalidConfig."""
         if self.name != BELADY:
             return create_policy(self.name, catalogue=catalogue, options=self.options)
         future = Future.of_groups(groups(catalogue, steps()))
@@ -66,29 +60,26 @@ class PolicySpec:
 
 
 def specs_of(texts: Iterable[str], *, ahead: bool) -> tuple[PolicySpec, ...]:
-    """What ``texts`` name, each once. ``all`` is every policy that can show something here: without ``ahead`` none that
-    fetches ahead of need, never Belady's oracle, nor those that without forecasts or a profile are another rule or an
-    arbitrary set. Raises InvalidConfig.
+    """The policies that ``texts`` name, each once. Raises InvalidConfig.
+
+    ``all`` is every policy that shows something of its own: without ``ahead`` none that fetches ahead. Never Belady's
+    oracle, nor policies that need forecasts or a profile.
     """
     specs = []
     for text in texts:
         if text.strip() == "all":
-            named = (name for name, kind in EXPERT_POLICIES.items() if ahead or not fetches_ahead(kind))
+            named = (name for name, kind in EXPERT_POLICIES.items() if ahead or not kind.only_ahead)
             specs += [PolicySpec(name, label=name) for name in named if name not in _NOTHING_TO_SHOW]
         else:
             specs.append(PolicySpec.parse(text))
     return tuple(dict.fromkeys(specs))
 
 
-def fetches_ahead(kind: type[ExpertPolicy]) -> bool:
-    """Whether it has nothing of its own to show without a link, where nothing comes of what it wants."""
-    return issubclass(kind, (PrefetchingPolicy, Emoe, Static)) and not issubclass(kind, Reuse)
-
-
-_NOTHING_TO_SHOW = (BELADY, POPULARITY, "static")
+_NOTHING_TO_SHOW = (BELADY, "popularity", "static")
+"""Left out of ``all``: the optimum stands beside it, and the others need forecasts or a profile."""
 
 OPTIMUM = PolicySpec(BELADY, label=BELADY)
-"""Replayed for hits it is held by nothing; with a link it is the engine under Belady's policy."""
+"""Without a link it is the bound of ``optimum``; with one it is the engine under Belady's policy."""
 
 Place = tuple[int | None, PolicySpec, int]
 """At once, policy, slots."""
@@ -115,9 +106,9 @@ def slots_of(text: str, catalogue: Catalogue, expert_bytes: int | None, *, field
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy under one budget with so many sequences at once (None: as recorded).
+    """One policy under one budget with ``concurrent`` sequences at once (None: as recorded).
 
-    Without a link ``timed`` is None. ``cache`` counts whole hits: what was still on its way is a miss.
+    Without a link ``timed`` is None. In ``cache`` an expert that was still on its way is a miss.
     """
 
     policy: str
@@ -128,7 +119,7 @@ class Cell:
     timed: TimedResult | None = None
 
     def record(self, experts: int, expert_bytes: int | None) -> dict[str, Any]:
-        """Flat, for JSON."""
+        """All figures, flat, for JSON."""
         missed = None if expert_bytes is None else self.cache.misses * expert_bytes
         record: dict[str, Any] = {
             "policy": self.policy,
@@ -151,8 +142,8 @@ class Cell:
 class Sweep:
     """Every policy under every budget (``slots``) at every concurrency (None: as recorded) on up to ``tokens`` rows.
 
-    With ``timed`` the engine runs on simulated links, else hits are counted alone. ``belady``: the optimum beside them,
-    in the place of a policy that is called so. ``artifacts``: what every policy is told before it begins (an EAMC).
+    With ``timed`` the engine runs on simulated links, else only hits are counted. ``belady``: add the optimum, in place
+    of the policy of that name. ``artifacts``: given to every policy before it begins (an EAMC).
     """
 
     trace: RoutingTrace
@@ -177,13 +168,14 @@ class Sweep:
 
     @property
     def places(self) -> list[Place]:
-        """Where its cells lie: of each concurrency the optimum first, then policy after policy."""
+        """The cells' places: for each concurrency the optimum first, then policy after policy."""
         specs = dict.fromkeys(((OPTIMUM,) if self.belady else ()) + self.policies)
         return [(concurrent, spec, slots) for concurrent in self.concurrency for spec in specs for slots in self.slots]
 
     def cells(self, *, jobs: int = 1, finished: Callable[[], object] = lambda: None) -> list[Cell]:
-        """All of them, in the order of ``places``: one after the other, or with ``jobs`` above 1 so many at a time, in
-        processes of their own. ``finished`` is called after each. Raises BudgetTooSmall; ProcessLost.
+        """All cells, in the order of ``places``. With ``jobs`` above 1 they run in so many processes at a time.
+
+        ``finished`` is called after each. Raises BudgetTooSmall; ProcessLost.
         """
         places = self.places
         jobs = min(jobs, len(places))
@@ -196,7 +188,7 @@ class Sweep:
         return cells
 
     def cell(self, place: Place, go_on: Callable[[], object] = lambda: None) -> Cell:
-        """One of ``places``. ``go_on`` is called after each step; what it raises ends the cell."""
+        """The cell at ``place``. ``go_on`` is called after each step; what it raises ends the cell."""
         concurrent, spec, slots = place
         timed = None
         if self.timed is not None:
@@ -208,7 +200,7 @@ class Sweep:
             counted = timed.cache
         else:
             policy = self._policy(self.trace.catalogue(), place, go_on)
-            counted = count_hits(policy, self._steps(place, go_on), slots, tasks=self.trace.task)
+            counted = replay(policy, self._steps(place, go_on), slots, tasks=self.trace.task)
         return Cell(spec.label, slots, concurrent, self.rows, counted, timed)
 
     def _policy(self, catalogue: Catalogue, place: Place, go_on: Callable[[], object]) -> ExpertPolicy:

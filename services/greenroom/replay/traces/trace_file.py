@@ -41,7 +41,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Beside and renamed, so that a reader sees the old or the new. Raises TraceError."""
+    """Write a file that appears whole: a reader sees the old one or the new. Raises TraceError."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         try:
@@ -61,7 +61,7 @@ def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _fields(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Constructor arguments. Raises TraceError for what is missing or of a wrong type."""
+    """A RoutingTrace's constructor arguments. Raises TraceError for an array that is missing or of a wrong type."""
     for name in _REQUIRED:
         if name not in arrays:
             raise TraceError(f"it has no array {name!r}")

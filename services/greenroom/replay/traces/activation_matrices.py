@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.traces.routing_trace import RoutingTrace
 
 
 def activation_matrices(trace: RoutingTrace) -> NDArray[np.float32]:
-    """``[sequences, N]``: tokens of each sequence by expert, over all experts of all layers, prefill and decode
-    together. A layer's part of a row sums to its picks."""
+    """``[sequences, N]``: tokens of each sequence by expert of all layers, prefill and decode together.
+
+    A layer's part of a row sums to the sequence's picks in it."""
     per_layer = trace.experts_per_layer
     first = np.concatenate(([0], np.cumsum(per_layer)))
     found = np.zeros((trace.sequences, int(first[-1])), dtype=np.float32)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from greenroom.policies.base.events import Phase
-from greenroom.replay.trace import RoutingTrace
-from greenroom.replay.trace_file import TraceError
+from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.trace_file import TraceError
 
 
 def joined(traces: Sequence[RoutingTrace]) -> RoutingTrace:
-    """Their sequences, one trace's after the other's. Which rows ran together, and when requests arrived, is not said
-    of the whole. Raises TraceError where they are of several models.
+    """One trace of all sequences, in the order of ``traces``.
+
+    It does not say which rows ran together, nor when requests arrived. Raises TraceError for traces of several models.
     """
     if len(traces) == 1:
         return traces[0]

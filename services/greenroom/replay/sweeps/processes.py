@@ -1,4 +1,4 @@
-"""One function over many items in processes of their own, as cells of a sweep are: results in order, a clean end."""
+"""One function over many items, each in a process of its own: results in order, a clean end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _LOOK_S = 0.2
-"""How often it is looked whether all is well, whatever finishes."""
+"""How often Ctrl-C is noticed while nothing finishes."""
 
 
 class ProcessLost(GreenroomError):
-    """A process ended in the midst of its work; most likely the machine ran out of memory."""
+    """A process ended while it worked; most likely the machine ran out of memory."""
 
 
 class Stopped(Exception):
@@ -33,12 +33,12 @@ class Stopped(Exception):
 def in_processes(
     work: Callable[[T, Callable[[], None]], R], items: Sequence[T], jobs: int, finished: Callable[[], object]
 ) -> list[R]:
-    """``work(item, go_on)`` of each item, in their order, ``jobs`` of them at a time in processes started afresh.
+    """``work(item, go_on)`` of each item, in their order, in ``jobs`` processes at a time, started afresh.
 
-    ``work`` and the items go there, and results come back, through pipes; nothing is written to a file. ``work`` calls
-    ``go_on`` from time to time, which raises Stopped when it is to give up. ``finished`` is called here after each
-    item, in whatever order they end. What ``work`` raises ends the others and is raised here, as is KeyboardInterrupt.
-    Raises ProcessLost when a process dies. A script that gets here needs ``if __name__ == "__main__"``.
+    Items and results go through pipes; nothing is written to a file. ``work`` calls ``go_on`` from time to time, which
+    raises Stopped when it is to give up. ``finished`` is called in this process after each item, in whatever order they
+    end. What ``work`` raises ends the others and is raised here, as is KeyboardInterrupt. Raises ProcessLost when a
+    process dies. A script that calls this needs ``if __name__ == "__main__"``.
     """
     context = multiprocessing.get_context("spawn")
     stop = context.RawValue(ctypes.c_bool, False)
@@ -62,7 +62,7 @@ def in_processes(
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Processes that are started meanwhile never see Ctrl-C, which a terminal sends to all: this one tells them."""
+    """Processes started meanwhile ignore Ctrl-C, which a terminal sends to all processes. This process stops them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

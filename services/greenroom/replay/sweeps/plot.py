@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greenroom.core.pictures import COLOURS, check_plot, new_figure, save_figure
-from greenroom.replay.report import at_once
-from greenroom.replay.sweep import BELADY, Cell, Sweep
+from greenroom.replay.sweeps.report import at_once
+from greenroom.replay.sweeps.sweep import BELADY, Cell, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,9 +18,9 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 
 
 def plot(sweep: Sweep, cells: Sequence[Cell], path: Path, *, title: str) -> None:
-    """Writes a PNG, SVG or PDF, as the file's name says: a column for each concurrency, a curve for each policy.
+    """Writes a PNG, SVG or PDF, by the file's name: a column for each concurrency, a curve for each policy.
 
-    Raises PlotUnavailable without matplotlib, for another kind of file, or where it can not be written.
+    Raises PlotUnavailable without matplotlib, for another kind of file, or where the file can not be written.
     """
     check_plot(path)
     measures: list[tuple[str, Callable[[Cell], float]]] = [("hit rate, %", lambda cell: 100 * cell.cache.hit_rate)]

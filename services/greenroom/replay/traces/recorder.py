@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import UNKNOWN_TASK, SequenceInfo, Step
-from greenroom.replay.trace import RoutingTrace, narrowest
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.replay.traces.routing_trace import RoutingTrace, narrowest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,10 +22,10 @@ class _RecordedStep:
 
 
 class TraceRecorder:
-    """Keeps every finished step's routing, until ``trace`` is asked for: ``engine.listener = TraceRecorder(...)``.
+    """Keeps every finished step's routing: ``engine.listener = TraceRecorder(...)``; ``trace`` returns it.
 
-    A step that fails is run again and counts once, as it succeeded. Told on the engine's thread; ``trace`` and
-    ``clear`` are for when nothing runs. Grows by layers × k bytes a token (twice that beyond 255 experts a layer).
+    A step that fails runs again, and counts once. The engine calls it on its own thread; ``trace`` and ``clear`` are to
+    be called when nothing runs. Grows by layers × k bytes a token (twice that beyond 255 experts a layer).
     """
 
     def __init__(self, catalogue: Catalogue, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +46,7 @@ class TraceRecorder:
         """Rows recorded so far."""
         return sum(len(step.sequences) for step in self._steps)
 
-    # -- told by the engine ----------------------------------------------------------------------------------------
+    # -- called by the engine --------------------------------------------------------------------------------------
 
     def sequence_queued(self, sequence: SequenceInfo) -> None:
         self._queued[sequence.sequence] = sequence.task, self._clock() - self._began
@@ -64,12 +64,12 @@ class TraceRecorder:
             self._steps.append(_RecordedStep(step.row_sequences.copy(), step.row_phases.copy(), picks))
 
     def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
-        """Routing alone is kept."""
+        """Nothing: only routing is kept."""
 
-    # -- what came of it -------------------------------------------------------------------------------------------
+    # -- the trace -------------------------------------------------------------------------------------------------
 
     def trace(self, *, model: str = "", layer_ids: Sequence[int] | None = None) -> RoutingTrace:
-        """All sequences that were queued or run, in the order in which they came."""
+        """The trace of all sequences that were queued or run, in the order of their ids."""
         catalogue, steps = self._catalogue, self._steps
         none = np.zeros((0, catalogue.layers, self._width), dtype=np.uint8)
         sequences = np.concatenate([np.zeros(0, dtype=np.int64), *(step.sequences for step in steps)])

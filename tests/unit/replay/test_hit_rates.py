@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import BudgetTooSmall
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import LayerRouting, Step
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import ReplayCache, ReplayResult, RoutingTrace, replay
@@ -115,7 +115,7 @@ def test_a_policy_is_told_of_steps_and_layers_in_order() -> None:
 
 
 def distinct(trace: RoutingTrace) -> np.ndarray:
-    """``[layers, experts]``: who is used at all."""
+    """``[layers, experts]``: whether the expert is used at all."""
     used = np.zeros((trace.experts.shape[1], trace.num_experts), dtype=np.bool_)
     for layer in range(used.shape[0]):
         used[layer, np.unique(trace.experts[:, layer])] = True

@@ -1,7 +1,7 @@
-"""Timed replay: the expert engine itself on simulated links and a virtual clock, told by a trace what is routed.
+"""Timed replay: the expert engine itself on simulated links and a virtual clock, with a trace's routing.
 
-Bookkeeping, prefetching and the movers' queues are the engine's own, so what is predicted here can not drift from what
-it does; what is assumed is how long a link and a computation take.
+Bookkeeping, prefetching and the movers' queues are the engine's own, so predictions can not drift from what the engine
+does. Only the times of links and computations are assumed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
 from greenroom.experts.source import Arriving
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
     ROUTER,
     UNKNOWN_TASK,
@@ -28,19 +27,22 @@ from greenroom.policies.base.events import (
     SequenceEnd,
     SequenceInfo,
 )
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.replay.cache import ReplayResult
-from greenroom.replay.simulated import LinkProfile, SimulatedHardware
-from greenroom.replay.steps import TraceStep
-from greenroom.replay.trace import RoutingTrace
+from greenroom.replay.hit_rates import ReplayResult
+from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
+from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.steps import TraceStep
 
 LINK_DEADLINE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeProfile:
-    """How long a step computes: ``step_s`` once; in each layer before its experts ``layer_s``, and ``layer_row_s`` for
-    each of its rows; for each distinct expert ``expert_s``, and ``row_s`` for each row of it. Raises InvalidConfig.
+    """How long a step computes, in seconds. Raises InvalidConfig.
+
+    ``step_s``: once a step. ``layer_s``: in each layer before its experts, plus ``layer_row_s`` a row. ``expert_s``:
+    for each distinct expert, plus ``row_s`` for each of its rows.
     """
 
     layer_s: float = 0.0
@@ -57,9 +59,9 @@ class ComputeProfile:
 
 @dataclass(frozen=True, slots=True)
 class TimedResult:
-    """What the engine's counters say, and the clock: ``seconds`` in all, of which ``stall_seconds`` waiting.
+    """The engine's counters, and the clock's ``seconds``; of these ``stall_seconds`` were spent waiting.
 
-    A miss that was on its way already, ahead of need, is no hit.
+    An expert that was still on its way when it was needed is a miss.
     """
 
     tokens: int
@@ -73,7 +75,7 @@ class TimedResult:
     prefetches_used: int
     prefetches_wasted: int
     bytes_moved: int
-    """From the lowest tier."""
+    """Those read from the lowest tier."""
 
     @property
     def cache(self) -> ReplayResult:
@@ -89,9 +91,9 @@ class TimedResult:
 
 
 class TracePredictions:
-    """Answers requests for the ``router``'s predictions from the trace itself, as one with this ``recall`` would.
+    """Answers requests for the ``router``'s predictions from the trace itself, with a given ``recall``.
 
-    Of what each row will pick that share is predicted; for the rest the prediction names others instead.
+    That share of each row's picks is predicted; in place of the others, wrong experts are.
     """
 
     def __init__(self, catalogue: Catalogue, recall: float, *, seed: int = 0) -> None:
@@ -102,7 +104,7 @@ class TracePredictions:
         self._random = np.random.default_rng(seed)
 
     def answer(self, request: PredictionRequest, picks: NDArray[np.integer]) -> Prediction:
-        """``picks[T, layers, k]``: those of the step asked about. Values are ``[T, M]``, above 1/2 for a pick."""
+        """``picks[T, layers, k]``: the step's. The answer's values are ``[T, M]``, above 1/2 for a predicted pick."""
         values = [self._layer(layer, picks[:, layer]) for layer in range(*request.layers)]
         return Prediction(request, "trace", np.concatenate(values, axis=1).astype(np.float32))
 
@@ -117,7 +119,7 @@ class TracePredictions:
         missed = np.bincount(rows, weights=~known[rows, places], minlength=len(picks)).astype(np.int64)
         candidates = values.copy()
         candidates[rows, own] = -1.0
-        # As many others as are missed: those of the highest values that no pick has.
+        # As many wrong experts as picks are missed: those of the highest values.
         for row in missed.nonzero()[0]:
             others = np.argsort(-candidates[row])[: missed[row]]
             named[row, others[candidates[row, others] >= 0]] = True
@@ -125,7 +127,7 @@ class TracePredictions:
 
 
 class SimulatedStore:
-    """A lowest tier that reads nothing, of the traced model's shapes."""
+    """A lowest tier of the traced model's shapes that reads nothing."""
 
     def __init__(self, trace: RoutingTrace, expert_bytes: int) -> None:
         layout = RecordLayout((), align(expert_bytes, PAGE_BYTES))
@@ -149,9 +151,9 @@ class SimulatedStore:
 
 @dataclass(frozen=True, slots=True)
 class TimedReplay:
-    """What stays the same between the policies that are compared: the model's shape, the machine, the budgets.
+    """What compared policies have in common: the model's shape, the machine, the budgets.
 
-    ``recall``: that of predictions (None: nobody answers a policy's requests).
+    ``recall``: that of predictions (None: requests for predictions get no answer).
     """
 
     trace: RoutingTrace
@@ -165,7 +167,7 @@ class TimedReplay:
     recall: float | None = None
 
     def catalogue(self) -> Catalogue:
-        """What a policy for it is made with."""
+        """The experts that a policy for it is made for."""
         manifest = SimulatedStore(self.trace, self.expert_bytes).manifest
         return catalogue_of(manifest, "replay", decoder_start=self.trace.decoder_start)
 
@@ -178,7 +180,8 @@ class TimedReplay:
         resident: Sequence[int] = (),
         waits: list[list[float]] | None = None,
     ) -> TimedResult:
-        """Time and counts of ``steps`` under ``device_slots``, with ``resident`` brought in before, in this order.
+        """Time and counts of ``steps`` under ``device_slots``. ``resident`` experts are loaded before, in this order.
+
         ``waits``: see TimedEngine. Raises BudgetTooSmall as the engine does.
         """
         with TimedEngine(self, policy, device_slots, resident, waits=waits) as engine:
@@ -186,10 +189,10 @@ class TimedReplay:
 
 
 class TimedEngine:
-    """An engine on simulated hardware that can be given one run of steps after the other; a context manager.
+    """An engine on simulated hardware for several runs of steps. A context manager.
 
-    ``compute`` and ``disk`` may change between two runs. To ``waits``, where it is given, each layer that runs adds
-    for how many seconds it was blocked for each of its experts: 0 where one was here, or had landed while others ran.
+    ``compute`` and the disk may change between two runs. Each layer appends to ``waits``, where given, how many seconds
+    it was blocked for each of its experts: 0 where one was resident, or landed while others ran.
     """
 
     def __init__(
@@ -217,7 +220,7 @@ class TimedEngine:
         self._engine.preload(resident)
 
     def run(self, steps: Iterable[TraceStep]) -> TimedResult:
-        """Time and counts of these steps alone."""
+        """Time and counts of these steps."""
         before, begin = _copy(self._engine.refresh_counters()), self._hardware.now()
         tokens = 0
         for step in steps:
@@ -227,7 +230,7 @@ class TimedEngine:
         return _result(tokens, self._hardware.now() - begin, before, self._engine.refresh_counters())
 
     def change_disk(self, link: LinkProfile) -> None:
-        """From now on the disk is read at this speed."""
+        """Read the disk at this speed from now on."""
         self._hardware.change_disk(link)
 
     def close(self) -> None:
@@ -264,13 +267,13 @@ class TimedEngine:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
 
     def _layers_of(self, picks: NDArray[np.int64]) -> list[int]:
-        """Those that run: of an encoder-decoder a step runs the one part or the other."""
+        """The layers that run: in an encoder-decoder a step runs either part."""
         width = self._engine.catalogue.experts_per_layer[:, None]
         layers: list[int] = np.flatnonzero((picks < width).any(axis=(0, 2))).tolist()
         return layers
 
     def _compute(self, landing: Arriving, seconds: NDArray[np.float64]) -> None:
-        """Each expert as it is handed out, for its ``seconds``."""
+        """Compute each expert as it is handed out: ``seconds[expert]``."""
         clock, waits, asked = self._hardware.clock, [], self._hardware.clock.now
         for expert, _ in landing:
             waits.append(clock.now - asked)

@@ -1,4 +1,4 @@
-"""Which experts a pool has: the dense keys that every policy, ledger and replay speaks in."""
+"""The dense keys of a pool's experts, which every policy, ledger and replay uses."""
 
 from __future__ import annotations
 

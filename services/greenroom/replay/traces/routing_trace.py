@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Counts
-from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Phase
-from greenroom.replay import trace_file
-from greenroom.replay.steps import TraceStep, as_recorded, side_by_side
-from greenroom.replay.trace_file import TraceError
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.replay.traces import trace_file
+from greenroom.replay.traces.steps import TraceRows, TraceStep
+from greenroom.replay.traces.trace_file import TraceError
 
 PREFILL_CHUNK = 256
 """Prompt rows of a sequence that run together where a trace does not say which did."""
@@ -30,16 +30,15 @@ PREFILL_CHUNK = 256
 class RoutingTrace:
     """Recorded routing. Raises TraceError, naming the array, where it contradicts itself.
 
-    ``experts[tokens, layers, k]``: what the routers picked, indices within the layer; the largest value of the
-    array's type is no pick, where no expert has that number. Sequence ``i`` is rows
-    ``seq_starts[i]:seq_starts[i+1]``, in the order of its positions. ``num_experts``: of every layer, or one for
-    each; ``top_k``: the most picks of a row in each layer (None: ``k``). ``layer_ids``: each layer's number in the
-    model.
+    ``experts[tokens, layers, k]``: the routers' picks, indices within the layer. The largest value of the array's type
+    is no pick, where no expert has that number. Sequence ``i`` is rows ``seq_starts[i]:seq_starts[i+1]``, in the order
+    of its positions. ``num_experts``: one number for every layer, or one for each. ``top_k``: the most picks of a row
+    in each layer (None: ``k``). ``layer_ids``: each layer's number in the model.
 
-    By token, None where it was not recorded: ``phase[tokens]``, values of Phase (None: all decoded); ``step[tokens]``,
-    the forward in which the row ran, so that rows of one step ran together. By sequence: ``task``, ``request`` and
-    ``arrival``, in seconds. Of the model: its name, the bytes that an expert of each layer occupies, and the first MoE
-    layer of an encoder-decoder's decoder (0: it has no encoder).
+    By token, None where not recorded: ``phase[tokens]``, values of Phase (None: all decoded); ``step[tokens]``, the
+    forward in which the row ran. By sequence: ``task``, ``request``, and ``arrival`` in seconds. Of the model: its
+    name, the bytes that an expert of each layer occupies, and the first MoE layer of an encoder-decoder's decoder (0:
+    it has no encoder).
     """
 
     experts: NDArray[np.integer]
@@ -79,13 +78,13 @@ class RoutingTrace:
 
     @property
     def no_pick(self) -> int | None:
-        """The value that stands for no pick; None where every value of the type is an expert."""
+        """The value of no pick; None where every value of the type is an expert."""
         value = int(np.iinfo(self.experts.dtype).max)
         return value if value >= int(self.experts_per_layer.max()) else None
 
     def catalogue(self, *, expert_bytes: int | None = 1) -> Catalogue:
-        """The experts of the traced model. A size of 1 makes every budget a number of slots; None takes the sizes
-        that were recorded, the largest for all, as a slot has it. Raises TraceError where none were.
+        """The experts of the traced model. A size of 1 makes every budget a number of slots. None takes the largest
+        recorded size for all experts, as slots do. Raises TraceError where no size was recorded.
         """
         if expert_bytes is None:
             if self.expert_bytes is None:
@@ -101,7 +100,7 @@ class RoutingTrace:
         )
 
     def part(self, start: int, stop: int | None = None) -> RoutingTrace:
-        """The sequences ``start`` to ``stop``, as a slice has them."""
+        """The sequences of the slice ``start:stop``."""
         first, last, _ = slice(start, stop).indices(self.sequences)
         last = max(first, last)
         rows = slice(int(self.seq_starts[first]), int(self.seq_starts[last]))
@@ -127,7 +126,7 @@ class RoutingTrace:
             raise TraceError(f"{path} is no routing trace: {error}") from error
 
     def save(self, path: Path) -> None:
-        """Writes an ``.npz``, beside and renamed, so that a reader sees the old or the new. Raises TraceError."""
+        """Writes an ``.npz``. It appears whole: a reader sees the old file or the new. Raises TraceError."""
         arrays: dict[str, NDArray[Any]] = {
             "experts": self.experts,
             "seq_starts": self.seq_starts,
@@ -151,23 +150,27 @@ class RoutingTrace:
     def steps(
         self, *, concurrent: int = 1, tokens: int | None = None, prefill_chunk: int = PREFILL_CHUNK
     ) -> Iterator[TraceStep]:
-        """Steps of ``concurrent`` running sequences, taken in file order; each has one decode row in a step, or one
-        chunk of its prompt: the rows that ran together if that was recorded, else up to ``prefill_chunk``.
+        """Steps of ``concurrent`` running sequences, taken in file order.
 
-        A sequence that ends is replaced by the next one at once. Ends when ``tokens`` rows are used (None: all),
-        in the midst of sequences if need be; the last step is cut short where it would exceed them.
+        In a step each sequence has one decode row, or one chunk of its prompt: the rows that ran together if that was
+        recorded, else up to ``prefill_chunk``. A sequence that ends is replaced by the next one at once. It ends after
+        ``tokens`` rows (None: all), even within sequences or a step. Raises InvalidConfig for numbers below 1.
         """
         if concurrent < 1:
             raise InvalidConfig("concurrent", concurrent, "at least 1")
         if prefill_chunk < 1:
             raise InvalidConfig("prefill_chunk", prefill_chunk, "at least 1")
-        return side_by_side(self, concurrent, tokens, prefill_chunk)
+        return self._rows.side_by_side(concurrent, tokens, prefill_chunk)
 
     def recorded_steps(self, *, tokens: int | None = None) -> Iterator[TraceStep]:
-        """The steps as they ran. Raises TraceError where that was not recorded."""
+        """The steps as they ran, up to ``tokens`` rows (None: all). Raises TraceError where they were not recorded."""
         if self.step is None:
             raise TraceError("this trace does not say which rows ran together")
-        return as_recorded(self, self.step, tokens)
+        return self._rows.as_recorded(self.step, tokens)
+
+    @property
+    def _rows(self) -> TraceRows:
+        return TraceRows(self.experts, self.seq_starts, self.phase, self.step)
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
@@ -249,8 +252,9 @@ class RoutingTrace:
 
 
 def narrowest(picks: NDArray[np.integer], experts: int, most: int) -> NDArray[np.integer]:
-    """``picks`` in the narrowest type for layers of up to ``most`` experts; at or above this layer's ``experts`` they
-    become the type's largest value, which is no pick.
+    """``picks`` in the narrowest type for layers of up to ``most`` experts.
+
+    An entry at or above this layer's ``experts`` becomes the type's largest value: no pick.
     """
     kind = np.uint8 if most <= 255 else np.uint16 if most <= 65535 else np.uint32
     return np.where(picks < experts, picks, np.iinfo(kind).max).astype(kind)

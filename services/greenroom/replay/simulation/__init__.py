@@ -1,0 +1,1 @@
+"""Timed replay: the engine itself on simulated links and a virtual clock."""

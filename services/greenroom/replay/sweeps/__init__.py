@@ -1,0 +1,1 @@
+"""Policies × budgets × concurrency on one trace: cells, tables, pictures."""

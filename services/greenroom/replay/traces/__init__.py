@@ -1,0 +1,1 @@
+"""Routing traces: the arrays and their file, their steps, their recording."""
