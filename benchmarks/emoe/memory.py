@@ -34,8 +34,8 @@ from benchmarks.emoe.memory_arms import (
 from benchmarks.emoe.profile import MAX_TOKENS
 from greenroom.core.model_profile import ModelProfile
 from greenroom.demo.tasks import TASKS, sample
-from greenroom.predictor.learned.config import LEARNED_KINDS
-from greenroom.predictor.learned.recorded import Recorded
+from greenroom.predictor.kinds.emoe.config import LEARNED_KINDS
+from greenroom.predictor.kinds.emoe.recorded import Recorded
 from greenroom.profiling.forced import Given
 
 SEED = 52_000

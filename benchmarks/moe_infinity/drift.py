@@ -31,12 +31,12 @@ from greenroom.core.pictures import COLOURS, new_figure, save_figure
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, Step
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
-from greenroom.predictor.building.config import BuildingConfig
-from greenroom.predictor.building.jobs import Job, build_apart
-from greenroom.predictor.building.kinds import KINDS
-from greenroom.predictor.counts import Shape
-from greenroom.predictor.eamc.drift import Drift
-from greenroom.predictor.eamc.members import choose_members
+from greenroom.predictor.kinds.config import BuildingConfig
+from greenroom.predictor.kinds.eamc.drift import Drift
+from greenroom.predictor.kinds.eamc.members import choose_members
+from greenroom.predictor.making.job import Job, build_apart
+from greenroom.predictor.making.kind import KINDS
+from greenroom.predictor.traces.counts import Shape
 from greenroom.replay import RoutingTrace
 from greenroom.replay.activations import activation_matrices
 from greenroom.replay.simulated import LinkProfile

@@ -141,7 +141,7 @@ def predictor(
     from greenroom.cli.service_process import live
     from greenroom.core.units import parse_bytes
     from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
-    from greenroom.predictor.learned.config import learning_of
+    from greenroom.predictor.kinds.emoe.config import learning_of
     from greenroom.predictor.process import predictor_parts
 
     learning = learning_of(

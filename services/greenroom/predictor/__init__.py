@@ -4,7 +4,7 @@ from greenroom.predictor.config import PredictorConfig
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.service import PredictorService
 from greenroom.predictor.servicer import PredictorServicer
-from greenroom.predictor.store import FileArtifacts, MemoryArtifacts, make_store
+from greenroom.predictor.versions.store import FileArtifacts, MemoryArtifacts, make_store
 
 __all__ = [
     "FileArtifacts",

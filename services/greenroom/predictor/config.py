@@ -8,8 +8,8 @@ from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import KIB, MIB
-from greenroom.predictor.building.config import BuildingConfig
-from greenroom.predictor.learned.config import LearningConfig
+from greenroom.predictor.kinds.config import BuildingConfig
+from greenroom.predictor.kinds.emoe.config import LearningConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from greenroom.predictor.building.config import BUILT_KINDS
-from greenroom.predictor.learned.config import LEARNED_KINDS
-from greenroom.predictor.serving import Source
+from greenroom.predictor.kinds.config import BUILT_KINDS
+from greenroom.predictor.kinds.emoe.config import LEARNED_KINDS
+from greenroom.predictor.kinds.statistics.served import Source
 
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _TRAINING_SECONDS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)

@@ -17,21 +17,21 @@ from greenroom.fabric.group_positions import HeldPartitions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
-from greenroom.predictor.building.builder import Builder
-from greenroom.predictor.building.jobs import BUILDER
 from greenroom.predictor.config import PredictorConfig
-from greenroom.predictor.counts import BadTrace
-from greenroom.predictor.learned.config import LEARNED_KINDS
-from greenroom.predictor.learned.jobs import TRAINER
-from greenroom.predictor.learned.learner import Learner
-from greenroom.predictor.library import Library
+from greenroom.predictor.kinds.emoe.config import LEARNED_KINDS
+from greenroom.predictor.kinds.emoe.jobs import TRAINER
+from greenroom.predictor.kinds.statistics.library import Library
+from greenroom.predictor.kinds.statistics.publisher import Publisher
+from greenroom.predictor.kinds.statistics.served import LEARNED_SOURCES, Forecast
+from greenroom.predictor.kinds.statistics.snapshot import KIND as STATISTICS
+from greenroom.predictor.making.job import BUILDER
+from greenroom.predictor.making.learner import Learner
+from greenroom.predictor.making.maker import Builder
 from greenroom.predictor.metrics import PredictorMetrics
-from greenroom.predictor.publisher import Publisher
-from greenroom.predictor.reading import Counted, counted, trace_of
-from greenroom.predictor.serving import LEARNED_SOURCES, Forecast
-from greenroom.predictor.shelf import Shelf
-from greenroom.predictor.snapshot import KIND as STATISTICS
-from greenroom.predictor.store import ArtifactStore
+from greenroom.predictor.traces.counts import BadTrace
+from greenroom.predictor.traces.reading import Counted, counted, trace_of
+from greenroom.predictor.versions.registry import Shelf
+from greenroom.predictor.versions.store import ArtifactStore
 
 SERVICE = "predictor"
 MAX_REASON_CHARS = 1000

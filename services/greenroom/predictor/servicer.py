@@ -11,9 +11,9 @@ import xxhash
 
 from greenroom.core.errors import GreenroomError
 from greenroom.fabric.rpc import Context, Refused
+from greenroom.predictor.kinds.statistics.snapshot import ArtifactInfo
 from greenroom.predictor.service import PredictorService
-from greenroom.predictor.snapshot import ArtifactInfo
-from greenroom.predictor.store import NotKept
+from greenroom.predictor.versions.store import NotKept
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 
 

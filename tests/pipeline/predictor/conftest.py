@@ -19,9 +19,9 @@ from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import LocalDialer, LocalServer
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer, make_store
-from greenroom.predictor.building.jobs import BUILDER
-from greenroom.predictor.learned.jobs import TRAINER
-from greenroom.predictor.store import ArtifactStore
+from greenroom.predictor.kinds.emoe.jobs import TRAINER
+from greenroom.predictor.making.job import BUILDER
+from greenroom.predictor.versions.store import ArtifactStore
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.pipeline.troubled_log import TroubledLog
 from tests.waiting import until

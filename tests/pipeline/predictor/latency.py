@@ -20,9 +20,9 @@ from greenroom.predictor import (
     PredictorService,
     PredictorServicer,
 )
-from greenroom.predictor.counts import count
-from greenroom.predictor.library import Library
-from greenroom.predictor.serving import Served
+from greenroom.predictor.kinds.statistics.library import Library
+from greenroom.predictor.kinds.statistics.served import Served
+from greenroom.predictor.traces.counts import count
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.unit.predictor.worlds import trace
 

@@ -19,18 +19,18 @@ import pytest
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.messages import Trace
 from greenroom.core.tensors import Damaged
-from greenroom.predictor.apart import ApartFailed
-from greenroom.predictor.learned.artifact import LearnedArtifact, dump_learned, load_learned
-from greenroom.predictor.learned.config import EMOE_A, EMOE_L, LearningConfig, TrainingConfig, learning_of
-from greenroom.predictor.learned.jobs import Job, dump_job, load_job, train_apart
-from greenroom.predictor.learned.samples import Sample
-from greenroom.predictor.learned.shelf import LEARNED
-from greenroom.predictor.store import FileVersions
+from greenroom.predictor.kinds.emoe.artifact import LearnedArtifact, dump_learned, load_learned
+from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_L, LearningConfig, TrainingConfig, learning_of
+from greenroom.predictor.kinds.emoe.jobs import Job, dump_job, load_job, train_apart
+from greenroom.predictor.kinds.emoe.samples import Sample
+from greenroom.predictor.kinds.emoe.versions import LEARNED
+from greenroom.predictor.making.subprocess_job import ApartFailed
+from greenroom.predictor.versions.store import FileVersions
 from greenroom.v1 import predictor_pb2
 from tests.pipeline.predictor.conftest import DEADLINE_S, Running, World
 from tests.pipeline.predictor.test_predictor import one
-from tests.unit.predictor.learned.test_networks import EXPERTS, LAYERS, SLOTS, untrained
-from tests.unit.predictor.learned.worlds import topics
+from tests.unit.predictor.kinds.emoe.test_networks import EXPERTS, LAYERS, SLOTS, untrained
+from tests.unit.predictor.kinds.emoe.worlds import topics
 from tests.unit.predictor.worlds import trace
 from tests.waiting import until
 
@@ -79,7 +79,7 @@ async def roll_back(running: Running, version: int, kind: str = EMOE_A) -> predi
 
 async def test_what_is_asked_for_is_learnt_by_a_real_trainer(world: World) -> None:
     """Forecasts come from statistics until it is there, then from it; they are those of the artifact's own network."""
-    from greenroom.predictor.learned.networks import LearnedPredictor
+    from greenroom.predictor.kinds.emoe.networks import LearnedPredictor
 
     running = await world.start(learning=LEARNING)
     await world.send(*(sequence(number, "ab"[number % 2]) for number in range(12)))
@@ -318,7 +318,7 @@ class Hanging:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
         monkeypatch.setattr(
-            "greenroom.predictor.learned.networks.LearnedPredictor.forecast", lambda *arguments: self.forecast()
+            "greenroom.predictor.kinds.emoe.networks.LearnedPredictor.forecast", lambda *arguments: self.forecast()
         )
 
     def forecast(self) -> np.ndarray[Any, Any]:
@@ -381,7 +381,7 @@ async def test_a_forecast_that_fails_is_made_by_statistics(
         return np.full((LAYERS, EXPERTS), found, np.float32)
 
     with monkeypatch.context() as patched:
-        patched.setattr("greenroom.predictor.learned.networks.LearnedPredictor.forecast", fail)
+        patched.setattr("greenroom.predictor.kinds.emoe.networks.LearnedPredictor.forecast", fail)
         assert (await ask(running)).source == "task type"
     assert forgone(running, "failed") == 1
     assert (await ask(running)).source == "learned emoe-a"
@@ -469,7 +469,7 @@ async def test_a_trainer_ends_with_who_started_it(tmp_path: Path) -> None:
     job.write_bytes(dump_job(Job("m", sequences, config)))
     script = (
         "import os, subprocess, sys, time\n"
-        "trainer = [sys.executable, '-m', 'greenroom.predictor.learned.job']\n"
+        "trainer = [sys.executable, '-m', 'greenroom.predictor.kinds.emoe.job']\n"
         "child = subprocess.Popen([*trainer, sys.argv[1], 'out', str(os.getpid())])\n"
         "open(sys.argv[2] + '.new', 'w').write(str(child.pid))\n"
         "os.rename(sys.argv[2] + '.new', sys.argv[2])\n"
@@ -552,7 +552,7 @@ def test_a_training_that_can_not_be(changed: dict[str, Any]) -> None:
 def test_the_light_part_imports_no_torch() -> None:
     code = (
         "import sys, greenroom.cli.predictor, greenroom.predictor.process\n"
-        "import greenroom.predictor.learned.learner, greenroom.predictor.learned.comparison\n"
+        "import greenroom.predictor.making.learner, greenroom.predictor.kinds.emoe.comparison\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -18,11 +18,12 @@ from greenroom.core.messages import Member, MemberKind, Trace, decode, encode
 from greenroom.fabric.log import LogFailed
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer, LocalEndpoint, Server, ServerConfig, join_address
-from greenroom.predictor import PredictorMetrics, PredictorService, PredictorServicer, make_store, reading
-from greenroom.predictor.counts import SequenceCounts, count
+from greenroom.predictor import PredictorMetrics, PredictorService, PredictorServicer, make_store
+from greenroom.predictor.kinds.statistics.snapshot import ArtifactInfo, Snapshot, load_snapshot
 from greenroom.predictor.process import predictor_parts
-from greenroom.predictor.snapshot import ArtifactInfo, Snapshot, load_snapshot
-from greenroom.predictor.store import MemoryArtifacts
+from greenroom.predictor.traces import reading
+from greenroom.predictor.traces.counts import SequenceCounts, count
+from greenroom.predictor.versions.store import MemoryArtifacts
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.pipeline.predictor.conftest import CONFIG, DEADLINE_S, World
 from tests.pipeline.troubled_log import in_turn

@@ -21,7 +21,7 @@ from greenroom.fabric.log.kafka import KafkaLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer
 from greenroom.fabric.topics import Topics, all_topics
-from greenroom.predictor.building.config import BuildingConfig
+from greenroom.predictor.kinds.config import BuildingConfig
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.kafka.broker import Broker
 from tests.kafka.fixtures import kafka_broker  # noqa: F401

@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
-from greenroom.predictor.learned.artifact import load_learned
-from greenroom.predictor.learned.comparison import places_to_test, trivial
-from greenroom.predictor.learned.config import LearningConfig
-from greenroom.predictor.learned.recorded import BadMeta, read_recorded
-from greenroom.predictor.learned.shelf import LEARNED
-from greenroom.predictor.store import FileVersions
+from greenroom.predictor.kinds.emoe.artifact import load_learned
+from greenroom.predictor.kinds.emoe.comparison import places_to_test, trivial
+from greenroom.predictor.kinds.emoe.config import LearningConfig
+from greenroom.predictor.kinds.emoe.recorded import BadMeta, read_recorded
+from greenroom.predictor.kinds.emoe.versions import LEARNED
+from greenroom.predictor.versions.store import FileVersions
 from greenroom.replay import RoutingTrace
 from tests.pipeline.predictor.conftest import World
 from tests.pipeline.predictor.test_learned import ask, sequence, until_learned
-from tests.unit.predictor.learned.test_networks import EXPERTS, LAYERS, SLOTS
+from tests.unit.predictor.kinds.emoe.test_networks import EXPERTS, LAYERS, SLOTS
 
 COUNT, ROWS = 30, 5
 QUICK = ("--epochs", "2", "--width", "16")
@@ -116,7 +116,7 @@ def refused(path: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> str
         raise AssertionError("it was trained")
 
     with monkeypatch.context() as patched:
-        patched.setattr("greenroom.predictor.learned.training.train", trained)
+        patched.setattr("greenroom.predictor.kinds.emoe.training.train", trained)
         return run(str(path), *QUICK, *arguments, status=1)
 
 

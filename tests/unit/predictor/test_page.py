@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry
 
 from greenroom.core.tensors import load_tensors
 from greenroom.predictor import PredictorConfig, PredictorMetrics
-from greenroom.predictor.learned.artifact import dump_learned
-from greenroom.predictor.learned.priors import MAX_TASKS
-from greenroom.predictor.serving import Source
-from greenroom.predictor.snapshot import dump_snapshot
-from tests.unit.predictor.learned.test_networks import untrained
-from tests.unit.predictor.test_artifacts import snapshot
+from greenroom.predictor.kinds.emoe.artifact import dump_learned
+from greenroom.predictor.kinds.emoe.priors import MAX_TASKS
+from greenroom.predictor.kinds.statistics.served import Source
+from greenroom.predictor.kinds.statistics.snapshot import dump_snapshot
+from tests.unit.predictor.kinds.emoe.test_networks import untrained
+from tests.unit.predictor.versions.test_store import snapshot
 
 PAGE = (Path(__file__).parents[3] / "docs" / "architecture" / "predictor.md").read_text()
 
