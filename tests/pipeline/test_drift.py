@@ -31,8 +31,7 @@ from greenroom.gateway.service import GatewayService
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
 from greenroom.predictor import PredictorConfig
-from greenroom.predictor.kinds.config import BuildingConfig
-from greenroom.predictor.kinds.eamc.drift import DriftConfig
+from greenroom.predictor.kinds.config import BuildingConfig, DriftConfig
 from greenroom.worker.engine import Edition
 from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.card import card_of

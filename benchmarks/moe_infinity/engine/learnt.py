@@ -15,7 +15,8 @@ from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.registry import EXPERT_POLICIES
-from greenroom.predictor.kinds.eamc.members import CAPACITY, choose_members
+from greenroom.predictor.kinds.config import CAPACITY
+from greenroom.predictor.kinds.eamc.members import choose_members
 from greenroom.predictor.kinds.reuse.fit import fit
 from greenroom.replay.activations import activation_matrices
 from greenroom.replay.trace import RoutingTrace

@@ -140,8 +140,8 @@ def predictor(
     """
     from greenroom.cli.service_process import live
     from greenroom.core.units import parse_bytes
-    from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
-    from greenroom.predictor.kinds.emoe.config import learning_of
+    from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService
+    from greenroom.predictor.kinds.registry import learning_of
     from greenroom.predictor.process import predictor_parts
 
     learning = learning_of(
@@ -171,7 +171,7 @@ def predictor(
     endpoint = endpoint_from(options)
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
-        service = PredictorService(config, log, make_store(state_dir, keep), PredictorMetrics(registry))
+        service = PredictorService(config, log, PredictorMetrics(registry))
         return predictor_parts(service, config, log, endpoint, instance)
 
     sys.exit(live("predictor", options, make))

@@ -19,7 +19,7 @@ from greenroom.core.files import write_whole
 if TYPE_CHECKING:
     from greenroom.predictor.judging.scores import Score
     from greenroom.predictor.kinds.emoe.artifact import LearnedArtifact
-    from greenroom.predictor.versions.store import Versions
+    from greenroom.predictor.versions.store import VersionStore
 
 
 @click.command("predictor-train")
@@ -146,12 +146,12 @@ def _check_out(out: Path) -> None:
 
 
 @contextmanager
-def _opened(state_dir: Path, keep: int, kind: str) -> Iterator[Versions[LearnedArtifact]]:
+def _opened(state_dir: Path, keep: int, kind: str) -> Iterator[VersionStore[LearnedArtifact]]:
     """No service takes the folder before the result is in it. Raises InvalidConfig."""
-    from greenroom.predictor.kinds.emoe.versions import LEARNED
-    from greenroom.predictor.versions.store import FileVersions
+    from greenroom.predictor.kinds.emoe.artifact import codec_of
+    from greenroom.predictor.versions.store import FileStore
 
-    store = FileVersions(state_dir, keep, LEARNED, within=kind)
+    store = FileStore(state_dir, keep, codec_of(kind), within=kind)
     store.open()
     try:
         yield store
@@ -168,7 +168,7 @@ def _write(out: Path, artifact: LearnedArtifact) -> None:
         raise _not_written("out", out, error) from error
 
 
-def _keep(store: Versions[LearnedArtifact], state_dir: Path, artifact: LearnedArtifact) -> int:
+def _keep(store: VersionStore[LearnedArtifact], state_dir: Path, artifact: LearnedArtifact) -> int:
     version = store.next_version(artifact.model)
     try:
         return store.write(artifact.as_version(version, _now_ms())).version

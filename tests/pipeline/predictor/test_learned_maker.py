@@ -1,4 +1,4 @@
-"""When it is learnt, when not, and what a killed one leaves: the learner alone, with trainers that are shells."""
+"""When it is made, when not, and what a killed one leaves: the maker alone, with commands that are shells."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,46 +15,46 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_L, LearningConfig
-from greenroom.predictor.kinds.emoe.jobs import load_job
-from greenroom.predictor.kinds.emoe.samples import Sample
-from greenroom.predictor.making.learner import Learner
+from greenroom.predictor.kinds.config import LearningConfig
+from greenroom.predictor.kinds.emoe.artifact import load_learned
+from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_L
+from greenroom.predictor.kinds.registry import FORECAST_KINDS
+from greenroom.predictor.making.job import load_job
+from greenroom.predictor.making.kind import kept_of
+from greenroom.predictor.making.maker import Maker
 from greenroom.predictor.making.workspace import remove_abandoned, workspace
 from greenroom.predictor.metrics import PredictorMetrics
+from tests.pipeline.predictor.conftest import DEADLINE_S
 from tests.pipeline.predictor.test_learned import SH, leaves
 from tests.unit.predictor.kinds.emoe.test_networks import EXPERTS, LAYERS, SLOTS, untrained
+from tests.unit.predictor.worlds import trace
 from tests.waiting import until
 
-DEADLINE_S = 60.0
 FAILS = (*SH, "exit 1")
 SAMPLE_BYTES = 2 * LAYERS * SLOTS * EXPERTS
 
 
-def sample(layers: int = LAYERS) -> Sample:
-    return Sample("a", np.ones((layers, SLOTS, EXPERTS), np.uint16))
-
-
 class Learning:
-    """A learner, what it counts, and its clock."""
+    """A maker of what forecasts are made from, what it counts, and its clock."""
 
-    def __init__(self, config: LearningConfig, trainer: Sequence[str]) -> None:
+    def __init__(self, config: LearningConfig, command: Sequence[str], executor: Executor) -> None:
         self.now = 0.0
         self._registry = CollectorRegistry()
-        self.learner = Learner(
+        self.maker = Maker(
+            [kind(config) for kind in FORECAST_KINDS.values()],
             config,
-            PredictorMetrics(self._registry),
+            PredictorMetrics(self._registry).learning,
             state_dir=None,
             keep=5,
-            command=trainer,
+            command=command,
+            executor=executor,
             now=lambda: self.now,
         )
 
-    def come(self, count: int, model: str = "m", layers: int = LAYERS) -> None:
+    def come(self, count: int) -> None:
         for _ in range(count):
-            self.learner.take(model, sample(layers))
-
-    async def ask(self, kind: str = EMOE_A, model: str = "m") -> None:
-        await self.learner.forecast(model, "a", b"", kind, None)
+            picks = np.zeros((1, LAYERS, SLOTS), np.uint8)
+            self.maker.take(trace(picks, EXPERTS, task_type="a"), kept_of(self.maker.keeping("m"), picks, EXPERTS))
 
     def trained(self, kind: str = EMOE_A, result: str = "failed") -> float:
         found = self._registry.get_sample_value("greenroom_predictor_trainings_total", {"kind": kind, "result": result})
@@ -66,17 +67,18 @@ class Learning:
 
 
 @asynccontextmanager
-async def learning(config: LearningConfig, trainer: Sequence[str] = FAILS) -> AsyncIterator[Learning]:
-    made = Learning(config, trainer)
-    await made.learner.open()
-    task = asyncio.create_task(made.learner.run())
-    try:
-        yield made
-    finally:
-        task.cancel()
-        await asyncio.wait([task], timeout=DEADLINE_S)
-        await made.learner.close()
-    assert task.cancelled()
+async def learning(config: LearningConfig, command: Sequence[str] = FAILS) -> AsyncIterator[Learning]:
+    with ThreadPoolExecutor(1) as executor:
+        made = Learning(config, command, executor)
+        await made.maker.open()
+        task = asyncio.create_task(made.maker.run())
+        try:
+            yield made
+        finally:
+            task.cancel()
+            await asyncio.wait([task], timeout=DEADLINE_S)
+            await made.maker.close()
+        assert task.cancelled()
 
 
 async def test_what_nobody_asks_for_any_more_is_learnt_again_when_someone_does(
@@ -85,18 +87,18 @@ async def test_what_nobody_asks_for_any_more_is_learnt_again_when_someone_does(
     caplog.set_level("INFO")
     async with learning(LearningConfig(after=10, again=10, asked_within_s=100.0)) as one:
         one.come(10)
-        await one.ask()
+        one.maker.asked("m", EMOE_A)
         await one.until_trained(1)
         one.now = 99.0
         one.come(10)
         await one.until_trained(2)
         one.now = 100.0
         one.come(10)
-        await one.ask(EMOE_L)
+        one.maker.asked("m", EMOE_L)
         await one.until_trained(1, EMOE_L)  # looked for behind emoe-a
         assert one.trained() == 2
         assert "nobody asked for emoe-a of 'm' in 100 s" in caplog.text
-        await one.ask()
+        one.maker.asked("m", EMOE_A)
         await one.until_trained(3)
 
 
@@ -104,10 +106,10 @@ async def test_where_the_memory_holds_fewer_it_learns_from_those(caplog: pytest.
     config = LearningConfig(kinds=(EMOE_A,), after=50, again=20, max_bytes=12 * SAMPLE_BYTES)
     async with learning(config) as one:
         one.come(12)
-        assert not one.learner.ring.is_full("m")
+        assert not one.maker.recent.is_full(("m", "counts by slot", False))
         one.come(1)
         await one.until_trained(1)
-        assert "emoe-a of 'm' is learnt from 12 sequences instead of 50" in caplog.text
+        assert "emoe-a of 'm' is made of 12 sequences instead of 50" in caplog.text
         one.come(20)
         await one.until_trained(2)
 
@@ -128,7 +130,7 @@ async def test_it_is_compared_with_what_is_served_where_that_has_not_seen_the_sa
     script = f'n=1; while test -e "{jobs}$n"; do n=$((n+1)); done; cp "$1" "{jobs}$n"; cp "$0" "$2"'
     config = LearningConfig(kinds=(EMOE_A,), after=10, again=1, max_sequences=10)
     async with learning(config, (*SH, script, file)) as one:
-        await one.learner.shelves[EMOE_A].publish(untrained(EMOE_A))  # as if it had been kept
+        await one.maker.registries[EMOE_A].publish(untrained(EMOE_A))  # as if it had been kept
         one.come(10)
         await one.until_trained(1, result="published")
         one.come(1)
@@ -140,8 +142,8 @@ async def test_it_is_compared_with_what_is_served_where_that_has_not_seen_the_sa
 
 
 def version_served(job: Path) -> int | None:
-    found = load_job(job.read_bytes()).served
-    return None if found is None else found.version
+    found = load_job(job.read_bytes()).earlier
+    return load_learned(found).version if found else None
 
 
 # -- what is left ------------------------------------------------------------------------------------------------------
@@ -158,14 +160,11 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_what_a_killed_one_left_is_removed_by_the_next(temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
     """While it lives its folder stays; its trainer ends by itself, here too."""
     code = (
-        "import asyncio, numpy as np\n"
-        "from greenroom.predictor.kinds.emoe.config import TrainingConfig\n"
-        "from greenroom.predictor.kinds.emoe.jobs import train_apart\n"
-        "from greenroom.predictor.kinds.emoe.samples import Sample\n"
-        "samples = [Sample('a', np.ones((2, 1, 4), np.uint16))] * 10\n"
+        "import asyncio\n"
+        "from greenroom.predictor.making.subprocess_job import run_job\n"
         'script = \'touch "${1%/*}/begun"; while kill -0 "$3"; do sleep 0.05; done\'\n'
         "command = ('/bin/sh', '-c', script, 'sh')\n"
-        "asyncio.run(train_apart('m', samples, TrainingConfig(), timeout_s=600, command=command))\n"
+        "asyncio.run(run_job(command, lambda: b'', timeout_s=600))\n"
     )
     environment = {**os.environ, "TMPDIR": str(temporary)}
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, env=environment)

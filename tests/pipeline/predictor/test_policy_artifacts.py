@@ -20,18 +20,19 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import Trace
 from greenroom.core.reuse_file import ReuseFile
 from greenroom.predictor import PredictorServicer
-from greenroom.predictor.kinds.config import EAMC, REUSE, BuildingConfig, building_of
-from greenroom.predictor.kinds.eamc.drift import DriftConfig
-from greenroom.predictor.making.job import BUILDER, load_job
+from greenroom.predictor.kinds.config import BuildingConfig, DriftConfig
+from greenroom.predictor.kinds.registry import building_of
+from greenroom.predictor.making.job import load_job
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
-from tests.pipeline.predictor.conftest import DEADLINE_S, Running, World
+from tests.pipeline.predictor.conftest import DEADLINE_S, REAL, Running, World
 from tests.pipeline.predictor.test_learned import SH, alive
 from tests.pipeline.worker.scripted import NETS
 from tests.unit.predictor.worlds import trace
 
+EAMC, REUSE = EamcFile.KIND, ReuseFile.KIND
 LAYERS, EXPERTS, ROWS = 2, 6, 4
 DRIFT = DriftConfig(after=5, again=1000, settle=3)
-BUILDING = BuildingConfig(kinds=(EAMC,), drift=DRIFT, capacity=4, timeout_s=60.0, retry_s=0.01, max_retry_s=0.05)
+BUILDING = BuildingConfig(kinds=(EAMC,), drift=DRIFT, capacity=4, timeout_s=DEADLINE_S, retry_s=0.01, max_retry_s=0.05)
 OFF = building_of("none")
 
 
@@ -44,13 +45,13 @@ def sequence(number: int, recall: float | None = None, *, rows: int = ROWS, **fi
 
 
 def leaves(path: Path, file: ArtifactFile) -> Sequence[str]:
-    """A builder that leaves ``file``, whatever it is given."""
+    """A command that leaves ``file``, whatever it is given."""
     path.write_bytes(file.dump())
     return (*SH, 'cp "$0" "$2"', str(path))
 
 
 def watched(folder: Path) -> Sequence[str]:
-    """A builder that keeps what it is given, as files 1, 2, and so on."""
+    """A command that keeps what it is given, as files 1, 2, and so on."""
     copies = f'n=1; while test -e "{folder}/$n"; do n=$((n+1)); done; cp "$1" "{folder}/$n"; cp "$0" "$2"'
     *_, file = leaves(folder / "file", eamc())
     return (*SH, copies, file)
@@ -80,8 +81,8 @@ async def get(
 
 async def first_version(world: World, **changed: Any) -> Running:
     """A predictor that has made an EAMC of five sequences that nothing was foreseen of."""
-    maker = leaves(world.folder.with_name("file"), eamc())
-    running = await world.start(**{"building": BUILDING, "maker": maker, **changed})
+    make = leaves(world.folder.with_name("file"), eamc())
+    running = await world.start(**{"building": BUILDING, "make": make, **changed})
     await world.send(*(sequence(number) for number in range(5)))
     await world.until(lambda: builds(running) == 1)
     return running
@@ -92,8 +93,8 @@ async def first_version(world: World, **changed: Any) -> Running:
 
 @pytest.mark.parametrize("wire", sorted(NETS))
 async def test_a_collection_is_made_of_traces_and_handed_out(world: World, wire: str) -> None:
-    """By the real builder, in a process of its own; in parts, over both wires."""
-    running = await first_version(world, part_bytes=100, maker=BUILDER)
+    """By the real process, in a process of its own; in parts, over both wires."""
+    running = await first_version(world, part_bytes=100, make=REAL)
     net = NETS[wire]()
     try:
         address = await net.serve("predictor", PredictorServicer(running.service, 100))
@@ -123,7 +124,7 @@ async def test_a_collection_is_made_of_traces_and_handed_out(world: World, wire:
 
 async def test_sequences_that_were_foreseen_badly_make_a_new_one(world: World, tmp_path: Path) -> None:
     """Of those and the others; not before there are enough of them."""
-    running = await first_version(world, maker=watched(tmp_path))
+    running = await first_version(world, make=watched(tmp_path))
     good = [sequence(number, 0.8) for number in range(5, 15)]
     bad = [sequence(number, 0.5) for number in range(15, 20)]
     for some in (good, bad[:-1]):
@@ -134,8 +135,8 @@ async def test_sequences_that_were_foreseen_badly_make_a_new_one(world: World, t
     await world.until(lambda: builds(running) == 2)
     await world.until_committed()
     job = load_job((tmp_path / "2").read_bytes())
-    assert (len(job.kept), job.recorded) == (20, 5)
-    assert job.earlier is None, "all that it was made of are here"
+    assert (len(job.samples), job.recorded) == (20, 5)
+    assert job.earlier == b"", "all that it was made of are here"
     assert running.metric("recorded_sequences_total", kind=EAMC, recall="other") == 10
     await world.send(*(sequence(number, 0.5) for number in range(20, 40)))
     await world.until_committed()
@@ -165,14 +166,14 @@ async def test_what_was_foreseen_by_another_version_says_nothing_of_this_one(wor
 async def test_what_nobody_asks_for_is_not_made(world: World) -> None:
     """Nor is anything kept for it; who lists or gets artifacts of a kind asks for it."""
     asked = dataclasses.replace(BUILDING, kinds=())
-    running = await world.start(building=asked, maker=leaves(world.folder.with_name("file"), eamc()))
+    running = await world.start(building=asked, make=leaves(world.folder.with_name("file"), eamc()))
     await world.send(*(sequence(number) for number in range(6)))
     await world.until_committed()
-    assert running.service.builder.wants("m") == ()
+    assert running.service.policies.keeping("m") == []
     assert running.metric("building_sequences") == 0
     assert list((await running.artifacts(kind=EAMC)).artifacts) == []
-    assert running.service.builder.wants("m") == (EAMC,)
-    assert running.service.builder.wants("other") == ()
+    assert [kind.name for kind in running.service.policies.keeping("m")] == [EAMC]
+    assert running.service.policies.keeping("other") == []
     await world.send(*(sequence(number) for number in range(6, 11)))
     await world.until(lambda: builds(running) == 1)
     assert builds(running, kind=REUSE) == 0
@@ -197,7 +198,7 @@ async def test_coefficients_are_fitted_after_so_many_sequences(world: World) -> 
     await world.until(lambda: running.metric("unbuildable_total") == 1)
     await world.send(*(sequence(number, rows=80) for number in range(9)))
     await world.until_committed()
-    assert running.service.builder.wants("m") == (REUSE,)
+    assert [kind.name for kind in running.service.policies.keeping("m")] == [REUSE]
     await world.send(sequence(9, rows=80))
     await world.until(lambda: builds(running, kind=REUSE) == 1)
     described, data = await get(running.stub, REUSE)
@@ -211,7 +212,7 @@ async def test_coefficients_are_fitted_after_so_many_sequences(world: World) -> 
 
 
 async def test_versions_restarts_and_rolling_back(world: World) -> None:
-    running = await first_version(world, maker=BUILDER)
+    running = await first_version(world, make=REAL)
     await world.until_committed()
     _, before = await get(running.stub)
     await running.stop()
@@ -241,10 +242,10 @@ async def test_what_was_kept_stands_for_what_is_gone_and_what_is_built_from_now_
     world: World, tmp_path: Path
 ) -> None:
     """Else what it is made of would count twice: it is still here."""
-    running = await first_version(world, maker=BUILDER)
+    running = await first_version(world, make=REAL)
     await world.until_committed()
     await running.stop()
-    running = await world.start(building=BUILDING, maker=watched(tmp_path))
+    running = await world.start(building=BUILDING, make=watched(tmp_path))
     for first in (5, 13):
         before = builds(running)
         await world.send(*(sequence(number, 0.9) for number in range(first, first + 3)))
@@ -252,8 +253,8 @@ async def test_what_was_kept_stands_for_what_is_gone_and_what_is_built_from_now_
         await world.send(*(sequence(number, 0.1) for number in range(first + 3, first + 8)))
         await world.until(partial(another_than, running, before))
         earlier = load_job((tmp_path / f"{builds(running):.0f}").read_bytes()).earlier
-        assert isinstance(earlier, EamcFile)
-        assert (earlier.version, len(earlier.matrices)) == (1, 4)
+        found = EamcFile.parse(earlier)
+        assert (found.version, len(found.matrices)) == (1, 4)
     await running.stop()
 
 
@@ -291,7 +292,7 @@ async def test_a_builder_that_is_killed_leaves_nothing_and_is_tried_again(
     flag, seen = tmp_path / "flag", tmp_path / "seen"
     _, _, _, file = leaves(tmp_path / "file", eamc())
     script = f'echo "$1" >> {seen}; test -e {flag} || {{ touch {flag}; echo half > "$2"; kill -9 $$; }}; cp "$0" "$2"'
-    running = await world.start(building=BUILDING, maker=(*SH, script, file))
+    running = await world.start(building=BUILDING, make=(*SH, script, file))
     await world.send(*(sequence(number) for number in range(5)))
     await world.until(lambda: builds(running) == 1)
     assert builds(running, "failed") == 1
@@ -307,7 +308,7 @@ async def test_a_builder_that_is_killed_leaves_nothing_and_is_tried_again(
 async def test_a_builder_that_hangs_is_killed_and_so_is_one_at_the_end(world: World, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     building = dataclasses.replace(BUILDING, timeout_s=1.0)
-    running = await world.start(building=building, maker=(*SH, f"echo $$ >> {pids}; exec sleep 600"))
+    running = await world.start(building=building, make=(*SH, f"echo $$ >> {pids}; exec sleep 600"))
     await world.send(*(sequence(number) for number in range(5)))
     await world.until(lambda: builds(running, "timed_out") == 1)
     await world.until(lambda: len(pids.read_text().split()) == 2)  # it is tried again
@@ -333,7 +334,7 @@ async def test_what_a_builder_leaves_is_checked(world: World, tmp_path: Path, le
         "another kind": leaves(tmp_path / "b", reuse),
         "another shape": leaves(tmp_path / "c", eamc(experts=(EXPERTS,))),
     }
-    running = await world.start(building=BUILDING, maker=wrong[left])
+    running = await world.start(building=BUILDING, make=wrong[left])
     await world.send(*(sequence(number) for number in range(5)))
     await world.until(lambda: builds(running, "failed") >= 1)
     assert list((await running.artifacts(kind=EAMC)).artifacts) == []

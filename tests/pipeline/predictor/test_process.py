@@ -93,7 +93,7 @@ async def test_what_is_learnt_is_served_by_the_process_and_the_next(kafka_broker
 
 @pytest.mark.full
 async def test_what_is_made_for_expert_policies_outlives_the_process(kafka_broker: Broker, tmp_path: Path) -> None:  # noqa: F811
-    """By the real builder, once it is asked for; the first process is killed."""
+    """By the real process, once it is asked for; the first process is killed."""
     prefix = f"p{uuid.uuid4().hex[:8]}."
     arguments = ["predictor", "--brokers", kafka_broker.address, "--topic-prefix", prefix, "--publish-after", "0.1"]
     arguments += ["--state-dir", str(tmp_path / "state"), "--eamc-after", "12", "--learn", "none"]

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from greenroom.predictor.kinds.emoe.samples import Counts
-from greenroom.predictor.traces.counts import Floats
+from greenroom.predictor.traces.counts import Counts, Floats
 
 COVERAGE_AT = (20, 40, 60, 80)
 

@@ -1,71 +1,26 @@
-"""The process that builds: ``python -m greenroom.predictor.kinds.make JOB ARTIFACT PARENT``, on one thread."""
+"""The process that makes an artifact: ``python -m greenroom.predictor.kinds.make JOB ARTIFACT PARENT``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
-import numpy as np
-
-from greenroom.predictor.kinds.config import EAMC, REUSE
+from greenroom.predictor.kinds.config import BuildingConfig, LearningConfig
+from greenroom.predictor.kinds.registry import FORECAST_KINDS, POLICY_KINDS
+from greenroom.predictor.making.job import load_job
+from greenroom.predictor.making.kind import Kind
 from greenroom.predictor.making.subprocess_job import work
 
-if TYPE_CHECKING:
-    from greenroom.core.artifact_file import ArtifactFile
-    from greenroom.core.eamc_file import EamcFile
-    from greenroom.core.reuse_file import ReuseFile
-    from greenroom.predictor.making.job import Job
 
-
-def build_eamc(job: Job) -> EamcFile:
-    """Members out of the sequences that are kept; while those are few, out of the members before as well: they stand
-    for sequences that are not here any more.
-
-    When tasks have shifted, so that ``after`` were recorded, half of what members are chosen from is those: among all
-    that came before the shift they would get hardly any. Raises InvalidConfig."""
-    from greenroom.core.eamc_file import EamcFile
-    from greenroom.predictor.kinds.eamc.members import choose_members
-    from greenroom.predictor.making.job import experts_of
-
-    capacity, seed = int(job.options["capacity"]), int(job.options["seed"])
-    most = 2 * job.recorded if job.recorded >= int(job.options["after"]) else int(job.options["most"])
-    kept = job.kept[-most:]
-    matrices = np.concatenate(kept).reshape(len(kept), -1).astype(np.float32)
-    room = most - len(kept)
-    if isinstance(job.earlier, EamcFile) and room > 0:
-        matrices = np.concatenate((matrices, job.earlier.matrices[:room]))
-    experts = experts_of(job.shape)
-    members = choose_members(experts, matrices, capacity=capacity, seed=seed)
-    return EamcFile(
-        model=job.model,
-        experts_per_layer=experts,
-        matrices=matrices[members],
-        sequences=len(matrices),
-        report={"capacity": capacity, "seed": seed, "earlier": len(matrices) - len(kept)},
-    )
-
-
-def build_reuse(job: Job) -> ReuseFile:
-    """Raises InvalidConfig, TraceError."""
-    from greenroom.predictor.kinds.reuse.fit import FitOptions, fit
-    from greenroom.replay.trace import RoutingTrace
-
-    starts = np.concatenate(([0], np.cumsum([len(one) for one in job.kept])))
-    trace = RoutingTrace(
-        np.concatenate(job.kept), starts.astype(np.int64), num_experts=job.shape.experts, model=job.model
-    )
-    return fit(trace, FitOptions(seed=int(job.options["seed"])))
-
-
-BUILDERS: Mapping[str, Callable[[Job], ArtifactFile]] = {EAMC: build_eamc, REUSE: build_reuse}
-
-
-def _build(data: bytes) -> bytes:
-    from greenroom.predictor.making.job import load_job
-
+def make_file(data: bytes) -> bytes:
+    """The artifact's file, from the job's."""
     job = load_job(data)
-    return BUILDERS[job.kind](job).dump()
+    kind: Kind[Any]
+    if job.kind in FORECAST_KINDS:
+        kind = FORECAST_KINDS[job.kind](LearningConfig())
+    else:
+        kind = POLICY_KINDS[job.kind](BuildingConfig())
+    return kind.codec.dump(kind.make(job))
 
 
 if __name__ == "__main__":
-    work(_build)
+    work(make_file)

@@ -1,4 +1,4 @@
-"""Which predictors are asked for. Pure."""
+"""Which kinds of which models are asked for. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ Which = tuple[str, str]
 
 @dataclass(slots=True)
 class Demand:
-    """What was asked for within the last ``within_s`` seconds, ``now`` not included where it is just that long ago."""
+    """What was asked for less than ``within_s`` seconds ago. At most ``most`` are remembered."""
 
     within_s: float
+    most: int = 1024
     _last: dict[Which, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Of those that have not lapsed yet."""
+        """Those that were not dropped by ``lapse`` yet."""
         return len(self._last)
 
     def ask(self, which: Which, now: float) -> bool:
-        """Whether that is new: it was not asked for, or too long ago."""
+        """Whether that is new: it was not asked for, or too long ago. Where there is no room for it nothing is."""
         new = not self.holds(which, now)
+        if new and len(self._last) >= self.most:
+            self.lapse(now)
+            if len(self._last) >= self.most:
+                return False
         self._last[which] = now
         return new
 
@@ -30,11 +35,8 @@ class Demand:
         return now - self._last.get(which, -math.inf) < self.within_s
 
     def lapse(self, now: float) -> list[Which]:
-        """Those that were asked for too long ago, which are then known no more."""
+        """Drop those that were asked for too long ago, and say which."""
         gone = [which for which in self._last if not self.holds(which, now)]
         for which in gone:
             del self._last[which]
         return gone
-
-    def forget(self, which: Which) -> None:
-        self._last.pop(which, None)

@@ -1,4 +1,4 @@
-"""When something is built, and when a build that failed is tried again. Pure."""
+"""When something is made, and when it is tried again after it failed. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,38 @@ class Pace(Protocol):
     """Of one model and kind."""
 
     def note(self, recall: float | None) -> bool:
-        """One more sequence; ``recall``: its prefetch recall, if it has one. Whether it is to be recorded apart from
-        the others: the next build must not be without it."""
+        """One more sequence. ``recall``: the share of its picks that was foreseen, if that is known. Whether it is to
+        be recorded apart from the others, since the next one must be made of it."""
         ...
 
     @property
     def due(self) -> bool: ...
 
-    def built(self) -> None: ...
+    def begun(self) -> None:
+        """It is being made now."""
+        ...
+
+    def made(self) -> None: ...
+
+    def failed(self) -> int | None:
+        """After how many more sequences it is tried again. None: it stays due."""
+        ...
 
 
 @dataclass(slots=True)
 class EveryMany:
-    """After the first ``after`` sequences, and once in ``again`` more. ``made``: whether there is one already."""
+    """After the first ``after`` sequences, and each time ``again`` more have come since it was begun.
+
+    ``is_made``: whether there is one already. ``retry_after``: sequences after which one that failed is tried again;
+    None: it stays due.
+    """
 
     after: int
     again: int
-    made: bool = False
+    is_made: bool = False
+    retry_after: int | None = None
     sequences: int = 0
+    _begun_at: int = 0
 
     def note(self, recall: float | None) -> bool:
         self.sequences += 1
@@ -35,15 +49,28 @@ class EveryMany:
 
     @property
     def due(self) -> bool:
-        return self.sequences >= (self.again if self.made else self.after)
+        return self.sequences >= self._needed
 
-    def built(self) -> None:
-        self.made, self.sequences = True, 0
+    @property
+    def _needed(self) -> int:
+        return self.again if self.is_made else self.after
+
+    def begun(self) -> None:
+        self._begun_at = self.sequences
+
+    def made(self) -> None:
+        self.is_made = True
+        self.sequences -= self._begun_at
+
+    def failed(self) -> int | None:
+        if self.retry_after is not None:
+            self.sequences += self._needed - self.retry_after - self._begun_at
+        return self.retry_after
 
 
 @dataclass(slots=True)
 class Retry:
-    """Whatever failed is tried again after ``first_s``, and then after twice as long, up to ``longest_s``."""
+    """What failed is tried again after ``first_s``, and then after twice as long each time, up to ``longest_s``."""
 
     first_s: float
     longest_s: float

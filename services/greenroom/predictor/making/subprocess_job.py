@@ -1,4 +1,4 @@
-"""Work in a process of its own, beside whatever else runs on the machine: what it is given, and what came of it."""
+"""A job in a process of its own at the lowest priority: the file that it is given, and the file that it leaves."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MAX_LOG_BYTES = 64 * KIB
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class ApartFailed(GreenroomError):
-    """The process ended without a result. ``why``: a word for metrics, ``failed`` or ``timed_out``."""
+class JobFailed(GreenroomError):
+    """The process ended without a result. ``why``: as metrics say it, ``failed`` or ``timed_out``."""
 
     def __init__(self, message: str, why: str = "failed") -> None:
         super().__init__(message)
@@ -32,30 +32,30 @@ class ApartFailed(GreenroomError):
 
 
 def command_of(module: str) -> Sequence[str]:
-    """What starts a module that does ``work``; to it come the file of its job, the one to write its result to, and the
-    process without which it ends."""
+    """What starts a module that calls ``work``. Its arguments are the file of the job, the file for the result, and the
+    process id without which it ends."""
     return (sys.executable, "-m", module)
 
 
-async def run_apart(command: Sequence[str], job: Callable[[], bytes], *, timeout_s: float, who: str) -> bytes:
-    """What ``command`` makes of ``job``, which is called in a thread. It is killed after ``timeout_s`` or when this is
-    cancelled, and nothing of it is left. ``who``: it, in errors. Raises ApartFailed, OSError."""
+async def run_job(command: Sequence[str], job: Callable[[], bytes], *, timeout_s: float) -> bytes:
+    """What ``command`` makes of ``job``, which is called in a thread. The process is killed after ``timeout_s``, or
+    when this is cancelled, and leaves no files. Raises JobFailed, OSError."""
     with workspace() as folder:
         source, target = folder / "job.safetensors", folder / "artifact.safetensors"
         await asyncio.to_thread(_write, source, job)
-        await _run([*command, str(source), str(target), str(os.getpid())], folder / "log", timeout_s, who)
+        await _run([*command, str(source), str(target), str(os.getpid())], folder / "log", timeout_s)
         try:
             return await asyncio.to_thread(target.read_bytes)
         except OSError as error:
-            raise ApartFailed(f"{who} left no artifact: {error}") from error
+            raise JobFailed(f"it left no artifact: {error}") from error
 
 
 def _write(path: Path, job: Callable[[], bytes]) -> None:
     path.write_bytes(job())
 
 
-async def _run(command: Sequence[str], log: Path, timeout_s: float, who: str) -> None:
-    """Until it has ended well. Raises ApartFailed."""
+async def _run(command: Sequence[str], log: Path, timeout_s: float) -> None:
+    """Until it has ended with 0. Raises JobFailed."""
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -68,7 +68,7 @@ async def _run(command: Sequence[str], log: Path, timeout_s: float, who: str) ->
         async with asyncio.timeout(timeout_s):
             code = await process.wait()
     except TimeoutError:
-        raise ApartFailed(f"{who} was killed after {timeout_s:g} s", "timed_out") from None
+        raise JobFailed(f"it was killed after {timeout_s:g} s", "timed_out") from None
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -76,7 +76,7 @@ async def _run(command: Sequence[str], log: Path, timeout_s: float, who: str) ->
             await process.wait()
     if code:
         said = await asyncio.to_thread(_last_line, log)
-        raise ApartFailed(f"{who} ended with {code}: {said}")
+        raise JobFailed(f"it ended with {code}: {said}")
 
 
 def _last_line(log: Path) -> str:
@@ -90,7 +90,7 @@ def _last_line(log: Path) -> str:
 
 
 def work(do: Callable[[bytes], bytes]) -> None:
-    """The whole of it: the job's file into the result's, at the lowest priority, while the parent lives."""
+    """The process's main function: ``do`` turns the job's file into the result's, while the parent lives."""
     source, target, parent = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     os.nice(_NICE)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Folders that trainings take place in. One whose process was killed is found by its lock, which went with it."""
+"""Folders for the files of jobs. The lock of one whose process was killed is free, which is how it is found."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _TRIES = 10
 
 @contextlib.contextmanager
 def workspace() -> Iterator[Path]:
-    """A folder of this process among the temporary ones, locked and removed at the end. Blocks for what the disk takes.
-    Raises OSError."""
+    """A temporary folder, locked by this process and removed at the end. Blocks on the disk. Raises OSError."""
     folder, lock = _made()
     try:
         yield folder
@@ -27,7 +26,7 @@ def workspace() -> Iterator[Path]:
 
 
 def remove_abandoned() -> list[Path]:
-    """Those that processes of this user left which are gone; says which. Others' and those in use stay."""
+    """Remove the folders of this user whose process is gone, and say which. Others' and those in use stay."""
     removed = []
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""One thread for what takes its time, with a bound on what waits for it and a deadline for who does."""
+"""Calls to one thread: how many may wait is bounded, and each has a deadline."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ R = TypeVar("R")
 
 
 class Crowded(Exception):
-    """Too many wait already."""
+    """Too many calls wait already."""
 
 
-class Waiting:
-    """Calls to ``executor``, of which at most ``most`` are waited for or under way. One that nobody waits for any more
-    is passed over when its turn comes, and counts until then: a thread that hangs gathers no more than ``most``."""
+class BoundedThread:
+    """At most ``most`` calls to ``executor`` wait or are under way. A call past its deadline is passed over when its
+    turn comes, and counts until then: a thread that hangs gathers no more than ``most``."""
 
     def __init__(self, executor: Executor, most: int) -> None:
         self._executor = executor
@@ -47,4 +47,4 @@ class Waiting:
     def _done(self, future: asyncio.Future[R]) -> None:
         self._count -= 1
         if not future.cancelled():
-            future.exception()  # seen, also where nobody waits any more
+            future.exception()  # retrieved, also where the caller has given up

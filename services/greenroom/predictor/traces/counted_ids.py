@@ -1,4 +1,4 @@
-"""Which sequences have been counted: the last ones only, by a digest of their ids."""
+"""The ids of the sequences that were counted last, as digests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 DIGEST_BYTES = 16
 
 
-class SeenWindow:
+class CountedIds:
     """The last ``size`` request ids that were added; older ones are forgotten."""
 
     def __init__(self, size: int) -> None:
@@ -37,7 +37,7 @@ class SeenWindow:
         return np.frombuffer(b"".join(self._digests), np.uint8).reshape(-1, DIGEST_BYTES).copy()
 
     @classmethod
-    def from_array(cls, digests: npt.NDArray[Any], size: int) -> SeenWindow:
+    def from_array(cls, digests: npt.NDArray[Any], size: int) -> CountedIds:
         window = cls(size)
         for row in digests[-size:]:
             window._digests[row.tobytes()] = None

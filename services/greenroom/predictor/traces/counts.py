@@ -1,4 +1,4 @@
-"""What one sequence's trace says: how its rows spread over the experts, and how they went from layer to layer."""
+"""What one sequence's trace says: how often each expert was picked, and which pairs followed each other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from greenroom.core.errors import GreenroomError
 from greenroom.core.messages import Trace
 
 Floats = npt.NDArray[np.float32]
+Counts = npt.NDArray[np.uint16]
+Picks = npt.NDArray[np.integer]
+"""[rows, layers, k]: the experts that each row picked."""
+_PICKS_AT_ONCE = 4_000_000
 _PAIRS_AT_ONCE = 1_000_000
 
 
@@ -53,7 +57,7 @@ def shape_of(trace: Trace) -> Shape:
 
 
 def picks_of(trace: Trace) -> npt.NDArray[np.uint8 | np.uint16]:
-    """The experts as [rows, layers, k]. Raises BadTrace where the trace contradicts itself."""
+    """The experts, [rows, layers, k]. Raises BadTrace where the trace contradicts itself."""
     dtype = np.dtype(trace.dtype).newbyteorder("<")
     absent = int(np.iinfo(dtype).max)
     if trace.num_experts > absent:
@@ -76,12 +80,12 @@ def picks_of(trace: Trace) -> npt.NDArray[np.uint8 | np.uint16]:
 
 
 def count(trace: Trace) -> SequenceCounts:
-    """Raises BadTrace. The work is bounded in memory however many rows there are."""
+    """Raises BadTrace. It takes little memory however many rows there are."""
     return count_picks(picks_of(trace), shape_of(trace))
 
 
 def count_picks(picks: npt.NDArray[np.integer], shape: Shape) -> SequenceCounts:
-    """Of picks [rows, layers, k]; those from ``shape.experts`` on are none."""
+    """Of ``picks`` [rows, layers, k]; those from ``shape.experts`` on are none."""
     rows, _, slots = picks.shape
     popularity = np.zeros((shape.layers, shape.experts), np.int64)
     affinity = np.zeros((shape.layers - 1, shape.experts, shape.experts), np.int64)
@@ -91,6 +95,22 @@ def count_picks(picks: npt.NDArray[np.integer], shape: Shape) -> SequenceCounts:
         _add_picks(popularity, part, shape)
         _add_pairs(affinity, part, shape)
     return SequenceCounts(shape, _shares(popularity), _shares(affinity))
+
+
+def count_slots(picks: Picks, experts: int) -> Counts:
+    """[layers, k, experts]: how many rows of ``picks`` [rows, layers, k] went to each expert, by slot: the place among
+    a row's picks. Picks from ``experts`` on are none. Scaled down where a count exceeds 65,535."""
+    rows, layers, slots = picks.shape
+    counts = np.zeros(layers * slots * experts, np.int64)
+    offsets = (np.arange(layers * slots) * experts).reshape(layers, slots)
+    step = max(1, _PICKS_AT_ONCE // (layers * slots))
+    for start in range(0, rows, step):
+        part = picks[start : start + step].astype(np.int64)
+        counts += np.bincount((part + offsets)[part < experts], minlength=counts.size)
+    most = int(counts.max(initial=0))
+    if most > 0xFFFF:
+        counts = -(-counts * 0xFFFF // most)  # rounded up: what was picked stays picked
+    return counts.reshape(layers, slots, experts).astype(np.uint16)
 
 
 def _add_picks(popularity: npt.NDArray[np.int64], picks: npt.NDArray[np.int64], shape: Shape) -> None:

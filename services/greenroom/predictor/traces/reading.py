@@ -1,24 +1,11 @@
-"""What is read of a record of ``traces``, and what each who learns from it needs."""
+"""What a record of ``traces`` says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
 from greenroom.core.messages import Trace, Undecodable, decode
 from greenroom.fabric.log import Record
-from greenroom.predictor.kinds.emoe.samples import Sample, count_slots
-from greenroom.predictor.making.kind import Kept
-from greenroom.predictor.making.maker import keep
-from greenroom.predictor.traces.counts import BadTrace, SequenceCounts, count, picks_of
-
-
-class Counted(NamedTuple):
-    """Of one sequence: for statistics, for predictors that are learnt, for artifacts of expert policies by kind."""
-
-    counts: SequenceCounts
-    sample: Sample | None
-    kept: Mapping[str, Kept | None]
+from greenroom.policies.moe_infinity.policy import RECALL
+from greenroom.predictor.traces.counts import BadTrace
 
 
 def trace_of(record: Record) -> Trace:
@@ -31,11 +18,8 @@ def trace_of(record: Record) -> Trace:
     return trace
 
 
-def counted(trace: Trace, for_learning: bool, kinds: Sequence[str]) -> Counted:
-    """``kinds``: of artifacts that something is to be kept for. In any thread. Raises BadTrace."""
-    counts = count(trace)
-    if not trace.rows:
-        return Counted(counts, None, {})
-    picks = picks_of(trace)
-    sample = Sample(trace.task_type, count_slots(picks, trace.num_experts)) if for_learning else None
-    return Counted(counts, sample, keep(kinds, picks, trace.num_experts))
+def recall_of(trace: Trace) -> float | None:
+    """The share of the sequence's picks that its worker foresaw, 0 to 1. None: the worker does not say, or says
+    something that is no share."""
+    recall = trace.report.get(RECALL)
+    return recall if recall is not None and 0 <= recall <= 1 else None

@@ -1,36 +1,26 @@
-"""The last sequences of several kinds or models, within a number and a budget of bytes. Pure."""
+"""The last sequences under each key, within a number and a budget of bytes. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-
-class Sized(Protocol):
-    """What is kept of a sequence; arrays are. ``shape[1:]`` is that of its model."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
+from greenroom.predictor.traces.samples import Sample
 
 K = TypeVar("K", bound=Hashable)
-T = TypeVar("T", bound=Sized)
 
 
 @dataclass(slots=True, eq=False)
-class Ring(Generic[K, T]):
-    """The last sequences under each key: at most ``max_sequences`` under one and ``max_bytes`` over all. Beyond the
-    bytes the oldest goes under the key that has most."""
+class RecentSequences(Generic[K]):
+    """At most ``max_sequences`` under one key and ``max_bytes`` over all. Beyond the bytes, the oldest sequence goes
+    of the key that has most bytes."""
 
     max_bytes: int
     max_sequences: int
     nbytes: int = 0
-    _kept: dict[K, deque[T]] = field(default_factory=dict)
+    _kept: dict[K, deque[Sample]] = field(default_factory=dict)
     _bytes: dict[K, int] = field(default_factory=dict)
     _full: set[K] = field(default_factory=set)
 
@@ -43,14 +33,17 @@ class Ring(Generic[K, T]):
     def count(self, key: K) -> int:
         return len(self._kept.get(key, ()))
 
-    def add(self, key: K, sample: T) -> bool:
-        """False where it is of another shape than those under its key, which then stay, or has no room at all."""
+    def fits(self, key: K, sample: Sample) -> bool:
+        """Whether it has the shape of those under ``key``, and the budget has room for it at all."""
         kept = self._kept.get(key)
-        if (kept and kept[0].shape[1:] != sample.shape[1:]) or sample.nbytes > self.max_bytes:
+        return sample.nbytes <= self.max_bytes and (not kept or kept[0].shape == sample.shape)
+
+    def add(self, key: K, sample: Sample) -> bool:
+        """False where it does not fit; then nothing has changed."""
+        if not self.fits(key, sample):
             return False
-        if kept is None:
-            kept = self._kept[key] = deque()
-            self._bytes[key] = 0
+        kept = self._kept.setdefault(key, deque())
+        self._bytes.setdefault(key, 0)
         kept.append(sample)
         self._grow(key, sample.nbytes)
         if len(kept) > self.max_sequences:
@@ -62,10 +55,10 @@ class Ring(Generic[K, T]):
         return True
 
     def is_full(self, key: K) -> bool:
-        """Whether the bytes had no room for more under it than are kept, since room came back the last time."""
+        """Whether a sequence under it had to go for lack of bytes, since a key was forgotten the last time."""
         return key in self._full
 
-    def sequences(self, key: K) -> list[T]:
+    def sequences(self, key: K) -> list[Sample]:
         """Oldest first."""
         return list(self._kept.get(key, ()))
 

@@ -4,92 +4,140 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeVar
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
 from greenroom.core.tensors import Damaged
-from greenroom.predictor.kinds.statistics.snapshot import ArtifactInfo
-from greenroom.predictor.versions.store import A, NotKept, Versions
+from greenroom.predictor.metrics import ServedVersions
+from greenroom.predictor.versions.artifact import A, ArtifactInfo
+from greenroom.predictor.versions.store import NotKept, VersionStore
 
 _LOG = logging.getLogger(__name__)
+P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 
 
-class Shelf(Generic[A, S]):
-    """Each model's newest version that is not withheld is served, unless one was pinned by ``roll_back``: that one is,
-    across restarts and whatever is published meanwhile, until another is pinned or none (version 0). ``S`` is what a
-    version becomes when it is served."""
+class Serving(NamedTuple, Generic[A, S]):
+    """``prepared``: what the artifact became so that it can be served."""
 
-    def __init__(self, store: Versions[A]) -> None:
+    artifact: A
+    prepared: S
+
+
+class VersionRegistry(Generic[A, S]):
+    """Each model's newest version that is not withheld is served. A version that ``roll_back`` pinned is served in its
+    place, across restarts and whatever is published meanwhile, until another is pinned or none (version 0)."""
+
+    def __init__(
+        self,
+        store: VersionStore[A],
+        prepare: Callable[[A], Awaitable[S]],
+        metric: ServedVersions,
+        *,
+        now_ms: Callable[[], int] = lambda: round(time.time() * 1000),
+    ) -> None:
+        """``prepare``: makes a version ready to be served; raises Damaged."""
         self._store = store
+        self._prepare = prepare
+        self._metric = metric
+        self._now_ms = now_ms
         self._turn = asyncio.Lock()
         """The store does one thing at a time."""
+        self._unshown: list[A] = []
+        self._serving: dict[str, Serving[A, S]] = {}
 
-    # -- of one kind -----------------------------------------------------------------------------------------------
+    # -- its life --------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    async def _prepare(self, artifact: A) -> S:
-        """Ready to be served. Raises Damaged."""
+    async def open(self) -> list[A]:
+        """The newest version of each model that can be read. Nothing is served before ``show``. Raises
+        InvalidConfig."""
+        async with self._turn:
+            self._unshown = await in_thread(self._store.open)
+            return list(self._unshown)
 
-    @abstractmethod
-    def _serve(self, artifact: A, prepared: S) -> None: ...
-
-    @abstractmethod
-    def _withdraw(self, model: str) -> None:
-        """Serve nothing of it any more."""
-
-    @abstractmethod
-    def serving(self, model: str) -> int:
-        """The version that is served; 0: none."""
-
-    # -- asked by others -------------------------------------------------------------------------------------------
+    async def show(self) -> None:
+        """Serve what was kept."""
+        async with self._turn:
+            unshown, self._unshown = self._unshown, []
+            for newest in unshown:
+                await self._show(newest)
 
     async def close(self) -> None:
         async with self._turn:
-            await self._blocking(self._store.close)
+            await in_thread(self._store.close)
 
-    async def forget(self, model: str) -> None:
-        """All of what is kept and served of ``model``. Raises OSError."""
-        async with self._turn:
-            await self._blocking(self._store.forget, model)
-            self._withdraw(model)
+    # -- asked by others -------------------------------------------------------------------------------------------
+
+    def served(self, model: str) -> Serving[A, S] | None:
+        return self._serving.get(model)
+
+    def knows(self, model: str) -> bool:
+        """Whether any version is kept. Does not block."""
+        return bool(self._store.versions(model))
 
     def artifacts(self, model: str) -> tuple[list[ArtifactInfo], int]:
         """What is kept, oldest first, and the version that is served; 0: none."""
-        return self._store.versions(model), self.serving(model)
+        served = self._serving.get(model)
+        return self._store.versions(model), 0 if served is None else served.artifact.version
 
     async def read(self, model: str, version: int) -> tuple[ArtifactInfo, bytes]:
         """The file of ``version``; 0: of the one that is served. Raises NotKept."""
         async with self._turn:
             infos, serving = self.artifacts(model)
-            wanted = version or serving
-            data = await self._blocking(self._store.read, model, wanted)
-            return next(info for info in infos if info.version == wanted), data
+            which = version or serving
+            data = await in_thread(self._store.read, model, which)
+            return next(info for info in infos if info.version == which), data
+
+    async def publish(self, artifact: A) -> ArtifactInfo:
+        """Keep ``artifact`` as the next version of its model, and serve it unless it is withheld or another is pinned.
+        Raises OSError, Damaged; then nothing has changed."""
+        async with self._turn:
+            artifact = replace(
+                artifact, version=self._store.next_version(artifact.model), created_ms=self._now_ms()
+            )  # fmt: skip
+            prepared = await self._prepare(artifact)
+            info = await in_thread(self._store.write, artifact)
+            if self._store.pinned(artifact.model) is None and not info.withheld:
+                self._serve(artifact, prepared)
+            return info
 
     async def roll_back(self, model: str, version: int) -> ArtifactInfo:
-        """Serve ``version`` from now on, a withheld one too; 0: the newest that is not, and whatever becomes it. Raises
-        NotKept, OSError."""
+        """Serve ``version`` from now on, a withheld one too; 0: the newest that is not withheld, and each one that
+        becomes it. Raises NotKept, OSError."""
         async with self._turn:
             kept = self._store.versions(model)
             if not kept:
                 raise NotKept(f"nothing is kept of the model {model!r:.100}")
-            wanted = version or next((info.version for info in reversed(kept) if not info.withheld), 0)
-            if not wanted:
+            which = version or next((info.version for info in reversed(kept) if not info.withheld), 0)
+            if not which:
                 raise NotKept(
                     f"every version of the model {model!r:.100} is withheld; name the one to serve all the same"
                 )
-            artifact, prepared = await self._load(model, wanted)
-            await self._blocking(self._store.pin, model, version or None)
+            artifact, prepared = await self._load(model, which)
+            await in_thread(self._store.pin, model, version or None)
             self._serve(artifact, prepared)
-            _LOG.warning("%r: version %d is served now%s", model, wanted, "" if version else ", and those after it")
-            return next(info for info in self._store.versions(model) if info.version == wanted)
+            _LOG.warning("%r: version %d is served now%s", model, which, "" if version else ", and those after it")
+            return next(info for info in self._store.versions(model) if info.version == which)
 
-    # -- for one kind ----------------------------------------------------------------------------------------------
+    async def forget(self, model: str) -> None:
+        """Delete all versions of ``model``; none is served any more. Raises OSError."""
+        async with self._turn:
+            await in_thread(self._store.forget, model)
+            self._unshown = [one for one in self._unshown if one.model != model]
+            if self._serving.pop(model, None) is not None:
+                self._metric.remove(model)
+
+    # -- with the turn taken ---------------------------------------------------------------------------------------
+
+    def _serve(self, artifact: A, prepared: S) -> None:
+        self._serving[artifact.model] = Serving(artifact, prepared)
+        self._metric.set(artifact.model, artifact.version)
 
     async def _show(self, newest: A) -> None:
-        """At the start: what was pinned, else the newest that is not withheld and can be served, if any."""
+        """Serve what was pinned, else the newest that is not withheld and can be served, if any."""
         model, pinned = newest.model, self._store.pinned(newest.model)
         servable = [info.version for info in reversed(self._store.versions(model)) if not info.withheld]
         for version in servable if pinned is None else [pinned, *servable]:
@@ -106,30 +154,20 @@ class Shelf(Generic[A, S]):
     async def _load(self, model: str, version: int) -> tuple[A, S]:
         """Raises NotKept."""
         try:
-            artifact = await self._blocking(self._read, model, version)
+            artifact = await in_thread(lambda: self._store.codec.load(self._store.read(model, version)))
             return artifact, await self._prepare(artifact)
         except Damaged as error:
             raise NotKept(f"version {version} of the model {model!r:.100} can not be read: {error}") from error
 
-    def _read(self, model: str, version: int) -> A:
-        return self._store.codec.load(self._store.read(model, version))
 
-    async def _publish(self, artifact: A) -> ArtifactInfo:
-        """Keep the next version of its model, and serve it unless it is withheld or another pinned. The turn is taken.
-        Raises OSError, Damaged; then nothing has changed."""
-        prepared = await self._prepare(artifact)
-        info = await self._blocking(self._store.write, artifact)
-        if self._store.pinned(artifact.model) is None and not info.withheld:
-            self._serve(artifact, prepared)
-        return info
-
-    async def _blocking(self, call: Callable[..., R], *arguments: object) -> R:
-        """In a thread. Even if it is cancelled it does not return before the thread has, so the turn stays taken."""
-        task = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            if not task.cancelled() and task.exception() is not None:
-                _LOG.warning("a call that nobody waited for any more failed: %s", task.exception())
-            raise
+async def in_thread(call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+    """What ``call`` returns. A call that is cancelled does not return before its thread has ended, so that a lock
+    which is held around it stays taken until then."""
+    task = asyncio.ensure_future(asyncio.to_thread(call, *arguments, **named))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.warning("a call that was cancelled failed: %s", task.exception())
+        raise

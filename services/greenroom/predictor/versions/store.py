@@ -11,17 +11,16 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Generic, Protocol, TypeVar
+from typing import IO, Generic, Protocol
 
 import xxhash
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.core.files import PARTIAL, write_whole
 from greenroom.core.tensors import Damaged
-from greenroom.predictor.kinds.statistics.snapshot import ArtifactInfo, Snapshot, dump_snapshot, load_snapshot
+from greenroom.predictor.versions.artifact import A, ArtifactInfo, Codec
 
 _LOG = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{12})-([0-9a-f]{32})\.safetensors")
@@ -32,34 +31,7 @@ class NotKept(GreenroomError):
     """A version that is not kept, or can not be read any more."""
 
 
-class Artifact(Protocol):
-    """What is kept in versions; it says itself whose and which one it is."""
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def info(self) -> ArtifactInfo: ...
-
-
-A = TypeVar("A", bound=Artifact)
-
-
-@dataclass(frozen=True, slots=True)
-class Codec(Generic[A]):
-    """How artifacts of one kind are written. ``load`` raises Damaged."""
-
-    dump: Callable[[A], bytes]
-    load: Callable[[bytes], A]
-
-
-STATISTICS = Codec(dump_snapshot, load_snapshot)
-
-
-class Versions(Protocol[A]):
+class VersionStore(Protocol[A]):
     """Versions of one kind by model: the last ``keep`` of each, the pinned one, and the newest that is not withheld."""
 
     codec: Codec[A]
@@ -99,10 +71,7 @@ class Versions(Protocol[A]):
         ...
 
 
-ArtifactStore = Versions[Snapshot]
-
-
-class MemoryVersions(Generic[A]):
+class MemoryStore(Generic[A]):
     """The twin: kept until this process ends."""
 
     def __init__(self, keep: int, codec: Codec[A]) -> None:
@@ -128,7 +97,7 @@ class MemoryVersions(Generic[A]):
 
     def write(self, artifact: A, /) -> ArtifactInfo:
         data = self.codec.dump(artifact)
-        info = replace(artifact.info, bytes=len(data))
+        info = self.codec.info(artifact, len(data))
         files = self._files.setdefault(artifact.model, {})
         files[artifact.version] = (info, data)
         infos = {version: info for version, (info, _) in files.items()}
@@ -154,20 +123,13 @@ class MemoryVersions(Generic[A]):
         self._pins.pop(model, None)
 
 
-class MemoryArtifacts(MemoryVersions[Snapshot]):
-    """Of statistics."""
-
-    def __init__(self, keep: int) -> None:
-        super().__init__(keep, STATISTICS)
-
-
-class FileVersions(Generic[A]):
+class FileStore(Generic[A]):
     """A folder a model, a file a version: ``000000000012-<xxh3 of the file>.safetensors``.
 
     A file is written beside its place, flushed to the disk and then renamed, so it is whole or not there; its name
-    holds its checksum, so one that was damaged later is found out. ``serving.json`` names the version that is pinned.
-    One process at a time: the folder is locked, for each kind by itself. ``within``: the folder in each model's own
-    where the files are; none: they lie in that itself.
+    holds its checksum, so damage that comes later is found. ``serving.json`` names the version that is pinned. One
+    process at a time: each kind has a lock in the state folder. ``within``: the folder for the files inside each
+    model's folder; "": the model's folder itself.
     """
 
     def __init__(self, folder: Path, keep: int, codec: Codec[A], *, within: str = "") -> None:
@@ -215,7 +177,7 @@ class FileVersions(Generic[A]):
             except (Damaged, OSError) as error:
                 _LOG.warning("the artifact %s is passed over, it can not be used: %s", path, error)
                 continue
-            self._add(replace(artifact.info, bytes=path.stat().st_size), path)
+            self._add(self.codec.info(artifact, path.stat().st_size), path)
             newest = artifact
         if newest is not None:
             self._highest[newest.model] = highest
@@ -256,7 +218,7 @@ class FileVersions(Generic[A]):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{version:012d}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
         write_whole(path, data, durable=True)
-        info = replace(artifact.info, bytes=len(data))
+        info = self.codec.info(artifact, len(data))
         self._add(info, path)
         self._highest[model] = max(version, self._highest.get(model, 0))
         files = self._files[model]
@@ -315,15 +277,9 @@ class FileVersions(Generic[A]):
         return self._folder / f"{readable}-{digest}" / self._within
 
 
-class FileArtifacts(FileVersions[Snapshot]):
-    """Of statistics."""
-
-    def __init__(self, folder: Path, keep: int) -> None:
-        super().__init__(folder, keep, STATISTICS)
-
-
-def make_store(folder: Path | None, keep: int) -> ArtifactStore:
-    return MemoryArtifacts(keep) if folder is None else FileArtifacts(folder, keep)
+def store_of(codec: Codec[A], state_dir: Path | None, keep: int, *, within: str = "") -> VersionStore[A]:
+    """``state_dir`` None: in memory. ``within``: see FileStore."""
+    return MemoryStore(keep, codec) if state_dir is None else FileStore(state_dir, keep, codec, within=within)
 
 
 def _superfluous(infos: Mapping[int, ArtifactInfo], keep: int, pinned: int | None) -> list[int]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from greenroom.predictor.serving.bounded_thread import Crowded, Waiting
+from greenroom.predictor.serving.bounded_thread import BoundedThread, Crowded
 from tests.waiting import until
 
 LONG_S = 60.0
@@ -22,66 +22,66 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 async def test_what_comes_back_and_what_is_raised(executor: ThreadPoolExecutor) -> None:
-    waiting = Waiting(executor, 1)
-    assert await waiting.call(LONG_S, lambda: 7) == 7
+    thread = BoundedThread(executor, 1)
+    assert await thread.call(LONG_S, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        await waiting.call(LONG_S, lambda: 1 // 0)
-    await until(lambda: len(waiting) == 0)
+        await thread.call(LONG_S, lambda: 1 // 0)
+    await until(lambda: len(thread) == 0)
 
 
 @pytest.mark.parametrize("gone", ["late", "cancelled"])
 async def test_a_thread_that_hangs_gathers_no_more_than_the_bound(executor: ThreadPoolExecutor, gone: str) -> None:
     """And what nobody waits for any more is not done when it is free again."""
-    waiting, go_on, begun, done = Waiting(executor, 3), threading.Event(), threading.Event(), list[int]()
+    thread, go_on, begun, done = BoundedThread(executor, 3), threading.Event(), threading.Event(), list[int]()
 
     def hang() -> None:
         begun.set()
         assert go_on.wait(LONG_S)
 
     try:
-        hanging = asyncio.create_task(waiting.call(LONG_S, hang))
+        hanging = asyncio.create_task(thread.call(LONG_S, hang))
         await until(begun.is_set)
         for number in range(2):
             if gone == "late":
                 with pytest.raises(TimeoutError):
-                    await waiting.call(0.001, lambda number=number: done.append(number))  # type: ignore[misc]
+                    await thread.call(0.001, lambda number=number: done.append(number))  # type: ignore[misc]
             else:
-                task = asyncio.create_task(waiting.call(LONG_S, lambda: None))
-                await until(lambda number=number: len(waiting) == 2 + number)  # type: ignore[misc]
+                task = asyncio.create_task(thread.call(LONG_S, lambda: None))
+                await until(lambda number=number: len(thread) == 2 + number)  # type: ignore[misc]
                 task.cancel()
                 await asyncio.wait([task])
-        assert len(waiting) == 3
+        assert len(thread) == 3
         with pytest.raises(Crowded):
-            await waiting.call(LONG_S, lambda: done.append(9))
+            await thread.call(LONG_S, lambda: done.append(9))
     finally:
         go_on.set()
     await hanging
-    await until(lambda: len(waiting) == 0)
+    await until(lambda: len(thread) == 0)
     assert done == []
-    assert await waiting.call(LONG_S, lambda: 1) == 1
+    assert await thread.call(LONG_S, lambda: 1) == 1
 
 
 async def test_no_time_is_no_time(executor: ThreadPoolExecutor) -> None:
     done: list[int] = []
     with pytest.raises(TimeoutError):
-        await Waiting(executor, 1).call(0.0, lambda: done.append(1))
+        await BoundedThread(executor, 1).call(0.0, lambda: done.append(1))
     assert done == []
 
 
 async def test_what_fails_when_nobody_waits_any_more_is_seen(
     executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waiting, go_on, begun = Waiting(executor, 1), threading.Event(), threading.Event()
+    thread, go_on, begun = BoundedThread(executor, 1), threading.Event(), threading.Event()
 
     def fail() -> None:
         begun.set()
         assert go_on.wait(LONG_S)
         raise OSError("later")
 
-    task = asyncio.create_task(waiting.call(LONG_S, fail))
+    task = asyncio.create_task(thread.call(LONG_S, fail))
     await until(begun.is_set)
     task.cancel()
     await asyncio.wait([task])
     go_on.set()
-    await until(lambda: len(waiting) == 0)
+    await until(lambda: len(thread) == 0)
     assert "never retrieved" not in caplog.text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from greenroom.predictor.traces import counts as module
-from greenroom.predictor.traces.counts import BadTrace, Shape, count
+from greenroom.predictor.traces.counts import BadTrace, Shape, count, count_slots
 from tests.unit.predictor.worlds import trace
 
 SHAPES = st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(1, 3))
@@ -76,3 +76,29 @@ def test_an_index_that_is_neither_an_expert_nor_none_is_refused() -> None:
         count(trace([[[254]]], 8))
     assert count(trace([[[255]]], 8)).popularity.sum() == 0
     assert count(trace([[[65535]]], 300, dtype="uint16")).popularity.sum() == 0
+
+
+# -- by slot -----------------------------------------------------------------------------------------------------------
+
+
+@given(rows=st.integers(0, 7), layers=st.integers(1, 3), slots=st.integers(1, 3), seed=st.integers(0, 99))
+def test_every_pick_is_counted_in_its_slot(rows: int, layers: int, slots: int, seed: int) -> None:
+    picks = np.random.default_rng(seed).integers(0, 6, (rows, layers, slots)).astype(np.uint8)
+    picks[picks == 5] = 255  # no pick
+    counts = count_slots(picks, 5)
+    for layer, slot, expert in np.ndindex(layers, slots, 5):
+        assert counts[layer, slot, expert] == (picks[:, layer, slot] == expert).sum()
+
+
+def test_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    picks = np.random.default_rng(0).integers(0, 5, (50, 3, 2))
+    whole = count_slots(picks, 5)
+    monkeypatch.setattr(module, "_PICKS_AT_ONCE", 20)
+    np.testing.assert_array_equal(count_slots(picks, 5), whole)
+
+
+def test_what_is_too_much_for_16_bits_is_scaled_and_nothing_vanishes() -> None:
+    picks = np.zeros((200_000, 1, 1), np.int64)
+    picks[:50_000] = 1
+    picks[0] = 2
+    assert count_slots(picks, 4)[0, 0].tolist() == [65535, 21845, 1, 0]

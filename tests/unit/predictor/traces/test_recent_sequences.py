@@ -1,19 +1,17 @@
-"""The ring that keeps the last sequences."""
+"""The last sequences, within their bounds."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.predictor.traces.recent_sequences import Ring
+from greenroom.predictor.traces.recent_sequences import RecentSequences
+from greenroom.predictor.traces.samples import Sample
 
-Kept = npt.NDArray[np.uint16]
 
-
-def sample(width: int = 4, rows: int = 1) -> Kept:
-    return np.ones((rows, width), np.uint16)
+def sample(width: int = 4, rows: int = 1) -> Sample:
+    return Sample("", np.ones((rows, width), np.uint16))
 
 
 @given(
@@ -21,43 +19,43 @@ def sample(width: int = 4, rows: int = 1) -> Kept:
     st.integers(1, 8),
 )
 def test_it_keeps_its_bounds(arrivals: list[tuple[str, int, int]], most: int) -> None:
-    ring: Ring[str, Kept] = Ring(max_bytes=60, max_sequences=most)
-    taken: dict[str, list[Kept]] = {}
+    recent: RecentSequences[str] = RecentSequences(max_bytes=60, max_sequences=most)
+    taken: dict[str, list[Sample]] = {}
     for key, width, rows in arrivals:
         one = sample(width, rows)
-        if ring.add(key, one):
+        if recent.add(key, one):
             taken.setdefault(key, []).append(one)
-        ring.audit()
-        for name in ring:
-            kept = ring.sequences(name)
-            assert ring.count(name) == len(kept)
+        recent.audit()
+        for name in recent:
+            kept = recent.sequences(name)
+            assert recent.count(name) == len(kept)
             last = taken[name][-len(kept) :]  # oldest first
             assert all(mine is theirs for mine, theirs in zip(kept, last, strict=True))
     for name in "xyz":
-        ring.forget(name)
-    assert (len(ring), ring.nbytes) == (0, 0)
-    ring.audit()
+        recent.forget(name)
+    assert (len(recent), recent.nbytes) == (0, 0)
+    recent.audit()
 
 
 def test_another_shape_does_not_enter() -> None:
-    ring: Ring[str, Kept] = Ring(max_bytes=1000, max_sequences=9)
-    assert ring.add("m", sample(4))
-    assert ring.add("m", sample(4, rows=7)), "sequences are as long as they are"
-    assert not ring.add("m", sample(5))
-    assert not ring.add("other", sample(600))
-    assert ring.count("m") == 2
-    assert ring.count("other") == 0
+    recent: RecentSequences[str] = RecentSequences(max_bytes=1000, max_sequences=9)
+    assert recent.add("m", sample(4))
+    assert recent.add("m", sample(4, rows=7)), "sequences are as long as they are"
+    assert not recent.add("m", sample(5))
+    assert not recent.add("other", sample(600))
+    assert recent.count("m") == 2
+    assert recent.count("other") == 0
 
 
 def test_it_says_when_the_bytes_hold_no_more_under_a_key() -> None:
-    ring: Ring[str, Kept] = Ring(max_bytes=60, max_sequences=9)
+    recent: RecentSequences[str] = RecentSequences(max_bytes=60, max_sequences=9)
     for _ in range(8):
-        ring.add("m", sample(4))
-        ring.add("n", sample(1))
-    assert ring.is_full("m")
-    assert not ring.is_full("n")
-    ring.forget("n")
-    assert not ring.is_full("m")  # there is room again
+        recent.add("m", sample(4))
+        recent.add("n", sample(1))
+    assert recent.is_full("m")
+    assert not recent.is_full("n")
+    recent.forget("n")
+    assert not recent.is_full("m")  # there is room again
     for _ in range(3):
-        ring.add("m", sample(4))
-    assert ring.is_full("m")
+        recent.add("m", sample(4))
+    assert recent.is_full("m")

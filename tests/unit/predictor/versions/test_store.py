@@ -17,17 +17,16 @@ from safetensors.numpy import load as load_by_safetensors
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.files import PARTIAL
 from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
-from greenroom.predictor.kinds.statistics.library import Library
-from greenroom.predictor.kinds.statistics.snapshot import Snapshot, dump_snapshot, load_snapshot
+from greenroom.predictor.kinds.statistics.snapshot import SNAPSHOTS, Snapshot, dump_snapshot, load_snapshot
 from greenroom.predictor.traces.counts import count
-from greenroom.predictor.versions.store import ArtifactStore, FileArtifacts, MemoryArtifacts, NotKept
-from tests.unit.predictor.kinds.statistics.test_library import config, one
+from greenroom.predictor.versions.store import FileStore, MemoryStore, NotKept, VersionStore
+from tests.unit.predictor.kinds.statistics.test_library import new, one
 
 KEEP = 3
 
 
 def snapshot(version: int, model: str = "m", sequences: int = 2) -> Snapshot:
-    library = Library(config())
+    library = new()
     for number in range(sequences):
         given = one(f"{version}.{number}", "question", model)
         library.learn(given, count(given))
@@ -35,23 +34,23 @@ def snapshot(version: int, model: str = "m", sequences: int = 2) -> Snapshot:
 
 
 @pytest.fixture(params=["memory", "files"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ArtifactStore]:
-    made: ArtifactStore = (
-        MemoryArtifacts(KEEP) if request.param == "memory" else FileArtifacts(tmp_path / "state", KEEP)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VersionStore[Snapshot]]:
+    made: VersionStore[Snapshot] = (
+        MemoryStore(KEEP, SNAPSHOTS) if request.param == "memory" else FileStore(tmp_path / "state", KEEP, SNAPSHOTS)
     )
     assert made.open() == []
     yield made
     made.close()
 
 
-def versions(store: ArtifactStore, model: str = "m") -> list[int]:
+def versions(store: VersionStore[Snapshot], model: str = "m") -> list[int]:
     return [info.version for info in store.versions(model)]
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_listed_and_read(store: ArtifactStore) -> None:
+def test_what_is_written_is_listed_and_read(store: VersionStore[Snapshot]) -> None:
     assert (versions(store), store.next_version("m"), store.pinned("m")) == ([], 1, None)
     info = store.write(snapshot(1))
     assert store.versions("m") == [info]
@@ -62,7 +61,7 @@ def test_what_is_written_is_listed_and_read(store: ArtifactStore) -> None:
     assert store.next_version("m") == 2
 
 
-def test_the_last_versions_are_kept_and_the_pinned_one(store: ArtifactStore) -> None:
+def test_the_last_versions_are_kept_and_the_pinned_one(store: VersionStore[Snapshot]) -> None:
     store.write(snapshot(1))
     store.pin("m", 1)
     for version in range(2, 8):
@@ -78,7 +77,7 @@ def test_the_last_versions_are_kept_and_the_pinned_one(store: ArtifactStore) -> 
         store.pin("m", 5)
 
 
-def test_models_are_apart(store: ArtifactStore) -> None:
+def test_models_are_apart(store: VersionStore[Snapshot]) -> None:
     for model in ("m", "M", "org/m", "../../m", "x" * 256, "模型"):
         store.write(snapshot(1, model))
         store.pin(model, 1)
@@ -96,7 +95,7 @@ def test_models_are_apart(store: ArtifactStore) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """With versions 1 to 3, of which 2 is pinned."""
-    store = FileArtifacts(tmp_path / "state", KEEP)
+    store = FileStore(tmp_path / "state", KEEP, SNAPSHOTS)
     store.open()
     for version in (1, 2, 3):
         store.write(snapshot(version, sequences=version))
@@ -105,8 +104,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def reopened(folder: Path) -> tuple[FileArtifacts, list[Snapshot]]:
-    store = FileArtifacts(folder, KEEP)
+def reopened(folder: Path) -> tuple[FileStore[Snapshot], list[Snapshot]]:
+    store = FileStore(folder, KEEP, SNAPSHOTS)
     return store, store.open()
 
 
@@ -219,7 +218,7 @@ def test_two_can_not_share_a_folder(folder: Path) -> None:
 def test_a_folder_that_can_not_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidConfig, match="state_dir"):
-        FileArtifacts(tmp_path / "file" / "state", KEEP).open()
+        FileStore(tmp_path / "file" / "state", KEEP, SNAPSHOTS).open()
 
 
 # -- the format -------------------------------------------------------------------------------------------------------

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 
-from greenroom.core.errors import InvalidConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriftConfig:
-    """``share``: a sequence has been foreseen too badly if its prefetch recall is below this share of what is usual
-    under the collection in use: the median of the first ``settle`` sequences, since what is good is another number for
-    each model. ``least``: or if it is below this, whatever is usual. ``after``: so many of those, and the collection is
-    rebuilt; ``again``: so many sequences of any kind, and it is too. Raises InvalidConfig, naming the field.
-    """
-
-    share: float = 0.9
-    least: float = 0.0
-    after: int = 100
-    again: int = 1000
-    settle: int = 50
-
-    def __post_init__(self) -> None:
-        for name in ("share", "least"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InvalidConfig(f"eamc_{name}", getattr(self, name), "a share, 0 to 1")
-        for name in ("after", "again", "settle"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"eamc_{name}", getattr(self, name), "a number of sequences from 1")
+from greenroom.predictor.kinds.config import DriftConfig
 
 
 class Drift:
-    """Of one model's sequences, which are recorded, and when there are enough of them.
+    """Which of one model's sequences are recorded, and when there are enough of them.
 
-    One without a recall had nothing that it could be foreseen by, or something else than the collection in use. Where
-    none was ever made of the model's traces such are recorded, so that the first one is; later it says nothing.
+    A sequence without a recall was foreseen by nothing, or by another collection than the one in use. Such sequences
+    are recorded until the first collection is made, which is made of them. Later they say nothing.
     """
 
     def __init__(self, config: DriftConfig, *, made: bool) -> None:
@@ -72,9 +48,15 @@ class Drift:
         """Whether the collection is to be rebuilt now."""
         return self.low >= self._config.after or self.sequences >= self._config.again
 
-    def built(self) -> None:
-        """There is a new one. What came while it was made was foreseen by the one before, and counts no more."""
+    def begun(self) -> None:
+        pass
+
+    def made(self) -> None:
+        """There is a new collection. What came while it was made was foreseen by the one before, and does not count."""
         self._made = True
         self.low = self.sequences = 0
         self._first.clear()
         self.usual = None
+
+    def failed(self) -> int | None:
+        return None

@@ -12,22 +12,21 @@ import numpy.typing as npt
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.moe_infinity.eamc import unit_layers
+from greenroom.predictor.kinds.config import CAPACITY
 
-CAPACITY: Final = 100
-"""Members that suffice (Fig. 12: 100 to 110)."""
 _STARTS: Final = 2
-"""Of k-means, from other centres each time; the best is taken."""
+"""Runs of k-means, each from other centres. The best is taken."""
 _ROUNDS: Final = 25
 
 
 def check_library() -> None:
-    """Before anything is run for it. Raises InvalidConfig where what clusters is not installed."""
+    """Raises InvalidConfig where faiss is not installed. To be called before anything long is run for it."""
     if importlib.util.find_spec("faiss") is None:
         raise InvalidConfig("eamc", "k-means", "that of faiss, which is not installed: pip install 'greenroom[eamc]'")
 
 
 def shape_of(experts_per_layer: Sequence[int]) -> Catalogue:
-    """Experts of no size: who only looks at where they lie needs no more."""
+    """A catalogue that says where experts lie, and nothing of their size."""
     layers = len(experts_per_layer)
     return Catalogue("eamc", experts_per_layer=experts_per_layer, top_k=[0] * layers, expert_bytes=[1] * layers)
 
@@ -38,9 +37,9 @@ def choose_members(
     """Which rows of ``matrices[n, N]``, tokens by expert of a sequence each, are the members: ascending, at most
     ``capacity``.
 
-    K-means with the distance of Eq. 1: rows whose layers have the length 1 are as far apart, squared, as 2 L times
-    that. Of each cluster the row nearest to the centroid, by the same distance. Where there are no more distinct rows
-    than that, all of those. The same rows and seed choose the same. Raises InvalidConfig where nothing can be chosen.
+    K-means with the distance of Eq. 1: of rows whose layers have the length 1, the squared distance is 2 L times that.
+    Of each cluster the row nearest to the centroid is a member. Where there are at most ``capacity`` distinct rows, all
+    of them are. The same rows and seed choose the same. Raises InvalidConfig where nothing can be chosen.
     """
     if capacity < 1:
         raise InvalidConfig("capacity", capacity, "at least 1")

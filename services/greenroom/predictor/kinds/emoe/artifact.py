@@ -13,10 +13,11 @@ import numpy.typing as npt
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.judging.gate import WITHHELD
-from greenroom.predictor.kinds.emoe.config import BACKBONES, LEARNED_KINDS
+from greenroom.predictor.kinds.config import BACKBONES
+from greenroom.predictor.kinds.emoe.config import EMOE_KINDS
 from greenroom.predictor.kinds.emoe.priors import ALL_TASKS, Priors
-from greenroom.predictor.kinds.statistics.snapshot import ArtifactInfo
 from greenroom.predictor.traces.counts import Shape
+from greenroom.predictor.versions.artifact import Codec
 
 FORMAT = "greenroom-learned-predictor"
 FORMAT_VERSION = "1"
@@ -38,7 +39,7 @@ class Architecture:
     depth: int
 
     def __post_init__(self) -> None:
-        if self.kind not in LEARNED_KINDS or self.backbone not in BACKBONES:
+        if self.kind not in EMOE_KINDS or self.backbone not in BACKBONES:
             raise ValueError(f"a predictor {self.kind!r:.50} of {self.backbone!r:.50}")
         for name in ("layers", "slots", "experts", "tasks", "width", "depth"):
             if not 1 <= getattr(self, name) <= _MOST:
@@ -50,14 +51,15 @@ class Architecture:
 
 
 def width_for(experts: int) -> int:
-    """What suits a model: as wide as its layers, so the predictor stays a hundredth of it or less."""
+    """The width for a model's layers: as many as they have experts, 32 to 128. The predictor then has a hundredth of
+    the model's size or less."""
     return min(128, max(32, 8 * round(experts / 8)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedArtifact:
-    """``model``: whose experts. ``sequences``: it was trained on. ``weights``: by parameter. ``report``: how well it
-    did on those it had not seen, JSON."""
+    """A predictor of ``model``'s experts. ``sequences``: how many it was trained on. ``weights``: by parameter.
+    ``report``: how well it did on sequences that it had not seen, JSON."""
 
     model: str
     version: int
@@ -74,20 +76,13 @@ class LearnedArtifact:
         return Shape(self.architecture.layers, self.architecture.experts)
 
     @property
-    def info(self) -> ArtifactInfo:
-        kind = self.architecture.kind
-        return ArtifactInfo(
-            self.version, self.model, self.created_ms, self.sequences, kind=kind, withheld=self.withheld
-        )
-
-    @property
     def withheld(self) -> str:
-        """Why it is not served unless someone pins it; "": it may be."""
+        """Why it is not served unless it is pinned; "": it may be served."""
         return str(self.report.get(WITHHELD, ""))
 
     @property
     def nbytes(self) -> int:
-        """Of what a predictor holds in memory."""
+        """In memory."""
         return sum(one.nbytes for one in self.weights.values()) + self.priors.by_slot.nbytes
 
     def withheld_for(self, why: str) -> LearnedArtifact:
@@ -118,8 +113,8 @@ def dump_learned(artifact: LearnedArtifact) -> bytes:
 
 
 def load_learned(data: bytes) -> LearnedArtifact:
-    """Raises Damaged. The arrays are read-only views of ``data``; whether the weights are those of the architecture is
-    found when it is built."""
+    """Raises Damaged. The arrays are read-only views of ``data``. Whether the weights fit the architecture is checked
+    when the network is built."""
     arrays, metadata = load_tensors(data)
     if (metadata.get("format"), metadata.get("format_version")) != (FORMAT, FORMAT_VERSION):
         raise Damaged(f"it is no {FORMAT} file of version {FORMAT_VERSION}")
@@ -143,6 +138,18 @@ def load_learned(data: bytes) -> LearnedArtifact:
         )
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, InvalidConfig) as error:
         raise Damaged(f"something is missing or wrong in it: {error!r:.200}") from error
+
+
+def codec_of(kind: str) -> Codec[LearnedArtifact]:
+    """Its ``load`` raises Damaged for a file of another kind as well."""
+
+    def load(data: bytes) -> LearnedArtifact:
+        artifact = load_learned(data)
+        if artifact.architecture.kind != kind:
+            raise Damaged(f"it is of the kind {artifact.architecture.kind}, not {kind}")
+        return artifact
+
+    return Codec(kind, dump_learned, load, lambda artifact: artifact.withheld)
 
 
 def _check(

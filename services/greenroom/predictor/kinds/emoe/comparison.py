@@ -1,4 +1,4 @@
-"""What a learned predictor is worth: beside predictors that need no learning, on the same prompts. Without torch."""
+"""Predictors that need no learning, measured on the same prompts as a learned one. Without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from greenroom.predictor.judging.scores import Score, score, score_ranked
 from greenroom.predictor.kinds.emoe.priors import priors_of, tasks_of
 from greenroom.predictor.kinds.emoe.recorded import Recorded
-from greenroom.predictor.kinds.emoe.samples import Sequences
+from greenroom.predictor.kinds.emoe.sequences import Sequences
 from greenroom.predictor.kinds.statistics.forecaster import Forecaster
 from greenroom.predictor.kinds.statistics.statistics import Statistics
 from greenroom.predictor.traces.counts import count_picks
@@ -28,7 +28,7 @@ def trivial(recorded: Recorded, train: int, places: npt.NDArray[np.int64]) -> di
 
     ``all tasks`` and ``task type``: popularity by slot. ``previous prompt``: its own distribution by slot. ``after the
     previous prompt``: the statistics' chain through affinity, which knows no slots. ``half previous, half task type``:
-    the mean of the two. ``the prompt itself``: its own distribution, which no forecast can have: the most that one
+    the mean of the two. ``the prompt itself``: its own distribution, which no forecast can know: the most that one
     distribution a prompt can say about its tokens.
     """
     sequences = recorded.sequences

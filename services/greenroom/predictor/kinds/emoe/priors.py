@@ -1,5 +1,5 @@
-"""What is expected of a task type before anything is learnt: how often each expert came, the rarer the type the nearer
-to all types together. Learned predictors start from there and learn what is to be added."""
+"""What is expected of a task type before anything is learnt: how often each expert came. The rarer the type, the nearer
+to all types together. Learned predictors learn what is to be added to it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from greenroom.predictor.kinds.emoe.samples import Sequences
+from greenroom.predictor.kinds.emoe.sequences import Sequences
 from greenroom.predictor.traces.counts import Floats
 
 ALL_TASKS = ""
 MAX_TASKS = 63
 _WEIGHT_OF_ALL = 2.0
-"""So many sequences' worth all types together have in what is expected of one type."""
+"""How many sequences all types together count as, in what is expected of one type."""
 _WEIGHT_OF_NONE = 0.5
-"""So many sequences' worth the uniform distribution has in what is expected of all types."""
+"""How many sequences the uniform distribution counts as, in what is expected of all types."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +61,8 @@ def priors_of(sequences: Sequences, tasks: tuple[str, ...]) -> Priors:
 
 
 def without_each(sequences: Sequences, priors: Priors, numbers: npt.NDArray[np.int64]) -> Floats:
-    """[n, layers, k, experts]: for each sequence what is expected of its type (``numbers``: in ``priors``) by all
-    others: a prior that knew the sequence itself would look better in training than it is."""
+    """[n, layers, k, experts]: for each sequence, what is expected of its type by all other sequences. A prior that
+    knew the sequence itself would look better in training than it is. ``numbers``: of the types, in ``priors``."""
     shares = sequences.by_slot()
     expected = priors.by_slot[numbers].copy()
     for number in range(1, len(priors.tasks)):

@@ -1,4 +1,4 @@
-"""Recorded routing traces as what predictors learn from and are measured on."""
+"""Recorded routing traces, as predictors learn from them and are measured on them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from greenroom.core.errors import GreenroomError
-from greenroom.predictor.kinds.emoe.samples import Picks, Sequences, sequences_of
-from greenroom.predictor.traces.counts import Shape
+from greenroom.predictor.kinds.emoe.sequences import Sequences, sequences_of
+from greenroom.predictor.traces.counts import Picks, Shape
 from greenroom.replay.trace import RoutingTrace
 
 TASK_FIELDS = ("task", "task_type", "category")

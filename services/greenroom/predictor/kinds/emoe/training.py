@@ -16,8 +16,9 @@ from torch import Tensor
 from greenroom.core.errors import GreenroomError
 from greenroom.predictor.judging.gate import POPULARITY_OVERLAP, SERVED_OVERLAP
 from greenroom.predictor.judging.scores import Score, score
+from greenroom.predictor.kinds.config import LEAST_SEQUENCES
 from greenroom.predictor.kinds.emoe.artifact import Architecture, LearnedArtifact, width_for
-from greenroom.predictor.kinds.emoe.config import LEAST_SEQUENCES, TrainingConfig
+from greenroom.predictor.kinds.emoe.config import TrainingConfig
 from greenroom.predictor.kinds.emoe.networks import (
     ExpertNetwork,
     LearnedPredictor,
@@ -26,7 +27,7 @@ from greenroom.predictor.kinds.emoe.networks import (
     weights_of,
 )
 from greenroom.predictor.kinds.emoe.priors import Priors, priors_of, tasks_of, without_each
-from greenroom.predictor.kinds.emoe.samples import Sequences
+from greenroom.predictor.kinds.emoe.sequences import Sequences
 from greenroom.predictor.traces.counts import Floats
 
 _FORGET_TASK = 0.1
@@ -36,12 +37,13 @@ _MOST_GRADIENT = 1.0
 
 
 class TooFewSequences(GreenroomError):
-    """There is not enough to learn from, and to see how well it was learnt."""
+    """Too few to learn from them and to measure how well it was learnt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """By arrival: up to ``fit`` is learnt from, up to ``train`` says when to stop, the rest is what is measured on."""
+    """By arrival: those before ``fit`` are learnt from, those before ``train`` say when to stop, the rest are measured
+    on."""
 
     fit: int
     train: int
@@ -107,9 +109,8 @@ def train(
     served: LearnedArtifact | None = None,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> LearnedArtifact:
-    """What was learnt from the first ``1 - test_share`` of ``sequences``, with a report on the others: the measures of
-    ``measure``, and beside its ``overlap`` that of popularity by task type, and of what is ``served`` where that is of
-    the same shape.
+    """Learn from the first ``1 - test_share`` of ``sequences``. The artifact's report is on the others: what
+    ``measure`` says, the overlap of popularity by task type, and that of what is ``served`` if it has the same shape.
 
     ``on_epoch``: is told each epoch's loss on the tail. Raises TooFewSequences.
     """
@@ -124,7 +125,7 @@ def train(
 
 @contextmanager
 def _on_one_thread() -> Iterator[None]:
-    """Several gain nothing on layers this small, lose much where the cores are busy, and sum in another order."""
+    """Several threads gain nothing on layers this small, lose much on busy cores, and sum in another order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -201,7 +202,7 @@ class _Training:
         self._random = np.random.default_rng(config.seed)
 
     def run(self, fit: Prompts, tail: Prompts, on_epoch: Callable[[int, float], None]) -> int:
-        """Ends with the weights of the best epoch, which may be those of the start; says how many there were."""
+        """Ends with the weights of the best epoch, or of the start. Returns the number of epochs."""
         config, network = self._config, self._network
         optimiser = torch.optim.AdamW(network.parameters(), config.learning_rate, weight_decay=_WEIGHT_DECAY)
         best, kept, since, epoch = self._loss_on(tail), _copy(network), 0, 0
@@ -226,7 +227,7 @@ class _Training:
         return epoch
 
     def _forgetful(self, batch: Prompts) -> Prompts:
-        """Of some the previous prompt or the type is not told, so that it can do without."""
+        """Hide the previous prompt or the type of some, so that the network can do without."""
         task, before = batch.task.clone(), batch.before.clone()
         no_previous = torch.from_numpy(self._random.random(len(batch)) < _FORGET_PREVIOUS)
         before[no_previous] = self._popularity[task[no_previous]]

@@ -19,7 +19,7 @@ from greenroom.replay.trace import RoutingTrace
 KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)
 """What the averages keep at a token: from the last two tokens to the last hundred."""
 MOST_TOKENS: Final = 50_000
-"""That are looked at, in whole sequences, the last ones, at least one: more take longer and tell little."""
+"""Tokens that are learnt from, in whole sequences, the last ones, at least one. More take longer and tell little."""
 _LEAST_TOKENS: Final = 32
 _CHUNK: Final = 64
 """Tokens whose averages are one matrix product."""
@@ -27,10 +27,10 @@ _CHUNK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """``rounds`` over all tokens in batches of ``batch``, more of them where that makes fewer than ``steps`` batches,
-    in an order drawn by ``seed``. ``held_out``: the share of the sequences, the last ones, at least one, that are not
-    learnt from, and that say whether who follows whom is worth its coefficients (``followers`` None). Of a single
-    sequence it is the last tokens.
+    """``rounds``: over all tokens, in batches of ``batch``, in an order drawn by ``seed``; more rounds where that makes
+    fewer than ``steps`` batches. ``followers``: whether to learn which expert follows which; None: if the sequences
+    held out say that this is worth its coefficients. ``held_out``: the share of the sequences that are not learnt
+    from, the last ones, at least one. Of a single sequence it is the last tokens.
     """
 
     rounds: int = 6
@@ -44,8 +44,8 @@ class FitOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerSamples:
-    """A layer's tokens, but for each sequence's last one. Rows that do not run in the layer, as in an encoder's while a
-    sequence decodes, are none of its tokens.
+    """A layer's tokens, without the last one of each sequence. Rows that do not run in the layer, as in an encoder's
+    layer while a sequence decodes, are left out.
 
     ``logits[n, R + 1, E]``: of the sequence's averages after the token, and of the one over all; ``recent[n, 2 E]``:
     the picks of it and of the one before; ``follow[n, E]``: of the one after; ``sequence[n]``.
@@ -60,7 +60,7 @@ class LayerSamples:
         return len(self.follow)
 
     def split(self, sequences: int, share: float) -> tuple[LayerSamples, LayerSamples]:
-        """Those of the first ``sequences``, and the others; where these are none, the first ``share`` and the rest."""
+        """Those of the first ``sequences``, and the others. With 0 ``sequences``: the first ``share``, and the rest."""
         at = int(np.searchsorted(self.sequence, sequences)) if sequences else int(len(self) * share)
         return self._part(slice(at)), self._part(slice(at, None))
 

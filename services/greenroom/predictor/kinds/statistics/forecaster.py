@@ -14,7 +14,7 @@ from greenroom.predictor.traces.counts import Floats, Shape
 
 @dataclass(frozen=True, eq=False)
 class Forecaster:
-    """Forecasts of one task type, from statistics that change no more."""
+    """Forecasts of one task type, from statistics that do not change any more."""
 
     statistics: Statistics
 

@@ -6,10 +6,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from greenroom.core.messages import Trace
-from greenroom.predictor.config import PredictorConfig
 from greenroom.predictor.kinds.statistics.snapshot import Snapshot
 from greenroom.predictor.kinds.statistics.statistics import Statistics
-from greenroom.predictor.traces.counted_ids import SeenWindow
+from greenroom.predictor.traces.counted_ids import CountedIds
 from greenroom.predictor.traces.counts import BadTrace, SequenceCounts, Shape, shape_of
 
 _ENTRY_BYTES = 2048
@@ -18,13 +17,12 @@ ALL_TASKS = ""
 
 @dataclass(slots=True, eq=False)
 class Knowledge:
-    """One model. ``version``: of the last snapshot. ``unsaved``: sequences since then."""
+    """One model. ``unsaved``: sequences since the last version."""
 
     model: str
     everything: Statistics
     tasks: dict[str, Statistics]
-    seen: SeenWindow
-    version: int = 0
+    seen: CountedIds
     unsaved: int = 0
 
     @property
@@ -43,13 +41,16 @@ class Evicted:
 class Library:
     """Knowledge of models by name.
 
-    Statistics of a task type are made when its first sequence comes. All of them together have at most
-    ``config.max_bytes``: beyond that the one that was neither learnt from nor asked for in the longest time goes. A
-    model's statistics over all task types are used with each of its types, so they go last, and the model with them.
+    Statistics of a task type are made when its first sequence comes. All together take at most ``max_bytes``. Beyond
+    that, the statistics go that were neither learnt from nor asked for in the longest time. A model's statistics over
+    all task types are used with each of its types, so they go last, and the model with them.
     """
 
-    def __init__(self, config: PredictorConfig) -> None:
-        self._config = config
+    def __init__(self, *, max_bytes: int, half_life_sequences: float, seen_window: int) -> None:
+        """See PredictorConfig."""
+        self._max_bytes = max_bytes
+        self._half_life = half_life_sequences
+        self._seen_window = seen_window
         self.models: dict[str, Knowledge] = {}
         self._entries: OrderedDict[tuple[str, str], int] = OrderedDict()
         self.nbytes = 0
@@ -58,10 +59,10 @@ class Library:
         """Raises BadTrace where ``trace`` can not be of its model as it is known here, or is beyond any budget."""
         shape = shape_of(trace)
         # A model has at least two entries, and they must leave room for others.
-        if 8 * (shape.nbytes + _ENTRY_BYTES) > self._config.max_bytes:
+        if 8 * (shape.nbytes + _ENTRY_BYTES) > self._max_bytes:
             raise BadTrace(
                 f"{shape} take {shape.nbytes} bytes for each task type, too many for a budget of "
-                f"{self._config.max_bytes} (max_bytes)"
+                f"{self._max_bytes} (max_bytes)"
             )
         known = self.models.get(trace.model)
         if known is not None and known.shape != shape:
@@ -78,14 +79,13 @@ class Library:
         """Count one sequence, which must have been checked. Says what had to go for it."""
         known = self.models.get(trace.model)
         if known is None:
-            known = Knowledge(trace.model, Statistics.empty(counts.shape), {}, SeenWindow(self._config.seen_window))
+            known = Knowledge(trace.model, Statistics.empty(counts.shape), {}, CountedIds(self._seen_window))
             self.models[trace.model] = known
-        half_life = self._config.half_life_sequences
         if trace.task_type != ALL_TASKS:
             if trace.task_type not in known.tasks:
                 known.tasks[trace.task_type] = Statistics.empty(counts.shape)
-            known.tasks[trace.task_type].add(counts, half_life)
-        known.everything.add(counts, half_life)
+            known.tasks[trace.task_type].add(counts, self._half_life)
+        known.everything.add(counts, self._half_life)
         known.seen.add(trace.request_id)
         known.unsaved += 1
         self._use(known, trace.task_type)
@@ -97,7 +97,7 @@ class Library:
         if known is not None:
             self._use(known, task_type)
 
-    def snapshot(self, model: str, version: int, now_ms: int) -> Snapshot:
+    def snapshot(self, model: str, version: int = 0, now_ms: int = 0) -> Snapshot:
         """A copy of what is known of ``model`` now, as ``version``."""
         known = self.models[model]
         return Snapshot(
@@ -116,8 +116,7 @@ class Library:
             snapshot.model,
             snapshot.everything.copy(),
             {name: statistics.copy() for name, statistics in snapshot.tasks.items()},
-            SeenWindow.from_array(snapshot.seen, self._config.seen_window),
-            version=snapshot.version,
+            CountedIds.from_array(snapshot.seen, self._seen_window),
         )
         self.models[snapshot.model] = known
         for name in known.tasks:
@@ -143,7 +142,7 @@ class Library:
 
     def _shrink(self) -> list[Evicted]:
         gone: list[Evicted] = []
-        while self.nbytes > self._config.max_bytes:
+        while self.nbytes > self._max_bytes:
             (model, task_type), size = self._entries.popitem(last=False)
             self.nbytes -= size
             if task_type == ALL_TASKS:
@@ -159,7 +158,7 @@ class Library:
         expected = {(model, ALL_TASKS) for model in self.models}
         expected |= {(model, name) for model, known in self.models.items() for name in known.tasks}
         assert set(self._entries) == expected
-        assert self.nbytes == sum(self._entries.values()) <= self._config.max_bytes
+        assert self.nbytes == sum(self._entries.values()) <= self._max_bytes
         for known in self.models.values():
             for statistics in (known.everything, *known.tasks.values()):
                 assert statistics.shape == known.shape

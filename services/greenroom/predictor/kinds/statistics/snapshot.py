@@ -1,4 +1,4 @@
-"""One version of what is known of a model, as it is kept, served and handed to workers."""
+"""One version of a model's statistics, and its file."""
 
 from __future__ import annotations
 
@@ -14,30 +14,18 @@ from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.kinds.statistics.statistics import Statistics
 from greenroom.predictor.traces.counted_ids import DIGEST_BYTES
 from greenroom.predictor.traces.counts import Shape
+from greenroom.predictor.versions.artifact import Codec
 
 FORMAT = "greenroom-predictor"
 FORMAT_VERSION = "1"
-KIND = "statistics"
-
-
-@dataclass(frozen=True, slots=True)
-class ArtifactInfo:
-    """What a list of artifacts says of each. ``created_ms``: Unix time. ``bytes``: of the file. ``withheld``: why it is
-    not served unless someone pins it; "": it may be."""
-
-    version: int
-    model: str
-    created_ms: int
-    sequences: int
-    bytes: int = 0
-    kind: str = KIND
-    withheld: str = ""
+STATISTICS = "statistics"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Statistics that change no more. ``everything``: over all task types. ``seen``: uint8[n, 16], the digests of the
-    last sequences in it, so that one which is read again after a restart is not counted again."""
+    """Statistics that do not change any more. ``everything``: over all task types. ``seen``: uint8[n, 16], digests of
+    the ids of the last sequences in it. A sequence that is read again after a restart is found there, and not counted
+    again."""
 
     model: str
     version: int
@@ -51,13 +39,13 @@ class Snapshot:
         return self.everything.shape
 
     @property
-    def info(self) -> ArtifactInfo:
-        return ArtifactInfo(self.version, self.model, self.created_ms, self.everything.sequences)
+    def sequences(self) -> int:
+        return self.everything.sequences
 
 
 def dump_snapshot(snapshot: Snapshot) -> bytes:
-    """A safetensors file. ``all.popularity``, ``all.affinity``, and ``task.N.popularity``, ``task.N.affinity`` for the
-    N-th of ``tasks`` in the metadata, which is JSON there."""
+    """A safetensors file with ``all.popularity`` and ``all.affinity``, and ``task.N.popularity`` and
+    ``task.N.affinity`` for the N-th of ``tasks``, JSON in the metadata."""
     arrays: dict[str, npt.NDArray[Any]] = {
         "all.popularity": snapshot.everything.popularity,
         "all.affinity": snapshot.everything.affinity,
@@ -69,7 +57,7 @@ def dump_snapshot(snapshot: Snapshot) -> bytes:
     metadata = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "kind": KIND,
+        "kind": STATISTICS,
         "model": snapshot.model,
         "version": str(snapshot.version),
         "created_ms": str(snapshot.created_ms),
@@ -101,6 +89,9 @@ def load_snapshot(data: bytes) -> Snapshot:
         )
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Damaged(f"something is missing or wrong in it: {error!r:.200}") from error
+
+
+SNAPSHOTS = Codec(STATISTICS, dump_snapshot, load_snapshot)
 
 
 def _weights(statistics: Statistics) -> dict[str, Any]:

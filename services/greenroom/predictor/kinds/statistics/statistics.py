@@ -1,4 +1,4 @@
-"""What is known of one task type of one model: popularity and affinity, the old fading."""
+"""Popularity and affinity of one task type of one model, in which old sequences fade."""
 
 from __future__ import annotations
 

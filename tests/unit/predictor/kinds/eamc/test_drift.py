@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.predictor.kinds.eamc.drift import Drift, DriftConfig
+from greenroom.predictor.kinds.config import DriftConfig
+from greenroom.predictor.kinds.eamc.drift import Drift
 
 RECALLS = st.one_of(st.none(), st.floats(0, 1))
 CONFIGS = st.builds(
@@ -30,7 +31,7 @@ def test_it_is_as_its_words_say(config: DriftConfig, made: bool, happens: list[f
     low = 0
     for one in happens:
         if isinstance(one, str):
-            drift.built()
+            drift.made()
             made, since, low = True, [], 0
         else:
             told = [recall for recall in since if recall is not None]
@@ -65,7 +66,7 @@ def test_a_shift_is_found_after_so_many_sequences_and_ends_when_it_is_rebuilt() 
     assert drift.due
     for _ in range(13):  # while it is rebuilt
         assert drift.note(0.5)
-    drift.built()
+    drift.made()
     for _ in range(300):
         assert not drift.note(0.6), "what is usual is another number now"
     assert not drift.due
@@ -84,7 +85,7 @@ def test_without_any_collection_the_first_sequences_make_one() -> None:
     drift = Drift(DriftConfig(after=3), made=False)
     assert [drift.note(None) for _ in range(3)] == [True] * 3
     assert drift.due
-    drift.built()
+    drift.made()
     assert not drift.note(None)
 
 

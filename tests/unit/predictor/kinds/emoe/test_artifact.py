@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load as load_by_safetensors
 
 from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
-from greenroom.predictor.kinds.emoe.artifact import dump_learned, load_learned, width_for
+from greenroom.predictor.kinds.emoe.artifact import codec_of, dump_learned, load_learned, width_for
 from tests.unit.predictor.kinds.emoe.test_networks import EXPERTS, LAYERS, SLOTS, untrained
 
 DATA = dump_learned(dataclasses.replace(untrained("emoe-a"), report={"overlap": 0.5}))
@@ -29,8 +29,14 @@ def test_it_comes_back_as_it_was() -> None:
     for name, array in expected.weights.items():
         np.testing.assert_array_equal(found.weights[name], array)
     assert dump_learned(found) == DATA
-    assert (found.info.kind, found.info.version) == ("emoe-a", 1)
-    assert found.as_version(7, 5).info.version == 7
+    info = codec_of("emoe-a").info(found.as_version(7, 5), 9)
+    assert (info.kind, info.version, info.created_ms, info.sequences, info.bytes) == ("emoe-a", 7, 5, 20, 9)
+
+
+def test_a_file_of_another_kind_is_damaged() -> None:
+    assert codec_of("emoe-a").load(DATA).model == "m"
+    with pytest.raises(Damaged, match="of the kind emoe-a, not emoe-l"):
+        codec_of("emoe-l").load(DATA)
 
 
 def test_others_can_read_it() -> None:

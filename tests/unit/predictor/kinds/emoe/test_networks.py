@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from greenroom.core.tensors import Damaged
+from greenroom.predictor.kinds.config import BACKBONES
 from greenroom.predictor.kinds.emoe.artifact import Architecture, LearnedArtifact
-from greenroom.predictor.kinds.emoe.config import BACKBONES, EMOE_A, EMOE_L, LEARNED_KINDS
+from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_KINDS, EMOE_L
 from greenroom.predictor.kinds.emoe.networks import ExpertNetwork, LearnedPredictor, by_slot, weights_of
 from greenroom.predictor.kinds.emoe.priors import priors_of, tasks_of
 from tests.unit.predictor.kinds.emoe.worlds import random_sequences
@@ -43,7 +44,7 @@ def shares(count: int, seed: int = 1) -> torch.Tensor:
     return torch.from_numpy(drawn.astype(np.float32))
 
 
-@pytest.mark.parametrize("kind", LEARNED_KINDS)
+@pytest.mark.parametrize("kind", EMOE_KINDS)
 def test_a_forecast_is_a_distribution(kind: str, backbone: str) -> None:
     predictor = LearnedPredictor(untrained(kind, backbone))
     for task in ("a", "never seen"):
@@ -55,7 +56,7 @@ def test_a_forecast_is_a_distribution(kind: str, backbone: str) -> None:
             assert (forecast >= 0).all()
 
 
-@pytest.mark.parametrize("kind", LEARNED_KINDS)
+@pytest.mark.parametrize("kind", EMOE_KINDS)
 def test_it_starts_as_what_is_usual(kind: str, backbone: str) -> None:
     artifact = untrained(kind, backbone, astir=False)
     found = LearnedPredictor(artifact).forecasts(["a", "b"], shares(2).numpy())

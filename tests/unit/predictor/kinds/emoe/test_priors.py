@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.predictor.kinds.emoe.priors import MAX_TASKS, priors_of, tasks_of, without_each
-from greenroom.predictor.kinds.emoe.samples import Sequences
+from greenroom.predictor.kinds.emoe.sequences import Sequences
 from tests.unit.predictor.kinds.emoe.worlds import random_sequences
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from greenroom.predictor.judging.scores import score
+from greenroom.predictor.kinds.config import BACKBONES
 from greenroom.predictor.kinds.emoe.artifact import dump_learned, load_learned
-from greenroom.predictor.kinds.emoe.config import BACKBONES, EMOE_A, EMOE_L, LEARNED_KINDS, TrainingConfig
+from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_KINDS, EMOE_L, TrainingConfig
 from greenroom.predictor.kinds.emoe.priors import priors_of, tasks_of
-from greenroom.predictor.kinds.emoe.samples import Sequences
+from greenroom.predictor.kinds.emoe.sequences import Sequences
 from greenroom.predictor.kinds.emoe.training import TooFewSequences, measure, split, train
 from tests.unit.predictor.kinds.emoe.worlds import random_sequences, topics
 
@@ -29,7 +30,7 @@ def usual(sequences: Sequences, places: npt.NDArray[np.int64]) -> float:
     return score(priors.by_slot[numbers], sequences.counts[places]).accuracy
 
 
-@pytest.mark.parametrize("kind", LEARNED_KINDS)
+@pytest.mark.parametrize("kind", EMOE_KINDS)
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_what_follows_from_the_previous_prompt_is_learnt(kind: str, backbone: str) -> None:
     sequences = topics(120)
@@ -47,7 +48,7 @@ def test_what_follows_from_the_previous_prompt_is_learnt(kind: str, backbone: st
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize("kind", LEARNED_KINDS)
+@pytest.mark.parametrize("kind", EMOE_KINDS)
 def test_where_there_is_nothing_to_learn_it_says_what_is_usual(kind: str) -> None:
     sequences = random_sequences(80, seed=3)
     artifact = train(sequences, TrainingConfig(kind=kind, **QUICK))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from greenroom.predictor.kinds.emoe.samples import Sample, Sequences, count_slots, stack
+from greenroom.predictor.kinds.emoe.sequences import Sequences, stack
+from greenroom.predictor.traces.counts import count_slots
+from greenroom.predictor.traces.samples import Sample
 
 
 def topics(
@@ -24,7 +26,7 @@ def topics(
         picks = np.stack([first, (first + 1) % experts], axis=1)[None].repeat(rows, axis=0)
         astray = random.random(rows) < 1 / 8
         picks[astray] = (picks[astray] + random.integers(2, experts - 1, (int(astray.sum()), 1, 1))) % experts
-        samples.append(Sample("ab"[kind], count_slots(picks, experts)))
+        samples.append(Sample("ab"[kind], count_slots(picks, experts)[None]))
     return stack(samples)
 
 

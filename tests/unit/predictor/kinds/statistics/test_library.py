@@ -14,7 +14,7 @@ from greenroom.core.messages import Trace
 from greenroom.predictor import PredictorConfig
 from greenroom.predictor.kinds.statistics.library import Evicted, Library
 from greenroom.predictor.kinds.statistics.snapshot import dump_snapshot, load_snapshot
-from greenroom.predictor.traces.counted_ids import SeenWindow
+from greenroom.predictor.traces.counted_ids import CountedIds
 from greenroom.predictor.traces.counts import BadTrace, Shape, count
 from tests.unit.predictor.worlds import trace
 
@@ -23,6 +23,13 @@ ENTRY = Shape(2, 4).nbytes + 2048
 
 def config(entries: int = 100, **fields: Any) -> PredictorConfig:
     return PredictorConfig(max_bytes=max(entries, 8) * ENTRY, **fields)
+
+
+def new(rules: PredictorConfig | None = None) -> Library:
+    rules = rules or config()
+    return Library(
+        max_bytes=rules.max_bytes, half_life_sequences=rules.half_life_sequences, seen_window=rules.seen_window
+    )
 
 
 def one(request_id: str, task_type: str = "", model: str = "m", **fields: Any) -> Trace:
@@ -37,7 +44,7 @@ def learn(library: Library, given: Trace) -> list[Evicted]:
 
 
 def test_a_task_type_is_known_and_so_are_all_tasks() -> None:
-    library = Library(config())
+    library = new()
     for number in range(3):
         learn(library, one(f"a{number}", "question"))
     learn(library, one("b", "compare"))
@@ -51,7 +58,7 @@ def test_a_task_type_is_known_and_so_are_all_tasks() -> None:
 
 
 def test_another_shape_under_the_same_name_is_refused() -> None:
-    library = Library(config())
+    library = new()
     learn(library, one("a"))
     with pytest.raises(BadTrace, match="under another name"):
         library.check(trace([[[0]]], 4))
@@ -63,11 +70,11 @@ def test_another_shape_under_the_same_name_is_refused() -> None:
 @pytest.mark.parametrize(("layers", "experts"), [(2, 10_000), (10**9, 1), (2**60, 2**60)])
 def test_a_shape_beyond_the_budget_is_refused_before_anything_is_allocated(layers: int, experts: int) -> None:
     with pytest.raises(BadTrace, match="max_bytes"):
-        Library(config()).check(one("a", layers=layers, num_experts=experts))
+        new().check(one("a", layers=layers, num_experts=experts))
 
 
 def test_the_least_recently_used_task_type_goes() -> None:
-    library = Library(config(8))
+    library = new(config(8))
     for number in range(7):
         assert learn(library, one(str(number), f"t{number}")) == []
     library.touch("m", "t0")
@@ -77,7 +84,7 @@ def test_the_least_recently_used_task_type_goes() -> None:
 
 
 def test_a_model_goes_last_with_its_statistics_over_all_tasks() -> None:
-    library = Library(config(8))
+    library = new(config(8))
     learn(library, one("1", "a", model="old"))
     for number in range(5):
         learn(library, one(str(number), f"t{number}"))
@@ -93,7 +100,7 @@ def test_a_model_goes_last_with_its_statistics_over_all_tasks() -> None:
     st.lists(st.tuples(st.sampled_from("mno"), st.sampled_from(["", "a", "b", "c", "d"]), st.booleans()), max_size=60)
 )
 def test_the_books_agree_whatever_happens(events: list[tuple[str, str, bool]]) -> None:
-    library = Library(config(8))
+    library = new(config(8))
     for number, (model, task_type, asked) in enumerate(events):
         if asked:
             library.touch(model, task_type)
@@ -105,7 +112,7 @@ def test_the_books_agree_whatever_happens(events: list[tuple[str, str, bool]]) -
 
 def test_restoring_gives_the_same_knowledge() -> None:
     rules = config(half_life_sequences=5.0)
-    library = Library(rules)
+    library = new(rules)
     random = np.random.default_rng(1)
     traces = [
         trace(random.integers(0, 4, (5, 2, 2)), 4, request_id=str(number), task_type="ab"[number % 2])
@@ -113,7 +120,7 @@ def test_restoring_gives_the_same_knowledge() -> None:
     ]
     for each in traces[:30]:
         learn(library, each)
-    other = Library(rules)
+    other = new(rules)
     snapshot = load_snapshot(dump_snapshot(library.snapshot("m", 7, 123)))
     assert (snapshot.version, snapshot.created_ms) == (7, 123)
     assert other.restore(snapshot) == []
@@ -133,7 +140,7 @@ def test_restoring_gives_the_same_knowledge() -> None:
 
 
 def test_a_snapshot_does_not_change_with_what_is_learnt_after_it() -> None:
-    library = Library(config())
+    library = new()
     learn(library, one("1", "a"))
     snapshot = library.snapshot("m", 1, 0)
     before = dump_snapshot(snapshot)
@@ -142,14 +149,14 @@ def test_a_snapshot_does_not_change_with_what_is_learnt_after_it() -> None:
 
 
 def test_the_window_of_what_was_seen_is_bounded() -> None:
-    window = SeenWindow(3)
+    window = CountedIds(3)
     for name in "abcab":
         window.add(name)
     window.add("d")
     assert [name in window for name in "abcd"] == [True, True, False, True]
-    again = SeenWindow.from_array(window.to_array(), 2)
+    again = CountedIds.from_array(window.to_array(), 2)
     assert [name in again for name in "abcd"] == [False, True, False, True]
-    assert len(SeenWindow.from_array(SeenWindow(3).to_array(), 3)) == 0
+    assert len(CountedIds.from_array(CountedIds(3).to_array(), 3)) == 0
 
 
 @pytest.mark.parametrize(

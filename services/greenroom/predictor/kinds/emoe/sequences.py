@@ -1,4 +1,4 @@
-"""What learned predictors learn from: how each sequence's picks spread over the experts, slot by slot."""
+"""What eMoE's predictors learn from: how each sequence's picks spread over the experts, slot by slot."""
 
 from __future__ import annotations
 
@@ -8,44 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from greenroom.predictor.traces.counts import Floats
-
-Counts = npt.NDArray[np.uint16]
-Picks = npt.NDArray[np.integer]
-_PICKS_AT_ONCE = 4_000_000
-
-
-def count_slots(picks: Picks, experts: int) -> Counts:
-    """[layers, k, experts]: how many rows of ``picks`` [rows, layers, k] went to each expert, by slot: the place among
-    a row's picks. Picks from ``experts`` on are none. Scaled down where a count exceeds 65,535."""
-    rows, layers, slots = picks.shape
-    counts = np.zeros(layers * slots * experts, np.int64)
-    offsets = (np.arange(layers * slots) * experts).reshape(layers, slots)
-    step = max(1, _PICKS_AT_ONCE // (layers * slots))
-    for start in range(0, rows, step):
-        part = picks[start : start + step].astype(np.int64)
-        counts += np.bincount((part + offsets)[part < experts], minlength=counts.size)
-    most = int(counts.max(initial=0))
-    if most > 0xFFFF:
-        counts = -(-counts * 0xFFFF // most)  # rounded up: what was picked stays picked
-    return counts.reshape(layers, slots, experts).astype(np.uint16)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sample:
-    """One sequence. ``counts``: [layers, k, experts]."""
-
-    task: str
-    counts: Counts
-
-    @property
-    def nbytes(self) -> int:
-        return self.counts.nbytes
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One sequence of its model's shape."""
-        return (1, *self.counts.shape)
+from greenroom.predictor.traces.counts import Counts, Floats, Picks, count_slots
+from greenroom.predictor.traces.samples import Sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +63,8 @@ def _shares(counts: npt.NDArray[np.integer]) -> Floats:
 
 
 def stack(samples: Sequence[Sample]) -> Sequences:
-    """At least one, all of one shape."""
-    return Sequences(tuple(one.task for one in samples), np.stack([one.counts for one in samples]))
+    """``samples``: at least one, each of an array [1, layers, k, experts]."""
+    return Sequences(tuple(one.task for one in samples), np.concatenate([one.array for one in samples]))
 
 
 def sequences_of(experts: Picks, starts: Iterable[int], tasks: Sequence[str], num_experts: int) -> Sequences:
@@ -108,7 +72,7 @@ def sequences_of(experts: Picks, starts: Iterable[int], tasks: Sequence[str], nu
     Sequences without a row are left out."""
     places = [int(start) for start in starts]
     return stack([
-        Sample(task, count_slots(experts[begin:end], num_experts))
+        Sample(task, count_slots(experts[begin:end], num_experts)[None])
         for task, begin, end in zip(tasks, places, places[1:], strict=False)
         if end > begin
     ])  # fmt: skip
