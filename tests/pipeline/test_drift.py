@@ -42,7 +42,7 @@ from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.test_model import Told
 from tests.waiting import until
 
-LENGTH, LIMIT_S = 8, 60.0
+LENGTH, LIMIT_S = 8, 240.0
 MODEL = "understudy"
 DRIFT = DriftConfig(after=10, again=1000, settle=6)
 
