@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     type=float,
     default=6 * 3600.0,
     show_default=True,
-    help="With `asked`: seconds after which what nobody asked for is learnt no more.",
+    help="With `asked`: seconds after which a kind is not learnt any more, unless it is asked for again.",
 )
 @click.option(
     "--learn-forecast-timeout",
