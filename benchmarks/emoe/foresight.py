@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.emoe.popularity import POPULARITY
-from greenroom.predictor.learned.config import TrainingConfig
-from greenroom.predictor.learned.networks import LearnedPredictor
-from greenroom.predictor.learned.recorded import Recorded
-from greenroom.predictor.learned.training import train
+from greenroom.predictor.kinds.emoe.config import TrainingConfig
+from greenroom.predictor.kinds.emoe.networks import LearnedPredictor
+from greenroom.predictor.kinds.emoe.recorded import Recorded
+from greenroom.predictor.kinds.emoe.training import train
 from greenroom.worker.engine import Routed
 from greenroom.worker.predictions.last_prompts import LastPrompts
 

@@ -34,8 +34,8 @@ from benchmarks.emoe.memory_arms import (
 from benchmarks.emoe.profile import MAX_TOKENS
 from greenroom.core.model_profile import ModelProfile
 from greenroom.demo.tasks import TASKS, sample
-from greenroom.predictor.learned.config import LEARNED_KINDS
-from greenroom.predictor.learned.recorded import Recorded
+from greenroom.predictor.kinds.emoe.config import EMOE_KINDS
+from greenroom.predictor.kinds.emoe.recorded import Recorded
 from greenroom.profiling.forced import Given
 
 SEED = 52_000
@@ -114,7 +114,7 @@ def trained(scale: Scale) -> Predictors:
     """Learnt from the routing of the bundled model, which widening leaves as it is, on other prompts."""
     asked = table2.prompts(scale.recorded, seed=SEED + 1)
     recorded = Recorded(table2.record(asked), tuple(one.task for one in asked))
-    return {kind: learn(recorded, kind, scale.epochs) for kind in LEARNED_KINDS}
+    return {kind: learn(recorded, kind, scale.epochs) for kind in EMOE_KINDS}
 
 
 def run(folder: Path, profile: ModelProfile, scale: Scale, predictors: Predictors) -> dict[str, Any]:

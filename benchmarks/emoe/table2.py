@@ -33,13 +33,14 @@ from tqdm import tqdm
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.demo.tasks import TASKS, Sample, sample
-from greenroom.predictor.learned.artifact import LearnedArtifact
-from greenroom.predictor.learned.comparison import places_to_test, trivial
-from greenroom.predictor.learned.config import BACKBONES, LEARNED_KINDS, TrainingConfig
-from greenroom.predictor.learned.evaluate import Score
-from greenroom.predictor.learned.networks import LearnedPredictor
-from greenroom.predictor.learned.recorded import Recorded, read_recorded
-from greenroom.predictor.learned.training import measure, split, train
+from greenroom.predictor.judging.scores import Score
+from greenroom.predictor.kinds.config import BACKBONES
+from greenroom.predictor.kinds.emoe.artifact import LearnedArtifact
+from greenroom.predictor.kinds.emoe.comparison import places_to_test, trivial
+from greenroom.predictor.kinds.emoe.config import EMOE_KINDS, TrainingConfig
+from greenroom.predictor.kinds.emoe.networks import LearnedPredictor
+from greenroom.predictor.kinds.emoe.recorded import Recorded, read_recorded
+from greenroom.predictor.kinds.emoe.training import measure, split, train
 from greenroom.replay import RoutingTrace
 
 PAPER = {
@@ -61,7 +62,7 @@ class Plan:
     epochs: int
     prompts: int
     backbones: tuple[str, ...] = BACKBONES
-    kinds: tuple[str, ...] = LEARNED_KINDS
+    kinds: tuple[str, ...] = EMOE_KINDS
 
 
 def plan_of(*, quick: bool, seeds: int | None = None) -> Plan:

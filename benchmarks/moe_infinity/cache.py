@@ -21,7 +21,7 @@ from benchmarks.moe_infinity.cache_streams import BUNDLED, Stream, bundled_strea
 from benchmarks.moe_infinity.calibration import BASELINES, TARGETS
 from benchmarks.moe_infinity.informed import Informed
 from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH, Shape
-from greenroom.predictor.reuse.fit import FitOptions
+from greenroom.predictor.kinds.reuse.fit import FitOptions
 from greenroom.replay.hit_rates import ReplayResult, replay
 from greenroom.replay.sweeps.processes import in_processes
 from greenroom.replay.sweeps.sweep import BELADY, Place, PolicySpec, Sweep

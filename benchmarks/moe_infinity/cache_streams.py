@@ -17,8 +17,8 @@ from greenroom.core.eamc_file import EamcFile
 from greenroom.demo.tasks import TASKS, Sample, sample
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact
-from greenroom.predictor.eamc.members import choose_members
-from greenroom.predictor.reuse.fit import FitOptions, fit
+from greenroom.predictor.kinds.eamc.members import choose_members
+from greenroom.predictor.kinds.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace
 from greenroom.replay.traces.activation_matrices import activation_matrices
 

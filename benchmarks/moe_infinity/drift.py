@@ -31,12 +31,15 @@ from greenroom.core.pictures import COLOURS, new_figure, save_figure
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, Step
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
-from greenroom.predictor.building.config import BuildingConfig
-from greenroom.predictor.building.jobs import Job, build_apart
-from greenroom.predictor.building.kinds import KINDS
-from greenroom.predictor.counts import Shape
-from greenroom.predictor.eamc.drift import Drift
-from greenroom.predictor.eamc.members import choose_members
+from greenroom.predictor.kinds.config import BuildingConfig
+from greenroom.predictor.kinds.eamc.drift import Drift
+from greenroom.predictor.kinds.eamc.kind import EamcKind
+from greenroom.predictor.kinds.eamc.members import choose_members
+from greenroom.predictor.kinds.registry import MAKE
+from greenroom.predictor.making.job import Job
+from greenroom.predictor.making.maker import make_in_subprocess
+from greenroom.predictor.traces.counts import Shape
+from greenroom.predictor.traces.samples import Sample
 from greenroom.replay import RoutingTrace
 from greenroom.replay.simulation.simulated_hardware import LinkProfile
 from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
@@ -157,16 +160,14 @@ def _collection(trace: RoutingTrace) -> EamcFile:
 
 
 async def _rebuilt(model: Model, name: str, kept: Sequence[NDArray[np.float32]], recorded: int) -> EamcFile:
-    """By the predictor service's builder."""
+    """As the predictor service makes it, in a process of its own."""
     config = BuildingConfig()
-    options = KINDS[EamcFile.KIND].options(config)
+    kind = EamcKind(config)
     shape = Shape(model.shape.layers, model.shape.experts)
     newest = kept[-config.max_sequences :]
-    matrices = [matrix.astype(np.uint16).reshape(1, shape.layers, shape.experts) for matrix in newest]
-    job = Job(EamcFile.KIND, name, shape, matrices, options, recorded=recorded)
-    built = await build_apart(job, timeout_s=config.timeout_s)
-    assert isinstance(built, EamcFile), "the kind says so"
-    return built
+    samples = [Sample("", matrix.astype(np.uint16).reshape(1, shape.layers, shape.experts)) for matrix in newest]
+    job = Job(kind.name, name, shape, samples, kind.options(), recorded=recorded)
+    return await make_in_subprocess(kind, job, timeout_s=config.timeout_s, command=MAKE)
 
 
 def _per_second(model: Model, trace: RoutingTrace, eamc: EamcFile, at_once: int) -> float:

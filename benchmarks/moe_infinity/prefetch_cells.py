@@ -21,8 +21,9 @@ from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.prefetching.next_layer import TracedTopK
 from greenroom.policies.registry import create_policy
 from greenroom.policies.reuse.chances import REUSE
-from greenroom.predictor.eamc.members import CAPACITY, choose_members
-from greenroom.predictor.reuse.fit import FitOptions, fit
+from greenroom.predictor.kinds.config import CAPACITY
+from greenroom.predictor.kinds.eamc.members import choose_members
+from greenroom.predictor.kinds.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace
 from greenroom.replay.simulation.simulated_hardware import LinkProfile
 from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay

@@ -26,7 +26,7 @@ from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
 from greenroom.gateway.requests.pipeline_metrics import PipelineCollector
 from greenroom.gateway.service import GatewayService
-from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
+from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService
 from greenroom.predictor.process import predictor_parts
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.metrics import SchedulerCollector
@@ -157,8 +157,7 @@ def embedded_parts(
     ]
     if config.predicts:
         learning = config.predictor
-        store = make_store(learning.state_dir, learning.keep)
-        predictor = PredictorService(learning, log, store, PredictorMetrics(registry))
+        predictor = PredictorService(learning, log, PredictorMetrics(registry))
         endpoint = LocalEndpoint(dialer, "predictor")
         parts += predictor_parts(predictor, learning, log, endpoint, f"predictor.{name}")
     tokens = Served("tokens", LocalEndpoint(dialer, "gateway"), [pipeline.tokens], owner=pipeline)

@@ -31,8 +31,7 @@ from greenroom.gateway.service import GatewayService
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
 from greenroom.predictor import PredictorConfig
-from greenroom.predictor.building.config import BuildingConfig
-from greenroom.predictor.eamc.drift import DriftConfig
+from greenroom.predictor.kinds.config import BuildingConfig, DriftConfig
 from greenroom.worker.engine import Edition
 from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.card import card_of
@@ -43,7 +42,7 @@ from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.test_model import Told
 from tests.waiting import until
 
-LENGTH, LIMIT_S = 8, 60.0
+LENGTH, LIMIT_S = 8, 240.0
 MODEL = "understudy"
 DRIFT = DriftConfig(after=10, again=1000, settle=6)
 

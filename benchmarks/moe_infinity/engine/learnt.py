@@ -15,8 +15,9 @@ from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.registry import EXPERT_POLICIES
-from greenroom.predictor.eamc.members import CAPACITY, choose_members
-from greenroom.predictor.reuse.fit import fit
+from greenroom.predictor.kinds.config import CAPACITY
+from greenroom.predictor.kinds.eamc.members import choose_members
+from greenroom.predictor.kinds.reuse.fit import fit
 from greenroom.replay.traces.activation_matrices import activation_matrices
 from greenroom.replay.traces.routing_trace import RoutingTrace
 

@@ -9,7 +9,7 @@ import click
 from greenroom.cli.stack import stack
 
 if TYPE_CHECKING:
-    from greenroom.predictor.building.config import BuildingConfig
+    from greenroom.predictor.kinds.config import BuildingConfig
 
 building_options = stack(
     click.option(
@@ -68,8 +68,8 @@ building_options = stack(
 def building_from(options: dict[str, Any]) -> BuildingConfig:
     """Takes the options of ``building_options`` out of ``options``. Raises InvalidConfig, UnknownName."""
     from greenroom.core.units import parse_bytes
-    from greenroom.predictor.building.config import building_of
-    from greenroom.predictor.eamc.drift import DriftConfig
+    from greenroom.predictor.kinds.config import DriftConfig
+    from greenroom.predictor.kinds.registry import building_of
 
     drift = {name: options.pop(f"eamc_{name}") for name in ("share", "least", "after", "again", "settle")}
     reuse_after = options.pop("reuse_after")

@@ -47,7 +47,7 @@ def build(out: Path, capacity: int, seed: int, **options: Any) -> None:
       greenroom eamc build --trace monday.npz --trace tuesday.npz --capacity 200
       greenroom replay tuesday.npz --eamc eamc.safetensors --policy moe-infinity --link 2GiB/s --expert-bytes 11MiB
     """
-    from greenroom.predictor.eamc.members import check_library
+    from greenroom.predictor.kinds.eamc.members import check_library
 
     check_source(options, out)
     check_library()
@@ -87,7 +87,7 @@ def _chosen(recorded: Recorded, capacity: int, seed: int) -> EamcFile:
     import numpy as np
 
     from greenroom.core.eamc_file import EamcFile
-    from greenroom.predictor.eamc.members import choose_members
+    from greenroom.predictor.kinds.eamc.members import choose_members
     from greenroom.replay.traces.activation_matrices import activation_matrices
 
     began = time.monotonic()

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     type=float,
     default=6 * 3600.0,
     show_default=True,
-    help="With `asked`: seconds after which what nobody asked for is learnt no more.",
+    help="With `asked`: seconds after which a kind is not learnt any more, unless it is asked for again.",
 )
 @click.option(
     "--learn-forecast-timeout",
@@ -140,8 +140,8 @@ def predictor(
     """
     from greenroom.cli.service_process import live
     from greenroom.core.units import parse_bytes
-    from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, make_store
-    from greenroom.predictor.learned.config import learning_of
+    from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService
+    from greenroom.predictor.kinds.registry import learning_of
     from greenroom.predictor.process import predictor_parts
 
     learning = learning_of(
@@ -171,7 +171,7 @@ def predictor(
     endpoint = endpoint_from(options)
 
     def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
-        service = PredictorService(config, log, make_store(state_dir, keep), PredictorMetrics(registry))
+        service = PredictorService(config, log, PredictorMetrics(registry))
         return predictor_parts(service, config, log, endpoint, instance)
 
     sys.exit(live("predictor", options, make))

@@ -17,9 +17,9 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.files import write_whole
 
 if TYPE_CHECKING:
-    from greenroom.predictor.learned.artifact import LearnedArtifact
-    from greenroom.predictor.learned.evaluate import Score
-    from greenroom.predictor.store import Versions
+    from greenroom.predictor.judging.scores import Score
+    from greenroom.predictor.kinds.emoe.artifact import LearnedArtifact
+    from greenroom.predictor.versions.store import VersionStore
 
 
 @click.command("predictor-train")
@@ -83,8 +83,8 @@ def predictor_train(
       greenroom predictor-train t.npz --tasks t.meta.jsonl --kind emoe-l --out emoe-l.safetensors
       greenroom predictor-train t.npz --state-dir ./predictor --model-name olmoe
     """
-    from greenroom.predictor.learned.config import TrainingConfig
-    from greenroom.predictor.learned.recorded import read_recorded
+    from greenroom.predictor.kinds.emoe.config import TrainingConfig
+    from greenroom.predictor.kinds.emoe.recorded import read_recorded
 
     if out is not None:
         _check_out(out)
@@ -100,9 +100,9 @@ def predictor_train(
 
         from tqdm import tqdm
 
-        from greenroom.predictor.learned.comparison import places_to_test, trivial
-        from greenroom.predictor.learned.gate import why_withheld
-        from greenroom.predictor.learned.training import measure, split, train
+        from greenroom.predictor.judging.gate import why_withheld
+        from greenroom.predictor.kinds.emoe.comparison import places_to_test, trivial
+        from greenroom.predictor.kinds.emoe.training import measure, split, train
 
         with tqdm(total=config.epochs, desc="training", unit="epoch", disable=not sys.stderr.isatty()) as bar:
 
@@ -146,12 +146,12 @@ def _check_out(out: Path) -> None:
 
 
 @contextmanager
-def _opened(state_dir: Path, keep: int, kind: str) -> Iterator[Versions[LearnedArtifact]]:
+def _opened(state_dir: Path, keep: int, kind: str) -> Iterator[VersionStore[LearnedArtifact]]:
     """No service takes the folder before the result is in it. Raises InvalidConfig."""
-    from greenroom.predictor.learned.shelf import LEARNED
-    from greenroom.predictor.store import FileVersions
+    from greenroom.predictor.kinds.emoe.artifact import codec_of
+    from greenroom.predictor.versions.store import FileStore
 
-    store = FileVersions(state_dir, keep, LEARNED, within=kind)
+    store = FileStore(state_dir, keep, codec_of(kind), within=kind)
     store.open()
     try:
         yield store
@@ -160,7 +160,7 @@ def _opened(state_dir: Path, keep: int, kind: str) -> Iterator[Versions[LearnedA
 
 
 def _write(out: Path, artifact: LearnedArtifact) -> None:
-    from greenroom.predictor.learned.artifact import dump_learned
+    from greenroom.predictor.kinds.emoe.artifact import dump_learned
 
     try:
         write_whole(out, dump_learned(artifact.as_version(1, _now_ms())))
@@ -168,7 +168,7 @@ def _write(out: Path, artifact: LearnedArtifact) -> None:
         raise _not_written("out", out, error) from error
 
 
-def _keep(store: Versions[LearnedArtifact], state_dir: Path, artifact: LearnedArtifact) -> int:
+def _keep(store: VersionStore[LearnedArtifact], state_dir: Path, artifact: LearnedArtifact) -> int:
     version = store.next_version(artifact.model)
     try:
         return store.write(artifact.as_version(version, _now_ms())).version

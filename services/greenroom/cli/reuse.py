@@ -90,7 +90,7 @@ def _fitted(recorded: Recorded, averages_only: bool, rounds: int, seed: int) -> 
 
     from tqdm import tqdm
 
-    from greenroom.predictor.reuse.fit import FitOptions, fit
+    from greenroom.predictor.kinds.reuse.fit import FitOptions, fit
     from greenroom.replay.traces.join import joined
 
     options = FitOptions(rounds=rounds, seed=seed, followers=False if averages_only else None)

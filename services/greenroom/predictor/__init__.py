@@ -4,14 +4,5 @@ from greenroom.predictor.config import PredictorConfig
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.service import PredictorService
 from greenroom.predictor.servicer import PredictorServicer
-from greenroom.predictor.store import FileArtifacts, MemoryArtifacts, make_store
 
-__all__ = [
-    "FileArtifacts",
-    "MemoryArtifacts",
-    "PredictorConfig",
-    "PredictorMetrics",
-    "PredictorService",
-    "PredictorServicer",
-    "make_store",
-]
+__all__ = ["PredictorConfig", "PredictorMetrics", "PredictorService", "PredictorServicer"]

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import KIB, MIB
-from greenroom.predictor.building.config import BuildingConfig
-from greenroom.predictor.learned.config import LearningConfig
+from greenroom.predictor.kinds.config import BuildingConfig, LearningConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictorConfig:
     """Times in seconds. Raises InvalidConfig, naming the field.
 
-    ``state_dir``: where artifacts are kept; None: in memory, until this process ends. ``group``: who shares the
-    traces. ``half_life_sequences``: a sequence counts half when so many others of its task type have come since.
+    ``state_dir``: where artifacts are kept; None: in memory, until this process ends. ``group``: the consumer group on
+    `traces`. ``half_life_sequences``: a sequence counts half when so many others of its task type have come since.
     ``publish_every``: a new version after so many sequences, and ``publish_after_s``: after so long with at least one.
     ``keep``: versions kept of a model, beside the one that is pinned. ``max_bytes``: of all statistics; what is served
     has about as much again. ``seen_window``: sequences of a model that are known to have been counted.

@@ -1,4 +1,4 @@
-"""The predictor's service with what others call it by."""
+"""The predictor service with its gRPC endpoint and its announcement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TTL_MS = 15_000
 def predictor_parts(
     service: PredictorService, config: PredictorConfig, log: Log, endpoint: Endpoint, instance: str
 ) -> Sequence[Service]:
-    """In the order of their start, behind the log: it is called only while it knows what was learnt."""
+    """In the order of their start, after the log. Calls are served only while the service runs."""
 
     def say() -> Member:
         return Member(member=MemberKind.PREDICTOR, instance=instance, address="", ttl_ms=TTL_MS)

@@ -1,4 +1,4 @@
-"""The predictor as a service: ``traces`` in, versions out, forecasts from the one that is served."""
+"""The predictor as a service: ``traces`` in, versions of artifacts out, forecasts from those that are served."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from greenroom.core.errors import InvalidRequest
 from greenroom.core.messages import DeadLetter, Trace, Undecodable, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.fabric.group_positions import HeldPartitions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
-from greenroom.predictor.building.builder import Builder
-from greenroom.predictor.building.jobs import BUILDER
 from greenroom.predictor.config import PredictorConfig
-from greenroom.predictor.counts import BadTrace
-from greenroom.predictor.learned.config import LEARNED_KINDS
-from greenroom.predictor.learned.jobs import TRAINER
-from greenroom.predictor.learned.learner import Learner
-from greenroom.predictor.library import Library
+from greenroom.predictor.kinds.registry import FORECAST_KINDS, MAKE, POLICY_KINDS, known_kind
+from greenroom.predictor.kinds.statistics.library import Library
+from greenroom.predictor.kinds.statistics.publisher import Publisher
+from greenroom.predictor.kinds.statistics.served import Forecast
+from greenroom.predictor.kinds.statistics.snapshot import SNAPSHOTS, STATISTICS, Snapshot
+from greenroom.predictor.making.kind import Kind, kept_of
+from greenroom.predictor.making.maker import Maker
 from greenroom.predictor.metrics import PredictorMetrics
-from greenroom.predictor.publisher import Publisher
-from greenroom.predictor.reading import Counted, counted, trace_of
-from greenroom.predictor.serving import LEARNED_SOURCES, Forecast
-from greenroom.predictor.shelf import Shelf
-from greenroom.predictor.snapshot import KIND as STATISTICS
-from greenroom.predictor.store import ArtifactStore
+from greenroom.predictor.serving.forecasts import Forecasts
+from greenroom.predictor.traces.counts import BadTrace, SequenceCounts, count, picks_of
+from greenroom.predictor.traces.reading import trace_of
+from greenroom.predictor.traces.samples import Kept
+from greenroom.predictor.versions.registry import VersionRegistry
+from greenroom.predictor.versions.store import VersionStore, store_of
 
 SERVICE = "predictor"
 MAX_REASON_CHARS = 1000
@@ -44,46 +44,60 @@ _AT_ONCE = 16
 class PredictorService(Runner):
     """One is meant to run: several would each learn from a part of the traces.
 
-    A sequence is counted in memory when its trace is read. Its offset is finished, and with all before it committed,
-    when a version that contains it is kept; the version also holds the ids of the sequences counted last. So after a
-    crash at any moment what is read again is either not in the version that the start finds, or is known there:
-    nothing is lost and nothing counts twice.
+    A sequence is counted in memory when its trace is read. Its offset is finished when a version that contains it is
+    kept, and committed when all offsets before it are finished too. The version also holds the ids of the sequences
+    that were counted last. So nothing is lost after a crash and nothing counts twice: what is read again is not in the
+    version that the start finds, or its id is.
     """
 
     def __init__(
         self,
         config: PredictorConfig,
         log: Log,
-        store: ArtifactStore,
         metrics: PredictorMetrics,
         *,
+        store: VersionStore[Snapshot] | None = None,
         after_publish: Callable[[], None] | None = None,
-        trainer: Sequence[str] = TRAINER,
-        maker: Sequence[str] = BUILDER,
+        make: Sequence[str] = MAKE,
     ) -> None:
-        """``trainer``: the command that trains learned predictors; ``maker``: the one that makes artifacts of expert
-        policies. Raises InvalidConfig."""
+        """``store``: of statistics; None: in the state folder. ``make``: the command that makes all other kinds, see
+        Maker. Raises InvalidConfig."""
         super().__init__("predictor")
         self._config = config
         self._log = log
         self._metrics = metrics
         self._after_publish = after_publish
-        self.library = Library(config)
-        self.publisher = Publisher(self.library, store, metrics)
-        self.learner = Learner(
-            config.learning, metrics, state_dir=config.state_dir, keep=config.keep, command=trainer
+        self.library = Library(
+            max_bytes=config.max_bytes,
+            half_life_sequences=config.half_life_sequences,
+            seen_window=config.seen_window,
+        )
+        self.publisher = Publisher(
+            self.library, store or store_of(SNAPSHOTS, config.state_dir, config.keep), metrics
         )  # fmt: skip
-        self.builder = Builder(
-            config.building, metrics, state_dir=config.state_dir, keep=config.keep, command=maker
+        learning, building = config.learning, config.building
+        self._forecasting = None if learning.off else ThreadPoolExecutor(1, thread_name_prefix="forecasts")
+        self.learned = Maker(
+            [kind(learning) for kind in FORECAST_KINDS.values()], learning, metrics.learning,
+            state_dir=config.state_dir, keep=config.keep, command=make, executor=self._forecasting,
+        )  # fmt: skip
+        self.policies = Maker(
+            [kind(building) for kind in POLICY_KINDS.values()], building, metrics.building,
+            state_dir=config.state_dir, keep=config.keep, command=make,
+        )  # fmt: skip
+        self._makers = (self.learned, self.policies)
+        self._forecasts = Forecasts(
+            self.publisher.registry, self.learned, metrics, self._forecasting,
+            forecast_s=learning.forecast_s, max_waiting=learning.max_waiting,
         )  # fmt: skip
         self._consumer: GroupConsumer | None = None
         self._held = HeldPartitions(TRACES)
         self._unsaved: dict[str, list[tuple[PrefixTracker, int]]] = {}
-        """What waits for a version of its model, or for its model to be forgotten. The model stays here while that is
-        under way, so that what comes again of it waits too."""
+        """By model, the offsets that wait for a version of it, or for it to be forgotten. A model stays here while its
+        version is written, so that duplicates of its sequences wait too."""
         self._forgotten: set[str] = set()
         self._unsaved_count = 0
-        """Those that are being written now are among them."""
+        """With those that are being written now."""
         self._something = asyncio.Event()
         """Set while anything is unsaved."""
         self._due = asyncio.Event()
@@ -99,19 +113,19 @@ class PredictorService(Runner):
 
     async def run(self) -> None:
         """Until ``end``; what was learnt is then kept and committed. It has begun when it has taken up what was kept
-        and joined its group. Raises InvalidConfig where the artifacts can not be kept at all, LogUnavailable where the
-        log was never there, LogFailed where it can not be used any more, and whatever else should not happen."""
+        and joined its group. Raises InvalidConfig where artifacts can not be kept, LogUnavailable where the log was
+        never there, LogFailed where it can not be used any more, and whatever else should not happen."""
         await self.publisher.open()
         try:
-            await self.learner.open()
-            await self.builder.open()
+            for maker in self._makers:
+                await maker.open()
             self._consumer = self._log.group(TRACES, self._config.group, self)
             async with self._consumer as consumer:
                 self.begun.set()
                 async with asyncio.TaskGroup() as tasks:
                     reading = tasks.create_task(self._read_always(consumer))
                     others = [tasks.create_task(self._publish_always()), tasks.create_task(self._watch_lag())]
-                    making = [tasks.create_task(self.learner.run()), tasks.create_task(self.builder.run())]
+                    making = [tasks.create_task(maker.run()) for maker in self._makers]
                     await self.ending.wait()
                     for one in (reading, *making):
                         one.cancel()
@@ -121,9 +135,11 @@ class PredictorService(Runner):
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
         finally:
-            await self.learner.close()
-            await self.builder.close()
-            await self.publisher.close()
+            for maker in self._makers:
+                await maker.close()
+            if self._forecasting is not None:
+                self._forecasting.shutdown(wait=False, cancel_futures=True)
+            await self.publisher.registry.close()
 
     @property
     def unready(self) -> str | None:
@@ -135,33 +151,25 @@ class PredictorService(Runner):
 
     # -- asked by others -----------------------------------------------------------------------------------------
 
-    def shelf(self, kind: str) -> Shelf[Any, Any]:
-        """The artifacts of one kind; empty: of statistics. Raises InvalidRequest."""
+    def registry(self, kind: str) -> VersionRegistry[Any, Any]:
+        """The versions of one kind; "": of statistics. Raises InvalidRequest."""
         if kind in ("", STATISTICS):
-            return self.publisher
-        shelves: Mapping[str, Shelf[Any, Any]] = {**self.learner.shelves, **self.builder.shelves}
-        return shelves[_known(kind, "kind", tuple(shelves))]
+            return self.publisher.registry
+        registries = {name: one for maker in self._makers for name, one in maker.registries.items()}
+        return registries[known_kind(kind, "kind", registries)]
+
+    def artifacts_asked(self, model: str, kind: str) -> None:
+        """A worker wants artifacts of ``kind``."""
+        self.policies.asked(model, kind)
 
     async def forecast(
         self, model: str, task_type: str, previous: bytes, predictor: str = "", within_s: float = math.inf
     ) -> Forecast:
-        """By what was learnt of the kind ``predictor``, if that is served of the model and answers in time; else by
-        statistics: see Served.forecast. ``within_s``: what is left to who asks. Raises InvalidRequest."""
+        """See Forecasts.forecast."""
         began = time.perf_counter()
-        forecast = None
-        if predictor not in ("", STATISTICS):
-            kind = _known(predictor, "predictor", LEARNED_KINDS)
-            known = self.publisher.showcase.models.get(model)
-            shape = None if known is None else known.snapshot.shape
-            answer = await self.learner.forecast(model, task_type, previous, kind, shape, within_s)
-            if answer is not None:
-                artifact, distribution = answer
-                forecast = Forecast(LEARNED_SOURCES[kind], distribution, artifact.version, artifact.sequences)
-        if forecast is None:
-            forecast = self.publisher.showcase.forecast(model, task_type, previous)
+        forecast = await self._forecasts.forecast(model, task_type, previous, predictor, within_s)
         self.library.touch(model, task_type)
         self._metrics.forecasting.observe(time.perf_counter() - began)
-        self._metrics.forecast(forecast.source)
         return forecast
 
     # -- what the consumer tells ---------------------------------------------------------------------------------
@@ -170,11 +178,11 @@ class PredictorService(Runner):
         self._held.take(partitions)
 
     async def revoked(self, partitions: Sequence[int]) -> None:
-        """A last version, so that whoever is next does not learn the same again."""
+        """Write a last version, so that the next instance does not learn the same again."""
         if self._publishing:
             await self._settle(self._config.revoke_s)
         for partition in self._held.give(partitions):
-            self._metrics.not_held(partition)
+            self._metrics.lag.remove(str(partition))
 
     # -- learning ------------------------------------------------------------------------------------------------
 
@@ -193,21 +201,28 @@ class PredictorService(Runner):
         try:
             trace = trace_of(record)
             self.library.check(trace)
-            kinds = self.builder.wants(trace.model)
-            found = await asyncio.to_thread(counted, trace, self.learner.wants_samples, kinds)
+            kinds = [kind for maker in self._makers for kind in maker.keeping(trace.model)]
+            counts, kept = await asyncio.to_thread(_counted, trace, kinds)
         except (Undecodable, BadTrace) as error:
             await self._bury(record, error)
             tracker.finish(record.offset)
             return
         async with self.publisher.learning:
-            self._learn(record, tracker, trace, found)
+            self._learn(record, tracker, trace, counts, kept)
 
     def _holds(self, record: Record, tracker: PrefixTracker) -> bool:
-        """Whether it still is this instance's to learn: its partition may go while it waits, and come back, and is
-        then read again."""
+        """Whether this instance still has to learn it. Its partition may be revoked while it waits, and assigned again;
+        the record is then read again."""
         return self._held.trackers.get(record.partition) is tracker
 
-    def _learn(self, record: Record, tracker: PrefixTracker, trace: Trace, found: Counted) -> None:
+    def _learn(
+        self,
+        record: Record,
+        tracker: PrefixTracker,
+        trace: Trace,
+        counts: SequenceCounts,
+        kept: Mapping[str, Kept | None],
+    ) -> None:
         if not self._holds(record, tracker):
             return
         if self.library.has_seen(trace.model, trace.request_id):
@@ -220,17 +235,16 @@ class PredictorService(Runner):
             tracker.finish(record.offset)
             return
         else:
-            for gone in self.library.learn(trace, found.counts):
+            for gone in self.library.learn(trace, counts):
                 self._evicted(gone.model, gone.task_type)
-            if found.sample is not None:
-                self.learner.take(trace.model, found.sample)
-            self.builder.take(trace, found.kept)
+            for maker in self._makers:
+                maker.take(trace, kept)
             self._metrics.sequences.inc()
             self._metrics.statistics_bytes.set(self.library.nbytes)
         self._wait_for_version(trace.model, tracker, record.offset)
 
     def _evicted(self, model: str, task_type: str | None) -> None:
-        self._metrics.evicted("model" if task_type is None else "task_type")
+        self._metrics.evicted.labels("model" if task_type is None else "task_type").inc()
         what = "all of it" if task_type is None else f"its task type {task_type!r}"
         _LOG.warning("%r: %s is forgotten, the budget of %d bytes is full", model, what, self._config.max_bytes)
         if task_type is None:
@@ -328,7 +342,7 @@ class PredictorService(Runner):
         self._room.set()
         if not self._unsaved:
             self._something.clear()
-            self._saved.set()  # before the commit, which may wait for whoever waits for this
+            self._saved.set()  # before the commit, which may wait for what waits for this
         if self._after_publish is not None:
             self._after_publish()
         await self._commit()
@@ -336,14 +350,14 @@ class PredictorService(Runner):
 
     async def _publish_model(self, model: str) -> None:
         if model in self._forgotten:
-            await self.publisher.forget(model)
-            await self.learner.forget(model)
-            await self.builder.forget(model)
+            await self.publisher.registry.forget(model)
+            for maker in self._makers:
+                await maker.forget(model)
             self._forgotten.discard(model)
         await self.publisher.publish(model)
 
     async def _settle(self, within_s: float) -> None:
-        """Have all that was learnt kept and committed, if that can be done in time."""
+        """Keep and commit all that was learnt, as far as the time allows."""
         self._due.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -356,14 +370,12 @@ class PredictorService(Runner):
     async def _watch_lag(self) -> None:
         while True:
             async for partition, behind in self._held.lags(self._log):
-                self._metrics.lag(partition, behind)
+                self._metrics.lag.labels(str(partition)).set(behind)
             await self._commit()  # what needed no version: duplicates, dead letters
             await asyncio.sleep(self._config.lag_every_s)
 
 
-def _known(name: str, param: str, names: Sequence[str]) -> str:
-    """Raises InvalidRequest, listing the names."""
-    if name not in names:
-        known = ", ".join((STATISTICS, *names))
-        raise InvalidRequest(f"there is no {param} {name!r:.100}; known: {known}", param=param)
-    return name
+def _counted(trace: Trace, kinds: Sequence[Kind[Any]]) -> tuple[SequenceCounts, dict[str, Kept | None]]:
+    """For statistics, and what the other kinds keep. Called in any thread. Raises BadTrace."""
+    counts = count(trace)
+    return counts, kept_of(kinds, picks_of(trace), trace.num_experts) if trace.rows else {}

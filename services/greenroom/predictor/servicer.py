@@ -12,14 +12,14 @@ import xxhash
 from greenroom.core.errors import GreenroomError
 from greenroom.fabric.rpc import Context, Refused
 from greenroom.predictor.service import PredictorService
-from greenroom.predictor.snapshot import ArtifactInfo
-from greenroom.predictor.store import NotKept
+from greenroom.predictor.versions.artifact import ArtifactInfo
+from greenroom.predictor.versions.store import NotKept
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 
 
 class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
-    """Forecasts from statistics are made on the event loop, in well under a millisecond or two, learned ones in a
-    thread; files are read in threads."""
+    """Forecasts from statistics are made on the event loop, within a millisecond or two. Learned ones are made, and
+    files read, in threads."""
 
     def __init__(self, service: PredictorService, part_bytes: int) -> None:
         self._service = service
@@ -44,7 +44,7 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
             layers=layers,
             experts=experts,
             distribution=forecast.distribution.astype("<f4", copy=False).tobytes(),
-            source=forecast.source.value,
+            source=forecast.source,
             sequences=forecast.sequences,
         )
 
@@ -53,8 +53,8 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
         request: predictor_pb2.ListArtifactsRequest,
         context: Context,
     ) -> predictor_pb2.ListArtifactsResponse:
-        infos, serving = self._service.shelf(request.kind).artifacts(request.model)
-        self._service.builder.asked(request.model, request.kind)
+        infos, serving = self._service.registry(request.kind).artifacts(request.model)
+        self._service.artifacts_asked(request.model, request.kind)
         return predictor_pb2.ListArtifactsResponse(artifacts=map(_artifact, infos), serving=serving)
 
     async def GetArtifact(
@@ -62,9 +62,9 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
         request: predictor_pb2.GetArtifactRequest,
         context: Context,
     ) -> AsyncIterator[predictor_pb2.ArtifactPart]:
-        """The first part carries what it is as well."""
+        """The first part describes the artifact as well."""
         try:
-            info, data = await self._service.shelf(request.kind).read(request.model, request.version)
+            info, data = await self._service.registry(request.kind).read(request.model, request.version)
         except NotKept as error:
             raise _not_found(error) from error
         described = _artifact(info)
@@ -79,7 +79,7 @@ class PredictorServicer(predictor_pb2_grpc.PredictorServicer):
         context: Context,
     ) -> predictor_pb2.RollBackResponse:
         try:
-            info = await self._service.shelf(request.kind).roll_back(request.model, request.version)
+            info = await self._service.registry(request.kind).roll_back(request.model, request.version)
         except NotKept as error:
             raise _not_found(error) from error
         return predictor_pb2.RollBackResponse(serving=_artifact(info))

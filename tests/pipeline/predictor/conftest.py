@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +19,22 @@ from greenroom.core.messages import DeadLetter, Trace, decode, encode
 from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import LocalDialer, LocalServer
-from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer, make_store
-from greenroom.predictor.building.jobs import BUILDER
-from greenroom.predictor.learned.jobs import TRAINER
-from greenroom.predictor.store import ArtifactStore
+from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer
+from greenroom.predictor.kinds.registry import MAKE
+from greenroom.predictor.kinds.statistics.snapshot import Snapshot
+from greenroom.predictor.versions.store import VersionStore
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.pipeline.troubled_log import TroubledLog
 from tests.waiting import until
 
-DEADLINE_S = 10.0
+DEADLINE_S = 240.0
+"""For what hangs. A machine that does much else beside these tests is slow, and passes them."""
+REAL = (
+    sys.executable,
+    "-c",
+    "import os, runpy; os.nice = lambda by: 0; runpy.run_module('greenroom.predictor.kinds.make', run_name='__main__')",
+)
+"""What makes artifacts in the service, at the priority of the tests: at its own a busy machine would not get to it."""
 PARTITIONS = 2
 CONFIG = PredictorConfig(publish_every=8, publish_after_s=0.02, retry_s=0.005, max_retry_s=0.02, lag_every_s=0.01)
 
@@ -36,7 +44,6 @@ class Running:
     """One predictor."""
 
     service: PredictorService
-    store: ArtifactStore
     registry: CollectorRegistry
     task: asyncio.Task[None]
     log: TroubledLog
@@ -101,31 +108,28 @@ class World:
     async def start(
         self,
         *,
-        store: ArtifactStore | None = None,
+        store: VersionStore[Snapshot] | None = None,
         after_publish: Callable[[], None] | None = None,
-        trainer: Sequence[str] = TRAINER,
-        maker: Sequence[str] = BUILDER,
+        make: Sequence[str] = MAKE,
         **changed: Any,
     ) -> Running:
         """Ready to be asked."""
         config = dataclasses.replace(CONFIG, **{"state_dir": self.folder, **changed})
         registry = CollectorRegistry()
         log = TroubledLog(self.broker)
-        store = store or make_store(config.state_dir, config.keep)
         service = PredictorService(
             config,
             log,
-            store,
             PredictorMetrics(registry),
+            store=store,
             after_publish=after_publish,
-            trainer=trainer,
-            maker=maker,
+            make=make,
         )
         address = f"predictor-{len(self.instances)}:1"
         server = self.dialer.serve(address, [PredictorServicer(service, config.part_bytes)])
         stub = self.dialer.stub(predictor_pb2_grpc.PredictorStub, address)
         task = asyncio.create_task(service.run())
-        running = Running(service, store, registry, task, log, server, stub)
+        running = Running(service, registry, task, log, server, stub)
         self.instances.append(running)
         await self.until(lambda: service.unready is None or task.done())
         return running

@@ -14,15 +14,15 @@ from prometheus_client import CollectorRegistry
 from greenroom.fabric.log.memory import MemoryLog
 from greenroom.fabric.rpc import GrpcDialer, Server, ServerConfig, join_address
 from greenroom.predictor import (
-    MemoryArtifacts,
     PredictorConfig,
     PredictorMetrics,
     PredictorService,
     PredictorServicer,
 )
-from greenroom.predictor.counts import count
-from greenroom.predictor.library import Library
-from greenroom.predictor.serving import Served
+from greenroom.predictor.kinds.statistics.library import Library
+from greenroom.predictor.kinds.statistics.served import Served
+from greenroom.predictor.kinds.statistics.snapshot import Snapshot
+from greenroom.predictor.traces.counts import count
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.unit.predictor.worlds import trace
 
@@ -34,7 +34,7 @@ SHAPES = ((24, 32, 4), (48, 128, 8))
 async def main() -> None:
     for layers, experts, picks in SHAPES:
         random = np.random.default_rng(0)
-        library = Library(PredictorConfig())
+        library = Library(max_bytes=2**28, half_life_sequences=500.0, seen_window=2**14)
         counting = []
         for number in range(20):
             chosen = random.integers(0, experts, (300, layers, picks))
@@ -43,7 +43,8 @@ async def main() -> None:
             library.learn(one, count(one))
             counting.append(time.perf_counter() - began)
         print(f"{layers} x {experts}: learning from 300 rows {_percentiles(counting)}")  # noqa: T201
-        served = Served(library.snapshot("m", 1, 0))
+        snapshot = library.snapshot("m")
+        served = Served(snapshot)
         previous = random.random((layers, experts)).astype("<f4").tobytes()
         for name, given in (("of a task type", b""), ("after a prompt", previous)):
             taken = []
@@ -51,13 +52,13 @@ async def main() -> None:
                 began = time.perf_counter()
                 served.forecast("a", given)
                 taken.append(time.perf_counter() - began)
-            print(f"  {name}: alone {_percentiles(taken)}; by gRPC {_percentiles(await _calls(served, given))}")  # noqa: T201
+            print(f"  {name}: alone {_percentiles(taken)}; by gRPC {_percentiles(await _calls(snapshot, given))}")  # noqa: T201
 
 
-async def _calls(served: Served, previous: bytes) -> list[float]:
+async def _calls(snapshot: Snapshot, previous: bytes) -> list[float]:
     metrics = PredictorMetrics(CollectorRegistry())
-    service = PredictorService(PredictorConfig(), MemoryLog(), MemoryArtifacts(1), metrics)
-    service.publisher.showcase.models["m"] = served
+    service = PredictorService(PredictorConfig(), MemoryLog(), metrics)
+    await service.registry("").publish(snapshot)
     server = Server(ServerConfig(), [PredictorServicer(service, 2**18)])
     address = join_address("127.0.0.1", await server.start())
     request = predictor_pb2.ForecastRequest(model="m", task_type="a", previous=previous)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,13 @@ from greenroom.core.messages import Member, MemberKind, Trace, decode, encode
 from greenroom.fabric.log import LogFailed
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer, LocalEndpoint, Server, ServerConfig, join_address
-from greenroom.predictor import PredictorMetrics, PredictorService, PredictorServicer, make_store, reading
-from greenroom.predictor.counts import SequenceCounts, count
+from greenroom.predictor import PredictorMetrics, PredictorService, PredictorServicer
+from greenroom.predictor import service as service_module
+from greenroom.predictor.kinds.statistics.snapshot import SNAPSHOTS, Snapshot, load_snapshot
 from greenroom.predictor.process import predictor_parts
-from greenroom.predictor.snapshot import ArtifactInfo, Snapshot, load_snapshot
-from greenroom.predictor.store import MemoryArtifacts
+from greenroom.predictor.traces.counts import SequenceCounts, count
+from greenroom.predictor.versions.artifact import ArtifactInfo
+from greenroom.predictor.versions.store import MemoryStore
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from tests.pipeline.predictor.conftest import CONFIG, DEADLINE_S, World
 from tests.pipeline.troubled_log import in_turn
@@ -109,7 +112,7 @@ async def test_forecasts_come_to_what_the_world_is(world: World) -> None:
             part async for part in stub.GetArtifact(predictor_pb2.GetArtifactRequest(model="m"), timeout=DEADLINE_S)
         ]
         assert len(parts) > 1
-        serving = running.service.publisher.artifacts("m")[1]
+        serving = running.service.registry("").artifacts("m")[1]
         assert parts[0].artifact.version == serving
         assert not any(part.HasField("artifact") for part in parts[1:])
         snapshot = load_snapshot(b"".join(part.data for part in parts))
@@ -332,7 +335,7 @@ async def test_the_newest_intact_version_is_taken_up(world: World, caplog: pytes
 
 
 async def test_nothing_is_committed_while_nothing_can_be_kept(world: World) -> None:
-    store = FullDisk(keep=3)
+    store = FullDisk(3, SNAPSHOTS)
     running = await world.start(store=store, max_unsaved=16, seen_window=64)
     await world.send(*(one(number) for number in range(40)))
     await world.until(lambda: "No space left" in (running.service.unready or ""))
@@ -350,7 +353,7 @@ async def test_nothing_is_committed_while_nothing_can_be_kept(world: World) -> N
 
 async def test_what_is_read_again_waits_for_its_version_too(world: World) -> None:
     """The partitions leave and come back before anything could be kept: the copies are known, and not committed."""
-    store = FullDisk(keep=3)
+    store = FullDisk(3, SNAPSHOTS)
     running = await world.start(store=store, revoke_s=0.01)
     await world.send(*(one(number) for number in range(6)))
     await world.until(lambda: running.metric("sequences_total") == 6)
@@ -385,7 +388,7 @@ async def test_what_is_read_again_while_its_version_is_written_waits_for_it(worl
 
 
 async def test_stopping_is_bounded_when_nothing_can_be_kept(world: World) -> None:
-    running = await world.start(store=FullDisk(keep=3))
+    running = await world.start(store=FullDisk(3, SNAPSHOTS))
     await world.send(one(0))
     await world.until(lambda: running.metric("artifact_failures_total") > 0)
     running.service.end(0.05)
@@ -436,7 +439,7 @@ async def test_what_was_polled_before_its_partition_went_is_not_learnt_when_it_c
         return count(read)
 
     running = await world.start(revoke_s=0.01)
-    monkeypatch.setattr(reading, "count", slowly)
+    monkeypatch.setattr(service_module, "count", slowly)
     await world.send(*(one(number) for number in range(8)))
     await world.until(counting.is_set)
     async with world.log.group("traces", "predictor", Nobody()):
@@ -452,7 +455,7 @@ async def test_what_was_polled_before_its_partition_went_is_not_learnt_when_it_c
 
 
 async def test_it_is_found_among_the_members(world: World) -> None:
-    service = PredictorService(CONFIG, world.log, make_store(None, 3), PredictorMetrics(CollectorRegistry()))
+    service = PredictorService(CONFIG, world.log, PredictorMetrics(CollectorRegistry()))
     parts = predictor_parts(service, CONFIG, world.log, LocalEndpoint(world.dialer, "here"), "p.1")
     for part in parts:
         await part.start()
@@ -474,8 +477,8 @@ async def test_what_keeps_it_from_starting_is_raised(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    store = make_store(tmp_path / "file", 3)
-    service = PredictorService(CONFIG, world.log, store, PredictorMetrics(CollectorRegistry()))
+    config = dataclasses.replace(CONFIG, state_dir=tmp_path / "file")
+    service = PredictorService(config, world.log, PredictorMetrics(CollectorRegistry()))
     with pytest.raises(InvalidConfig, match="state_dir"):
         await service.start()
     assert "state_dir" in caplog.messages[-1]
@@ -509,7 +512,7 @@ class Nobody:
         pass
 
 
-class FullDisk(MemoryArtifacts):
+class FullDisk(MemoryStore[Snapshot]):
     full = True
 
     def write(self, snapshot: Snapshot) -> ArtifactInfo:
@@ -526,7 +529,7 @@ class SlowDisk(FullDisk):
     """``writing``: it was asked to write; it goes on when ``go_on`` is set."""
 
     def __init__(self, keep: int) -> None:
-        super().__init__(keep)
+        super().__init__(keep, SNAPSHOTS)
         self.writing = threading.Event()
         self.go_on = threading.Event()
 

@@ -10,16 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
-from greenroom.predictor.learned.artifact import load_learned
-from greenroom.predictor.learned.comparison import places_to_test, trivial
-from greenroom.predictor.learned.config import LearningConfig
-from greenroom.predictor.learned.recorded import BadMeta, read_recorded
-from greenroom.predictor.learned.shelf import LEARNED
-from greenroom.predictor.store import FileVersions
+from greenroom.predictor.kinds.config import LearningConfig
+from greenroom.predictor.kinds.emoe.artifact import codec_of, load_learned
+from greenroom.predictor.kinds.emoe.comparison import places_to_test, trivial
+from greenroom.predictor.kinds.emoe.recorded import BadMeta, read_recorded
+from greenroom.predictor.versions.store import FileStore
 from greenroom.replay import RoutingTrace
 from tests.pipeline.predictor.conftest import World
 from tests.pipeline.predictor.test_learned import ask, sequence, until_learned
-from tests.unit.predictor.learned.test_networks import EXPERTS, LAYERS, SLOTS
+from tests.unit.predictor.kinds.emoe.test_networks import EXPERTS, LAYERS, SLOTS
 
 COUNT, ROWS = 30, 5
 QUICK = ("--epochs", "2", "--width", "16")
@@ -116,7 +115,7 @@ def refused(path: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> str
         raise AssertionError("it was trained")
 
     with monkeypatch.context() as patched:
-        patched.setattr("greenroom.predictor.learned.training.train", trained)
+        patched.setattr("greenroom.predictor.kinds.emoe.training.train", trained)
         return run(str(path), *QUICK, *arguments, status=1)
 
 
@@ -126,7 +125,7 @@ def test_where_it_can_not_be_kept_is_said_before_it_is_trained(tmp_path: Path, m
     for place in (tmp_path / "file", tmp_path / "file" / "state"):
         assert "can be written" in refused(path, "--out", str(place / "p"), monkeypatch=monkeypatch)
     assert "state_dir" in refused(path, "--state-dir", str(tmp_path / "file" / "s"), monkeypatch=monkeypatch)
-    used = FileVersions(tmp_path / "state", 5, LEARNED, within="emoe-a")
+    used = FileStore(tmp_path / "state", 5, codec_of("emoe-a"), within="emoe-a")
     used.open()
     try:
         assert "another predictor uses it" in refused(

@@ -9,12 +9,13 @@ from prometheus_client import CollectorRegistry
 
 from greenroom.core.tensors import load_tensors
 from greenroom.predictor import PredictorConfig, PredictorMetrics
-from greenroom.predictor.learned.artifact import dump_learned
-from greenroom.predictor.learned.priors import MAX_TASKS
-from greenroom.predictor.serving import Source
-from greenroom.predictor.snapshot import dump_snapshot
-from tests.unit.predictor.learned.test_networks import untrained
-from tests.unit.predictor.test_artifacts import snapshot
+from greenroom.predictor.kinds.emoe.artifact import dump_learned
+from greenroom.predictor.kinds.emoe.priors import MAX_TASKS
+from greenroom.predictor.kinds.registry import FORECAST_KINDS
+from greenroom.predictor.kinds.statistics.served import Source
+from greenroom.predictor.kinds.statistics.snapshot import dump_snapshot
+from tests.unit.predictor.kinds.emoe.test_networks import untrained
+from tests.unit.predictor.versions.test_store import snapshot
 
 PAGE = (Path(__file__).parents[3] / "docs" / "architecture" / "predictor.md").read_text()
 
@@ -28,8 +29,8 @@ def test_every_metric_is_on_the_page() -> None:
 
 
 def test_every_source_is_on_the_page() -> None:
-    for source in Source:
-        assert f"| `{source.value}` |" in PAGE
+    for source in (*Source, *(f"learned {kind}" for kind in FORECAST_KINDS)):
+        assert f"| `{source}` |" in PAGE
 
 
 def test_the_file_of_a_learned_predictor_has_what_the_page_says() -> None:

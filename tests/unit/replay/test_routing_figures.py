@@ -14,7 +14,7 @@ import pytest
 
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.registry import create_policy
-from greenroom.predictor.reuse.fit import fit
+from greenroom.predictor.kinds.reuse.fit import fit
 from greenroom.replay import ReplayResult, RoutingTrace, optimum, replay
 from tests.real_data import real_data
 

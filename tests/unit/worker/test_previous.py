@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.predictor.counts import Shape
-from greenroom.predictor.forecast import parse_previous
+from greenroom.predictor.kinds.statistics.forecaster import parse_previous
+from greenroom.predictor.traces.counts import Shape
 from greenroom.worker.engine import Routed
 from greenroom.worker.predictions.last_prompts import LastPrompts, distribution_of
 from greenroom.worker.service_config import ForecastConfig, ServiceConfig, TraceConfig, predictor_for

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.emoe import table2
-from greenroom.predictor.learned.recorded import Recorded, read_recorded
+from greenroom.predictor.kinds.emoe.recorded import Recorded, read_recorded
 from tests.pipeline.predictor.test_train_command import COUNT, recorded
 
 PLAN = table2.Plan(seeds=2, epochs=1, prompts=0, backbones=("bert",), kinds=("emoe-a",))

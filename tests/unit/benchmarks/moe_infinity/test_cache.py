@@ -32,7 +32,7 @@ from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH
 from benchmarks.moe_infinity.synthetic import trace_of as world_of
 from greenroom.demo.tasks import TASKS
 from greenroom.policies.base.events import Artifact
-from greenroom.predictor.reuse.fit import FitOptions, fit
+from greenroom.predictor.kinds.reuse.fit import FitOptions, fit
 from greenroom.replay import RoutingTrace
 from greenroom.replay.sweeps.sweep import OPTIMUM, PolicySpec
 from tests.unit.replay.traces import trace_of

@@ -1,0 +1,52 @@
+"""The kinds by name. A new one is a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from greenroom.core.eamc_file import EamcFile
+from greenroom.core.errors import InvalidRequest
+from greenroom.core.reuse_file import ReuseFile
+from greenroom.predictor.kinds.config import BuildingConfig, LearningConfig
+from greenroom.predictor.kinds.eamc.kind import EamcKind
+from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_L
+from greenroom.predictor.kinds.emoe.kind import EmoeKind
+from greenroom.predictor.kinds.reuse.kind import ReuseKind
+from greenroom.predictor.kinds.statistics.snapshot import STATISTICS
+from greenroom.predictor.making.kind import ForecastKind, Kind
+from greenroom.predictor.making.subprocess_job import command_of
+
+MAKE = command_of("greenroom.predictor.kinds.make")
+"""What makes any of them."""
+
+FORECAST_KINDS: Mapping[str, Callable[[LearningConfig], ForecastKind[Any]]] = {
+    EMOE_A: partial(EmoeKind, EMOE_A),
+    EMOE_L: partial(EmoeKind, EMOE_L),
+}
+"""Forecasts are made from them."""
+
+POLICY_KINDS: Mapping[str, Callable[[BuildingConfig], Kind[Any]]] = {
+    EamcFile.KIND: EamcKind,
+    ReuseFile.KIND: ReuseKind,
+}
+"""The expert policies of workers take them."""
+
+
+def learning_of(learn: str, **others: Any) -> LearningConfig:
+    """From a command line's word. ``others``: further fields. Raises InvalidConfig, UnknownName."""
+    return LearningConfig.said(learn, FORECAST_KINDS, **others)
+
+
+def building_of(build: str, **others: Any) -> BuildingConfig:
+    """From a command line's word. ``others``: further fields. Raises InvalidConfig, UnknownName."""
+    return BuildingConfig.said(build, POLICY_KINDS, **others)
+
+
+def known_kind(name: str, param: str, names: Collection[str]) -> str:
+    """``name``. Raises InvalidRequest, listing the names, where it is none of ``names``."""
+    if name not in names:
+        known = ", ".join((STATISTICS, *names))
+        raise InvalidRequest(f"there is no {param} {name!r:.100}; known: {known}", param=param)
+    return name

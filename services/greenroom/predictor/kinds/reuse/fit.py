@@ -1,0 +1,223 @@
+"""The coefficients of the policy reuse out of recorded routing: a logistic regression a layer, fitted with Adam."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.reuse_file import ReuseFile
+from greenroom.policies.base.array_types import Counts
+from greenroom.policies.reuse.chances import KEEP_OVER_ALL, LAST_TOKENS, NEVER, Array, logit
+from greenroom.replay.traces.routing_trace import RoutingTrace
+
+KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)
+"""What the averages keep at a token: from the last two tokens to the last hundred."""
+MOST_TOKENS: Final = 50_000
+"""Tokens that are learnt from, in whole sequences, the last ones, at least one. More take longer and tell little."""
+_LEAST_TOKENS: Final = 32
+_CHUNK: Final = 64
+"""Tokens whose averages are one matrix product."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """``rounds``: over all tokens, in batches of ``batch``, in an order drawn by ``seed``; more rounds where that makes
+    fewer than ``steps`` batches. ``followers``: whether to learn which expert follows which; None: if the sequences
+    held out say that this is worth its coefficients. ``held_out``: the share of the sequences that are not learnt
+    from, the last ones, at least one. Of a single sequence it is the last tokens.
+    """
+
+    rounds: int = 6
+    batch: int = 512
+    steps: int = 400
+    learning_rate: float = 2e-3
+    held_out: float = 0.1
+    followers: bool | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerSamples:
+    """A layer's tokens, without the last one of each sequence. Rows that do not run in the layer, as in an encoder's
+    layer while a sequence decodes, are left out.
+
+    ``logits[n, R + 1, E]``: of the sequence's averages after the token, and of the one over all; ``recent[n, 2 E]``:
+    the picks of it and of the one before; ``follow[n, E]``: of the one after; ``sequence[n]``.
+    """
+
+    logits: Array
+    recent: Array
+    follow: Array
+    sequence: Counts
+
+    def __len__(self) -> int:
+        return len(self.follow)
+
+    def split(self, sequences: int, share: float) -> tuple[LayerSamples, LayerSamples]:
+        """Those of the first ``sequences``, and the others. With 0 ``sequences``: the first ``share``, and the rest."""
+        at = int(np.searchsorted(self.sequence, sequences)) if sequences else int(len(self) * share)
+        return self._part(slice(at)), self._part(slice(at, None))
+
+    def _part(self, rows: slice) -> LayerSamples:
+        return LayerSamples(self.logits[rows], self.recent[rows], self.follow[rows], self.sequence[rows])
+
+
+def fit(
+    trace: RoutingTrace, options: FitOptions | None = None, *, on_layer: Callable[[int], object] = lambda _: None
+) -> ReuseFile:
+    """``on_layer`` is called when a layer is done, with how many are. Raises InvalidConfig where there is too little
+    to learn from.
+    """
+    began, options = time.monotonic(), options or FitOptions()
+    first = int(np.searchsorted(trace.seq_starts, trace.tokens - MOST_TOKENS))
+    trace = trace.part(max(0, min(first, trace.sequences - 1)))
+    lengths = np.diff(trace.seq_starts)
+    of_sequence = np.maximum(lengths - 1, 0)
+    learnt_sequences, share = len(lengths) - max(1, round(len(lengths) * options.held_out)), 1 - options.held_out
+    samples = int(of_sequence.sum())
+    learnt = int(of_sequence[:learnt_sequences].sum()) if learnt_sequences > 0 else int(samples * share)
+    if min(learnt, samples - learnt) < _LEAST_TOKENS:
+        allowed = f"at least {_LEAST_TOKENS} tokens to learn from, and as many in the {options.held_out:.0%} held out"
+        raise InvalidConfig("trace", f"{learnt} and {samples - learnt} tokens", allowed)
+    plain, full = [], []
+    for layer in range(trace.layers):
+        parts = layer_samples(trace, layer).split(learnt_sequences, share)
+        if options.followers is not True:
+            plain.append(_fitted(*parts, options, followers=False))
+        if options.followers is not False:
+            full.append(_fitted(*parts, options, followers=True))
+        on_layer(layer + 1)
+    losses = {
+        name: float(np.mean([layer.loss for layer in layers]))
+        for name, layers in (("averages", plain), ("followers", full))
+        if layers
+    }
+    best = min(losses, key=lambda name: losses[name])
+    chosen = plain if best == "averages" else full
+    return ReuseFile(
+        model=trace.model,
+        experts_per_layer=tuple(trace.experts_per_layer.tolist()),
+        sequences=trace.sequences,
+        keep=np.array(KEEP, dtype=np.float32),
+        weights=np.stack([layer.weights for layer in chosen]),
+        bias=np.concatenate([layer.bias for layer in chosen]),
+        followers=np.concatenate([layer.followers.ravel() for layer in chosen]),
+        report={
+            "tokens": learnt,
+            "held_out_tokens": samples - learnt,
+            "held_out_loss": {name: round(loss, 5) for name, loss in losses.items()},
+            "uses": best,
+            "seconds": round(time.monotonic() - began, 1),
+        },
+    )
+
+
+def layer_samples(trace: RoutingTrace, layer: int) -> LayerSamples:
+    """What the policy would have known after each token, one sequence after the other."""
+    width = int(trace.experts_per_layer[layer])
+    picks = np.minimum(trace.experts[:, layer].astype(np.intp), width)
+    tokens: Array = np.zeros((trace.tokens, width + 1), dtype=np.float32)
+    np.put_along_axis(tokens, picks, 1, axis=1)
+    tokens = tokens[:, :width]
+    routed = tokens.any(axis=1)
+    tokens = tokens[routed]
+    starts = np.concatenate(([0], np.cumsum(routed)))[trace.seq_starts]
+    prior = np.full(width, tokens.sum() / max(len(tokens), 1) / width, dtype=np.float32)
+    over_all = np.concatenate((prior[None], moving(tokens, prior, KEEP_OVER_ALL)))
+    none = np.zeros((0, width), dtype=np.float32)
+    logits, recent, follow = [np.zeros((0, len(KEEP) + 1, width), np.float32)], [none.repeat(2, axis=1)], [none]
+    for begin, end in pairwise(starts.tolist()):
+        if end - begin < 2:
+            continue
+        own = tokens[begin:end]
+        averages = [moving(own[:-1], over_all[begin], keep) for keep in KEEP]
+        logits.append(logit(np.stack([*averages, over_all[begin + 1 : end]], axis=1)))
+        before = np.concatenate((np.zeros((1, width), dtype=np.float32), own[:-2]))
+        recent.append(np.concatenate((own[:-1], before), axis=1))
+        follow.append(own[1:])
+    sequence = np.repeat(np.arange(trace.sequences), np.maximum(np.diff(starts) - 1, 0))
+    return LayerSamples(np.concatenate(logits), np.concatenate(recent), np.concatenate(follow), sequence)
+
+
+def moving(tokens: Array, start: Array, keep: float) -> Array:
+    """``[T, E]``: the moving average after each of ``tokens[T, E]``, from ``start[E]`` on."""
+    found = np.empty_like(tokens)
+    ages = np.arange(_CHUNK)
+    apart = ages[:, None] - ages
+    mixed = np.where(apart >= 0, (1 - keep) * keep ** np.maximum(apart, 0), 0).astype(np.float32)
+    for begin in range(0, len(tokens), _CHUNK):
+        chunk = tokens[begin : begin + _CHUNK]
+        size = len(chunk)
+        found[begin : begin + size] = mixed[:size, :size] @ chunk
+        found[begin : begin + size] += np.power(keep, ages[:size] + 1).astype(np.float32)[:, None] * start
+        start = found[begin + size - 1]
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """``weights[R + 1]``, ``bias[E]``, ``followers[2 E, E]`` or empty; ``loss``: log loss an expert, held out."""
+
+    weights: Array
+    bias: Array
+    followers: Array
+    loss: float
+
+
+def _fitted(learnt: LayerSamples, held_out: LayerSamples, options: FitOptions, *, followers: bool) -> _Layer:
+    width = learnt.follow.shape[1]
+    weights = np.array([*[1 / len(KEEP)] * len(KEEP), 0], dtype=np.float32)
+    bias = np.zeros(width, dtype=np.float32)
+    pairs = np.zeros((LAST_TOKENS * width if followers else 0, width), dtype=np.float32)
+    parameters = [weights, bias, pairs] if followers else [weights, bias]
+    adam = _Adam(parameters, options.learning_rate)
+    rng = np.random.default_rng(options.seed)
+    rounds = max(options.rounds, -(-options.steps * options.batch // max(len(learnt), 1)))
+    for _ in range(rounds):
+        order = rng.permutation(len(learnt))
+        for begin in range(0, len(order), options.batch):
+            some = order[begin : begin + options.batch]
+            logits, recent = learnt.logits[some], learnt.recent[some]
+            wrong = _chances(logits, recent, *parameters) - learnt.follow[some]
+            wrong /= len(some)
+            gradients = [np.einsum("nre,ne->r", logits, wrong), wrong.sum(axis=0)]
+            adam.step([*gradients, recent.T @ wrong] if followers else gradients)
+    chances = np.clip(_chances(held_out.logits, held_out.recent, *parameters), NEVER, 1 - NEVER)
+    losses = np.where(held_out.follow > 0, -np.log(chances), -np.log(1 - chances))
+    return _Layer(weights, bias, pairs, float(losses.sum() / max(losses.size, 1)))
+
+
+def _chances(logits: Array, recent: Array, weights: Array, bias: Array, pairs: Array | None = None) -> Array:
+    found = np.einsum("nre,r->ne", logits, weights) + bias
+    if pairs is not None:
+        found += recent @ pairs
+    chances: Array = 1 / (1 + np.exp(-found))
+    return chances
+
+
+class _Adam:
+    """Kingma and Ba (ICLR 2015), with their constants."""
+
+    def __init__(self, parameters: list[Array], rate: float) -> None:
+        self._parameters = parameters
+        self._means = [np.zeros_like(one) for one in parameters]
+        self._squares = [np.zeros_like(one) for one in parameters]
+        self._rate = rate
+        self._steps = 0
+
+    def step(self, gradients: list[Array]) -> None:
+        """Changes the parameters in place."""
+        self._steps += 1
+        rate = self._rate * (1 - 0.999**self._steps) ** 0.5 / (1 - 0.9**self._steps)
+        for parameter, mean, square, gradient in zip(
+            self._parameters, self._means, self._squares, gradients, strict=True
+        ):
+            mean += 0.1 * (gradient - mean)
+            square += 0.001 * (np.square(gradient) - square)
+            parameter -= (rate * mean / (np.sqrt(square) + 1e-8)).astype(np.float32)

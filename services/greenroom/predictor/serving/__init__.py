@@ -1,0 +1,1 @@
+"""Forecasts, from the versions that are served."""

@@ -1,0 +1,1 @@
+"""What is read from traces: counts of experts, and the last sequences."""

@@ -1,0 +1,1 @@
+"""Versions of artifacts: kept in files, served, pinned, rolled back."""
