@@ -9,7 +9,7 @@ import click
 
 from benchmarks.emoe.jobs import recorded_arrivals
 from benchmarks.emoe.stages import STAGES, Settings, run_stages
-from benchmarks.stages import kept
+from benchmarks.harness.stages import kept
 
 EXAMPLES = """
 \b

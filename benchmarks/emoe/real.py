@@ -32,7 +32,7 @@ from benchmarks.emoe.real_requests import SEED, Came, Crowd, Sent, all_at_once, 
 from benchmarks.emoe.scheduling import KV_TOKENS
 from benchmarks.emoe.simulate import Machine, Served, Simulation
 from benchmarks.emoe.step_times import Measured, mean_of
-from benchmarks.machine import cache_folder
+from benchmarks.harness.machine import cache_folder
 from greenroom.core.model_profile import dump_model_profile
 from greenroom.demo.tasks import TASKS
 from greenroom.worker.model.usable_memory import usable_cores

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.engine.figures import Aim
-from benchmarks.stages import Say, run_named
+from benchmarks.harness.stages import Say, run_named
 from greenroom.core.model_profile import ModelProfile
 
 if TYPE_CHECKING:

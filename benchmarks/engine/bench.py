@@ -12,9 +12,9 @@ from tqdm import tqdm
 
 from benchmarks.engine import plan
 from benchmarks.engine.figures import BUNDLED, PEER, RANDOM, SHARES, WIDENED, best_policy
-from benchmarks.engine.processes import ArmFailed, Children, ChildSpec
-from benchmarks.engine.rows import GREENROOM, THIRD, Row, fastest, find
-from benchmarks.engine.session import Stage, run_stage
+from benchmarks.harness.child_rounds import Stage, run_stage
+from benchmarks.harness.processes import ArmFailed, Children, ChildSpec
+from benchmarks.harness.rows import GREENROOM, THIRD, Row, fastest, find
 
 DEFAULT_POLICY = "look-ahead"
 """Where none has been found to be the fastest."""

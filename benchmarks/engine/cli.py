@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 import click
 
-from benchmarks import cgroups
 from benchmarks.engine import plan, report
 from benchmarks.engine.bench import Bench
 from benchmarks.engine.figures import MODELS, figures, row_json
-from benchmarks.engine.processes import Children
-from benchmarks.machine import cache_folder, describe_machine
+from benchmarks.harness import cgroups
+from benchmarks.harness.machine import cache_folder, describe_machine
+from benchmarks.harness.processes import Children
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.registry import EXPERT_POLICIES
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engine.rows import (
+from benchmarks.harness.rows import (
     GREENROOM,
     ORACLES,
     RESIDENT,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.figures import BOUNDED, BUNDLED, PEER, POLICIES, RANDOM, SHARES, WIDENED
-from benchmarks.engine.processes import ChildSpec
-from benchmarks.engine.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row
-from benchmarks.engine.session import Arm, Stage
-from benchmarks.streams import Stream, random_stream, task_stream
+from benchmarks.harness.child_rounds import Arm, Stage
+from benchmarks.harness.processes import ChildSpec
+from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row
+from benchmarks.harness.streams import Stream, random_stream, task_stream
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.registry import create_policy

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.figures import AIMS, MODELS, PEER, resident_of
-from benchmarks.engine.rows import GREENROOM, RESIDENT, Row, Spread, bound_seconds, fastest, over_bound, paired
+from benchmarks.harness.rows import GREENROOM, RESIDENT, Row, Spread, bound_seconds, fastest, over_bound, paired
 from greenroom.core.units import format_bytes
 
 COLUMNS = ("arm", "tok/s", "(min-max)", "peak", "hits", "moved/token", "/Belady", "×bound")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
+from benchmarks.harness.stages import kept
 from benchmarks.moe_infinity.stages import STAGES, Settings, run_stages
-from benchmarks.stages import kept
 
 EXAMPLES = """
 \b

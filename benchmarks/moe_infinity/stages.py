@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.figures import Aim
-from benchmarks.stages import Say, run_named
+from benchmarks.harness.stages import Say, run_named
 from greenroom.core.pictures import PlotUnavailable
 
 STAGES = ("cache", "prefetch", "capacity", "drift", "cost", "engine")

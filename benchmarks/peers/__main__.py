@@ -19,11 +19,11 @@ from pathlib import Path
 import click
 from tqdm import tqdm
 
-from benchmarks.cgroups import remove_stale, why_not
-from benchmarks.disk import ReadAhead
 from benchmarks.engine.plan import parse_policy
-from benchmarks.machine import describe_machine
-from benchmarks.models import RandomMixtral, random_mixtral, widened
+from benchmarks.harness.cgroups import remove_stale, why_not
+from benchmarks.harness.disk import ReadAhead
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.models import RandomMixtral, random_mixtral, widened
 from benchmarks.peers.arms import greenroom, llama_cpp
 from benchmarks.peers.forced import conversations, random_tokens
 from benchmarks.peers.measure import Effort, Measurement, Subject, agreements, runs_of

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cgroups import MemoryCgroup
-from benchmarks.disk import drop_cache
+from benchmarks.harness.cgroups import MemoryCgroup
+from benchmarks.harness.disk import drop_cache
 from benchmarks.peers.job import Batch, Decoded
 
 ROOT = Path(__file__).resolve().parents[2]

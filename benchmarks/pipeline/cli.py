@@ -27,7 +27,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from benchmarks.machine import cache_folder, describe_machine
+from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.pipeline import http_arm
 from benchmarks.pipeline.figures import added, percentile, processor_time, spread, throughput
 from benchmarks.pipeline.pinning import cpu_seconds, pin, resident_bytes, thread_seconds

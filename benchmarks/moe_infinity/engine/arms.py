@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.emoe.memory_arms import Ask, World
-from benchmarks.engine.routing import RoutingRecord
+from benchmarks.harness.arms.routing_record import RoutingRecord
 from benchmarks.moe_infinity.engine.kinds import Kind
 from benchmarks.moe_infinity.engine.policy_clock import PolicyClock
 from benchmarks.moe_infinity.engine.turns import ServedTurn

@@ -11,8 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.emoe.memory_arms import Ask, World
-from benchmarks.engine.processes import ArmFailed
-from benchmarks.engine.rows import Spread
+from benchmarks.harness.processes import ArmFailed
+from benchmarks.harness.rows import Spread
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD
 from benchmarks.moe_infinity.engine.prompts import mixed, shortened

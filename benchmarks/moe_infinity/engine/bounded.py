@@ -14,12 +14,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import cgroups
 from benchmarks.emoe.memory_arms import Ask
-from benchmarks.engine.processes import Children, ChildSpec
-from benchmarks.engine.rows import GREENROOM, THIRD, Row, find, speed_ratio
-from benchmarks.engine.session import Arm, Stage, run_stage
-from benchmarks.machine import cache_folder
+from benchmarks.harness import cgroups
+from benchmarks.harness.child_rounds import Arm, Stage, run_stage
+from benchmarks.harness.machine import cache_folder
+from benchmarks.harness.processes import Children, ChildSpec
+from benchmarks.harness.rows import GREENROOM, THIRD, Row, find, speed_ratio
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, LITERAL, PAPER, Kind
 from benchmarks.moe_infinity.engine.learnt import Learnt
 from benchmarks.moe_infinity.engine.peer import SYSTEM

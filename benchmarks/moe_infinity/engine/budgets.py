@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.emoe.memory_arms import World
-from benchmarks.engine.rows import Spread
+from benchmarks.harness.rows import Spread
 from benchmarks.moe_infinity.engine.arms import EngineArm
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import Kind

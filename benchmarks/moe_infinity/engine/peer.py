@@ -6,7 +6,7 @@ import time
 from itertools import accumulate, pairwise
 from typing import Any
 
-from benchmarks.engine.peer_arms import DiskOffloadArm
+from benchmarks.harness.arms.transformers_arms import DiskOffloadArm
 
 SYSTEM = f"{__name__}:DiskOffloadServer"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.engine.clock import PartClock
+from benchmarks.harness.part_clock import PartClock
 from greenroom.policies.base.expert_policy import ExpertPolicy
 
 ASKED = ("victims", "compute_order", "row_mask", "take_requests", "report")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from benchmarks.emoe.memory_arms import Ask, World
-from benchmarks.streams import Stream
+from benchmarks.harness.streams import Stream
 from greenroom.demo.tasks import TASKS, Sample, sample
 
 SEED = 61_000

@@ -12,8 +12,8 @@ from tqdm import tqdm
 from benchmarks.emoe.jobs import recorded_arrivals
 from benchmarks.emoe.measures import percentile
 from benchmarks.emoe.memory_arms import Ask
-from benchmarks.engine.processes import ArmFailed
-from benchmarks.engine.rows import Spread
+from benchmarks.harness.processes import ArmFailed
+from benchmarks.harness.rows import Spread
 from benchmarks.moe_infinity.engine import arrivals
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, ON_DEMAND

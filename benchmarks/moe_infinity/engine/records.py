@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.engine.rows import Spread
+from benchmarks.harness.rows import Spread
 from benchmarks.moe_infinity.engine.turns import in_turns, spread
 from greenroom.experts.pack.direct_io import DirectFile, page_aligned
 from greenroom.experts.pack.layout import PAGE_BYTES, align

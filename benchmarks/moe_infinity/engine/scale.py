@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.models import EXPERT_MIB
+from benchmarks.harness.models import EXPERT_MIB
 from benchmarks.moe_infinity.engine.kinds import LITERAL, PAPER, REUSE
 
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from benchmarks.emoe.memory_arms import Ask, World
-from benchmarks.engine.processes import ArmFailed, Children
-from benchmarks.engine.session import TURN_TIMEOUT_S
-from benchmarks.models import widened
+from benchmarks.harness.child_rounds import TURN_TIMEOUT_S
+from benchmarks.harness.models import widened
+from benchmarks.harness.processes import ArmFailed, Children
 from benchmarks.moe_infinity.engine import batches, bounded, budgets, rates, records, third
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import KINDS, PAPER, SERVED, kind_of

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from benchmarks.engine.rows import Spread
-from benchmarks.engine.turns import Turn
+from benchmarks.harness.rows import Spread
+from benchmarks.harness.turn import Turn
 
 A = TypeVar("A")
 

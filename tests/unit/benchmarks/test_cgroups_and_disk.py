@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cgroups import MemoryCgroup, NoCgroup, _parents, why_not
-from benchmarks.disk import ReadAhead, cached_bytes, drop_cache, files_of
+from benchmarks.harness.cgroups import MemoryCgroup, NoCgroup, _parents, why_not
+from benchmarks.harness.disk import ReadAhead, cached_bytes, drop_cache, files_of
 from greenroom.core.units import MIB
 
 

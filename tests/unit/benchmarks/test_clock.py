@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.engine.clock import PartClock
+from benchmarks.harness.part_clock import PartClock
 
 
 def ticking(*times: float) -> PartClock:

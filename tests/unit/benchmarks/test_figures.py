@@ -18,7 +18,7 @@ from benchmarks.engine.figures import (
     missed_aims,
     row_json,
 )
-from benchmarks.engine.rows import GREENROOM, RESIDENT, THIRD, Row
+from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD, Row
 from tests.unit.benchmarks.turns import row, trace
 
 KEYS = {

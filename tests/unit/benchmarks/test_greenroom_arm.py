@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.engine.greenroom_arm import GreenroomArm
-from benchmarks.engine.inside import PARTS
-from benchmarks.engine.turns import Turn
-from benchmarks.streams import task_stream
+from benchmarks.harness.arms.greenroom_arm import GreenroomArm
+from benchmarks.harness.arms.time_by_part import PARTS
+from benchmarks.harness.streams import task_stream
+from benchmarks.harness.turn import Turn
 from greenroom.demo import bundled_model_path
 
 STREAM = task_stream(bundled_model_path(), 3)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from tqdm import tqdm
 
-from benchmarks.disk import ReadAhead
+from benchmarks.harness.disk import ReadAhead
 from benchmarks.peers import gguf_file
 from benchmarks.peers.arms import Answer, Arm, ArmFailed
 from benchmarks.peers.job import Batch

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.engine import plan
 from benchmarks.engine.figures import BUNDLED, RANDOM, WIDENED
-from benchmarks.engine.rows import GREENROOM, ORACLES, RESIDENT, THIRD
-from benchmarks.streams import random_stream, task_stream
+from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD
+from benchmarks.harness.streams import random_stream, task_stream
 from greenroom.core.errors import InvalidConfig
 from greenroom.demo import bundled_model_path
 from greenroom.policies.registry import EXPERT_POLICIES

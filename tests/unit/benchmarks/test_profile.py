@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine.turns import Trace
-from benchmarks.profile_step import Profile, picture, profile_of, table
+from benchmarks.harness.turn import Trace
+from benchmarks.micro.profile_step import Profile, picture, profile_of, table
 from tests.unit.benchmarks.turns import turn
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.replay_accuracy import Watch, _line
+from benchmarks.micro.replay_accuracy import Watch, _line
 
 
 def test_of_one_row_the_line_is_exact_and_of_more_right_in_sum() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.engine.figures import BOUNDED, PEER, SHARES, WIDENED, figures
 from benchmarks.engine.report import aims, by_model, plot, table
-from benchmarks.engine.rows import GREENROOM, RESIDENT, THIRD, Row
+from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD, Row
 from tests.unit.benchmarks.turns import row, trace
 
 

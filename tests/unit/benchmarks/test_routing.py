@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.engine.routing import RoutingRecord, steady_misses
+from benchmarks.harness.arms.routing_record import RoutingRecord, steady_misses
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Step
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.engine.rows import Row
-from benchmarks.engine.turns import Trace, Turn
+from benchmarks.harness.rows import Row
+from benchmarks.harness.turn import Trace, Turn
 
 
 def turn(seconds: float, *, tokens: int = 10, **values: Any) -> Turn:

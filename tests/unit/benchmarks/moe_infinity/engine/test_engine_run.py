@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks.emoe.memory_arms import Ask, World
-from benchmarks.engine.peer_arms import write_offload_folder
-from benchmarks.engine.processes import ArmFailed
+from benchmarks.harness.arms.transformers_arms import write_offload_folder
+from benchmarks.harness.processes import ArmFailed
 from benchmarks.moe_infinity.engine import batches, bounded, plots, rates, records, report, serving, stage
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.engine.turns import Trace
+from benchmarks.harness.turn import Trace
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import SequenceInfo, Step
 from greenroom.policies.replacement.belady import Future, belady

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import click
 from tqdm import tqdm
 
-from benchmarks.models import EXPERT_MIB, widened
+from benchmarks.harness.models import EXPERT_MIB, widened
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
 from greenroom.demo.tasks import TASKS, sample

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks import models
-from benchmarks.machine import cache_folder, describe_machine
+from benchmarks.harness import models
+from benchmarks.harness.machine import cache_folder, describe_machine
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.experts.copying.disk_calibration import load_or_measure

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.engine.turns import Turn, peak_bytes, reset_peak, timed
+from benchmarks.harness.turn import Turn, peak_bytes, reset_peak, timed
 from greenroom.moe.products.native.tiles import avoid_tiles_without_shape
 
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")

@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 from benchmarks.engine import plan
 from benchmarks.engine.figures import MODELS, RANDOM, WIDENED
-from benchmarks.engine.processes import Child, Children, ChildSpec
-from benchmarks.engine.rows import GREENROOM, RESIDENT, THIRD
-from benchmarks.engine.turns import Trace, Turn
-from benchmarks.machine import cache_folder, describe_machine
+from benchmarks.harness.machine import cache_folder, describe_machine
+from benchmarks.harness.processes import Child, Children, ChildSpec
+from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD
+from benchmarks.harness.turn import Trace, Turn
 
 TURN_TIMEOUT_S = 300.0
 SHARES = (RESIDENT, THIRD)

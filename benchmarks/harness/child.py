@@ -1,6 +1,6 @@
 """A process of its own for each system under measurement, so that its peak memory is its own.
 
-    python -m benchmarks.engine.child SPECIFICATION REPLY_FD
+    python -m benchmarks.harness.child SPECIFICATION REPLY_FD
 
 Reads one JSON command a line from stdin (``{"do": "run", ...}``) and answers each with one JSON line on the descriptor:
 ``{"ok": ...}`` or ``{"error": ..., "kind": ...}``. Ends when stdin does. Whatever libraries print goes to stderr.
@@ -16,11 +16,11 @@ import traceback
 from typing import Any, Protocol
 
 SYSTEMS = {
-    "prepare": "benchmarks.engine.prepare:Prepare",
-    "greenroom": "benchmarks.engine.greenroom_arm:GreenroomArm",
-    "transformers": "benchmarks.engine.peer_arms:TransformersArm",
-    "disk_offload": "benchmarks.engine.peer_arms:DiskOffloadArm",
-    "device_map": "benchmarks.engine.peer_arms:DeviceMapArm",
+    "prepare": "benchmarks.harness.arms.prepare:Prepare",
+    "greenroom": "benchmarks.harness.arms.greenroom_arm:GreenroomArm",
+    "transformers": "benchmarks.harness.arms.transformers_arms:TransformersArm",
+    "disk_offload": "benchmarks.harness.arms.transformers_arms:DiskOffloadArm",
+    "device_map": "benchmarks.harness.arms.transformers_arms:DeviceMapArm",
 }
 """Short names; ``module:Class`` names any other."""
 

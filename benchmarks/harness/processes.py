@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.cgroups import MemoryCgroup, NoCgroup
+from benchmarks.harness.cgroups import MemoryCgroup, NoCgroup
 
 ROOT = Path(__file__).resolve().parents[2]
 END_TIMEOUT_S = 30.0
@@ -58,7 +58,7 @@ class Child:
         read, write = os.pipe()
         self._replies = read
         specification = json.dumps({"system": spec.system, "settings": json.loads(spec.settings)})
-        command = [sys.executable, "-m", "benchmarks.engine.child", specification, str(write)]
+        command = [sys.executable, "-m", "benchmarks.harness.child", specification, str(write)]
         if self.cgroup is not None:
             command = self.cgroup.command(command)
         try:

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from benchmarks.machine import describe_machine
-from benchmarks.models import widened
-from benchmarks.streams import Stream, task_stream
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.models import widened
+from benchmarks.harness.streams import Stream, task_stream
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
 from greenroom.experts.copying.disk_calibration import measure

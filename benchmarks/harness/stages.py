@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.figures import Aim
-from benchmarks.machine import cache_folder, describe_machine
+from benchmarks.harness.machine import cache_folder, describe_machine
 
 Say = Callable[[str], object]
 Stage = Callable[[], dict[str, Any]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.engine.clock import PartClock
+from benchmarks.harness.part_clock import PartClock
 from greenroom.llm import LLM
 from greenroom.moe.architecture.moe_layers import experts_modules
 from greenroom.moe.batch import batch_engine

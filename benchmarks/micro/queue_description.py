@@ -17,7 +17,7 @@ from typing import cast
 import click
 import torch
 
-from benchmarks.machine import cache_folder, describe_machine
+from benchmarks.harness.machine import cache_folder, describe_machine
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams
 from greenroom.moe.attention.kv_cache import KVLayout, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk

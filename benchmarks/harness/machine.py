@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.disk import ReadAhead
+from benchmarks.harness.disk import ReadAhead
 
 _PACKAGES = ("torch", "transformers", "accelerate", "numpy")
 

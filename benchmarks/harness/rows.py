@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.engine.turns import Trace, Turn
+from benchmarks.harness.turn import Trace, Turn
 
 GREENROOM = "greenroom"
 RESIDENT = "100%"

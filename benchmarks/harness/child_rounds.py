@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.disk import drop_cache
-from benchmarks.engine.processes import ArmFailed, Child, Children, ChildSpec
-from benchmarks.engine.rows import Row
-from benchmarks.engine.turns import Turn
-from benchmarks.streams import Stream
+from benchmarks.harness.disk import drop_cache
+from benchmarks.harness.processes import ArmFailed, Child, Children, ChildSpec
+from benchmarks.harness.rows import Row
+from benchmarks.harness.streams import Stream
+from benchmarks.harness.turn import Turn
 
 OPEN_TIMEOUT_S = 600.0
 TURN_TIMEOUT_S = 300.0

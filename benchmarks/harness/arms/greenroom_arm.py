@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.engine.inside import Inside
-from benchmarks.engine.routing import RoutingRecord
-from benchmarks.engine.turns import Turn, peak_bytes, reset_peak, timed
+from benchmarks.harness.arms.routing_record import RoutingRecord
+from benchmarks.harness.arms.time_by_part import Inside
+from benchmarks.harness.turn import Turn, peak_bytes, reset_peak, timed
 from greenroom.core.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import MIB
