@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.emoe import table2
 from benchmarks.emoe.foresight import Predictors, learn
-from benchmarks.emoe.measures import geometric, interval
 from benchmarks.emoe.memory_arms import (
     EXACT,
     KINDS,
@@ -32,6 +28,8 @@ from benchmarks.emoe.memory_arms import (
     agreements,
 )
 from benchmarks.emoe.profile import MAX_TOKENS
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import geometric, interval
 from greenroom.core.model_profile import ModelProfile
 from greenroom.demo.tasks import TASKS, sample
 from greenroom.predictor.learned.config import LEARNED_KINDS
@@ -124,7 +122,7 @@ def run(folder: Path, profile: ModelProfile, scale: Scale, predictors: Predictor
         plans += [_Plan(MAIN_SHARE, _kinds_by_batch(scale), size, scale.few_seeds) for size in scale.other_batches]
         turns = sum((len(plan.kinds) + 1) * (plan.seeds * len(TASKS) + 2) for plan in plans)
         rows: list[dict[str, Any]] = []
-        with tqdm(total=turns, desc="memory", unit="block", disable=not sys.stderr.isatty()) as bar:
+        with progress(turns, "memory", "block") as bar:
             for plan in plans:
                 rows += _in_turns(world, plan, stream(world, plan.seeds, scale.block), predictors, bar)
                 gc.collect()  # an engine and its policy know each other: without, their gigabyte may stay for long

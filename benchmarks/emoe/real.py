@@ -13,7 +13,6 @@ import asyncio
 import json
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,11 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.emoe.arms import ARMS, EMOE, FCFS
 from benchmarks.emoe.jobs import Job
-from benchmarks.emoe.measures import geometric, interval, over_seeds, spread, summary
+from benchmarks.emoe.measures import summary
 from benchmarks.emoe.overhead import Beyond, overhead_of
 from benchmarks.emoe.profile import MAX_TOKENS, BenchProfile, StepMeter
 from benchmarks.emoe.real_requests import SEED, Came, Crowd, Sent, all_at_once, alone_requests, crowd, plan, send
@@ -33,6 +30,9 @@ from benchmarks.emoe.scheduling import KV_TOKENS
 from benchmarks.emoe.simulate import Machine, Served, Simulation
 from benchmarks.emoe.step_times import Measured, mean_of
 from benchmarks.harness.machine import cache_folder
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import geometric, interval, over_seeds
+from benchmarks.harness.tables import plus_minus
 from greenroom.core.model_profile import dump_model_profile
 from greenroom.demo.tasks import TASKS
 from greenroom.worker.model.usable_memory import usable_cores
@@ -130,9 +130,7 @@ async def _measured(
     rate = statistics.fmean(len(one.asked) / one.seconds for one in crowds)
     order = random.Random(SEED)
     rounds: list[Round] = []
-    with tqdm(
-        total=scale.seeds * len(scale.loads) * len(servers), desc="check", unit="run", disable=not sys.stderr.isatty()
-    ) as bar:
+    with progress(scale.seeds * len(scale.loads) * len(servers), "check", "run") as bar:
         for seed in range(scale.seeds):
             for load in order.sample(scale.loads, len(scale.loads)):
                 asked = plan(load * rate, scale.requests, seed, really.alone_ms)
@@ -274,8 +272,8 @@ def table(found: Mapping[str, Any]) -> str:
     lines = [
         f"beside the engine a server takes {beside['request_ms']:.1f} ms a request, {beside['step_ms']:.2f} ms a step, "
         f"{beside['row_ms']:.3f} ms a sequence in it",
-        f"saturated at {spread(rates['real'])}/s, simulated {spread(rates['simulated'])}/s: "
-        f"× {spread(found['saturation_ratio'])}",
+        f"saturated at {plus_minus(rates['real'])}/s, simulated {plus_minus(rates['simulated'])}/s: "
+        f"× {plus_minus(found['saturation_ratio'])}",
         "alone, ms (simulated): "
         + ", ".join(f"{task} {ms:.0f} ({alone['simulated'][task]:.0f})" for task, ms in alone["real"].items()),
         f"  {'× saturation':<14}{'arm':<8}{'mean latency, s: real':>24}{'simulated':>12}{'ratio':>16}"
@@ -285,8 +283,8 @@ def table(found: Mapping[str, Any]) -> str:
         real, simulated, ratios = point["real"], point["simulated"], point["ratio"]
         lines.append(
             f"  {point['load']:<14g}{point['arm']:<8}{real['mean_latency_ms'] / 1e3:>24.2f}"
-            f"{simulated['mean_latency_ms'] / 1e3:>12.2f}{spread(ratios['mean_latency_ms']):>16}"
-            f"{real['throughput']:>18.2f}{simulated['throughput']:>12.2f}{spread(ratios['throughput']):>16}"
+            f"{simulated['mean_latency_ms'] / 1e3:>12.2f}{plus_minus(ratios['mean_latency_ms']):>16}"
+            f"{real['throughput']:>18.2f}{simulated['throughput']:>12.2f}{plus_minus(ratios['throughput']):>16}"
             f"{real['attainment']:>16.2f}{simulated['attainment']:>12.2f}"
         )
     errors, bare = found["simulator_error"], found["simulator_error_bare"]
@@ -296,8 +294,8 @@ def table(found: Mapping[str, Any]) -> str:
     )
     for load, gained in found["goodput_over_fcfs"].items():
         lines.append(
-            f"goodput of emoe over fcfs at {load}: really {spread(gained['real'])}, "
-            f"simulated {spread(gained['simulated'])}"
+            f"goodput of emoe over fcfs at {load}: really {plus_minus(gained['real'])}, "
+            f"simulated {plus_minus(gained['simulated'])}"
         )
     return "\n".join(lines)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.emoe import plots
 from benchmarks.emoe.jobs import AzureTraffic, of_profile
-from benchmarks.emoe.measures import spread
 from benchmarks.emoe.profile import MAX_TOKENS, BenchProfile
 from benchmarks.emoe.simulate import Machine
 from benchmarks.emoe.steps import ServingOverhead
 from benchmarks.emoe.sweep import AT_SATURATION, AZURE, TASKS, Scale, Traffic, figures, points, run_all
+from benchmarks.harness.progress import progress
+from benchmarks.harness.tables import plus_minus
 
 KV_TOKENS = 32_768
 TICK_MS = 200.0
@@ -48,7 +46,7 @@ def run(
         resident = Machine(**common)
         traffics.append(Traffic.of(AZURE, azure.population, azure, resident, scale.azure_requests))
     whole = len(points(scale, [traffic.name for traffic in traffics]))
-    with tqdm(total=whole, desc="scheduling", unit="run", disable=not sys.stderr.isatty()) as bar:
+    with progress(whole, "scheduling", "run") as bar:
         rows = run_all(traffics, scale, bar.update)
     found = figures(rows)
     found["traffic"] = {
@@ -89,8 +87,8 @@ def table(found: Mapping[str, Any]) -> str:
         for step in steps:
             for arm, row in step["arms"].items():
                 lines.append(
-                    f"  {step['load']:<14g}{arm:<26}{spread(row['mean_latency_ms'], 1e-3):>18}"
-                    f"{spread(row['attainment']):>16}{spread(row['goodput']):>18}"
+                    f"  {step['load']:<14g}{arm:<26}{plus_minus(row['mean_latency_ms'], 1e-3):>18}"
+                    f"{plus_minus(row['attainment']):>16}{plus_minus(row['goodput']):>18}"
                 )
             lines.append(f"  {'':<14}{_beside_fcfs(step)}")
     lines.append(f"not below FCFS by more than the interval at any load: {_yes(found['never_below_fcfs'])}")
@@ -130,8 +128,8 @@ def _beside_fcfs(step: Mapping[str, Any]) -> str:
     share = step["hindsight_share"]
     way = "" if share is None else f"; {share:.0%} of the way to hindsight"
     return (
-        f"emoe over fcfs: {_ratio(step['goodput_ratio_fcfs'])}, {spread(step['goodput_gained'])}/s more; not below: "
-        f"{_yes(step['not_below_fcfs'])}{way}"
+        f"emoe over fcfs: {_ratio(step['goodput_ratio_fcfs'])}, {plus_minus(step['goodput_gained'])}/s more; "
+        f"not below: {_yes(step['not_below_fcfs'])}{way}"
     )
 
 

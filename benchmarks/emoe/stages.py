@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.engine.figures import Aim
+from benchmarks.harness.aims import Aim
 from benchmarks.harness.stages import Say, run_named
 from greenroom.core.model_profile import ModelProfile
 

@@ -20,8 +20,9 @@ from benchmarks.emoe.jobs import (
     with_wrong_labels,
     without_labels,
 )
-from benchmarks.emoe.measures import geometric, interval, over_seeds, summary
+from benchmarks.emoe.measures import summary
 from benchmarks.emoe.simulate import Machine, Served, simulate
+from benchmarks.harness.statistics import geometric, interval, over_seeds
 from greenroom.policies.placement.placement_policy import FcfsPlacement
 from greenroom.replay.processes import in_processes
 

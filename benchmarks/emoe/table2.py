@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from benchmarks.harness.progress import progress
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.demo.tasks import TASKS, Sample, sample
@@ -176,7 +176,7 @@ def table(recorded: Recorded, plan: Plan, model_bytes: int | None) -> dict[str, 
         raise InvalidConfig("trace", recorded.trace.model, "one whose last fifth has prompts of types seen before")
     rows: dict[str, Any] = {name: _row([one]) for name, one in trivial(recorded, begin, places).items()}
     jobs = [(backbone, kind) for backbone in plan.backbones for kind in plan.kinds]
-    with tqdm(total=len(jobs) * plan.seeds, desc="training", disable=not sys.stderr.isatty()) as bar:
+    with progress(len(jobs) * plan.seeds, "training") as bar:
         for backbone, kind in jobs:
             made = []
             for seed in range(plan.seeds):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from benchmarks.engine import plan
 from benchmarks.engine.figures import BUNDLED, PEER, RANDOM, SHARES, WIDENED, best_policy
 from benchmarks.harness.child_rounds import Stage, run_stage
 from benchmarks.harness.processes import ArmFailed, Children, ChildSpec
+from benchmarks.harness.progress import progress
 from benchmarks.harness.rows import GREENROOM, THIRD, Row, fastest, find
 
 DEFAULT_POLICY = "look-ahead"
@@ -42,7 +42,7 @@ class Bench:
         self._scratch = scratch
         self._children = children
         self._policy = DEFAULT_POLICY
-        self._bar: tqdm[Any] = tqdm(unit="turn", disable=not sys.stderr.isatty())
+        self._bar: tqdm[Any] = progress(None, "preparing", "turn")
 
     def run(self, models: list[str]) -> list[Row]:
         """The rows of these models, in this order."""

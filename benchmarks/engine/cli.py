@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from benchmarks.engine.figures import MODELS, figures, row_json
 from benchmarks.harness import cgroups
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.processes import Children
+from benchmarks.harness.results import write_result
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.registry import EXPERT_POLICIES
 
@@ -93,9 +93,7 @@ def main(
         "machine": describe_machine(parent),
         "rows": [row_json(row, rows) for row in rows],
     }
-    line = json.dumps(result)
-    (out / "engine.json").write_text(line + "\n")
-    print(line)
+    print(write_result(result, out / "engine.json"))
 
 
 def _end(signal_number: int, frame: object) -> NoReturn:

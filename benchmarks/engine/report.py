@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.figures import AIMS, MODELS, PEER, resident_of
-from benchmarks.harness.rows import GREENROOM, RESIDENT, Row, Spread, bound_seconds, fastest, over_bound, paired
+from benchmarks.harness.aims import figure_lines
+from benchmarks.harness.rows import GREENROOM, RESIDENT, Row, bound_seconds, fastest, over_bound, paired
+from benchmarks.harness.statistics import Spread
 from greenroom.core.units import format_bytes
 
 COLUMNS = ("arm", "tok/s", "(min-max)", "peak", "hits", "moved/token", "/Belady", "×bound")
@@ -28,15 +30,8 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def aims(found: Mapping[str, Any]) -> str:
-    """Each figure that has an aim, beside it."""
-    lines = []
-    for name, aim in AIMS.items():
-        figure = found[name]
-        verdict = "not measured" if figure is None else "met" if aim.met(figure) else "missed"
-        lines.append(f"{name:<26}{'-' if figure is None else f'{figure:.3f}':>10}   aim {aim!s:<8} {verdict}")
-    device_map = found["third_ratio_device_map"]
-    lines.append(f"{'third_ratio_device_map':<26}{'-' if device_map is None else f'{device_map:.3f}':>10}")
-    return "\n".join(lines)
+    """Each figure that has an aim, beside it; and accelerate's other way, which has none."""
+    return "\n".join(figure_lines({name: found[name] for name in (*AIMS, "third_ratio_device_map")}, AIMS))
 
 
 def by_model(found: Mapping[str, Any]) -> str:

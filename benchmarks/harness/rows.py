@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.harness.statistics import Spread
 from benchmarks.harness.turn import Trace, Turn
 
 GREENROOM = "greenroom"
@@ -14,20 +15,6 @@ RESIDENT = "100%"
 THIRD = "33%"
 ORACLES = ("belady", "belady-ahead")
 """Policies that know the future: to compare with, never the best."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median, least and most of some rounds."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """None of no values."""
-        return cls(statistics.median(values), min(values), max(values)) if values else None
 
 
 @dataclass

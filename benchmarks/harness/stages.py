@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.figures import Aim
+from benchmarks.harness.aims import Aim, figure_lines
 from benchmarks.harness.machine import cache_folder, describe_machine
+from benchmarks.harness.results import write_result
 
 Say = Callable[[str], object]
 Stage = Callable[[], dict[str, Any]]
@@ -32,18 +32,11 @@ def run_named(
         found |= {figure: own[figure] for figure in found if own.get(figure) is not None}
         found[name] = own
     say("")
-    for figure, aim in aims.items():
-        value = found[figure]
-        verdict = "not measured" if value is None else "met" if aim.met(value) else "missed"
-        say(f"{figure:<24}{'-' if value is None else f'{value:.3f}':>10}   aim {aim!s:<8} {verdict}")
+    say("\n".join(figure_lines({name: found[name] for name in aims}, aims)))
     return found
 
 
 def kept(found: Mapping[str, Any], file: Path, *, quick: bool, seconds: float) -> str:
     """One line of JSON, of what was found and what it ran on, which is in ``file`` too."""
-    whole = {
-        **found, "quick": quick, "seconds": round(seconds, 1), "machine": describe_machine(cache_folder()),
-    }  # fmt: skip
-    line = json.dumps(whole)
-    file.write_text(line + "\n")
-    return line
+    machine = describe_machine(cache_folder())
+    return write_result({**found, "quick": quick, "seconds": round(seconds, 1), "machine": machine}, file)

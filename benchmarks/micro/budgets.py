@@ -12,15 +12,14 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import click
-from tqdm import tqdm
 
 from benchmarks.harness.models import EXPERT_MIB, widened
+from benchmarks.harness.progress import each
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
 from greenroom.demo.tasks import TASKS, sample
@@ -90,7 +89,7 @@ def main(rounds: int, policies: tuple[str, ...], expert_mib: float, concurrency:
             memory = budget if budget != "least" else str(_least_bytes(arms[0].llm))
             llm = stack.enter_context(LLM(str(model), expert_memory=memory, policy=policy, warm_start=False))
             arms += [Arm(budget, policy, at_once, llm) for at_once in concurrency]
-        for round_ in tqdm(range(rounds + 1), desc="rounds", disable=not sys.stderr.isatty()):
+        for round_ in each(range(rounds + 1), "rounds"):
             for arm in arms:
                 arm.run()
             if round_ == 0:

@@ -11,9 +11,7 @@ JSON object on its last line.
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +20,11 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from benchmarks.harness import models
 from benchmarks.harness.machine import cache_folder, describe_machine
+from benchmarks.harness.progress import progress
+from benchmarks.harness.results import write_result
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.experts.copying.disk_calibration import load_or_measure
@@ -142,7 +141,7 @@ def measure(
             batch = BatchEngine(model, BatchConfig(KV_BYTES), observer=experts)
             arms.append(Arm(name, experts, batch))
             experts.preload(policy.first())
-        bar = tqdm(total=(rounds + 1) * len(arms), desc=f"{rows} rows", unit="block", disable=not sys.stderr.isatty())
+        bar = progress((rounds + 1) * len(arms), f"{rows} rows", "block")
         with bar:
             for round_ in range(rounds + 1):
                 for arm in arms[round_ % len(arms) :] + arms[: round_ % len(arms)]:
@@ -214,10 +213,7 @@ def main(
                 f"| {result['rows']} | {name} | {arm['step_ms']:.2f} | {arm['ratio']:.3f} | {low:.3f} to {high:.3f} "
                 f"| {arm['cpu_ms']:.2f} | {arm['cpu_ratio']:.3f} | {arm['mib_a_step']:.1f} | {arm['on_demand']} |"
             )
-    line = json.dumps({"machine": describe_machine(cache_folder()), "share": share, "results": results})
-    if out is not None:
-        out.write_text(line + "\n")
-    print(line)
+    print(write_result({"machine": describe_machine(cache_folder()), "share": share, "results": results}, out))
 
 
 if __name__ == "__main__":

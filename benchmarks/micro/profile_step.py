@@ -8,7 +8,6 @@ little slower than without. Prints a table, writes a picture, and prints one JSO
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from dataclasses import dataclass
@@ -16,12 +15,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from tqdm import tqdm
 
 from benchmarks.engine import plan
 from benchmarks.engine.figures import MODELS, RANDOM, WIDENED
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.processes import Child, Children, ChildSpec
+from benchmarks.harness.progress import progress
+from benchmarks.harness.results import write_result
 from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD
 from benchmarks.harness.turn import Trace, Turn
 
@@ -167,10 +167,8 @@ def main(models: tuple[str, ...], policy: str, at_once: tuple[str, ...], rounds:
             for profile in profiles
         ],
     }
-    line = json.dumps(result)
-    (out / "profile.json").write_text(line + "\n")
     print(f"picture: {out / 'profile.png'}")
-    print(line)
+    print(write_result(result, out / "profile.json"))
 
 
 def _measure(
@@ -184,7 +182,7 @@ def _measure(
     opened = {share: children.get(_spec(model, share, policy)) for share in SHARES}
     turns: dict[tuple[str, int], list[tuple[Turn, Turn]]] = {case: [] for case in cases}
     traces: dict[tuple[str, int], Trace] = {}
-    bar = tqdm(total=len(cases) * (scale.rounds + 1), desc=name, unit="turn", disable=not sys.stderr.isatty())
+    bar = progress(len(cases) * (scale.rounds + 1), name, "turn")
     with bar:
         for round_ in range(scale.rounds + 1):
             for case in cases:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -25,10 +24,11 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.models import widened
+from benchmarks.harness.progress import each
+from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.harness.streams import Stream, task_stream
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
@@ -277,8 +277,8 @@ class Arm:
         turns = self.rounds[1:]
         rows = sum(turn.trace.tokens for turn in turns)
         ratios = {
-            f"{name}{suffix}": _spread(
-                [getattr(result, of) / real for result, real in zip(results, measured, strict=True)]
+            f"{name}{suffix}": spread_json(
+                Spread.of([getattr(result, of) / real for result, real in zip(results, measured, strict=True)]), 3
             )
             for suffix, results in (("", around), ("_within", within))
             for name, of, measured in (
@@ -300,14 +300,6 @@ class Arm:
             "stall_ms_a_row_predicted_within": round(1e3 * sum(r.stall_seconds for r in within) / rows, 3),
             **ratios,
         }
-
-
-def _spread(ratios: Sequence[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(ratios), 3),
-        "min": round(min(ratios), 3),
-        "max": round(max(ratios), 3),
-    }
 
 
 def _one_after_the_other(rounds: Sequence[Round]) -> Iterator[TraceStep]:
@@ -363,7 +355,7 @@ def main(rounds: int, prompts: int, policies: tuple[str, ...], share: str, model
         link = arms[0].llm.worker.link
         reads = ReadSettings() if link is None else link.reads
         layers = resident.worker.experts.catalogue.layers
-        for _ in tqdm(range(rounds + 1), desc="rounds", disable=not sys.stderr.isatty()):
+        for _ in each(range(rounds + 1), "rounds"):
             watched.clear()
             _generate(resident, stream)
             compute = watched.profile(layers)

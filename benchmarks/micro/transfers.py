@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -25,8 +24,8 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from benchmarks.harness.progress import each
 from greenroom.core.units import format_bytes
 from greenroom.experts.bookkeeping.ledger import Ledger
 from greenroom.experts.bookkeeping.tiers import Tiers
@@ -150,7 +149,7 @@ def _measure(pack: PackFile, settings: list[ReadSettings], rounds: int, queued: 
             ]
             link.queued(keys[:queued])  # every slot's pages exist from here on
         plain(keys[:queued])
-        for _ in tqdm(range(rounds), desc="rounds", disable=not sys.stderr.isatty()):
+        for _ in each(range(rounds), "rounds"):
             chosen = chooser.sample(keys, queued)
             for arm in chooser.sample(arms, len(arms)):
                 arm.measure(chosen, nbytes)

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import deviation
 from benchmarks.moe_infinity.cache_streams import BUNDLED, Stream, bundled_stream, real_stream, synthetic_stream
 from benchmarks.moe_infinity.calibration import BASELINES, TARGETS
 from benchmarks.moe_infinity.informed import Informed
@@ -85,10 +85,6 @@ class Row:
         return statistics.mean(apart), deviation(apart)
 
 
-def deviation(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
 class Cells:
     """All streams' cells, for processes of their own: item (stream, place)."""
 
@@ -122,7 +118,7 @@ def run(scale: Scale) -> dict[str, Any]:
     """Rows, and the figures that have aims."""
     cells = Cells(_streams(scale))
     order = sorted(range(len(cells.items)), key=lambda place: -_work(cells, cells.items[place]))
-    with tqdm(total=len(order), desc="replaying", unit="cell") as bar:
+    with progress(len(order), "replaying", "cell") as bar:
         jobs = len(os.sched_getaffinity(0))
         rates = in_processes(cells, [cells.items[place] for place in order], jobs, bar.update)
     by_item = dict(zip(order, rates, strict=True))
@@ -136,7 +132,7 @@ def _streams(scale: Scale) -> list[Stream]:
     if scale.trace is not None:
         items.append((REAL, 0))
     items += [(shape, number) for shape in (SWITCH, NLLB) for number in range(scale.seeds)]
-    with tqdm(total=len(items), desc="routing", unit="stream") as bar:
+    with progress(len(items), "routing", "stream") as bar:
         return in_processes(partial(_made, scale), items, len(os.sched_getaffinity(0)), bar.update)
 
 

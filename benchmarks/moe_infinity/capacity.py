@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
-from benchmarks.emoe.measures import interval
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import interval
+from benchmarks.harness.tables import plus_minus
 from benchmarks.moe_infinity.prefetch_cells import Arm, Cell, World, measure
 from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S
 from greenroom.core.pictures import COLOURS, new_figure, save_figure
@@ -62,7 +62,7 @@ def run(scale: Scale) -> dict[str, Any]:
         for seed in seeds
         for capacity in (0, *scale.capacities)
     ]
-    with tqdm(total=len(worlds), desc="capacity", leave=False, delay=1) as bar:
+    with progress(len(worlds), "capacity") as bar:
         points = in_processes(measure_point, worlds, min(scale.jobs, len(worlds)), bar.update)
     found = {(one.model.name, one.capacity, one.seed): point for one, point in zip(worlds, points, strict=True)}
     rows = []
@@ -105,15 +105,11 @@ def table(found: Mapping[str, Any]) -> str:
     lines = [f"Fig. 12{'':<15}{'capacity':>10}{'recall, %':>18}{'ms a token':>18}{'over none':>18}"]
     for row in found["rows"]:
         columns = (("recall", 100, 1), ("token_ms", 1, 2), ("over_none", 1, 3))
-        cells = [_said(row[name], scale, digits) for name, scale, digits in columns]
+        cells = [plus_minus(row[name], scale, digits) for name, scale, digits in columns]
         lines.append(f"{row['model']:<22}{row['capacity'] or 'none':>10}" + "".join(f"{cell:>18}" for cell in cells))
     for model, capacity in found["enough"].items():
         lines.append(f"{model}: {capacity} members are enough (paper: {found['paper_enough'].get(model, '-')})")
     return "\n".join(lines)
-
-
-def _said(value: Mapping[str, float], scale: float, digits: int) -> str:
-    return f"{scale * value['mean']:.{digits}f} ± {scale * value['within']:.{digits}f}"
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from benchmarks.harness.progress import each
 from greenroom.core.pictures import COLOURS, new_figure, save_figure
 from greenroom.policies.base.activation_matrix import Rows, Tokens
 from greenroom.policies.base.catalogue import Catalogue
@@ -131,7 +131,7 @@ def run(scale: Scale) -> dict[str, Any]:
     found: list[dict[str, list[float]]] = [{name: [] for name in names} for _ in arms]
     gc.collect()
     gc.freeze()  # what others left behind is not looked through again
-    for _ in tqdm(range(scale.repeats + 1), desc="cost", leave=False, delay=2):
+    for _ in each(range(scale.repeats + 1), "cost"):
         for arm, times in zip(arms, found, strict=True):
             for name in names:
                 times[name].append(getattr(arm, name)(max(1, scale.layers // arm.shape.layers)))

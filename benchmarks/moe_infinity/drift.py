@@ -21,9 +21,10 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from benchmarks.emoe.measures import interval
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import interval
+from benchmarks.harness.tables import plus_minus
 from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S, Model
 from benchmarks.moe_infinity.synthetic import trace_of
 from greenroom.core.eamc_file import EamcFile
@@ -84,7 +85,7 @@ class Shifted:
 def run(scale: Scale) -> dict[str, Any]:
     """A row for each model. Nothing else runs beside a rebuild, which is timed."""
     rows = []
-    with tqdm(total=scale.seeds * len(scale.models), desc="drift", leave=False, delay=1) as bar:
+    with progress(scale.seeds * len(scale.models), "drift") as bar:
         for name in scale.models:
             found = []
             for seed in range(scale.seeds):
@@ -207,10 +208,7 @@ def table(found: Mapping[str, Any]) -> str:
              f"made, {' or '.join(map(str, AT_ONCE))} at once (paper: {found['paper_meanwhile']})"]  # fmt: skip
     lines.append(f"{'':<18}" + "".join(f"{label:>16}" for _, label, _ in columns))
     for row in found["rows"]:
-        cells = [
-            "never" if row[key] is None else f"{scale * row[key]['mean']:.1f} ± {scale * row[key]['within']:.1f}"
-            for key, _, scale in columns
-        ]
+        cells = ["never" if row[key] is None else plus_minus(row[key], scale, 1) for key, _, scale in columns]
         lines.append(f"{row['model']:<18}" + "".join(f"{cell:>16}" for cell in cells))
     return "\n".join(lines)
 

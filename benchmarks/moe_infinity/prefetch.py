@@ -21,9 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
-from benchmarks.emoe.measures import interval
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import interval
 from benchmarks.moe_infinity.prefetch_cells import PERCENTILES, Arm, Cell, Measured, World, by_world, measure
 from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S, Model, recorded, switch_base
 from benchmarks.moe_infinity.prefetch_tables import draw, table
@@ -218,6 +217,6 @@ def _measured(cells: Sequence[Cell], jobs: int, said: str) -> dict[Cell, Measure
     ordered = by_world(list(dict.fromkeys(cells)))
     if not ordered:
         return {}
-    with tqdm(total=len(ordered), desc=said, leave=False, delay=1) as bar:
+    with progress(len(ordered), said) as bar:
         found = in_processes(measure, ordered, min(jobs, len(ordered)), bar.update)
     return dict(zip(ordered, found, strict=True))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.tables import plus_minus
 from greenroom.core.pictures import COLOURS, new_figure, save_figure
 
 _SHOWN = (
@@ -30,7 +31,9 @@ def table(found: Mapping[str, Any]) -> str:
                   f"{link:g} GB/s (ready and wasted: %)"]  # fmt: skip
         lines.append(f"{'':<26}" + "".join(f"{label:>15}" for _, label, _ in _SHOWN))
         for arm, values in row["arms"].items():
-            lines.append(f"{arm:<26}" + "".join(f"{_said(values[name], scale):>15}" for name, _, scale in _SHOWN))
+            lines.append(
+                f"{arm:<26}" + "".join(f"{plus_minus(values[name], scale, 1):>15}" for name, _, scale in _SHOWN)
+            )
     return "\n".join(lines)
 
 
@@ -60,7 +63,7 @@ def _recalls(rows: Sequence[Mapping[str, Any]], named: Any, key: str = "recall")
         for arm in arms:
             value = row["arms"].get(arm)
             k = f" (k={value['k']})" if value is not None and "k" in value else ""
-            cells.append("-" if value is None else _said(value[key], 100) + k)
+            cells.append("-" if value is None else plus_minus(value[key], 100, 1) + k)
         lines.append(f"{named(row):<14}" + "".join(f"{cell:>22}" for cell in cells))
     return lines
 
@@ -98,7 +101,3 @@ def _tails(panel: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     panel.set_xlabel("what a layer waits for its experts, p99, ms")
     panel.invert_yaxis()
     panel.legend(fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
-
-
-def _said(value: Mapping[str, float], scale: float = 1.0) -> str:
-    return f"{scale * value['mean']:.1f} ± {scale * value['within']:.1f}"

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.figures import Aim
+from benchmarks.harness.aims import Aim
 from benchmarks.harness.stages import Say, run_named
 from greenroom.core.pictures import PlotUnavailable
 

@@ -8,7 +8,6 @@ last line, prints one JSON object.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from tqdm import tqdm
 
 from benchmarks.engine.plan import parse_policy
 from benchmarks.harness.cgroups import remove_stale, why_not
 from benchmarks.harness.disk import ReadAhead
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.models import RandomMixtral, random_mixtral, widened
+from benchmarks.harness.progress import progress
+from benchmarks.harness.results import write_result
 from benchmarks.peers.arms import greenroom, llama_cpp
 from benchmarks.peers.forced import conversations, random_tokens
 from benchmarks.peers.measure import Effort, Measurement, Subject, agreements, runs_of
@@ -84,7 +84,7 @@ def main(
     cache = default_cache_dir()
     read_ahead = ReadAhead(cache)
     print(_conditions(read_ahead, threads))
-    with tqdm(total=runs_of(len(subjects), effort), desc="bench-peers", disable=not sys.stderr.isatty()) as bar:
+    with progress(runs_of(len(subjects), effort), "bench-peers") as bar:
         measurement = Measurement(
             greenroom(), llama_cpp(peer_python), effort, policy=policy, expert_memory=expert_memory, threads=threads,
             cgroups=no_cgroup is None, read_ahead=read_ahead, bar=bar,
@@ -125,13 +125,12 @@ def main(
         "rows": [row.as_json() for row in rows],
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / "peers.json").write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
     try:
         plot(rows, out / "peers.png")
         print(f"plot: {out / 'peers.png'}")
     except Exception as error:  # what was measured is worth more than its picture
         print(f"no plot: {error}", file=sys.stderr)
-    print(json.dumps(answer))
+    print(write_result(answer, out / "peers.json"))
 
 
 def _must_have_llama_cpp(python: str) -> None:

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.aims import Aim, figure_lines
 from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THIRD, Row, spread
 from greenroom.core.units import format_bytes
 
-AIMS = {"resident_ratio_llama": 1.0, "third_ratio_llama": 1.5, "third_ratio_llama_8": 1.3}
+AIMS = {
+    "resident_ratio_llama": Aim(1.0, at_least=True),
+    "third_ratio_llama": Aim(1.5, at_least=True),
+    "third_ratio_llama_8": Aim(1.3, at_least=True),
+}
 _SITUATIONS = (
     "resident",
     "a third of the experts,\nsame bytes for experts",
@@ -71,10 +76,7 @@ def print_memory(rows: Sequence[Row]) -> None:
 def print_aims(found: dict[str, float | None]) -> None:
     """The figures that have an aim, and whether they reach it."""
     print("\ngreenroom's tokens/s over llama.cpp's, the worse of the models")
-    for name, value in found.items():
-        aim = AIMS.get(name)
-        verdict = "" if aim is None else f"aim {aim}" + (", missed" if value is None or value < aim else "")
-        print(f"  {name:<34}{'not measured' if value is None else f'{value:.2f}':>14}  {verdict}".rstrip())
+    print("\n".join(f"  {line}" for line in figure_lines(found, AIMS)))
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

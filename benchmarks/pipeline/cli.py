@@ -25,11 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
+from benchmarks.harness.aims import Aim
 from benchmarks.harness.machine import cache_folder, describe_machine
+from benchmarks.harness.progress import each
+from benchmarks.harness.results import write_result
+from benchmarks.harness.statistics import percentile
 from benchmarks.pipeline import http_arm
-from benchmarks.pipeline.figures import added, percentile, processor_time, spread, throughput
+from benchmarks.pipeline.figures import added, processor_time, spreads, throughput
 from benchmarks.pipeline.pinning import cpu_seconds, pin, resident_bytes, thread_seconds
 from benchmarks.pipeline.schedule import Measured, Planned, closed, poisson, prompts
 from benchmarks.pipeline.stub_worker import MODEL
@@ -38,10 +41,10 @@ from tests.kafka.broker import JarBroker
 
 ENGINE_CORE, OTHERS = 0, (1,)
 AIMS = {
-    "ttft_added_p50_ms": ("≤", 15.0),
-    "ttft_added_p99_ms": ("≤", 50.0),
-    "itl_added_p50_ms": ("≤", 2.0),
-    "throughput_ratio": ("≥", 0.9),
+    "ttft_added_p50_ms": Aim(15.0, at_least=False),
+    "ttft_added_p99_ms": Aim(50.0, at_least=False),
+    "itl_added_p50_ms": Aim(2.0, at_least=False),
+    "throughput_ratio": Aim(0.9, at_least=True),
 }
 
 
@@ -137,9 +140,8 @@ def main(
         finally:
             broker.remove()
     document |= {"machine": describe_machine(cache_folder()), "quick": quick}
-    (out / "pipeline.json").write_text(json.dumps(document, indent=1))
     _print(document)
-    print(json.dumps(document))
+    print(write_result(document, out / "pipeline.json"))
 
 
 def _measure(
@@ -171,7 +173,7 @@ def _measure(
     finally:
         arm.close()
     ceiling = _ceiling(broker, folder, texts, seconds, tokens, rounds, rows)
-    added_rounds = spread(latency)
+    added_rounds = spreads(latency)
     figures = {
         name: added_rounds[name]["median"] for name in ("ttft_added_p50_ms", "ttft_added_p99_ms", "itl_added_p50_ms")
     }
@@ -216,7 +218,7 @@ def _saturation(
     count = max(at_once, int(len(trial) * seconds / 2 / (time.perf_counter() - began)))
     plan = closed(texts, count, tokens)
     measured: list[dict[str, float]] = []
-    for number in tqdm(range(rounds), desc="saturation", disable=not sys.stderr.isatty()):
+    for number in each(range(rounds), "saturation"):
         speeds: dict[str, float] = {}
         for name in ("engine", "pipeline")[:: 1 if number % 2 else -1]:
             began = time.perf_counter()
@@ -228,7 +230,7 @@ def _saturation(
         row = {**speeds, "ratio": speeds["pipeline"] / speeds["engine"]}
         measured.append(row)
         rows.append({"stage": "saturation", "round": number, "requests": count, **row})
-    summary = spread(measured)
+    summary = spreads(measured)
     return {**summary, "requests_per_s": summary["pipeline"]["median"] / tokens}
 
 
@@ -249,7 +251,7 @@ def _latency(
     pids = {process.name.rstrip("0"): process.pid for process in cluster.processes.values()} | {"broker": broker.pid}
     spent = dict.fromkeys(pids, 0.0)
     generated = answered = 0
-    for number in tqdm(range(rounds), desc="latency", disable=not sys.stderr.isatty()):
+    for number in each(range(rounds), "latency"):
         plan = poisson(texts, rate, seconds, tokens, seed=number)
         results: dict[str, list[Measured]] = {}
         for name in ("engine", "pipeline")[:: 1 if number % 2 else -1]:
@@ -334,7 +336,7 @@ def _ceiling(
         measured: list[dict[str, float]] = []
         plan = closed(texts, 64, tokens)
         asyncio.run(http_arm.run(cluster.urls[0], MODEL, plan, at_once=32))
-        for number in tqdm(range(rounds), desc="ceiling", disable=not sys.stderr.isatty()):
+        for number in each(range(rounds), "ceiling"):
             began = time.perf_counter()
             results: list[Measured] = []
             while time.perf_counter() - began < seconds / 2:
@@ -344,7 +346,7 @@ def _ceiling(
             row = {"tokens_per_s": throughput(good, took), "requests_per_s": len(good) / took}
             measured.append(row)
             rows.append({"stage": "ceiling", "round": number, **row, "refused": len(results) - len(good)})
-        return spread(measured)
+        return spreads(measured)
     finally:
         stub.kill()
         stub.wait(30)
@@ -355,12 +357,11 @@ def _print(document: dict[str, Any]) -> None:
     print(
         f"\nat {document['rate_per_s']} requests/s, half of what saturates the pipeline; medians of rounds (least-most)"
     )
-    for name, (sign, aim) in AIMS.items():
+    for name, aim in AIMS.items():
         row = document["spread"][name]
-        met = row["median"] <= aim if sign == "≤" else row["median"] >= aim
         print(
-            f"  {name:<22}{row['median']:>9.2f}  ({row['min']:.2f}-{row['max']:.2f})  aim {sign} {aim:g}, "
-            f"{'met' if met else 'missed'}"
+            f"  {name:<22}{row['median']:>9.2f}  ({row['min']:.2f}-{row['max']:.2f})  aim {aim}, "
+            f"{aim.verdict(row['median'])}"
         )
     row = document["spread"]
     print(

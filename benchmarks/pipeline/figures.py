@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness.statistics import Spread, percentile, spread_json
 from benchmarks.pipeline.schedule import Measured
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
 def added(engine: Sequence[Measured], pipeline: Sequence[Measured]) -> dict[str, float]:
@@ -58,13 +52,6 @@ def throughput(measured: Sequence[Measured], seconds: float) -> float:
     return sum(one.tokens for one in measured) / seconds
 
 
-def spread(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Median over rounds, with the least and the most."""
-    return {
-        key: {
-            "median": round(statistics.median(row[key] for row in rounds), 4),
-            "min": round(min(row[key] for row in rounds), 4),
-            "max": round(max(row[key] for row in rounds), 4),
-        }
-        for key in rounds[0]
-    }
+def spreads(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Each figure's median over rounds, with the least and the most."""
+    return {key: spread_json(Spread.of([row[key] for row in rounds]), 4) for key in rounds[0]}

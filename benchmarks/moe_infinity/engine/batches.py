@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.emoe.memory_arms import Ask, World
 from benchmarks.harness.processes import ArmFailed
-from benchmarks.harness.rows import Spread
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD
 from benchmarks.moe_infinity.engine.prompts import mixed, shortened
 from benchmarks.moe_infinity.engine.rates import Answer
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, rotated, spread
+from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, rotated
 
 
 def run(
@@ -29,7 +27,7 @@ def run(
     turns: dict[int, dict[str, list[ServedTurn]]] = {size: {name: [] for name in names} for size in sizes}
     total = len(sizes) * (rounds * len(names) + peer_rounds * (peer is not None))
     errors: dict[int, str] = {}
-    with tqdm(total=total, desc="batch sizes", unit="batch", disable=not sys.stderr.isatty()) as bar:
+    with progress(total, "batch sizes", "batch") as bar:
         for round_, size in in_turns(sizes, rounds, seconds, warm_up=False):
             for name in rotated(names, round_):
                 asks = long_enough(fleet.world, size, tokens, round_)
@@ -63,8 +61,8 @@ def _point(size: int, turns: dict[str, list[ServedTurn]], error: str | None) -> 
         if own:
             made = sum(turn.tokens for turn in own)
             rows[name] = {
-                "ms_per_token": spread(Spread.of([1e3 * statistics.fmean(turn.per_token) for turn in own])),
-                "tokens_per_s": spread(Spread.of([turn.tokens / turn.seconds for turn in own])),
+                "ms_per_token": spread_json(Spread.of([1e3 * statistics.fmean(turn.per_token) for turn in own])),
+                "tokens_per_s": spread_json(Spread.of([turn.tokens / turn.seconds for turn in own])),
                 "stall_ms_per_token": 1e3 * sum(turn.stall_seconds for turn in own) / made,
                 "mib_per_token": sum(turn.bytes_moved for turn in own) / made / 2**20,
                 "hit_rate": sum(turn.hits for turn in own) / max(1, sum(turn.look_ups for turn in own)),

@@ -4,7 +4,6 @@ that it takes, with nothing cached before a turn."""
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,19 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.emoe.memory_arms import Ask
 from benchmarks.harness import cgroups
 from benchmarks.harness.child_rounds import Arm, Stage, run_stage
 from benchmarks.harness.machine import cache_folder
 from benchmarks.harness.processes import Children, ChildSpec
+from benchmarks.harness.progress import progress
 from benchmarks.harness.rows import GREENROOM, THIRD, Row, find, speed_ratio
+from benchmarks.harness.statistics import spread_json
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, LITERAL, PAPER, Kind
 from benchmarks.moe_infinity.engine.learnt import Learnt
 from benchmarks.moe_infinity.engine.peer import SYSTEM
 from benchmarks.moe_infinity.engine.prompts import stream_of
-from benchmarks.moe_infinity.engine.turns import spread
 
 NAME = "bounded"
 OPEN_TIMEOUT_S = 300.0
@@ -92,7 +90,7 @@ def run(
     rows[DISK_OFFLOAD] = Row(NAME, "widened", DISK_OFFLOAD)
     arms.append(Arm(rows[DISK_OFFLOAD], ground.peer(), stream, warm_up, cold=ground.cold))
     stage = Stage(tuple(arms), rounds, seconds)
-    with tqdm(total=stage.turns, desc="beside accelerate", unit="turn", disable=not sys.stderr.isatty()) as bar:
+    with progress(stage.turns, "beside accelerate", "turn") as bar:
         run_stage(stage, children, tell=lambda turns, what: bar.update(turns))
     return figures(rows, ground, asks)
 
@@ -103,8 +101,8 @@ def figures(rows: Mapping[str, Row], ground: Ground, asks: Sequence[Ask]) -> dic
     found: dict[str, dict[str, Any]] = {}
     for name, row in rows.items():
         found[name] = {
-            "tokens_per_s": spread(row.tokens_per_s),
-            "over_accelerate": None if row is peer else spread(speed_ratio(row, peer)),
+            "tokens_per_s": spread_json(row.tokens_per_s),
+            "over_accelerate": None if row is peer else spread_json(speed_ratio(row, peer)),
             "cgroup_peak_bytes": row.cgroup_peak_bytes,
             "error": row.error,
         }

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.emoe.memory_arms import World
-from benchmarks.harness.rows import Spread
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.moe_infinity.engine.arms import EngineArm
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import Kind
 from benchmarks.moe_infinity.engine.learnt import Learnt
 from benchmarks.moe_infinity.engine.prompts import in_turn
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, spread
+from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns
 
 WHOLE = Kind("resident", "lru")
 BOUNDS = (1.5, 2.0, 3.0, 5.0)
@@ -33,7 +31,7 @@ def run(
     points = []
     total = len(shares) * (rounds + 1) * (len(kinds) + 1)
     try:
-        with tqdm(total=total, desc="budgets", unit="turn", disable=not sys.stderr.isatty()) as bar:
+        with progress(total, "budgets", "turn") as bar:
             for share in shares:
                 with Fleet(world, learnt, share, kinds) as fleet:
                     arms = [whole, *fleet.arms]
@@ -55,8 +53,8 @@ def _figures(turns: Sequence[ServedTurn], whole: Sequence[ServedTurn]) -> dict[s
     """``over_resident``: round by round."""
     own, there = ([statistics.fmean(turn.per_token) for turn in some] for some in (turns, whole))
     return {
-        "ms_per_token": spread(Spread.of([1e3 * one for one in own])),
-        "over_resident": spread(Spread.of([one / other for one, other in zip(own, there, strict=True)])),
+        "ms_per_token": spread_json(Spread.of([1e3 * one for one in own])),
+        "over_resident": spread_json(Spread.of([one / other for one, other in zip(own, there, strict=True)])),
     }
 
 

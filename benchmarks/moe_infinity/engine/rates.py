@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.emoe.jobs import recorded_arrivals
-from benchmarks.emoe.measures import percentile
 from benchmarks.emoe.memory_arms import Ask
 from benchmarks.harness.processes import ArmFailed
-from benchmarks.harness.rows import Spread
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import Spread, percentile, spread_json
 from benchmarks.moe_infinity.engine import arrivals
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, ON_DEMAND
 from benchmarks.moe_infinity.engine.prompts import mixed
 from benchmarks.moe_infinity.engine.serving import Batching, Served, serve
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, rotated, spread
+from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, rotated
 
 Answer = Callable[[Sequence[Ask]], ServedTurn]
 
@@ -49,7 +46,7 @@ def run(
         return serve(arrivals.times(requests, load * unit, round_, trace), asks, answer)
 
     total = len(loads) * rounds * len(names) + len(peer_loads) * (peer is not None)
-    with tqdm(total=total, desc="request rates", unit="run", disable=not sys.stderr.isatty()) as bar:
+    with progress(total, "request rates", "run") as bar:
         for round_, load in in_turns(loads, rounds, seconds, warm_up=False):
             for name in rotated(names, round_):
                 runs[load][name].append(at(load, round_, requests, _of(fleet, name)))
@@ -87,7 +84,7 @@ def _figures(runs: Sequence[Sequence[Served]]) -> dict[str, Any]:
     every = sorted(1e3 * one.per_token_s for own in runs for one in own)
     whole = [one for own in runs for one in own]
     return {
-        "mean_ms": spread(Spread.of(means)),
+        "mean_ms": spread_json(Spread.of(means)),
         "p50_ms": percentile(every, 0.5),
         "p99_ms": percentile(every, 0.99),
         "waited_s": statistics.fmean(one.began_s - one.arrived_s for one in whole),

@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.harness.rows import Spread
-from benchmarks.moe_infinity.engine.turns import in_turns, spread
+from benchmarks.harness.statistics import Spread, spread_json
+from benchmarks.moe_infinity.engine.turns import in_turns
 from greenroom.experts.pack.direct_io import DirectFile, page_aligned
 from greenroom.experts.pack.layout import PAGE_BYTES, align
 from greenroom.experts.pack.pack_file import PackFile
@@ -73,8 +73,8 @@ def _read(parts: Sequence[Part], buffer: memoryview) -> float:
 def _figures(way: str, measured: Sequence[Mapping[str, float]], chosen: Sequence[Parts]) -> dict[str, Any]:
     """``over_record``: round by round."""
     return {
-        "us": spread(Spread.of([own[way] for own in measured])),
-        "over_record": spread(Spread.of([own[way] / own[RECORD] for own in measured])),
+        "us": spread_json(Spread.of([own[way] for own in measured])),
+        "over_record": spread_json(Spread.of([own[way] / own[RECORD] for own in measured])),
         "reads": statistics.fmean(len(one[way]) for one in chosen),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness.tables import median_range
 from benchmarks.moe_infinity.engine.budgets import WHOLE
 from benchmarks.moe_infinity.engine.rates import highest_rates
 from greenroom.core.units import format_bytes
@@ -38,7 +39,7 @@ def _bounded(own: Found) -> list[str]:
     lines = [_line(("", "tokens/s", "over accelerate's", "most memory"))]
     for name, row in own["rows"].items():
         peak = "-" if row["cgroup_peak_bytes"] is None else format_bytes(row["cgroup_peak_bytes"])
-        said = (_range(row["tokens_per_s"]), _range(row["over_accelerate"]), peak)
+        said = (median_range(row["tokens_per_s"]), median_range(row["over_accelerate"]), peak)
         lines.append(_line((name, *said)) + (f"  {row['error']}" if row["error"] else ""))
     limit = own["limit_bytes"]
     return [*lines, f"  limit: {own['why_no_limit'] if limit is None else format_bytes(limit)}"]
@@ -51,8 +52,8 @@ def _third(own: Found) -> list[str]:
     for name, row in own["rows"].items():
         lines.append(
             _line((
-                name, _range(row["tokens_per_s"]), f"{row['stall_ms_per_token']:.1f}",
-                _range(row["stall_recovered"]), _range(row["time_recovered"]),
+                name, median_range(row["tokens_per_s"]), f"{row['stall_ms_per_token']:.1f}",
+                median_range(row["stall_recovered"]), median_range(row["time_recovered"]),
                 f"{row['mib_per_token']:.1f}", f"{row['hit_rate']:.1%}", f"{row['prefetches_per_token']:.2f}/token",
                 _percent(row["wasted_share"]), f"{row['lookup_share']:.2%}",
                 f"{row['events_share']:.2%}", f"{row['policy_share']:.2%}",
@@ -110,8 +111,8 @@ def _records(own: Found) -> list[str]:
     lines = []
     for way, row in own["ways"].items():
         lines.append(
-            f"  {format_bytes(own['record_bytes']):<10} {way:<42} {_range(row['us'], 0):>20} µs, "
-            f"{_range(row['over_record'])} × one record, {row['reads']:.0f} reads"
+            f"  {format_bytes(own['record_bytes']):<10} {way:<42} {median_range(row['us'], 0):>20} µs, "
+            f"{median_range(row['over_record'])} × one record, {row['reads']:.0f} reads"
         )
     return lines
 
@@ -121,19 +122,13 @@ def _by_point(points: Sequence[Found], heads: Sequence[str], key: str) -> list[s
     names = dict.fromkeys(name for point in points for name in point["rows"])
     lines = [_line(("", *heads))]
     for name in names:
-        lines.append(_line((name, *(_range(point["rows"].get(name, {}).get(key), 1) for point in points))))
+        lines.append(_line((name, *(median_range(point["rows"].get(name, {}).get(key), 1) for point in points))))
     errors = {head: point.get("accelerate_error") for head, point in zip(heads, points, strict=True)}
     return [*lines, *(f"  accelerate, {head}: {error}" for head, error in errors.items() if error)]
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"  {cells[0]:<22}" + "".join(f"{cell:>22}" for cell in cells[1:])
-
-
-def _range(found: Mapping[str, float] | None, digits: int = 2) -> str:
-    if found is None:
-        return "-"
-    return f"{found['median']:.{digits}f} ({found['min']:.{digits}f}–{found['max']:.{digits}f})"
 
 
 def _percent(value: float | None) -> str:

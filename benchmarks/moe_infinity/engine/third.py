@@ -4,16 +4,14 @@ on-demand LRU each removes."""
 from __future__ import annotations
 
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.emoe.memory_arms import Ask
-from benchmarks.harness.rows import Spread
+from benchmarks.harness.progress import progress
+from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.moe_infinity.engine.arms import EngineArm
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import (
@@ -26,7 +24,7 @@ from benchmarks.moe_infinity.engine.kinds import (
 )
 from benchmarks.moe_infinity.engine.policy_clock import LOOK_UP, of_events
 from benchmarks.moe_infinity.engine.prompts import in_turn
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, spread
+from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns
 
 
 @dataclass
@@ -49,7 +47,7 @@ def run(fleet: Fleet, *, prompts: int, at_once: int, rounds: int, seconds: float
     rows = {arm.kind.name: Row(arm.kind.name, arm.slots) for arm in arms}
     total = (rounds + 1) * len(arms)
     try:
-        with tqdm(total=total, desc=f"a third, {at_once} at once", unit="turn", disable=not sys.stderr.isatty()) as bar:
+        with progress(total, f"a third, {at_once} at once", "turn") as bar:
             for round_, arm in in_turns(arms, rounds, seconds):
                 turn = arm.run(asks, at_once, look_inside=True)
                 if round_:
@@ -99,7 +97,7 @@ def _figures(row: Row, rows: Mapping[str, Row], lru: Row, asks: Sequence[Ask]) -
     return {
         "slots": row.slots,
         "rounds": len(turns),
-        "tokens_per_s": spread(Spread.of([turn.tokens / turn.seconds for turn in turns])),
+        "tokens_per_s": spread_json(Spread.of([turn.tokens / turn.seconds for turn in turns])),
         "ms_per_token": 1e3 * statistics.fmean(per_token),
         "stall_ms_per_token": 1e3 * sum(turn.stall_seconds for turn in turns) / tokens,
         "mib_per_token": sum(turn.bytes_moved for turn in turns) / tokens / 2**20,
@@ -107,9 +105,9 @@ def _figures(row: Row, rows: Mapping[str, Row], lru: Row, asks: Sequence[Ask]) -
         "on_demand_per_token": sum(turn.on_demand for turn in turns) / tokens,
         "prefetches_per_token": prefetches / tokens,
         "wasted_share": sum(turn.prefetches_wasted for turn in turns) / prefetches if prefetches else None,
-        "stall_recovered": spread(_recovered(row, lru, on_demand + ahead, lambda turn: turn.stall_seconds)),
-        "stall_recovered_on_demand": spread(_recovered(row, lru, on_demand, lambda turn: turn.stall_seconds)),
-        "time_recovered": spread(_recovered(row, lru, on_demand + ahead, lambda turn: turn.seconds)),
+        "stall_recovered": spread_json(_recovered(row, lru, on_demand + ahead, lambda turn: turn.stall_seconds)),
+        "stall_recovered_on_demand": spread_json(_recovered(row, lru, on_demand, lambda turn: turn.stall_seconds)),
+        "time_recovered": spread_json(_recovered(row, lru, on_demand + ahead, lambda turn: turn.seconds)),
         "lookup_share": methods[LOOK_UP] / seconds,
         "events_share": of_events(methods) / seconds,
         "policy_share": sum(methods.values()) / seconds,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from benchmarks.harness.rows import Spread
 from benchmarks.harness.turn import Turn
 
 A = TypeVar("A")
@@ -63,8 +62,3 @@ def rotated(arms: Sequence[A], by: int) -> list[A]:
     """Beginning with another one."""
     start = by % len(arms) if arms else 0
     return [*arms[start:], *arms[:start]]
-
-
-def spread(found: Spread | None) -> dict[str, float] | None:
-    """As JSON."""
-    return None if found is None else {"median": found.median, "min": found.least, "max": found.most}

@@ -15,9 +15,9 @@ from benchmarks.engine.figures import (
     WIDENED,
     best_policy,
     figures,
-    missed_aims,
     row_json,
 )
+from benchmarks.harness.aims import figure_lines
 from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD, Row
 from tests.unit.benchmarks.turns import row, trace
 
@@ -90,7 +90,6 @@ def test_without_cgroups_memory_is_that_of_the_resident_sets() -> None:
 def test_what_was_not_measured_is_none_and_misses_no_aim() -> None:
     found = figures([])
     assert all(found[key] is None for key in KEYS)
-    assert missed_aims(found) == {}
 
 
 def test_the_worst_of_the_models_is_not_known_while_one_lacks_it() -> None:
@@ -110,11 +109,14 @@ def test_an_arm_that_failed_leaves_the_others_figures() -> None:
 
 
 def test_aims_are_reached_at_their_value() -> None:
-    exact = {name: aim.value for name, aim in AIMS.items()}
-    assert missed_aims(exact) == {}
-    worse = {name: aim.value * (0.99 if aim.at_least else 1.01) for name, aim in AIMS.items()}
-    assert missed_aims(worse).keys() == AIMS.keys()
-    assert missed_aims({**exact, "resident_ratio": 1.1}) == {"resident_ratio": "≥ 1.2"}
+    for aim in AIMS.values():
+        assert aim.verdict(aim.value) == "met"
+        assert aim.verdict(aim.value * (0.99 if aim.at_least else 1.01)) == "missed"
+        assert aim.verdict(None) == "not measured"
+    assert figure_lines({"resident_ratio": 1.1, "other": None}, AIMS) == [
+        "resident_ratio                 1.100   aim ≥ 1.2    missed",
+        "other                              -",
+    ]
 
 
 def test_rows_are_json_with_their_bound() -> None:

@@ -197,10 +197,10 @@ def test_what_was_printed_says_which_aims_were_missed(tmp_path: Path, capsys: py
     told = capsys.readouterr().out.splitlines()
     assert any("llama.cpp" in line and "2.00" in line for line in told)
     assert any("killed by the kernel" in line for line in told)
-    aims = {line.split()[0]: line for line in told if line.startswith("  ")}
-    assert aims["resident_ratio_llama"].endswith("aim 1.0")
-    assert aims["third_ratio_llama"].endswith("1.20  aim 1.5, missed")
-    assert aims["third_ratio_llama_8"].endswith("not measured  aim 1.3, missed")
+    aims = {line.split()[0]: line.split()[1:] for line in told if line.startswith("  ")}
+    assert aims["resident_ratio_llama"] == ["2.000", "aim", "≥", "1", "met"]
+    assert aims["third_ratio_llama"] == ["1.200", "aim", "≥", "1.5", "missed"]
+    assert aims["third_ratio_llama_8"] == ["-", "aim", "≥", "1.3", "not", "measured"]
     plot(rows, tmp_path / "peers.png")
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
 

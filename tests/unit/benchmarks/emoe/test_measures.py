@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.emoe.jobs import Job
-from benchmarks.emoe.measures import estimate_errors, geometric, interval, over_seeds, percentile, spread, summary
+from benchmarks.emoe.measures import estimate_errors, summary
 from benchmarks.emoe.simulate import Served
+from benchmarks.harness.statistics import geometric, interval, over_seeds, percentile
+from benchmarks.harness.tables import plus_minus
 
 JOB = Job("r", "short", 1000.0, 3, 2, 8, slo_e2e_ms=100.0)
 
@@ -54,7 +56,7 @@ def test_a_ratio_is_seed_by_seed_and_its_interval_shrinks_where_seeds_agree() ->
 @pytest.mark.parametrize("theirs", [[1.0, 0.0], [1.0, None]])
 def test_where_one_of_a_pair_has_nothing_there_is_no_ratio(theirs: list[float | None]) -> None:
     assert geometric([1.0, 1.0], theirs) is None
-    assert spread(geometric([1.0, 1.0], theirs)) == "-"
+    assert plus_minus(geometric([1.0, 1.0], theirs)) == "-"
 
 
 def test_figures_over_seeds_go_as_deep_as_the_summaries() -> None:

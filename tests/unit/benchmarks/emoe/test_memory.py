@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.emoe.foresight import Forecaster
-from benchmarks.emoe.measures import interval
 from benchmarks.emoe.memory import Stream, figures, recovery, table, tasks_of_block
 from benchmarks.emoe.memory_arms import EXACT, KINDS, PAPER, RESIDENT
+from benchmarks.harness.statistics import interval
 from greenroom.policies.base.events import Prediction
 from greenroom.worker.engine import Routed
 from tests.unit.benchmarks.emoe.profiles import profile

@@ -10,13 +10,13 @@ import pytest
 
 from benchmarks.emoe import plots, real, real_requests
 from benchmarks.emoe.arms import FCFS
-from benchmarks.emoe.measures import geometric, interval
 from benchmarks.emoe.overhead import Beyond, overhead_of
 from benchmarks.emoe.real import Really, Round, Scale, _measured, _point, both, compared, table
 from benchmarks.emoe.real_requests import Came, Crowd, Sent, all_at_once, alone_requests, plan
 from benchmarks.emoe.simulate import Machine
 from benchmarks.emoe.step_times import Measured
 from benchmarks.emoe.steps import ServingOverhead
+from benchmarks.harness.statistics import geometric, interval
 from greenroom.demo.tasks import TASKS
 from tests.unit.benchmarks.emoe.profiles import profile
 
