@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.engine.link_bound import over_bound
 from benchmarks.harness.aims import Aim
-from benchmarks.harness.rows import (
-    GREENROOM,
-    ORACLES,
-    RESIDENT,
-    THIRD,
-    Row,
-    agreement,
-    fastest,
-    find,
-    over_bound,
-    speed_ratio,
-)
+from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row, agreement, fastest, find, speed_ratio
 from benchmarks.harness.statistics import spread_json
 
 POLICIES, SHARES, BOUNDED = "policies", "shares", "bounded"

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.figures import AIMS, MODELS, PEER, resident_of
+from benchmarks.engine.link_bound import bound_seconds, over_bound
 from benchmarks.harness.aims import figure_lines
-from benchmarks.harness.rows import GREENROOM, RESIDENT, Row, bound_seconds, fastest, over_bound, paired
+from benchmarks.harness.rows import GREENROOM, RESIDENT, Row, fastest, paired
 from benchmarks.harness.statistics import Spread
 from greenroom.core.units import format_bytes
 

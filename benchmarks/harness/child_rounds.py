@@ -1,17 +1,16 @@
-"""Runs stages: all arms of a stage are open at once and take turns, round by round, so that whatever else the machine
-does falls on all of them alike.
-"""
+"""Stages whose arms are child processes: all are open at once and take turns, round by round."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.disk import drop_cache
 from benchmarks.harness.processes import ArmFailed, Child, Children, ChildSpec
+from benchmarks.harness.rounds import in_turns
 from benchmarks.harness.rows import Row
 from benchmarks.harness.streams import Stream
 from benchmarks.harness.turn import Turn
@@ -62,26 +61,17 @@ def run_stage(
 
     ``tell``: is told of turns done, with the arm's name, and of those that are left out.
     """
-    begin = clock()
-    arms = stage.arms
-    for round_ in range(stage.rounds + 1):
-        round_begin = clock()
-        for arm in _rotated(arms, round_):
-            if arm.row.error is None:
-                _take_turn(arm, children, round_)
-            tell(1, f"{arm.row.model}: {arm.row.name}")
-        if round_ and clock() - begin + (clock() - round_begin) > stage.seconds:
-            tell(len(arms) * (stage.rounds - round_), "out of time")
-            break
-    for arm in arms:
+    left = stage.turns
+    for round_, arm in in_turns(stage.arms, stage.rounds, stage.seconds, clock=clock):
+        if arm.row.error is None:
+            _take_turn(arm, children, round_)
+        tell(1, f"{arm.row.model}: {arm.row.name}")
+        left -= 1
+    if left:
+        tell(left, "out of time")
+    for arm in stage.arms:
         _note_peak(arm.row, children, arm.child)
-    return [arm.row for arm in arms]
-
-
-def _rotated(arms: Sequence[Arm], round_: int) -> list[Arm]:
-    """Every round begins with another arm, so that none always follows the same."""
-    start = round_ % len(arms) if arms else 0
-    return [*arms[start:], *arms[:start]]
+    return [arm.row for arm in stage.arms]
 
 
 def _take_turn(arm: Arm, children: Children, round_: int) -> None:

@@ -91,20 +91,6 @@ def speed_ratio(first: Row | None, second: Row | None) -> Spread | None:
     return paired(first, second, lambda a, b: (a.tokens / a.seconds) / (b.tokens / b.seconds))
 
 
-def bound_seconds(turn: Turn, resident: Turn) -> float | None:
-    """The physical bound: what the resident run computed, or what was moved over the link as it was then, whichever
-    takes longer. None where the link was not measured.
-    """
-    return None if turn.link is None else max(resident.seconds, turn.bytes_moved / turn.link)
-
-
-def over_bound(row: Row | None, resident: Row | None) -> Spread | None:
-    """Time over that bound, round by round; ``resident`` ran the same stream with the same concurrency."""
-    if row is None or any(turn.link is None for turn in row.turns.values()):
-        return None
-    return paired(row, resident, lambda turn, whole: turn.seconds / (bound_seconds(turn, whole) or turn.seconds))
-
-
 def agreement(row: Row, reference: Row | None) -> float | None:
     """Share of the prompts whose tokens equal the reference's; None where they did not run the same ones."""
     if reference is None or not row.turns or not reference.turns:

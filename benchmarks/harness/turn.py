@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 
@@ -65,17 +64,3 @@ def timed() -> Iterator[list[float]]:
     begin = time.perf_counter()
     yield seconds
     seconds.append(time.perf_counter() - begin)
-
-
-def reset_peak() -> None:
-    """Forget the peak of this process's resident set, where the kernel lets us."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_bytes() -> int:
-    """The most that was resident since ``reset_peak``, or since the start."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0

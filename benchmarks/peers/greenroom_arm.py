@@ -9,8 +9,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks.harness.process_memory import memory, read_bytes
 from benchmarks.peers.forced import force
-from benchmarks.peers.job import Batch, Decoded, answering, memory, read_bytes, read_job
+from benchmarks.peers.job import Batch, Decoded, answering, read_job
 from greenroom import LLM
 from greenroom.core.generation import GenerationRequest, SamplingParams, Token
 from greenroom.moe.batch.completions import complete

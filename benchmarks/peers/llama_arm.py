@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.job import Batch, Decoded, answering, mapped_bytes, memory, read_bytes, read_job
+from benchmarks.harness.process_memory import mapped_bytes, memory, read_bytes
+from benchmarks.peers.job import Batch, Decoded, answering, read_job
 
 _ROWS = 512
 """Most rows of a `llama_decode`, and of one of its physical batches."""

@@ -12,7 +12,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.harness.turn import Turn, peak_bytes, reset_peak, timed
+from benchmarks.harness.process_memory import peak_bytes, reset_peak
+from benchmarks.harness.turn import Turn, timed
 from greenroom.moe.products.native.tiles import avoid_tiles_without_shape
 
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")

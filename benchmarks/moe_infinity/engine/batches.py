@@ -10,12 +10,13 @@ from typing import Any
 from benchmarks.emoe.memory_arms import Ask, World
 from benchmarks.harness.processes import ArmFailed
 from benchmarks.harness.progress import progress
+from benchmarks.harness.rounds import in_turns, rotated
 from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD
 from benchmarks.moe_infinity.engine.prompts import mixed, shortened
 from benchmarks.moe_infinity.engine.rates import Answer
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, rotated
+from benchmarks.moe_infinity.engine.turns import ServedTurn
 
 
 def run(

@@ -8,13 +8,14 @@ from typing import Any
 
 from benchmarks.emoe.memory_arms import World
 from benchmarks.harness.progress import progress
+from benchmarks.harness.rounds import in_turns
 from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.moe_infinity.engine.arms import EngineArm
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import Kind
 from benchmarks.moe_infinity.engine.learnt import Learnt
 from benchmarks.moe_infinity.engine.prompts import in_turn
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns
+from benchmarks.moe_infinity.engine.turns import ServedTurn
 
 WHOLE = Kind("resident", "lru")
 BOUNDS = (1.5, 2.0, 3.0, 5.0)

@@ -10,13 +10,14 @@ from benchmarks.emoe.jobs import recorded_arrivals
 from benchmarks.emoe.memory_arms import Ask
 from benchmarks.harness.processes import ArmFailed
 from benchmarks.harness.progress import progress
+from benchmarks.harness.rounds import in_turns, rotated
 from benchmarks.harness.statistics import Spread, percentile, spread_json
 from benchmarks.moe_infinity.engine import arrivals
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, ON_DEMAND
 from benchmarks.moe_infinity.engine.prompts import mixed
 from benchmarks.moe_infinity.engine.serving import Batching, Served, serve
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns, rotated
+from benchmarks.moe_infinity.engine.turns import ServedTurn
 
 Answer = Callable[[Sequence[Ask]], ServedTurn]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.emoe.memory_arms import Ask
 from benchmarks.harness.progress import progress
+from benchmarks.harness.rounds import in_turns
 from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.moe_infinity.engine.arms import EngineArm
 from benchmarks.moe_infinity.engine.fleet import Fleet
@@ -24,7 +25,7 @@ from benchmarks.moe_infinity.engine.kinds import (
 )
 from benchmarks.moe_infinity.engine.policy_clock import LOOK_UP, of_events
 from benchmarks.moe_infinity.engine.prompts import in_turn
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns
+from benchmarks.moe_infinity.engine.turns import ServedTurn
 
 
 @dataclass

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness.process_memory import mapped_bytes, memory
 from benchmarks.peers.arms import Arm, ArmFailed
 from benchmarks.peers.forced import conversations, force, random_tokens
-from benchmarks.peers.job import Batch, Decoded, batch_of, decode_rate, mapped_bytes, memory
+from benchmarks.peers.job import Batch, Decoded, batch_of, decode_rate
 from benchmarks.peers.report import plot, print_aims, print_table
 from benchmarks.peers.results import (
     GREENROOM,

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.harness.rows import Row, agreement, bound_seconds, fastest, find, over_bound, speed_ratio
+from benchmarks.engine.link_bound import bound_seconds, over_bound
+from benchmarks.harness.rows import Row, agreement, fastest, find, speed_ratio
 from benchmarks.harness.statistics import Spread
 from tests.unit.benchmarks.turns import row, trace, turn
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.emoe.memory_arms import Ask
+from benchmarks.harness.rounds import in_turns
 from benchmarks.moe_infinity.engine import budgets, rates, third
 from benchmarks.moe_infinity.engine.kinds import KINDS, LITERAL, ON_DEMAND, ORACLE_AHEAD, ORACLES, PAPER, REUSE, kind_of
 from benchmarks.moe_infinity.engine.policy_clock import LOOK_UP
 from benchmarks.moe_infinity.engine.scale import QUICK, Scale
 from benchmarks.moe_infinity.engine.serving import Served
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns
+from benchmarks.moe_infinity.engine.turns import ServedTurn
 
 ASKS = [Ask("question", (1,), (1, 2)), Ask("compare", (1,), (1, 2))]
 
