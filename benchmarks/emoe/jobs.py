@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -107,13 +106,6 @@ def _jobs(population: Population, times_ms: Sequence[float], seed: int) -> list[
 
 
 CONVERSATION = "conversation"
-
-
-def recorded_arrivals() -> Path | None:
-    """The Azure trace of conversations of 2023, where GREENROOM_DATA has it."""
-    folder = os.environ.get("GREENROOM_DATA")
-    found = Path(folder) / "arrivals" / "azure-llm-2023-conversation.csv" if folder else None
-    return found if found is not None and found.exists() else None
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.emoe import table2
 from benchmarks.emoe.foresight import Predictors, learn
-from benchmarks.emoe.memory_arms import (
-    EXACT,
-    KINDS,
-    PAPER,
-    RESIDENT,
-    VARIANTS,
-    WHOLE,
-    Arm,
-    Ask,
-    Kind,
-    World,
-    agreements,
-)
+from benchmarks.emoe.memory_arms import EXACT, KINDS, PAPER, RESIDENT, VARIANTS, WHOLE, Arm, Kind, agreements
 from benchmarks.emoe.profile import MAX_TOKENS
+from benchmarks.harness.bundled_routing import drawn_prompts, record_routing
 from benchmarks.harness.progress import progress
+from benchmarks.harness.shared_model import Ask, SharedModel
 from benchmarks.harness.statistics import geometric, interval
 from greenroom.core.model_profile import ModelProfile
 from greenroom.demo.tasks import TASKS, sample
@@ -89,7 +78,7 @@ class Stream:
         return list(found.values())
 
 
-def stream(world: World, seeds: int, block: int) -> Stream:
+def stream(shared: SharedModel, seeds: int, block: int) -> Stream:
     """Held-out prompts whose mix of task types shifts from block to block."""
     tasks = [(0, tasks_of_block(0, 0, block))]
     tasks += [(seed, tasks_of_block(seed, place, block)) for seed in range(1, seeds + 1) for place in range(len(TASKS))]
@@ -97,7 +86,7 @@ def stream(world: World, seeds: int, block: int) -> Stream:
     drawn = [
         tuple(sample(task, seed=SEED, index=next(numbers), split="heldout") for task in own) for _, own in tasks
     ]  # fmt: skip
-    blocks = tuple(tuple(world.ask(one.task, one.prompt, one.answer) for one in own) for own in drawn)
+    blocks = tuple(tuple(shared.ask(one.task, one.prompt, one.answer) for one in own) for own in drawn)
     return Stream(blocks, tuple(seed for seed, _ in tasks[1:]))
 
 
@@ -110,13 +99,13 @@ def tasks_of_block(seed: int, place: int, block: int) -> list[str]:
 
 def trained(scale: Scale) -> Predictors:
     """Learnt from the routing of the bundled model, which widening leaves as it is, on other prompts."""
-    asked = table2.prompts(scale.recorded, seed=SEED + 1)
-    recorded = Recorded(table2.record(asked), tuple(one.task for one in asked))
+    asked = drawn_prompts(scale.recorded, seed=SEED + 1)
+    recorded = Recorded(record_routing(asked), tuple(one.task for one in asked))
     return {kind: learn(recorded, kind, scale.epochs) for kind in LEARNED_KINDS}
 
 
 def run(folder: Path, profile: ModelProfile, scale: Scale, predictors: Predictors) -> dict[str, Any]:
-    with World(folder, profile) as world:
+    with SharedModel(folder, profile) as shared:
         plans = [_Plan(share, _kinds(scale, share), scale.at_once, scale.seeds if share in AIMED else scale.few_seeds)
                  for share in scale.shares]  # fmt: skip
         plans += [_Plan(MAIN_SHARE, _kinds_by_batch(scale), size, scale.few_seeds) for size in scale.other_batches]
@@ -124,7 +113,7 @@ def run(folder: Path, profile: ModelProfile, scale: Scale, predictors: Predictor
         rows: list[dict[str, Any]] = []
         with progress(turns, "memory", "block") as bar:
             for plan in plans:
-                rows += _in_turns(world, plan, stream(world, plan.seeds, scale.block), predictors, bar)
+                rows += _in_turns(shared, plan, stream(shared, plan.seeds, scale.block), predictors, bar)
                 gc.collect()  # an engine and its policy know each other: without, their gigabyte may stay for long
     settings = {"seeds": scale.seeds, "few_seeds": scale.few_seeds, "block": scale.block, "at_once": scale.at_once}
     return {**figures(rows), "rows": rows, "settings": settings}
@@ -155,14 +144,16 @@ def _kinds_by_batch(scale: Scale) -> tuple[Kind, ...]:
                  and not (kind.policy == "emoe" and kind.fidelity == EXACT))  # fmt: skip
 
 
-def _in_turns(world: World, plan: _Plan, asked: Stream, predictors: Predictors, bar: Any) -> list[dict[str, Any]]:
+def _in_turns(
+    shared: SharedModel, plan: _Plan, asked: Stream, predictors: Predictors, bar: Any
+) -> list[dict[str, Any]]:
     """All arms with that share of the experts, and the resident one, block by block, each time in another order."""
     arms: list[Arm] = []
     order = Random(SEED)
     try:
         for kind in (WHOLE, *plan.kinds):
             own = 1.0 if kind is WHOLE else plan.share
-            arms.append(Arm(kind, world, own, plan.at_once, predictors.get(kind.predictor)))
+            arms.append(Arm(kind, shared, own, plan.at_once, predictors.get(kind.predictor)))
         for block in asked.blocks:
             for arm in order.sample(arms, len(arms)):
                 arm.run(block, MAX_TOKENS)
@@ -178,7 +169,7 @@ def _in_turns(world: World, plan: _Plan, asked: Stream, predictors: Predictors, 
     finally:
         for arm in arms:
             arm.close()
-        world.detach()
+        shared.detach()
 
 
 def _row(
@@ -210,7 +201,7 @@ def _row(
         "share": 1.0 if arm is whole else share,
         "beside": share,
         "at_once": arm.at_once,
-        "experts_bytes": arm.slots * arm.world.expert_bytes,
+        "experts_bytes": arm.slots * arm.shared.expert_bytes,
         "right": statistics.fmean(right),
         "same_as_resident": statistics.fmean(same),
         "agreement": sum(hits) / sum(tokens),

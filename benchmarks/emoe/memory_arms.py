@@ -4,47 +4,26 @@ prompts, block by block."""
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from benchmarks.emoe.foresight import EVERY, Forecaster, Predictor
+from benchmarks.harness.shared_model import KV_BYTES, Ask, SharedModel, run_at_once
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
-from greenroom.core.model_profile import ModelProfile
-from greenroom.experts.copying.disk_calibration import load_or_measure
-from greenroom.experts.copying.hardware import RealHardware
-from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.pack.pack_file import PackFile
+from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.moe.loading.checkpoint import resolve
-from greenroom.moe.loading.load_model import attach, load
-from greenroom.moe.loading.packing import ensure_pack
 from greenroom.policies.base.events import UNKNOWN_TASK
 from greenroom.policies.base.fidelity import Fidelity
 from greenroom.policies.registry import create_policy
 from greenroom.profiling.forced import Forced, Given, force
-from greenroom.text import TextProcessor
 from greenroom.worker.model.warm_start import first_residents
 from greenroom.worker.traces.routing import RoutingRecorder
 
-KV_BYTES = 64 << 20
 RESIDENT, EXACT, PAPER, SENSITIVE = "resident", "exact", "paper", "sensitive"
 RANDOM_DRAWS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One prompt in tokens, with the only right answer, its end included."""
-
-    task: str
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,49 +68,6 @@ VARIANTS = ("emoe-a agnostic", "emoe-a binary", "emoe-a no wait")
 WHOLE = Kind(RESIDENT, "lru", EXACT)
 
 
-class World:
-    """The model without its experts, and the pack that these come from. A context manager. ``profile`` None: there is
-    nothing to confine rows by."""
-
-    def __init__(self, folder: Path, profile: ModelProfile | None = None) -> None:
-        checkpoint = resolve(str(folder))
-        self.profile = profile
-        self.text = TextProcessor.from_folder(checkpoint.folder)
-        self.pack = PackFile.open(ensure_pack(checkpoint))
-        self.loaded = load(checkpoint)
-        self.model = RaggedModel(self.loaded.model, native=self.loaded.native)
-        self.catalogue = catalogue_of(self.pack.manifest)
-        link = load_or_measure(self.pack)
-        self.hardware = RealHardware(None if link is None else link.reads)
-
-    def ask(self, task: str, prompt: str, answer: str) -> Ask:
-        rendered = self.text.chat.render([{"role": "user", "content": prompt}])
-        encode = self.text.tokenizer.encode
-        own = encode(answer, add_special_tokens=False)
-        return Ask(
-            task,
-            tuple(encode(rendered, add_special_tokens=False)),
-            (*own, *sorted(self.loaded.eos_token_ids)[:1]),
-        )
-
-    def detach(self) -> None:
-        """From whatever engine had it last."""
-        attach(self.loaded, None)
-        self.model.source = None
-
-    @property
-    def expert_bytes(self) -> int:
-        return int(self.catalogue.bytes_of.max())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.pack.close()
-
-
 @dataclass(slots=True)
 class Answered:
     """A prompt's answer, and how long it took from when the engine had it."""
@@ -148,7 +84,7 @@ class Arm:
     """
 
     kind: Kind
-    world: World
+    shared: SharedModel
     share: float
     at_once: int
     predictor: Predictor | None = None
@@ -160,51 +96,47 @@ class Arm:
     forecasts: float = 0
 
     def __post_init__(self) -> None:
-        world, kind = self.world, self.kind
-        least = int(world.catalogue.top_k.max()) * world.catalogue.layers
-        self.slots = max(round(self.share * world.catalogue.size), least)
-        policy = create_policy(kind.policy, catalogue=world.catalogue, options=self._options())
-        config = EngineConfig(self.slots, fidelity=Fidelity(kind.fidelity, world.profile, waits=kind.waits))
-        self.experts = ExpertEngine(world.pack, world.catalogue, policy, config, hardware=world.hardware)
+        shared, kind = self.shared, self.kind
+        least = int(shared.catalogue.top_k.max()) * shared.catalogue.layers
+        self.slots = max(round(self.share * shared.catalogue.size), least)
+        policy = create_policy(kind.policy, catalogue=shared.catalogue, options=self._options())
+        config = EngineConfig(self.slots, fidelity=Fidelity(kind.fidelity, shared.profile, waits=kind.waits))
+        self.experts = ExpertEngine(shared.pack, shared.catalogue, policy, config, hardware=shared.hardware)
         batch = BatchConfig(KV_BYTES, max_running=self.at_once)
         self.batch = BatchEngine(
-            world.model, batch, eos_token_ids=world.loaded.eos_token_ids, observer=self.experts
+            shared.model, batch, eos_token_ids=shared.loaded.eos_token_ids, observer=self.experts
         )  # fmt: skip
         self._warm: tuple[float, ...] = (0, 0, 0.0, 0)
         self._recorder: RoutingRecorder | None = None
         self.forecaster: Forecaster | None = None
         if self.predictor is not None:
-            assert world.profile is not None, "forecasts are of task types, which the profile knows"
-            self.experts.listener = self._recorder = RoutingRecorder(world.catalogue, most_rows=1024)
+            assert shared.profile is not None, "forecasts are of task types, which the profile knows"
+            self.experts.listener = self._recorder = RoutingRecorder(shared.catalogue, most_rows=1024)
             self.forecaster = Forecaster(
-                self.predictor, kind.every, world.profile, world.catalogue.layers, self.experts.predicted
+                self.predictor, kind.every, shared.profile, shared.catalogue.layers, self.experts.predicted
             )
-        self.experts.preload(first_residents(world.catalogue, [], policy.target))
+        self.experts.preload(first_residents(shared.catalogue, [], policy.target))
 
     def _options(self) -> dict[str, Any]:
         kind = self.kind
         if kind.policy == "emoe":
-            return {"profile": self.world.profile, "fidelity": kind.fidelity, "sensitivity": kind.sensitivity}
+            return {"profile": self.shared.profile, "fidelity": kind.fidelity, "sensitivity": kind.sensitivity}
         if kind.policy == "static" and kind.seed is not None:
             return {"fidelity": kind.fidelity, "share": self.share, "seed": kind.seed}
         if kind.policy == "static":
-            return {"fidelity": kind.fidelity, "profile": self.world.profile, "sensitivity": kind.sensitivity}
+            return {"fidelity": kind.fidelity, "profile": self.shared.profile, "sensitivity": kind.sensitivity}
         return {}
 
     def run(self, asks: Sequence[Ask], max_tokens: int) -> None:
         """A block: greedy answers, ``at_once`` prompts at a time, the next joining where one has ended."""
-        attach(self.world.loaded, self.experts)
-        self.world.model.source = self.experts
+        self.shared.attach(self.experts)
         self._told()
-        waiting = deque(enumerate(asks))
         found: dict[int, Answered] = {}
-        began = time.perf_counter()
-        while waiting or self.batch.busy:
-            while waiting and len(self.batch.waiting) + len(self.batch.running) < self.at_once:
-                self._begin(*waiting.popleft(), max_tokens, found)
-            if not self.batch.step() and self.batch.busy:
-                raise RuntimeError("requests wait and the engine moves nothing: a defect of greenroom")
-        self.blocks.append(time.perf_counter() - began)
+        self.blocks.append(
+            run_at_once(
+                self.batch, len(asks), self.at_once, lambda place: self._begin(place, asks[place], max_tokens, found)
+            )
+        )
         spent = self._spent()
         if len(self.blocks) == 1:
             self._warm = spent
@@ -245,8 +177,7 @@ class Arm:
 
     def forced(self, given: Sequence[Given]) -> list[Forced]:
         """How far it agrees with the answers that it is given."""
-        attach(self.world.loaded, self.experts)
-        self.world.model.source = self.experts
+        self.shared.attach(self.experts)
         self._told()
         numbers: dict[int, int] = {}
 
@@ -279,6 +210,3 @@ class Arm:
 def agreements(forced: Sequence[Forced]) -> list[tuple[int, int]]:
     """By prompt: how many of the answer's tokens it would have said itself, and how many there are."""
     return [(int(one.agreed.sum()), len(one.agreed)) for one in forced]
-
-
-Found = Mapping[str, Any]

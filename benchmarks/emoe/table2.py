@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness.bundled_routing import drawn_prompts, record_routing
 from benchmarks.harness.progress import progress
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
-from greenroom.demo.tasks import TASKS, Sample, sample
+from greenroom.demo.tasks import Sample
 from greenroom.predictor.learned.artifact import LearnedArtifact
 from greenroom.predictor.learned.comparison import places_to_test, trivial
 from greenroom.predictor.learned.config import BACKBONES, LEARNED_KINDS, TrainingConfig
@@ -49,10 +48,8 @@ PAPER = {
 }
 """eMoE, Table 2: OpenMoE and Mixtral, models of 0.1 billion parameters."""
 PROMPTS, QUICK_PROMPTS = 300, 100
-MAX_TOKENS = 48
 RUN_OF = 20
 FORECASTS = 15
-RECORD_S = 1200
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +100,13 @@ def worlds(plan: Plan, trace: Path | None, tasks: Path | None) -> Iterator[tuple
     if trace is not None:
         yield trace.stem, read_recorded(trace, tasks)
         return
-    asked = prompts(plan.prompts)
-    recorded = Recorded(record(asked), tuple(one.task for one in asked))
+    asked = drawn_prompts(plan.prompts)
+    recorded = Recorded(record_routing(asked), tuple(one.task for one in asked))
     yield "bundled model, drawn", recorded
     yield "bundled model, in runs", reordered(recorded, in_runs(asked))
 
 
-# -- routing of the bundled model -------------------------------------------------------------------------------------
-
-
-def prompts(count: int, seed: int = 7) -> list[Sample]:
-    random = Random(seed)
-    return [sample(random.choice(TASKS), seed=seed, index=number) for number in range(count)]
-
-
-def record(asked: Sequence[Sample]) -> RoutingTrace:
-    """By `greenroom trace`, greedily, in a process of its own, which has its own way with torch's threads."""
-    with tempfile.TemporaryDirectory() as name:
-        file, out = Path(name) / "prompts.jsonl", Path(name) / "trace.npz"
-        lines = [{"id": str(number), "task": one.task, "prompt": one.prompt} for number, one in enumerate(asked)]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        command = [sys.executable, "-c", "from greenroom.cli import main; main()", "--log-level", "error", "trace"]
-        arguments = ["--prompts", str(file), "--out", str(out), "--max-tokens", str(MAX_TOKENS)]
-        subprocess.run([*command, *arguments], check=True, timeout=RECORD_S, stdout=subprocess.DEVNULL)
-        return RoutingTrace.load(out)
+# -- the order of prompts ---------------------------------------------------------------------------------------------
 
 
 def in_runs(asked: Sequence[Sample], seed: int = 7) -> list[int]:

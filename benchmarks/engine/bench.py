@@ -10,9 +10,10 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.engine import plan
-from benchmarks.engine.figures import BUNDLED, PEER, RANDOM, SHARES, WIDENED, best_policy
+from benchmarks.engine.figures import PEER, SHARES, best_policy
 from benchmarks.harness.child_rounds import Stage, run_stage
-from benchmarks.harness.processes import ArmFailed, Children, ChildSpec
+from benchmarks.harness.prepared_models import BUNDLED, RANDOM, WIDENED, prepare
+from benchmarks.harness.processes import ArmFailed, Children
 from benchmarks.harness.progress import progress
 from benchmarks.harness.rows import GREENROOM, THIRD, Row, fastest, find
 
@@ -56,7 +57,7 @@ class Bench:
         offload = self._scratch / f"offload-{name}" if name in self._scale.bounded else None
         self._bar.set_description(f"{name}: preparing")
         try:
-            model = self._prepare(name, offload)
+            model = prepare(self._children, name, self._scale, offload)
         except ArmFailed as error:
             self.rows.append(Row("prepare", name, GREENROOM, error=str(error)))
             return
@@ -84,17 +85,6 @@ class Bench:
             self._bar.update(turns)
 
         self.rows += run_stage(stage, self._children, tell=tell)
-
-    def _prepare(self, name: str, offload: Path | None) -> plan.Model:
-        """Raises ArmFailed."""
-        mib = self._scale.widened_mib if name == WIDENED else self._scale.random_mib
-        settings: dict[str, Any] = {"model": name, "expert_mib": mib}
-        if offload is not None:
-            settings["offload_folder"] = str(offload)
-        spec = ChildSpec.of("prepare", settings)
-        ready = self._children.get(spec).description
-        self._children.close_all_but()
-        return plan.Model.of(name, ready, self._scale)
 
     def _limits(self, name: str, offload: Path) -> plan.Limits:
         """What greenroom announced at a third and at an eighth. Without such a row nothing is bounded."""

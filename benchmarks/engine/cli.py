@@ -13,9 +13,11 @@ import click
 
 from benchmarks.engine import plan, report
 from benchmarks.engine.bench import Bench
-from benchmarks.engine.figures import MODELS, figures, row_json
+from benchmarks.engine.figures import figures, row_json
 from benchmarks.harness import cgroups
+from benchmarks.harness.greenroom_child import parse_policy
 from benchmarks.harness.machine import cache_folder, describe_machine
+from benchmarks.harness.prepared_models import MODELS
 from benchmarks.harness.processes import Children
 from benchmarks.harness.results import write_result
 from greenroom.core.errors import InvalidConfig
@@ -61,7 +63,7 @@ def main(
     names = policies or (("lfu", "lru") if quick else (*sorted(EXPERT_POLICIES), *scale.variants))
     try:
         for name in names:
-            plan.parse_policy(name)
+            parse_policy(name)
     except InvalidConfig as error:
         raise click.BadParameter(str(error), param_hint="--policy") from error
     why_no_groups = cgroups.why_not() if in_groups else "told not to (--no-cgroups)"

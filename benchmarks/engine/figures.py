@@ -7,14 +7,13 @@ from typing import Any
 
 from benchmarks.engine.link_bound import over_bound
 from benchmarks.harness.aims import Aim
+from benchmarks.harness.prepared_models import BUNDLED, MODELS, WIDENED
 from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row, agreement, fastest, find, speed_ratio
 from benchmarks.harness.statistics import spread_json
 
 POLICIES, SHARES, BOUNDED = "policies", "shares", "bounded"
 """Stages. Those of policies may be several: ``policies``, ``policies 2``, ..."""
 
-BUNDLED, WIDENED, RANDOM = "bundled", "widened", "random"
-MODELS = (WIDENED, RANDOM, BUNDLED)
 PEER = "transformers"
 
 

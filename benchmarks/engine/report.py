@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.figures import AIMS, MODELS, PEER, resident_of
+from benchmarks.engine.figures import AIMS, PEER, resident_of
 from benchmarks.engine.link_bound import bound_seconds, over_bound
 from benchmarks.harness.aims import figure_lines
+from benchmarks.harness.prepared_models import MODELS
 from benchmarks.harness.rows import GREENROOM, RESIDENT, Row, fastest, paired
 from benchmarks.harness.statistics import Spread
 from greenroom.core.units import format_bytes

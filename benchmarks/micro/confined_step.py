@@ -25,17 +25,12 @@ from benchmarks.harness import models
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.progress import progress
 from benchmarks.harness.results import write_result
+from benchmarks.harness.rounds import rotated
+from benchmarks.harness.shared_model import KV_BYTES, SharedModel
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
-from greenroom.experts.copying.disk_calibration import load_or_measure
-from greenroom.experts.copying.hardware import RealHardware
-from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.experts.pack.pack_file import PackFile
+from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.moe.loading.checkpoint import resolve
-from greenroom.moe.loading.load_model import LoadedMoE, attach, load
-from greenroom.moe.loading.packing import ensure_pack
 from greenroom.policies.base.array_types import Keys, Mask
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Step, VictimRequest
@@ -45,7 +40,6 @@ from greenroom.policies.base.victim_selection import lowest
 
 ARMS = ("resident", "steady", "moving")
 PROMPT_TOKENS = 16
-KV_BYTES = 64 << 20
 
 
 class Swapping(ExpertPolicy):
@@ -95,14 +89,13 @@ class Arm:
     cpu_ms: list[float] = field(default_factory=list)
     moved: int = 0
 
-    def run(self, loaded: LoadedMoE, model: RaggedModel, rows: int, steps: int, warmup: int) -> None:
+    def run(self, shared: SharedModel, rows: int, steps: int, warmup: int) -> None:
         """A block: ``rows`` requests through their prompts, a few steps, then ``steps`` that are timed."""
-        attach(loaded, self.experts)
-        model.source = self.experts
+        shared.attach(self.experts)
         random = np.random.default_rng(len(self.block_ms))
         sampling = SamplingParams(temperature=0, max_tokens=warmup + steps + 2, ignore_eos=True)
         for number in range(rows):
-            prompt = tuple(random.integers(4, model.vocab_size, PROMPT_TOKENS).tolist())
+            prompt = tuple(random.integers(4, shared.model.vocab_size, PROMPT_TOKENS).tolist())
             request = GenerationRequest(f"{len(self.block_ms)}-{number}", prompt, sampling, task_type="bench")
             self.batch.add(self.batch.new_sequence(request, lambda event: None))
         for _ in range(1 + warmup):
@@ -121,15 +114,9 @@ class Arm:
 
 
 def measure(
-    folder: Path, rows: int, share: float, rounds: int, steps: int, every: int, swapped: float
+    shared: SharedModel, rows: int, share: float, rounds: int, steps: int, every: int, swapped: float
 ) -> dict[str, Any]:
-    checkpoint = resolve(str(folder))
-    pack = PackFile.open(ensure_pack(checkpoint))
-    loaded = load(checkpoint)
-    model = RaggedModel(loaded.model, native=loaded.native)
-    catalogue = catalogue_of(pack.manifest)
-    link = load_or_measure(pack)
-    hardware = RealHardware(None if link is None else link.reads)
+    catalogue = shared.catalogue
     some = max(int(share * catalogue.size), int(catalogue.top_k.max()) * catalogue.layers)
     arms: list[Arm] = []
     try:
@@ -137,21 +124,22 @@ def measure(
             slots = catalogue.size if name == "resident" else some
             policy = Swapping(catalogue, slots=slots, every=every if name == "moving" else 0, swapped=swapped)
             fidelity = Fidelity("exact" if name == "resident" else "paper")
-            experts = ExpertEngine(pack, catalogue, policy, EngineConfig(slots, fidelity=fidelity), hardware=hardware)
-            batch = BatchEngine(model, BatchConfig(KV_BYTES), observer=experts)
+            config = EngineConfig(slots, fidelity=fidelity)
+            experts = ExpertEngine(shared.pack, catalogue, policy, config, hardware=shared.hardware)
+            batch = BatchEngine(shared.model, BatchConfig(KV_BYTES), observer=experts)
             arms.append(Arm(name, experts, batch))
             experts.preload(policy.first())
         bar = progress((rounds + 1) * len(arms), f"{rows} rows", "block")
         with bar:
             for round_ in range(rounds + 1):
-                for arm in arms[round_ % len(arms) :] + arms[: round_ % len(arms)]:
-                    arm.run(loaded, model, rows, steps, warmup=2)
+                for arm in rotated(arms, round_):
+                    arm.run(shared, rows, steps, warmup=2)
                     bar.update()
         return _result(arms, rows, steps)
     finally:
         for arm in arms:
             arm.experts.close()
-        pack.close()
+        shared.detach()
 
 
 def _result(arms: list[Arm], rows: int, steps: int) -> dict[str, Any]:
@@ -201,7 +189,8 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     folder = models.widened(expert_mib) if expert_mib else bundled_model_path()
-    results = [measure(folder, rows, share, rounds, steps, every, swapped) for rows in all_rows]
+    with SharedModel(folder) as shared:
+        results = [measure(shared, rows, share, rounds, steps, every, swapped) for rows in all_rows]
     print(
         "| rows | | ms a step | of resident | quartiles | processor ms | of resident | MiB moved a step | on demand |"
     )

@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 
 import click
 
-from benchmarks.engine import plan
-from benchmarks.engine.figures import MODELS, RANDOM, WIDENED
+from benchmarks.harness.greenroom_child import CONCURRENCY, greenroom_child
 from benchmarks.harness.machine import cache_folder, describe_machine
-from benchmarks.harness.processes import Child, Children, ChildSpec
+from benchmarks.harness.prepared_models import MODELS, QUICK_SIZES, RANDOM, WIDENED, PreparedModel, Sizes, prepare
+from benchmarks.harness.processes import Child, Children
 from benchmarks.harness.progress import progress
 from benchmarks.harness.results import write_result
-from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD
+from benchmarks.harness.rows import RESIDENT, THIRD
 from benchmarks.harness.turn import Trace, Turn
 
 TURN_TIMEOUT_S = 300.0
@@ -139,8 +139,8 @@ def picture(profiles: list[Profile], path: Path) -> None:
 @click.option("--model", "models", multiple=True, type=click.Choice(MODELS), default=(WIDENED, RANDOM),
               show_default=True)  # fmt: skip
 @click.option("--policy", default="lru", show_default=True, metavar="NAME[:OPTION=VALUE,...]")
-@click.option("--concurrency", "at_once", multiple=True, type=click.Choice(("1", str(plan.CONCURRENCY))),
-              default=("1", str(plan.CONCURRENCY)), show_default=True)  # fmt: skip
+@click.option("--concurrency", "at_once", multiple=True, type=click.Choice(("1", str(CONCURRENCY))),
+              default=("1", str(CONCURRENCY)), show_default=True)  # fmt: skip
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--quick", is_flag=True, help="Small models, one round: to see that it works.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("artifacts/profile-step"),
@@ -149,13 +149,13 @@ def main(models: tuple[str, ...], policy: str, at_once: tuple[str, ...], rounds:
     """Where a step's time goes, with all experts resident and with a third of them."""
     signal.signal(signal.SIGTERM, _end)
     concurrency = tuple(map(int, at_once))
-    scale = plan.QUICK if quick else plan.Scale(rounds=rounds)
+    sizes = QUICK_SIZES if quick else Sizes()
     parent = cache_folder()
     parent.mkdir(parents=True, exist_ok=True)
     profiles: list[Profile] = []
     with Children() as children:
         for name in models:
-            profiles += _measure(name, policy, concurrency, scale, children)
+            profiles += _measure(name, policy, concurrency, 1 if quick else rounds, sizes, children)
             children.close_all_but()
     print(table(profiles))
     picture(profiles, out / "profile.png")
@@ -172,19 +172,16 @@ def main(models: tuple[str, ...], policy: str, at_once: tuple[str, ...], rounds:
 
 
 def _measure(
-    name: str, policy: str, concurrency: tuple[int, ...], scale: plan.Scale, children: Children
+    name: str, policy: str, concurrency: tuple[int, ...], rounds: int, sizes: Sizes, children: Children
 ) -> list[Profile]:
-    mib = scale.widened_mib if name == WIDENED else scale.random_mib
-    ready = children.get(ChildSpec.of("prepare", {"model": name, "expert_mib": mib})).description
-    children.close_all_but()
-    model = plan.Model.of(name, ready, scale)
+    model = prepare(children, name, sizes)
     cases = [(share, at_once) for at_once in concurrency for share in SHARES]
-    opened = {share: children.get(_spec(model, share, policy)) for share in SHARES}
+    opened = {share: children.get(greenroom_child(model.folder, share, policy)) for share in SHARES}
     turns: dict[tuple[str, int], list[tuple[Turn, Turn]]] = {case: [] for case in cases}
     traces: dict[tuple[str, int], Trace] = {}
-    bar = progress(len(cases) * (scale.rounds + 1), name, "turn")
+    bar = progress(len(cases) * (rounds + 1), name, "turn")
     with bar:
-        for round_ in range(scale.rounds + 1):
+        for round_ in range(rounds + 1):
             for case in cases:
                 share, at_once = case
                 child = opened[share]
@@ -203,14 +200,7 @@ def _measure(
     ]  # fmt: skip
 
 
-def _spec(model: plan.Model, share: str, policy: str) -> ChildSpec:
-    name, options = plan.parse_policy(policy)
-    settings: dict[str, Any] = {"model": str(model.folder), "share": share, "policy": name, "policy_options": options}
-    settings["max_running"] = plan.CONCURRENCY
-    return ChildSpec.of(GREENROOM, settings)
-
-
-def _turn(child: Child, model: plan.Model, concurrency: int, **extra: bool) -> Turn:
+def _turn(child: Child, model: PreparedModel, concurrency: int, **extra: bool) -> Turn:
     arguments = {**model.stream.as_arguments(), "concurrency": concurrency, **extra}
     return Turn.of_json(child.tell("run", TURN_TIMEOUT_S, **arguments))
 

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.bundled_routing import record_routing
 from benchmarks.moe_infinity.calibration import TARGETS
 from benchmarks.moe_infinity.synthetic import MIXES, Shape, drawn
 from greenroom.core.eamc_file import EamcFile
@@ -66,9 +67,7 @@ def bundled_stream(sequences: int, learnt: int, at_once: int) -> Stream:
     """The bundled model's routing, recorded now: at first prompts of all tasks alike, to learn from, then a mix that
     drifts from task to task.
     """
-    from benchmarks.emoe.table2 import record  # torch comes with it
-
-    recorded = record([*_evenly(learnt), *shifting(sequences, seed=2)])
+    recorded = record_routing([*_evenly(learnt), *shifting(sequences, seed=2)])
     experts = recorded.catalogue().size
     sizes = tuple(round(experts * share) for share in (1 / 6, 1 / 4, 1 / 3, 1 / 2, 3 / 4))
     learnt_from = artifacts_of(recorded.part(0, learnt))

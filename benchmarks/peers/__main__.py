@@ -17,9 +17,9 @@ from pathlib import Path
 
 import click
 
-from benchmarks.engine.plan import parse_policy
 from benchmarks.harness.cgroups import remove_stale, why_not
 from benchmarks.harness.disk import ReadAhead
+from benchmarks.harness.greenroom_child import parse_policy
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.models import RandomMixtral, random_mixtral, widened
 from benchmarks.harness.progress import progress

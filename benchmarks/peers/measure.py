@@ -12,9 +12,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.engine.plan import parse_policy
 from benchmarks.harness.cgroups import NoCgroup
 from benchmarks.harness.disk import ReadAhead
+from benchmarks.harness.greenroom_child import parse_policy
 from benchmarks.peers import gguf_file
 from benchmarks.peers.arms import Answer, Arm, ArmFailed
 from benchmarks.peers.job import Batch

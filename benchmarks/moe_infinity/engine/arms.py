@@ -6,25 +6,22 @@ Experts are read past the page cache into an arena of the budget's size: nothing
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.emoe.memory_arms import Ask, World
 from benchmarks.harness.arms.routing_record import RoutingRecord
+from benchmarks.harness.shared_model import KV_BYTES, Ask, SharedModel, run_at_once
 from benchmarks.moe_infinity.engine.kinds import Kind
 from benchmarks.moe_infinity.engine.policy_clock import PolicyClock
 from benchmarks.moe_infinity.engine.turns import ServedTurn
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
-from greenroom.moe.loading.load_model import attach
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.belady import Future
 from greenroom.worker.model.warm_start import first_residents
 
-KV_BYTES = 64 << 20
 MOST_AT_ONCE = 64
 _COUNTED = (
     "lookups", "hits", "on_demand_fetches", "prefetches", "prefetches_used", "prefetches_wasted", "steps",
@@ -36,24 +33,29 @@ class EngineArm:
     """``share``: of all experts, that the budget holds. Raises GreenroomError where it can not be opened."""
 
     def __init__(
-        self, kind: Kind, world: World, share: float, artifacts: Iterable[Artifact] = (), future: Future | None = None
+        self,
+        kind: Kind,
+        shared: SharedModel,
+        share: float,
+        artifacts: Iterable[Artifact] = (),
+        future: Future | None = None,
     ) -> None:
         self.kind = kind
         self.share = share
-        self._world = world
-        catalogue = world.catalogue
+        self._shared = shared
+        catalogue = shared.catalogue
         self.slots = min(catalogue.size, max(int(share * catalogue.size), int(catalogue.top_k.max())))
         options: dict[str, Any] = dict(kind.options) | ({} if future is None else {"future": future})
         self.policy = create_policy(kind.policy, catalogue=catalogue, options=options)
         for artifact in artifacts:
             self.policy.on_artifact_swapped(artifact)
         self.experts = ExpertEngine(
-            world.pack, catalogue, self.policy, EngineConfig(self.slots), hardware=world.hardware
+            shared.pack, catalogue, self.policy, EngineConfig(self.slots), hardware=shared.hardware
         )  # fmt: skip
         try:
             batch = BatchConfig(KV_BYTES, max_running=MOST_AT_ONCE, prefill_chunk=256)
             self._batch = BatchEngine(
-                world.model, batch, eos_token_ids=world.loaded.eos_token_ids, observer=self.experts
+                shared.model, batch, eos_token_ids=shared.loaded.eos_token_ids, observer=self.experts
             )  # fmt: skip
             self.experts.preload(first_residents(catalogue, [], self.policy.target, self.policy.fill_order()))
         except BaseException:
@@ -66,22 +68,15 @@ class EngineArm:
 
         ``look_inside``: how long its policy takes.
         """
-        attach(self._world.loaded, self.experts)
-        self._world.model.source = self.experts
+        self._shared.attach(self.experts)
         before = self._counts()
         clock = PolicyClock(self.policy) if look_inside else None
         ids: list[list[int]] = [[] for _ in asks]
         taken = [0.0] * len(asks)
-        waiting = deque(range(len(asks)))
         try:
-            began = time.perf_counter()
-            while waiting or self._batch.busy:
-                while waiting and len(self._batch.waiting) + len(self._batch.running) < at_once:
-                    place = waiting.popleft()
-                    self._begin(asks[place], ids[place], taken, place)
-                if not self._batch.step() and self._batch.busy:
-                    raise RuntimeError("requests wait and the engine moves nothing: a defect of greenroom")
-            seconds = time.perf_counter() - began
+            seconds = run_at_once(
+                self._batch, len(asks), at_once, lambda place: self._begin(asks[place], ids[place], taken, place)
+            )
         finally:
             if clock is not None:
                 clock.remove()

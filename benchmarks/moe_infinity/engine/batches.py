@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from benchmarks.emoe.memory_arms import Ask, World
 from benchmarks.harness.processes import ArmFailed
 from benchmarks.harness.progress import progress
 from benchmarks.harness.rounds import in_turns, rotated
+from benchmarks.harness.shared_model import Ask, SharedModel
 from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD
@@ -31,14 +31,14 @@ def run(
     with progress(total, "batch sizes", "batch") as bar:
         for round_, size in in_turns(sizes, rounds, seconds, warm_up=False):
             for name in rotated(names, round_):
-                asks = long_enough(fleet.world, size, tokens, round_)
+                asks = long_enough(fleet.shared, size, tokens, round_)
                 turns[size][name].append(fleet[name].run(asks, size))
                 bar.update()
         for round_, size in product(range(1, peer_rounds + 1), sizes if peer is not None else ()):
             assert peer is not None
             try:
                 if not errors:
-                    turn = peer(long_enough(fleet.world, size, tokens, round_))
+                    turn = peer(long_enough(fleet.shared, size, tokens, round_))
                     turns[size].setdefault(DISK_OFFLOAD, []).append(turn)
             except ArmFailed as failed:
                 errors[size] = str(failed)
@@ -46,13 +46,13 @@ def run(
     return {"points": [_point(size, own, errors.get(size)) for size, own in turns.items()], "tokens": tokens}
 
 
-def long_enough(world: World, count: int, tokens: int, seed: int) -> list[Ask]:
+def long_enough(shared: SharedModel, count: int, tokens: int, seed: int) -> list[Ask]:
     """Prompts whose right answers have so many tokens, which these are cut to."""
     found: list[Ask] = []
     drawn = count
     while len(found) < count:
         drawn *= 2
-        found = [ask for ask in mixed(world, drawn, seed) if len(ask.answer_ids) >= tokens]
+        found = [ask for ask in mixed(shared, drawn, seed) if len(ask.answer_ids) >= tokens]
     return shortened(found[:count], tokens)
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emoe.memory_arms import Ask
 from benchmarks.harness import cgroups
 from benchmarks.harness.child_rounds import Arm, Stage, run_stage
 from benchmarks.harness.machine import cache_folder
+from benchmarks.harness.prepared_models import WIDENED, Sizes, prepare
 from benchmarks.harness.processes import Children, ChildSpec
 from benchmarks.harness.progress import progress
 from benchmarks.harness.rows import GREENROOM, THIRD, Row, find, speed_ratio
+from benchmarks.harness.shared_model import Ask
 from benchmarks.harness.statistics import spread_json
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, LITERAL, PAPER, Kind
 from benchmarks.moe_infinity.engine.learnt import Learnt
@@ -69,11 +70,8 @@ def prepared(expert_mib: float, learnt: Learnt, kind: Kind) -> Iterator[tuple[Gr
     ):
         scratch = Path(name)
         offload = scratch / "offload"
-        settings = {"model": "widened", "expert_mib": expert_mib, "offload_folder": str(offload)}
-        ready = children.get(ChildSpec.of("prepare", settings)).description
-        children.close_all_but()
-        model = Path(ready["folder"])
-        free = Ground(model, offload, learnt, scratch, (model, Path(ready["pack"]), offload), None, why)
+        model = prepare(children, WIDENED, Sizes(widened_mib=expert_mib), offload)
+        free = Ground(model.folder, offload, learnt, scratch, (*model.cold, offload), None, why)
         announced = children.get(free.ours(kind)).description
         children.close_all_but()
         yield free if why is not None else replace(free, limit_bytes=int(announced["announced_bytes"])), children
@@ -85,9 +83,9 @@ def run(
     """Tokens/s of each, round by round, over accelerate's. Children stay open."""
     stream = stream_of(asks)
     warm_up = stream.first(1)
-    rows = {kind.name: Row(NAME, "widened", GREENROOM, THIRD, kind.name) for kind in kinds}
+    rows = {kind.name: Row(NAME, WIDENED, GREENROOM, THIRD, kind.name) for kind in kinds}
     arms = [Arm(rows[kind.name], ground.ours(kind), stream, warm_up, cold=ground.cold) for kind in kinds]
-    rows[DISK_OFFLOAD] = Row(NAME, "widened", DISK_OFFLOAD)
+    rows[DISK_OFFLOAD] = Row(NAME, WIDENED, DISK_OFFLOAD)
     arms.append(Arm(rows[DISK_OFFLOAD], ground.peer(), stream, warm_up, cold=ground.cold))
     stage = Stage(tuple(arms), rounds, seconds)
     with progress(stage.turns, "beside accelerate", "turn") as bar:

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.emoe.memory_arms import World
 from benchmarks.harness.progress import progress
 from benchmarks.harness.rounds import in_turns
+from benchmarks.harness.shared_model import SharedModel
 from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.moe_infinity.engine.arms import EngineArm
 from benchmarks.moe_infinity.engine.fleet import Fleet
@@ -23,18 +23,18 @@ BOUNDS = (1.5, 2.0, 3.0, 5.0)
 
 
 def run(
-    world: World, learnt: Learnt, kinds: Sequence[Kind], *, shares: Sequence[float], prompts: int, rounds: int,
+    shared: SharedModel, learnt: Learnt, kinds: Sequence[Kind], *, shares: Sequence[float], prompts: int, rounds: int,
     seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """One prompt at a time. The arms of a share take turns, the resident model among them."""
-    asks = in_turn(world, prompts)
-    whole = EngineArm(WHOLE, world, 1.0)
+    asks = in_turn(shared, prompts)
+    whole = EngineArm(WHOLE, shared, 1.0)
     points = []
     total = len(shares) * (rounds + 1) * (len(kinds) + 1)
     try:
         with progress(total, "budgets", "turn") as bar:
             for share in shares:
-                with Fleet(world, learnt, share, kinds) as fleet:
+                with Fleet(shared, learnt, share, kinds) as fleet:
                     arms = [whole, *fleet.arms]
                     turns: dict[str, list[ServedTurn]] = {arm.kind.name: [] for arm in arms}
                     for round_, arm in in_turns(arms, rounds, seconds / len(shares)):
@@ -46,7 +46,7 @@ def run(
                     points.append({"share": share, "slots": fleet.arms[0].slots, "rows": rows})
     finally:
         whole.close()
-        world.detach()
+        shared.detach()
     return {"points": points, "smallest": smallest(points)}
 
 

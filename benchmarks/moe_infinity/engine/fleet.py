@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from benchmarks.emoe.memory_arms import World
+from benchmarks.harness.shared_model import SharedModel
 from benchmarks.moe_infinity.engine.arms import EngineArm
 from benchmarks.moe_infinity.engine.kinds import Kind
 from benchmarks.moe_infinity.engine.learnt import Learnt
@@ -17,8 +17,8 @@ from greenroom.core.errors import GreenroomError
 class Fleet:
     """A context manager. ``failed``: why arms could not be opened, by name."""
 
-    def __init__(self, world: World, learnt: Learnt, share: float, kinds: Sequence[Kind]) -> None:
-        self.world = world
+    def __init__(self, shared: SharedModel, learnt: Learnt, share: float, kinds: Sequence[Kind]) -> None:
+        self.shared = shared
         self.share = share
         self.arms: list[EngineArm] = []
         self.failed: dict[str, str] = {}
@@ -38,8 +38,8 @@ class Fleet:
 
     def _open(self, kind: Kind, learnt: Learnt) -> None:
         try:
-            artifacts = learnt.artifacts(kind.policy, self.world.catalogue)
-            self.arms.append(EngineArm(kind, self.world, self.share, artifacts))
+            artifacts = learnt.artifacts(kind.policy, self.shared.catalogue)
+            self.arms.append(EngineArm(kind, self.shared, self.share, artifacts))
         except GreenroomError as error:
             self.failed[kind.name] = str(error)
 
@@ -47,7 +47,7 @@ class Fleet:
         for arm in self.arms:
             arm.close()
         self.arms.clear()
-        self.world.detach()
+        self.shared.detach()
         gc.collect()  # an engine and its policy know each other: without, their arenas may stay for long
 
     def __enter__(self) -> Self:

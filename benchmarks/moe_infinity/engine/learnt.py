@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emoe.table2 import record
+from benchmarks.harness.bundled_routing import record_routing
 from benchmarks.moe_infinity.engine.prompts import to_learn_from
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.eamc_file import EamcFile
@@ -46,7 +46,7 @@ class Learnt:
 def learn(prompts: int, capacity: int = CAPACITY) -> Learnt:
     """From so many prompts' routing in the bundled model, which widening leaves as it is."""
     began = time.monotonic()
-    trace = record(to_learn_from(prompts))
+    trace = record_routing(to_learn_from(prompts))
     recorded = time.monotonic()
     eamc = _eamc(trace, capacity)
     chosen = time.monotonic()

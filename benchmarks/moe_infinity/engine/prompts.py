@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from benchmarks.emoe.memory_arms import Ask, World
+from benchmarks.harness.shared_model import Ask, SharedModel
 from benchmarks.harness.streams import Stream
 from greenroom.demo.tasks import TASKS, Sample, sample
 
@@ -14,18 +14,18 @@ SEED = 61_000
 _LEARNT_FROM = SEED + 1
 
 
-def in_turn(world: World, count: int) -> list[Ask]:
+def in_turn(shared: SharedModel, count: int) -> list[Ask]:
     """``count`` held-out prompts of the tasks in turn, each answered at the length of its right answer: so routing is
     that of the work that the model was trained for."""
     drawn = [sample(TASKS[number % len(TASKS)], seed=SEED, index=number) for number in range(count)]
-    return [world.ask(one.task, one.prompt, one.answer) for one in drawn]
+    return [shared.ask(one.task, one.prompt, one.answer) for one in drawn]
 
 
-def mixed(world: World, count: int, seed: int) -> list[Ask]:
+def mixed(shared: SharedModel, count: int, seed: int) -> list[Ask]:
     """Of any task, as they would come from many people."""
     random = Random(f"{SEED}/{seed}")
     drawn = [sample(random.choice(TASKS), seed=SEED + seed, index=number) for number in range(count)]
-    return [world.ask(one.task, one.prompt, one.answer) for one in drawn]
+    return [shared.ask(one.task, one.prompt, one.answer) for one in drawn]
 
 
 def shortened(asks: Sequence[Ask], tokens: int | None) -> list[Ask]:

@@ -6,13 +6,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.emoe.jobs import recorded_arrivals
-from benchmarks.emoe.memory_arms import Ask
+from benchmarks.harness.arrivals import burst_times, recorded_arrivals
 from benchmarks.harness.processes import ArmFailed
 from benchmarks.harness.progress import progress
 from benchmarks.harness.rounds import in_turns, rotated
+from benchmarks.harness.shared_model import Ask
 from benchmarks.harness.statistics import Spread, percentile, spread_json
-from benchmarks.moe_infinity.engine import arrivals
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, ON_DEMAND
 from benchmarks.moe_infinity.engine.prompts import mixed
@@ -43,8 +42,8 @@ def run(
     runs: dict[float, dict[str, list[list[Served]]]] = {load: {name: [] for name in names} for load in loads}
 
     def at(load: float, round_: int, count: int, answer: Answer) -> list[Served]:
-        asks = mixed(fleet.world, requests, seed=round_)[:count]
-        return serve(arrivals.times(requests, load * unit, round_, trace), asks, answer)
+        asks = mixed(fleet.shared, requests, seed=round_)[:count]
+        return serve(burst_times(requests, load * unit, round_, trace), asks, answer)
 
     total = len(loads) * rounds * len(names) + len(peer_loads) * (peer is not None)
     with progress(total, "request rates", "run") as bar:
@@ -75,7 +74,7 @@ def _of(fleet: Fleet, name: str) -> Answer:
 
 def _saturation(fleet: Fleet) -> float:
     """Requests a second of on-demand LRU in full batches."""
-    asks = mixed(fleet.world, Batching().most, seed=0)
+    asks = mixed(fleet.shared, Batching().most, seed=0)
     return len(asks) / fleet[ON_DEMAND].run(asks, len(asks)).seconds
 
 

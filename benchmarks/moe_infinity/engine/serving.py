@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.emoe.memory_arms import Ask
+from benchmarks.harness.shared_model import Ask
 from benchmarks.moe_infinity.engine.turns import ServedTurn
 
 SETTLE_S = 0.1

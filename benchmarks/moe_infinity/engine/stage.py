@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from benchmarks.emoe.memory_arms import Ask, World
 from benchmarks.harness.child_rounds import TURN_TIMEOUT_S
 from benchmarks.harness.models import widened
 from benchmarks.harness.processes import ArmFailed, Children
+from benchmarks.harness.shared_model import Ask, SharedModel
 from benchmarks.moe_infinity.engine import batches, bounded, budgets, rates, records, third
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import KINDS, PAPER, SERVED, kind_of
@@ -33,16 +33,16 @@ def run(scale: Scale) -> Found:
     learnt = learn(scale.recorded)
     folder = widened(scale.expert_mib)
     found: Found = {"learnt": learnt.facts, "planned_seconds": scale.planned}
-    with World(folder) as world:
+    with SharedModel(folder) as shared:
         with _beside(scale, learnt, found) as (ground, children):
             if ground is not None:
-                found["bounded"] = _part(lambda: _bounded(world, ground, children, scale))
+                found["bounded"] = _part(lambda: _bounded(shared, ground, children, scale))
             peer = None if ground is None else _peer(ground, children)
-            with Fleet(world, learnt, SHARE, KINDS) as fleet:
+            with Fleet(shared, learnt, SHARE, KINDS) as fleet:
                 found |= _at_a_third(fleet, peer, scale)
         found["budgets"] = _part(
             lambda: budgets.run(
-                world, learnt, SERVED, shares=(*scale.shares, SHARE), prompts=scale.share_prompts, rounds=scale.rounds,
+                shared, learnt, SERVED, shares=(*scale.shares, SHARE), prompts=scale.share_prompts, rounds=scale.rounds,
                 seconds=scale.budgets_seconds,
             )
         )  # fmt: skip
@@ -69,8 +69,8 @@ def _at_a_third(fleet: Fleet, peer: Answer | None, scale: Scale) -> Found:
     }  # fmt: skip
 
 
-def _bounded(world: World, ground: bounded.Ground, children: Children, scale: Scale) -> Found:
-    asks = shortened(in_turn(world, scale.bounded_prompts), scale.bounded_tokens)
+def _bounded(shared: SharedModel, ground: bounded.Ground, children: Children, scale: Scale) -> Found:
+    asks = shortened(in_turn(shared, scale.bounded_prompts), scale.bounded_tokens)
     kinds = [kind_of(name) for name in scale.bounded_kinds]
     found = bounded.run(
         ground, children, asks, kinds, rounds=scale.rounds, seconds=scale.bounded_seconds

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.emoe.memory_arms import Ask
 from benchmarks.harness.progress import progress
 from benchmarks.harness.rounds import in_turns
+from benchmarks.harness.shared_model import Ask
 from benchmarks.harness.statistics import Spread, spread_json
 from benchmarks.moe_infinity.engine.arms import EngineArm
 from benchmarks.moe_infinity.engine.fleet import Fleet
@@ -42,7 +42,7 @@ class Row:
 def run(fleet: Fleet, *, prompts: int, at_once: int, rounds: int, seconds: float) -> dict[str, Any]:
     """All arms and both oracles, in turns, on the same prompts in the same order. How long their policies take is
     looked at all the time: that costs all alike, and little."""
-    asks = in_turn(fleet.world, prompts)
+    asks = in_turn(fleet.shared, prompts)
     oracles = _oracles(fleet, asks, at_once, rounds)
     arms = [*fleet.arms, *oracles]
     rows = {arm.kind.name: Row(arm.kind.name, arm.slots) for arm in arms}
@@ -66,7 +66,7 @@ def _oracles(fleet: Fleet, asks: Sequence[Ask], at_once: int, rounds: int) -> li
     """They know the routing of as many turns as there will be, which is that of any policy."""
     _, record = fleet[ON_DEMAND].recorded(asks, at_once)
     future = record.future(rounds + 1)
-    return [EngineArm(kind, fleet.world, fleet.share, future=future) for kind in ORACLES]
+    return [EngineArm(kind, fleet.shared, fleet.share, future=future) for kind in ORACLES]
 
 
 # -- figures -------------------------------------------------------------------------------------------------------

@@ -5,19 +5,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine.figures import (
-    AIMS,
-    BOUNDED,
-    BUNDLED,
-    PEER,
-    RANDOM,
-    SHARES,
-    WIDENED,
-    best_policy,
-    figures,
-    row_json,
-)
+from benchmarks.engine.figures import AIMS, BOUNDED, PEER, SHARES, best_policy, figures, row_json
 from benchmarks.harness.aims import figure_lines
+from benchmarks.harness.prepared_models import BUNDLED, RANDOM, WIDENED
 from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD, Row
 from tests.unit.benchmarks.turns import row, trace
 

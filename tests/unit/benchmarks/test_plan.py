@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine import plan
-from benchmarks.engine.figures import BUNDLED, RANDOM, WIDENED
+from benchmarks.harness.greenroom_child import parse_policy
+from benchmarks.harness.prepared_models import BUNDLED, RANDOM, WIDENED, PreparedModel
 from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD
 from benchmarks.harness.streams import random_stream, task_stream
 from greenroom.core.errors import InvalidConfig
@@ -16,8 +17,8 @@ from greenroom.policies.registry import EXPERT_POLICIES
 GIB = 1 << 30
 
 
-def model(name: str) -> plan.Model:
-    return plan.Model(name, Path("/models/m"), random_stream(2048, 8), (Path("/models/m"),), GIB)
+def model(name: str) -> PreparedModel:
+    return PreparedModel(name, Path("/models/m"), random_stream(2048, 8), (Path("/models/m"),), GIB)
 
 
 def test_every_policy_of_the_registry_runs_beside_the_resident_run() -> None:
@@ -89,8 +90,8 @@ def test_bounded_arms_are_of_the_announced_total_and_cold() -> None:
 
 
 def test_a_policy_may_have_options() -> None:
-    assert plan.parse_policy("lru") == ("lru", {})
-    assert plan.parse_policy("look-ahead:layers=3,retention=lfu,evict=false") == (
+    assert parse_policy("lru") == ("lru", {})
+    assert parse_policy("look-ahead:layers=3,retention=lfu,evict=false") == (
         "look-ahead", {"layers": 3, "retention": "lfu", "evict": False},
     )  # fmt: skip
     stage = plan.shares_stage(model(WIDENED), "look-ahead:layers=3", plan.Scale(), 60.0)
@@ -99,7 +100,7 @@ def test_a_policy_may_have_options() -> None:
     assert json.loads(third.child.settings)["policy_options"] == {"layers": 3}
     for wrong in ("best", "lru:size=3", "look-ahead:layers", "look-ahead:layers=0"):
         with pytest.raises(InvalidConfig):
-            plan.parse_policy(wrong)
+            parse_policy(wrong)
 
 
 def test_streams_are_the_same_every_time() -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.engine.figures import BOUNDED, PEER, SHARES, WIDENED, figures
+from benchmarks.engine.figures import BOUNDED, PEER, SHARES, figures
 from benchmarks.engine.report import aims, by_model, plot, table
+from benchmarks.harness.prepared_models import WIDENED
 from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD, Row
 from tests.unit.benchmarks.turns import row, trace
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.emoe.memory_arms import Ask
 from benchmarks.harness.rounds import in_turns
+from benchmarks.harness.shared_model import Ask
 from benchmarks.moe_infinity.engine import budgets, rates, third
 from benchmarks.moe_infinity.engine.kinds import KINDS, LITERAL, ON_DEMAND, ORACLE_AHEAD, ORACLES, PAPER, REUSE, kind_of
 from benchmarks.moe_infinity.engine.policy_clock import LOOK_UP

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.emoe.memory_arms import Ask, World
 from benchmarks.harness.arms.transformers_arms import write_offload_folder
 from benchmarks.harness.processes import ArmFailed
+from benchmarks.harness.shared_model import Ask, SharedModel
 from benchmarks.moe_infinity.engine import batches, bounded, plots, rates, records, report, serving, stage
 from benchmarks.moe_infinity.engine.fleet import Fleet
 from benchmarks.moe_infinity.engine.kinds import (
@@ -42,23 +42,23 @@ SERVED = (PAPER, ON_DEMAND)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedModel]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GREENROOM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        with World(bundled_model_path()) as world:
-            yield world
+        with SharedModel(bundled_model_path()) as shared:
+            yield shared
 
 
 @pytest.fixture(scope="module")
-def learnt(world: World) -> Learnt:
-    counts = np.random.default_rng(0).poisson(1.0, (5, world.catalogue.size)).astype(np.float32)
-    shape = tuple(world.catalogue.experts_per_layer.tolist())
+def learnt(shared: SharedModel) -> Learnt:
+    counts = np.random.default_rng(0).poisson(1.0, (5, shared.catalogue.size)).astype(np.float32)
+    shape = tuple(shared.catalogue.experts_per_layer.tolist())
     return Learnt((EamcFile(model="", experts_per_layer=shape, matrices=counts, sequences=5),))
 
 
 @pytest.fixture(scope="module")
-def fleet(world: World, learnt: Learnt) -> Iterator[Fleet]:
-    with Fleet(world, learnt, 1 / 3, KINDS) as fleet:
+def fleet(shared: SharedModel, learnt: Learnt) -> Iterator[Fleet]:
+    with Fleet(shared, learnt, 1 / 3, KINDS) as fleet:
         yield fleet
 
 
@@ -70,7 +70,7 @@ SMALL = Scale(
 
 
 @pytest.fixture(scope="module")
-def found(world: World, learnt: Learnt) -> Iterator[dict[str, Any]]:
+def found(shared: SharedModel, learnt: Learnt) -> Iterator[dict[str, Any]]:
     """The whole stage, but on the bundled model, and where there is no accelerate."""
 
     @contextmanager
@@ -112,10 +112,10 @@ def test_what_fails_costs_only_itself(found: dict[str, Any]) -> None:
 
 
 def test_no_clock_is_left_on_a_policy(fleet: Fleet) -> None:
-    turn = fleet[PAPER].run(in_turn(fleet.world, 1), 1, look_inside=True)
+    turn = fleet[PAPER].run(in_turn(fleet.shared, 1), 1, look_inside=True)
     assert turn.policy_seconds["on_layer_routed"] > 0
     assert not vars(fleet[PAPER].policy).keys() & vars(ExpertPolicy).keys() - {"hooks", "prefetch", "target"}
-    assert not fleet[PAPER].run(in_turn(fleet.world, 1), 1).policy_seconds
+    assert not fleet[PAPER].run(in_turn(fleet.shared, 1), 1).policy_seconds
     with pytest.raises(LookupError, match="lfru"):
         fleet["lfru"]
 
@@ -156,11 +156,11 @@ def test_batches_rates_and_budgets_are_of_the_arms_that_serve(found: dict[str, A
     assert half["rows"]["resident"]["over_resident"]["median"] == 1
 
 
-def test_an_expert_is_read_whole_or_tensor_by_tensor(found: dict[str, Any], world: World) -> None:
+def test_an_expert_is_read_whole_or_tensor_by_tensor(found: dict[str, Any], shared: SharedModel) -> None:
     (own,) = found["records"]
     assert [row["reads"] for row in own["ways"].values()] == [1, 2, 3]
     assert own["ways"][records.RECORD]["over_record"]["median"] == 1
-    assert own["record_bytes"] == world.expert_bytes
+    assert own["record_bytes"] == shared.expert_bytes
 
 
 def test_what_was_found_is_json_a_table_and_a_picture_and_so_is_what_failed(
@@ -174,10 +174,10 @@ def test_what_was_found_is_json_a_table_and_a_picture_and_so_is_what_failed(
     assert (tmp_path / "engine.png").stat().st_size > 10_000
 
 
-def test_accelerates_requests_end_with_their_own_last_token(world: World, tmp_path: Path) -> None:
+def test_accelerates_requests_end_with_their_own_last_token(shared: SharedModel, tmp_path: Path) -> None:
     write_offload_folder(bundled_model_path(), tmp_path)
     arm = DiskOffloadServer(str(bundled_model_path()), str(tmp_path))
-    asks = [replace(ask, answer_ids=(0,) * tokens) for ask, tokens in zip(in_turn(world, 2), (3, 1), strict=True)]
+    asks = [replace(ask, answer_ids=(0,) * tokens) for ask, tokens in zip(in_turn(shared, 2), (3, 1), strict=True)]
     stream = stream_of(asks)
     batch = ServedTurn.of_answer(arm.serve(**stream.as_arguments()))
     long, short = batch.request_seconds
@@ -189,7 +189,7 @@ def test_accelerates_requests_end_with_their_own_last_token(world: World, tmp_pa
     arm.close()
 
 
-def test_no_content_is_both_learnt_from_and_asked_for(world: World) -> None:
+def test_no_content_is_both_learnt_from_and_asked_for(shared: SharedModel) -> None:
     assert all(split_of(one.task, one.key) == "train" for one in to_learn_from(20))
-    assert [ask.task for ask in in_turn(world, 6)][:2] == ["summarise", "classify"]
-    assert all(len(ask.answer_ids) <= 2 for ask in shortened(in_turn(world, 6), 2))
+    assert [ask.task for ask in in_turn(shared, 6)][:2] == ["summarise", "classify"]
+    assert all(len(ask.answer_ids) <= 2 for ask in shortened(in_turn(shared, 6), 2))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.emoe.memory_arms import Ask
+from benchmarks.harness.shared_model import Ask
 from benchmarks.moe_infinity.engine.serving import Batching, Served, serve
 from benchmarks.moe_infinity.engine.turns import ServedTurn
 

@@ -1,7 +1,8 @@
-"""Bursty arrivals, as of real users: a part of a recorded hour where there is one, else in bursts of the like."""
+"""When requests come: a part of a recorded hour where there is one, else bursts like those of real users."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
@@ -15,9 +16,18 @@ BURSTINESS = 0.4
 """Shape of the gaps where nothing was recorded; 1 would be Poisson."""
 
 
-def times(count: int, rate: float, seed: int, trace: Path | None) -> list[float]:
-    """``count`` ascending arrivals, the first at 0, ``rate`` a second in the mean; the same seed has the same gaps at
-    every rate, only longer or shorter ones."""
+def recorded_arrivals() -> Path | None:
+    """The Azure trace of conversations of 2023, where GREENROOM_DATA has it."""
+    folder = os.environ.get("GREENROOM_DATA")
+    found = Path(folder) / "arrivals" / "azure-llm-2023-conversation.csv" if folder else None
+    return found if found is not None and found.exists() else None
+
+
+def burst_times(count: int, rate: float, seed: int, trace: Path | None) -> list[float]:
+    """``count`` ascending arrivals in seconds, the first at 0, ``rate`` a second in the mean.
+
+    The same seed has the same gaps at every rate, only longer or shorter ones.
+    """
     random = Random(f"arrivals/{seed}")
     drawn = list(islice(_drawn(random), count)) if trace is None else _part(trace, count, random)
     length = drawn[-1] - drawn[0]
