@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,8 @@ from benchmarks.harness.cgroups import MemoryCgroup, NoCgroup
 
 ROOT = Path(__file__).resolve().parents[2]
 END_TIMEOUT_S = 30.0
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""torch's weights in huge pages, as greenroom's arena is."""
 _ERROR_CHARACTERS = 600
 
 
@@ -31,25 +33,33 @@ class ArmFailed(Exception):
 class ChildSpec:
     """One process: a system of ``child.SYSTEMS`` and its settings, as JSON so that equal ones are one process.
 
-    ``limit_bytes``: run it in a memory cgroup of this size. ``name`` tells apart what would else be one process.
+    ``limit_bytes``: the size of the memory cgroup that it runs in. ``name`` tells apart what would else be one process.
+    ``python``: its interpreter, which need not have greenroom.
     """
 
     system: str
     settings: str
     limit_bytes: int | None = None
     name: str = ""
+    python: str = sys.executable
 
     @classmethod
     def of(
-        cls, system: str, settings: Mapping[str, Any], *, limit_bytes: int | None = None, name: str = ""
+        cls,
+        system: str,
+        settings: Mapping[str, Any],
+        *,
+        limit_bytes: int | None = None,
+        name: str = "",
+        python: str = sys.executable,
     ) -> ChildSpec:
-        return cls(system, json.dumps(settings, sort_keys=True), limit_bytes, name)
+        return cls(system, json.dumps(settings, sort_keys=True), limit_bytes, name, python)
 
 
 class Child:
     """A running child. Every wait has a deadline; a child that misses it is killed."""
 
-    def __init__(self, spec: ChildSpec, *, open_timeout_s: float, threads: int | None = None) -> None:
+    def __init__(self, spec: ChildSpec, *, open_timeout_s: float, environment: Mapping[str, str] = HUGE_PAGES) -> None:
         """Raises ArmFailed where it can not be opened, NoCgroup where its group can not be made."""
         self.spec = spec
         self.cgroup = None if spec.limit_bytes is None else MemoryCgroup(spec.limit_bytes)
@@ -58,13 +68,13 @@ class Child:
         read, write = os.pipe()
         self._replies = read
         specification = json.dumps({"system": spec.system, "settings": json.loads(spec.settings)})
-        command = [sys.executable, "-m", "benchmarks.harness.child", specification, str(write)]
+        command = [spec.python, "-m", "benchmarks.harness.child", specification, str(write)]
         if self.cgroup is not None:
             command = self.cgroup.command(command)
         try:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
-                pass_fds=(write,), env=_environment(threads),
+                pass_fds=(write,), env=_environment(environment),
             )  # fmt: skip
         except OSError as error:
             self._discard()
@@ -87,6 +97,10 @@ class Child:
         except OSError:
             raise ArmFailed(self._why_it_ended()) from None
         return self._answer(timeout_s)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -156,11 +170,10 @@ class Child:
 class Children:
     """The children that are open, one a specification; all end with it."""
 
-    def __init__(self, *, open_timeout_s: float = 600.0, threads: int | None = None) -> None:
+    def __init__(self, *, open_timeout_s: float = 600.0) -> None:
         self._open: dict[ChildSpec, Child] = {}
         self._failed: dict[ChildSpec, str] = {}
         self._open_timeout_s = open_timeout_s
-        self._threads = threads
 
     def get(self, spec: ChildSpec) -> Child:
         """The child, started at first use. Raises ArmFailed, again and again for one that failed once."""
@@ -168,7 +181,7 @@ class Children:
             raise ArmFailed(self._failed[spec])
         if spec not in self._open:
             try:
-                self._open[spec] = Child(spec, open_timeout_s=self._open_timeout_s, threads=self._threads)
+                self._open[spec] = Child(spec, open_timeout_s=self._open_timeout_s)
             except (ArmFailed, NoCgroup) as error:
                 self._failed[spec] = str(error)
                 raise ArmFailed(str(error)) from error
@@ -197,10 +210,18 @@ class Children:
         self.close_all_but()
 
 
-def _environment(threads: int | None) -> dict[str, str]:
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    settings = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
-    settings["THP_MEM_ALLOC_ENABLE"] = "1"  # torch's weights in huge pages, as greenroom's arena is
-    if threads is not None:
-        settings["OMP_NUM_THREADS"] = str(threads)
-    return {**os.environ, **settings}
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path, **more}
+
+
+@contextlib.contextmanager
+def running(module: str, *arguments: str) -> Iterator[int]:
+    """A process of a module of ours that runs meanwhile, silently; its process id. It is killed at the end."""
+    command = [sys.executable, "-m", module, *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait(END_TIMEOUT_S)

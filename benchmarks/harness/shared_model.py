@@ -35,7 +35,7 @@ class Ask:
 
 
 class SharedModel:
-    """A model without its experts, and the pack with them. A context manager. Rows are confined only by a ``profile``."""
+    """A model without its experts, and the pack with them. A context manager. ``profile`` confines rows, if given."""
 
     def __init__(self, folder: Path, profile: ModelProfile | None = None) -> None:
         checkpoint = resolve(str(folder))

@@ -25,7 +25,7 @@ from benchmarks.harness.models import RandomMixtral, random_mixtral, widened
 from benchmarks.harness.progress import progress
 from benchmarks.harness.results import write_result
 from benchmarks.peers.arms import greenroom, llama_cpp
-from benchmarks.peers.forced import conversations, random_tokens
+from benchmarks.peers.forced_tokens import conversations, random_tokens
 from benchmarks.peers.measure import Effort, Measurement, Subject, agreements, runs_of
 from benchmarks.peers.report import plot, print_aims, print_memory, print_table
 from benchmarks.peers.results import RESIDENT, THIRD, summary

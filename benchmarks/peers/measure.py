@@ -15,11 +15,19 @@ from tqdm import tqdm
 from benchmarks.harness.cgroups import NoCgroup
 from benchmarks.harness.disk import ReadAhead
 from benchmarks.harness.greenroom_child import parse_policy
+from benchmarks.harness.processes import ArmFailed
 from benchmarks.peers import gguf_file
-from benchmarks.peers.arms import Answer, Arm, ArmFailed
-from benchmarks.peers.job import Batch
+from benchmarks.peers.arms import Answer, Arm
+from benchmarks.peers.batch import Batch
+from benchmarks.peers.llama_settings import (
+    LlamaSettings,
+    best_of,
+    first_trials,
+    memory_trials,
+    second_trials,
+    waiting_trials,
+)
 from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THIRD, Row, Sample, agreement
-from benchmarks.peers.settings import LlamaSettings, best_of, first_trials, memory_trials, second_trials, waiting_trials
 
 MAX_MODEL_LEN = 256
 AMPLE_BYTES = 64 * 2**30

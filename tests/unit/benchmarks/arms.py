@@ -1,4 +1,4 @@
-"""A system under measurement that only does as it is told."""
+"""Systems under measurement that only do as they are told."""
 
 from __future__ import annotations
 
@@ -30,6 +30,26 @@ class Scripted:
         if self._fail == "hang":
             signal.pause()
         return {"seconds": 1.0, "tokens": sum(lengths), "ids": prompts, "trace": None}
+
+    def close(self) -> None:
+        pass
+
+
+class Decoding:
+    """Repeats what it was told. ``settings["fail"]`` says where it goes wrong instead."""
+
+    def __init__(self, model: str, settings: dict[str, Any]) -> None:
+        if settings.get("fail") == "open":
+            raise OSError("no such weights")
+        self._model, self._settings = model, settings
+
+    def describe(self) -> dict[str, Any]:
+        return {"opened": [self._model, self._settings], "pid": os.getpid()}
+
+    def decode(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._settings.get("fail") == "hang":
+            signal.pause()
+        return {"told": batches}
 
     def close(self) -> None:
         pass

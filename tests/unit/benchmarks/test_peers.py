@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -13,9 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.harness.process_memory import mapped_bytes, memory
-from benchmarks.peers.arms import Arm, ArmFailed
-from benchmarks.peers.forced import conversations, force, random_tokens
-from benchmarks.peers.job import Batch, Decoded, batch_of, decode_rate
+from benchmarks.harness.processes import ArmFailed
+from benchmarks.peers.arms import Arm
+from benchmarks.peers.batch import Batch, Decoded, batch_of, decode_rate
+from benchmarks.peers.forced_tokens import conversations, force, random_tokens
+from benchmarks.peers.llama_settings import (
+    LlamaSettings,
+    best_of,
+    first_trials,
+    memory_trials,
+    second_trials,
+    waiting_trials,
+)
 from benchmarks.peers.report import plot, print_aims, print_table
 from benchmarks.peers.results import (
     GREENROOM,
@@ -30,7 +40,6 @@ from benchmarks.peers.results import (
     spread,
     summary,
 )
-from benchmarks.peers.settings import LlamaSettings, best_of, first_trials, memory_trials, second_trials, waiting_trials
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.moe.batch.sampling import Picked
@@ -213,34 +222,25 @@ def test_agreement_counts_positions() -> None:
 # -- arms -------------------------------------------------------------------------------------------------------------
 
 
-def _arm(folder: Path, code: str) -> Arm:
-    (folder / "some_arm.py").write_text(code)
-    launcher = folder / "python"
-    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} "{folder / "some_arm.py"}"\n')
-    launcher.chmod(0o755)
-    return Arm("some", str(launcher), "some_arm")
+def _arm(python: str = sys.executable) -> Arm:
+    return Arm("some", python, "tests.unit.benchmarks.arms:Decoding")
 
 
-def test_an_arm_is_given_its_job_and_its_last_line_is_the_answer(tmp_path: Path) -> None:
-    arm = _arm(tmp_path, "import json, sys\nprint('noise')\nprint(json.dumps({'told': json.load(sys.stdin)}))\n")
-    answer = arm.run(tmp_path, [Batch(((1, 2),), ((3,),))], {"threads": 2})
-    assert answer.told["told"] == {
-        "model": str(tmp_path),
-        "batches": [{"prompts": [[1, 2]], "forced": [[3]]}],
-        "settings": {"threads": 2},
-    }
+def test_an_arm_opens_and_decodes_in_a_process_of_its_own(tmp_path: Path) -> None:
+    answer = _arm().run(tmp_path, [Batch(((1, 2),), ((3,),))], {"threads": 2})
+    assert answer.told["opened"] == [str(tmp_path), {"threads": 2}]
+    assert answer.told["told"] == [{"prompts": [[1, 2]], "forced": [[3]]}]
+    assert answer.told["pid"] != os.getpid()
     assert answer.cgroup_peak is None
 
 
 def test_an_arm_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ArmFailed, match="no such weights"):
-        _arm(tmp_path, "raise SystemExit('no such weights')").run(tmp_path, [], {})
+        _arm().run(tmp_path, [], {"fail": "open"})
     with pytest.raises(ArmFailed, match="could not start"):
-        Arm("some", str(tmp_path / "nothing"), "some_arm").run(tmp_path, [], {})
+        _arm(str(tmp_path / "nothing")).run(tmp_path, [], {})
     with pytest.raises(ArmFailed, match="no answer within"):
-        _arm(tmp_path, "import sys; sys.stdin.read(); import signal; signal.pause()").run(
-            tmp_path, [], {}, timeout_s=0.5
-        )
+        _arm().run(tmp_path, [], {"fail": "hang"}, timeout_s=3.0)
 
 
 def test_a_process_knows_its_memory_and_what_it_has_mapped(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 from tqdm import tqdm
 
 from benchmarks.harness.disk import ReadAhead
+from benchmarks.harness.processes import ArmFailed
 from benchmarks.peers import gguf_file
-from benchmarks.peers.arms import Answer, Arm, ArmFailed
-from benchmarks.peers.job import Batch
+from benchmarks.peers.arms import Answer, Arm
+from benchmarks.peers.batch import Batch
 from benchmarks.peers.measure import AMPLE_BYTES, Effort, Measurement, Subject, agreements, runs_of
 from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THIRD, summary
 

@@ -1,24 +1,19 @@
-"""What an arm is told and what it answers. Standard library only: llama.cpp's environment has no greenroom.
+"""Sequences that an arm decodes at once, and how that went. Standard library only: llama.cpp's environment has no more.
 
-A job is one JSON object on stdin: ``model`` (a path), ``batches`` and the arm's own ``settings``. A batch has
-``prompts``, lists of token ids, and ``forced``: for each prompt the tokens that follow it, whatever the model would
-pick, so that all arms compute the same and route alike. The answer is the last line of stdout, one JSON object.
+Every prompt comes with the tokens that follow it, whatever the model would pick. So all arms compute the same and route
+alike.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that are decoded at once."""
+    """Prompts as token ids, and for each the tokens that are forced on the model after it."""
 
     prompts: tuple[tuple[int, ...], ...]
     forced: tuple[tuple[int, ...], ...]
@@ -65,27 +60,5 @@ def decode_rate(arrivals: Sequence[Sequence[float]], skip: int) -> float:
     return tokens / (end - begin)
 
 
-def read_job() -> tuple[str, list[Batch], dict[str, Any]]:
-    """Model, batches and settings, from stdin; what libraries print to stdout goes to stderr from now on."""
-    told = json.load(sys.stdin)
-    return told["model"], [batch_of(batch) for batch in told["batches"]], told["settings"]
-
-
 def batch_of(told: dict[str, Any]) -> Batch:
     return Batch(tuple(map(tuple, told["prompts"])), tuple(map(tuple, told["forced"])))
-
-
-@contextlib.contextmanager
-def answering() -> Iterator[dict[str, Any]]:
-    """Yields the answer to be filled; prints it at the end. Meanwhile stdout is stderr, whoever writes to it."""
-    sys.stdout.flush()
-    answer_fd = os.dup(1)
-    os.dup2(2, 1)
-    answer: dict[str, Any] = {}
-    try:
-        yield answer
-        with os.fdopen(os.dup(answer_fd), "w") as stream:
-            stream.write(json.dumps(answer) + "\n")
-    finally:
-        sys.stdout.flush()
-        os.close(answer_fd)

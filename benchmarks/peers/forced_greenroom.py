@@ -1,7 +1,4 @@
-"""greenroom, through its Python API and its batch loop: python -m benchmarks.peers.greenroom_arm < JOB
-
-Settings: those of WorkerConfig. Without batches it only says what memory it would take.
-"""
+"""greenroom with its tokens forced on it, through its Python API and its batch loop. Runs within a child process."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.harness.process_memory import memory, read_bytes
-from benchmarks.peers.forced import force
-from benchmarks.peers.job import Batch, Decoded, answering, read_job
+from benchmarks.peers.batch import Batch, Decoded, batch_of
+from benchmarks.peers.forced_tokens import force
 from greenroom import LLM
 from greenroom.core.generation import GenerationRequest, SamplingParams, Token
 from greenroom.moe.batch.completions import complete
@@ -20,7 +17,34 @@ from greenroom.worker.model.config import WorkerConfig
 _TIMEOUT_S = 900.0
 
 
-def decode(llm: LLM, number: int, batch: Batch) -> Decoded:
+class ForcedGreenroom:
+    """``settings``: those of WorkerConfig."""
+
+    def __init__(self, model: str, settings: dict[str, Any]) -> None:
+        base = memory()["rss"]
+        begin = time.perf_counter()
+        self._llm = LLM(config=WorkerConfig(model=model, **settings))
+        self._opened = {"base_rss": base, "load_s": time.perf_counter() - begin, **_plan(self._llm)}
+
+    def describe(self) -> dict[str, Any]:
+        """What it took to open it, and the memory that it announces."""
+        return self._opened
+
+    def decode(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
+        """One batch after the other."""
+        experts = self._llm.worker.experts
+        counters = experts.refresh_counters()
+        hits, lookups = counters.hits, counters.lookups
+        decoded = [asdict(_decode(self._llm, number, batch_of(batch))) for number, batch in enumerate(batches)]
+        counters = experts.refresh_counters()
+        looked = counters.lookups - lookups
+        return {"batches": decoded, "hit_rate": (counters.hits - hits) / looked if looked else None, **memory()}
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+def _decode(llm: LLM, number: int, batch: Batch) -> Decoded:
     """All sequences submitted at once; the batch loop runs them as it does a server's requests."""
     ids = [f"{number}-{place}" for place in range(batch.sequences)]
     loop = llm.worker.loop
@@ -47,23 +71,6 @@ def decode(llm: LLM, number: int, batch: Batch) -> Decoded:
     return Decoded(tuple(map(tuple, arrivals)), greedy, read[-1] - read[0])
 
 
-def main() -> None:
-    model, batches, settings = read_job()
-    with answering() as answer:
-        answer["base_rss"] = memory()["rss"]
-        begin = time.perf_counter()
-        with LLM(config=WorkerConfig(model=model, **settings)) as llm:
-            answer["load_s"] = time.perf_counter() - begin
-            answer |= _plan(llm)
-            counters = llm.worker.experts.refresh_counters()
-            hits, lookups = counters.hits, counters.lookups
-            answer["batches"] = [asdict(decode(llm, number, batch)) for number, batch in enumerate(batches)]
-            counters = llm.worker.experts.refresh_counters()
-            looked = counters.lookups - lookups
-            answer["hit_rate"] = (counters.hits - hits) / looked if looked else None
-            answer |= memory()
-
-
 def _plan(llm: LLM) -> dict[str, Any]:
     plan = llm.worker.plan
     return {
@@ -75,7 +82,3 @@ def _plan(llm: LLM) -> dict[str, Any]:
         "experts_resident": plan.device_slots,
         "policy": llm.worker.config.policy,
     }
-
-
-if __name__ == "__main__":
-    main()

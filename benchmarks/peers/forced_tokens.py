@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from benchmarks.peers.job import Batch
+from benchmarks.peers.batch import Batch
 from greenroom.core.generation import FinishReason, GenerationRequest, Token
 from greenroom.demo.tasks import TASKS, sample
 from greenroom.demo.tokenizer import SPECIAL_TOKENS, render

@@ -1,9 +1,7 @@
-"""llama.cpp, through the low-level API of llama-cpp-python: runs in that package's own environment.
+"""llama.cpp with its tokens forced on it, through the low-level API of llama-cpp-python.
 
-python -m benchmarks.peers.llama_arm < JOB
-
-Settings: ``load_mode`` (mmap, none), ``threads``, ``flash_attention``, ``unified_kv``, ``max_model_len``. All sequences
-of a batch are decoded in one `llama_decode` a step.
+Runs within a child process, in that package's own environment. All sequences of a batch are decoded in one
+`llama_decode` a step.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.process_memory import mapped_bytes, memory, read_bytes
-from benchmarks.peers.job import Batch, Decoded, answering, read_job
+from benchmarks.peers.batch import Batch, Decoded, batch_of
 
 _ROWS = 512
 """Most rows of a `llama_decode`, and of one of its physical batches."""
@@ -132,19 +130,24 @@ class Llama:
         self.lib.llama_backend_free()
 
 
-def main() -> None:
-    path, batches, settings = read_job()
-    with answering() as answer:
+class ForcedLlama:
+    """``settings``: ``load_mode`` (mmap, none), ``threads``, ``flash_attention``, ``unified_kv``, ``max_model_len``."""
+
+    def __init__(self, model: str, settings: dict[str, Any]) -> None:
         begin = time.perf_counter()
-        llama = Llama(path, settings)
-        answer["load_s"] = time.perf_counter() - begin
-        answer["batches"] = [asdict(llama.decode(batch)) for batch in batches]
-        answer |= memory()
-        answer["mapped_bytes"] = mapped_bytes(Path(path))
-        answer["version"] = llama.lib.__version__
-        answer["system"] = llama.lib.llama_print_system_info().decode().strip()
-        llama.close()
+        self._path = Path(model)
+        self._llama = Llama(model, settings)
+        self._load_s = time.perf_counter() - begin
 
+    def describe(self) -> dict[str, Any]:
+        lib = self._llama.lib
+        system = lib.llama_print_system_info().decode().strip()
+        return {"load_s": self._load_s, "version": lib.__version__, "system": system}
 
-if __name__ == "__main__":
-    main()
+    def decode(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
+        """One batch after the other, each in a context of its own."""
+        decoded = [asdict(self._llama.decode(batch_of(batch))) for batch in batches]
+        return {"batches": decoded, **memory(), "mapped_bytes": mapped_bytes(self._path)}
+
+    def close(self) -> None:
+        self._llama.close()
