@@ -216,8 +216,8 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running(module: str, *arguments: str) -> Iterator[int]:
-    """A process of a module of ours that runs meanwhile, silently; its process id. It is killed at the end."""
+def background(module: str, *arguments: str) -> Iterator[int]:
+    """A module of ours as a process that runs meanwhile, silently; yields its process id. It is killed at the end."""
     command = [sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
