@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness.bundled_routing import drawn_prompts, record_routing
+from benchmarks.harness.plots import panels_of, save
 from benchmarks.harness.progress import progress
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
@@ -229,25 +230,16 @@ def _with_sd(row: Mapping[str, Any], name: str) -> str:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Bars of what was right, a table beside the other."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        1, len(result["tables"]), figsize=(7 * len(result["tables"]), 5), sharey=False, squeeze=False
-    )
-    for axis, (name, found) in zip(axes[0], result["tables"].items(), strict=True):
+    """Bars of what was right, a table beside the other. Raises PlotUnavailable."""
+    figure, panels = panels_of(1, len(result["tables"]), width=7, height=5)
+    for panel, (name, found) in zip(panels, result["tables"].items(), strict=True):
         labels = list(found["rows"])[::-1]
         rows = [found["rows"][label] for label in labels]
         colours = ["tab:blue" if "parameters" in row else "tab:grey" for row in rows]
-        axis.barh(labels, [row["accuracy"] for row in rows], xerr=[row["accuracy_sd"] for row in rows], color=colours)
-        axis.set_title(name)
-        axis.set_xlabel("share of (token, layer, slot) whose expert was foreseen")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        panel.barh(labels, [row["accuracy"] for row in rows], xerr=[row["accuracy_sd"] for row in rows], color=colours)
+        panel.set_title(name)
+        panel.set_xlabel("share of (token, layer, slot) whose expert was foreseen")
+    save(figure, path)
 
 
 if __name__ == "__main__":

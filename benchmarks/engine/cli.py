@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import click
 
-from benchmarks.engine import plan, report
-from benchmarks.engine.bench import Bench
+from benchmarks.engine import plan, speed_plot, tables
 from benchmarks.engine.figures import figures, row_json
+from benchmarks.engine.run import Bench
 from benchmarks.harness import cgroups
 from benchmarks.harness.greenroom_child import parse_policy
 from benchmarks.harness.machine import cache_folder, describe_machine
@@ -75,15 +75,15 @@ def main(
         bench = Bench(scale, names, Path(scratch), children, in_groups=why_no_groups is None)
         rows = bench.run(chosen)
     found = figures(rows)
-    print(report.table(rows))
+    print(tables.table(rows))
     print()
-    print(report.aims(found))
-    print(report.by_model(found))
+    print(tables.aims(found))
+    print(tables.by_model(found))
     groups = "memory cgroups" if why_no_groups is None else f"no memory cgroups ({why_no_groups}): peak RSS instead"
     print(f"\nbounded arms: {groups}")
     out.mkdir(parents=True, exist_ok=True)
     try:
-        report.plot(rows, out / "engine.png")
+        speed_plot.plot(rows, out / "engine.png")
         print(f"plot: {out / 'engine.png'}")
     except Exception as error:  # whatever a plotting library may do, the result is not lost
         print(f"no plot: {type(error).__name__}: {error}")

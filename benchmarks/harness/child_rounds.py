@@ -12,7 +12,7 @@ from benchmarks.harness.disk import drop_cache
 from benchmarks.harness.processes import ArmFailed, Child, Children, ChildSpec
 from benchmarks.harness.rounds import in_turns
 from benchmarks.harness.rows import Row
-from benchmarks.harness.streams import Stream
+from benchmarks.harness.token_streams import Stream
 from benchmarks.harness.turn import Turn
 
 OPEN_TIMEOUT_S = 600.0

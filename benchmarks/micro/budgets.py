@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from benchmarks.harness.models import EXPERT_MIB, widened
+from benchmarks.harness.checkpoints import EXPERT_MIB, widened
 from benchmarks.harness.progress import each
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes

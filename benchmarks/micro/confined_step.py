@@ -21,7 +21,7 @@ import click
 import numpy as np
 import torch
 
-from benchmarks.harness import models
+from benchmarks.harness.checkpoints import EXPERT_MIB, widened
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.progress import progress
 from benchmarks.harness.results import write_result
@@ -165,7 +165,7 @@ def _result(arms: list[Arm], rows: int, steps: int) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--expert-mib", type=float, default=models.EXPERT_MIB, show_default=True, help="0: the bundled model.")
+@click.option("--expert-mib", type=float, default=EXPERT_MIB, show_default=True, help="0: the bundled model.")
 @click.option("--share", type=click.FloatRange(0, 1), default=0.6, show_default=True)
 @click.option("--rows", "all_rows", multiple=True, type=click.IntRange(min=1), default=(1, 8), show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=15, show_default=True)
@@ -188,7 +188,7 @@ def main(
     """What a step costs while rows keep to the experts that are in memory, against one with all of them there."""
     if threads:
         torch.set_num_threads(threads)
-    folder = models.widened(expert_mib) if expert_mib else bundled_model_path()
+    folder = widened(expert_mib) if expert_mib else bundled_model_path()
     with SharedModel(folder) as shared:
         results = [measure(shared, rows, share, rounds, steps, every, swapped) for rows in all_rows]
     print(

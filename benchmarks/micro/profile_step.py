@@ -18,6 +18,7 @@ import click
 
 from benchmarks.harness.greenroom_child import CONCURRENCY, greenroom_child
 from benchmarks.harness.machine import cache_folder, describe_machine
+from benchmarks.harness.plots import panels_of, save
 from benchmarks.harness.prepared_models import MODELS, QUICK_SIZES, RANDOM, WIDENED, PreparedModel, Sizes, prepare
 from benchmarks.harness.processes import Child, Children
 from benchmarks.harness.progress import progress
@@ -113,13 +114,8 @@ def table(profiles: list[Profile]) -> str:
 
 
 def picture(profiles: list[Profile], path: Path) -> None:
-    """A stacked bar for each case."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.6 * len(profiles)))
+    """A stacked bar for each case. Raises PlotUnavailable."""
+    figure, (axes,) = panels_of(1, 1, width=8, height=1.2 + 0.6 * len(profiles))
     names = [f"{p.model} {p.share}" + (f" ×{p.concurrency}" if p.concurrency > 1 else "") for p in profiles]
     left = [0.0] * len(profiles)
     for place, part in enumerate(profiles[0].parts):
@@ -129,10 +125,7 @@ def picture(profiles: list[Profile], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms a step")
     axes.legend(fontsize=7, ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 @click.command()

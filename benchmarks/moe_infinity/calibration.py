@@ -19,7 +19,7 @@ import click
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH, Mix, Shape, trace_of
+from benchmarks.moe_infinity.synthetic_routing import MIXES, NLLB, SWITCH, Mix, Shape, trace_of
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.registry import create_policy

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.harness.plots import curve, panels_of, save, tidy
 from benchmarks.harness.progress import progress
 from benchmarks.harness.statistics import interval
 from benchmarks.harness.tables import plus_minus
-from benchmarks.moe_infinity.prefetch_cells import Arm, Cell, World, measure
-from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S
-from greenroom.core.pictures import COLOURS, new_figure, save_figure
+from benchmarks.moe_infinity.prefetch.cells import Arm, Cell, World, measure
+from benchmarks.moe_infinity.simulated_models import MODELS, PCIE4_BYTES_PER_S
+from greenroom.core.pictures import COLOURS
 from greenroom.replay.processes import in_processes
 
 OURS: Final = Arm("moe-infinity", "moe-infinity")
@@ -113,8 +114,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    figure = new_figure(10, 4)
-    panels = figure.subplots(1, 2)
+    figure, panels = panels_of(1, 2, width=5, height=4)
     shown = (
         ("recall", 100, "recall of prefetching, %"),
         ("over_none", 1, "ms a token, over that without a collection"),
@@ -122,12 +122,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     for panel, (key, scale, label) in zip(panels, shown, strict=True):
         for colour, model in zip(COLOURS, found["enough"], strict=False):
             rows = [row for row in found["rows"] if row["model"] == model]
-            panel.errorbar(
-                [row["capacity"] for row in rows], [scale * row[key]["mean"] for row in rows],
-                yerr=[scale * row[key]["within"] for row in rows], label=model, color=colour, marker="o", capsize=2,
-            )  # fmt: skip
+            at, values = [row["capacity"] for row in rows], [row[key] for row in rows]
+            curve(panel, at, values, scale=scale, label=model, color=colour, marker="o")
         panel.set_xlabel("members of the collection (0: none)")
         panel.set_ylabel(label)
-        panel.grid(True, color="0.9")
+        tidy(panel)
         panel.legend(fontsize=8)
-    save_figure(figure, path)
+    save(figure, path)

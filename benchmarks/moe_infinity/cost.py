@@ -17,8 +17,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.plots import save, tidy
 from benchmarks.harness.progress import each
-from greenroom.core.pictures import COLOURS, new_figure, save_figure
+from greenroom.core.pictures import COLOURS, new_figure
 from greenroom.policies.base.activation_matrix import Rows, Tokens
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Step
@@ -181,11 +182,11 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         ticks = sorted({row[axis] for row in found["rows"] if _varies(row, axis)})
         panel.set_xticks(ticks, map(str, ticks))
         panel.set_xticks([], minor=True)
-        panel.grid(True, color="0.9")
+        tidy(panel)
     panels[0].set_ylim(0, 1.1 * max(row["decision_us"]["median"] for row in found["rows"]))
     panels[0].set_ylabel("µs a layer")
     panels[0].legend(fontsize=8)
-    save_figure(figure, path)
+    save(figure, path)
 
 
 def _members(catalogue: Catalogue, members: int, random: np.random.Generator) -> NDArray[np.float32]:

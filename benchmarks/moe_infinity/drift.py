@@ -22,13 +22,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.plots import panels_of, save, tidy
 from benchmarks.harness.progress import progress
 from benchmarks.harness.statistics import interval
 from benchmarks.harness.tables import plus_minus
-from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S, Model
-from benchmarks.moe_infinity.synthetic import trace_of
+from benchmarks.moe_infinity.simulated_models import MODELS, PCIE4_BYTES_PER_S, Model
+from benchmarks.moe_infinity.synthetic_routing import trace_of
 from greenroom.core.eamc_file import EamcFile
-from greenroom.core.pictures import COLOURS, new_figure, save_figure
+from greenroom.core.pictures import COLOURS
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, Step
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
@@ -215,8 +216,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Recall, sequence by sequence, of the first seed."""
-    figure = new_figure(9, 4)
-    panel = figure.subplots()
+    figure, (panel,) = panels_of(1, 1, width=9, height=4)
     for colour, row in zip(COLOURS, found["rows"], strict=False):
         parts = list(row["series"].values())
         recall = 100 * np.convolve(np.concatenate(parts), np.ones(_SMOOTHED) / _SMOOTHED, mode="valid")
@@ -226,6 +226,6 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     panel.set_ylim(bottom=0)
     panel.set_xlabel("sequences served (dotted: the tasks shift; dashed: the collection is rebuilt)")
     panel.set_ylabel(f"recall of the prediction, %, mean of {_SMOOTHED}")
-    panel.grid(True, color="0.9")
+    tidy(panel)
     panel.legend(fontsize=8)
-    save_figure(figure, path)
+    save(figure, path)

@@ -18,17 +18,18 @@ from pathlib import Path
 import click
 
 from benchmarks.harness.cgroups import remove_stale, why_not
+from benchmarks.harness.checkpoints import RandomMixtral, random_mixtral, widened
 from benchmarks.harness.disk import ReadAhead
 from benchmarks.harness.greenroom_child import parse_policy
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.models import RandomMixtral, random_mixtral, widened
 from benchmarks.harness.progress import progress
 from benchmarks.harness.results import write_result
 from benchmarks.peers.arms import greenroom, llama_cpp
 from benchmarks.peers.forced_tokens import conversations, random_tokens
-from benchmarks.peers.measure import Effort, Measurement, Subject, agreements, runs_of
-from benchmarks.peers.report import plot, print_aims, print_memory, print_table
+from benchmarks.peers.measurement import Effort, Measurement, Subject, agreements, runs_of
+from benchmarks.peers.rate_plot import plot
 from benchmarks.peers.results import RESIDENT, THIRD, summary
+from benchmarks.peers.tables import print_aims, print_memory, print_table
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.loading.packing import default_cache_dir
 

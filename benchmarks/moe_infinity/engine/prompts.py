@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from benchmarks.harness.shared_model import Ask, SharedModel
-from benchmarks.harness.streams import Stream
+from benchmarks.harness.token_streams import Stream
 from greenroom.demo.tasks import TASKS, Sample, sample
 
 SEED = 61_000

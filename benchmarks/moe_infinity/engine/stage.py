@@ -8,18 +8,25 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from benchmarks.harness.checkpoints import widened
 from benchmarks.harness.child_rounds import TURN_TIMEOUT_S
-from benchmarks.harness.models import widened
 from benchmarks.harness.processes import ArmFailed, Children
 from benchmarks.harness.shared_model import Ask, SharedModel
-from benchmarks.moe_infinity.engine import batches, bounded, budgets, rates, records, third
-from benchmarks.moe_infinity.engine.fleet import Fleet
-from benchmarks.moe_infinity.engine.kinds import KINDS, PAPER, SERVED, kind_of
-from benchmarks.moe_infinity.engine.learnt import Learnt, learn
+from benchmarks.moe_infinity.engine import (
+    at_a_third,
+    beside_accelerate,
+    by_batch_size,
+    by_budget,
+    by_request_rate,
+    one_record_or_tensors,
+)
+from benchmarks.moe_infinity.engine.by_request_rate import Answer
+from benchmarks.moe_infinity.engine.compared_policies import KINDS, PAPER, SERVED, kind_of
+from benchmarks.moe_infinity.engine.effort import Scale
+from benchmarks.moe_infinity.engine.learnt_artifacts import Learnt, learn
+from benchmarks.moe_infinity.engine.open_arms import Fleet
 from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of
-from benchmarks.moe_infinity.engine.rates import Answer
-from benchmarks.moe_infinity.engine.scale import Scale
-from benchmarks.moe_infinity.engine.turns import ServedTurn
+from benchmarks.moe_infinity.engine.served_turn import ServedTurn
 from greenroom.core.errors import GreenroomError
 
 SHARE = 0.33
@@ -41,7 +48,7 @@ def run(scale: Scale) -> Found:
             with Fleet(shared, learnt, SHARE, KINDS) as fleet:
                 found |= _at_a_third(fleet, peer, scale)
         found["budgets"] = _part(
-            lambda: budgets.run(
+            lambda: by_budget.run(
                 shared, learnt, SERVED, shares=(*scale.shares, SHARE), prompts=scale.share_prompts, rounds=scale.rounds,
                 seconds=scale.budgets_seconds,
             )
@@ -56,23 +63,23 @@ def _at_a_third(fleet: Fleet, peer: Answer | None, scale: Scale) -> Found:
     names = [kind.name for kind in SERVED if kind.name not in fleet.failed]
     return {
         "failed": fleet.failed,
-        "one": _part(lambda: third.run(
+        "one": _part(lambda: at_a_third.run(
             fleet, prompts=scale.prompts, at_once=1, rounds=scale.rounds, seconds=2 * part)),
-        "many": _part(lambda: third.run(
+        "many": _part(lambda: at_a_third.run(
             fleet, prompts=scale.many_prompts, at_once=scale.at_once, rounds=scale.rounds, seconds=part)),
-        "batches": _part(lambda: batches.run(
+        "batches": _part(lambda: by_batch_size.run(
             fleet, names, peer, sizes=scale.sizes, tokens=scale.batch_tokens, rounds=scale.rounds,
             peer_rounds=scale.peer_rounds, seconds=scale.batches_seconds)),
-        "rates": _part(lambda: rates.run(
+        "rates": _part(lambda: by_request_rate.run(
             fleet, names, peer, requests=scale.requests, loads=scale.loads, peer_loads=scale.peer_loads,
             peer_requests=scale.peer_requests, rounds=scale.rounds, seconds=scale.rates_seconds)),
     }  # fmt: skip
 
 
-def _bounded(shared: SharedModel, ground: bounded.Ground, children: Children, scale: Scale) -> Found:
+def _bounded(shared: SharedModel, ground: beside_accelerate.Ground, children: Children, scale: Scale) -> Found:
     asks = shortened(in_turn(shared, scale.bounded_prompts), scale.bounded_tokens)
     kinds = [kind_of(name) for name in scale.bounded_kinds]
-    found = bounded.run(
+    found = beside_accelerate.run(
         ground, children, asks, kinds, rounds=scale.rounds, seconds=scale.bounded_seconds
     )  # fmt: skip
     children.close_all_but({ground.peer()})
@@ -80,23 +87,23 @@ def _bounded(shared: SharedModel, ground: bounded.Ground, children: Children, sc
 
 
 def _records(mib: float, scale: Scale) -> Found:
-    return records.run(widened(mib), experts=scale.records, rounds=20, seconds=scale.records_seconds)
+    return one_record_or_tensors.run(widened(mib), experts=scale.records, rounds=20, seconds=scale.records_seconds)
 
 
 @contextmanager
-def _beside(scale: Scale, learnt: Learnt, found: Found) -> Iterator[tuple[bounded.Ground | None, Children]]:
+def _beside(scale: Scale, learnt: Learnt, found: Found) -> Iterator[tuple[beside_accelerate.Ground | None, Children]]:
     """What accelerate needs; None where that can not be had."""
     with ExitStack() as stack:
-        ground: bounded.Ground | None = None
+        ground: beside_accelerate.Ground | None = None
         children = Children()
         try:
-            ground, children = stack.enter_context(bounded.prepared(scale.expert_mib, learnt, kind_of(PAPER)))
+            ground, children = stack.enter_context(beside_accelerate.prepared(scale.expert_mib, learnt, kind_of(PAPER)))
         except (ArmFailed, OSError) as error:
             found["bounded"] = {"error": f"{type(error).__name__}: {error}"}
         yield ground, children
 
 
-def _peer(ground: bounded.Ground, children: Children) -> Answer:
+def _peer(ground: beside_accelerate.Ground, children: Children) -> Answer:
     """accelerate's answer to a batch. Raises ArmFailed; one that could not answer is opened anew for the next."""
 
     def answer(asks: Sequence[Ask]) -> ServedTurn:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.emoe.jobs import Job
-from benchmarks.emoe.measures import estimate_errors, summary
-from benchmarks.emoe.simulate import Served
+from benchmarks.emoe.scheduling.jobs import Job
+from benchmarks.emoe.scheduling.measures import estimate_errors, summary
+from benchmarks.emoe.scheduling.simulator import Served
 from benchmarks.harness.statistics import geometric, interval, over_seeds, percentile
 from benchmarks.harness.tables import plus_minus
 

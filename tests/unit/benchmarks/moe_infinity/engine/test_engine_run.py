@@ -15,9 +15,18 @@ import pytest
 from benchmarks.harness.arms.transformers_arms import write_offload_folder
 from benchmarks.harness.processes import ArmFailed
 from benchmarks.harness.shared_model import Ask, SharedModel
-from benchmarks.moe_infinity.engine import batches, bounded, plots, rates, records, report, serving, stage
-from benchmarks.moe_infinity.engine.fleet import Fleet
-from benchmarks.moe_infinity.engine.kinds import (
+from benchmarks.moe_infinity.engine import (
+    batch_server,
+    beside_accelerate,
+    by_batch_size,
+    by_request_rate,
+    one_record_or_tensors,
+    plots,
+    stage,
+    tables,
+)
+from benchmarks.moe_infinity.engine.accelerate_server import DiskOffloadServer
+from benchmarks.moe_infinity.engine.compared_policies import (
     DISK_OFFLOAD,
     KINDS,
     ON_DEMAND,
@@ -27,11 +36,11 @@ from benchmarks.moe_infinity.engine.kinds import (
     REUSE,
     kind_of,
 )
-from benchmarks.moe_infinity.engine.learnt import Learnt
-from benchmarks.moe_infinity.engine.peer import DiskOffloadServer
+from benchmarks.moe_infinity.engine.effort import Scale
+from benchmarks.moe_infinity.engine.learnt_artifacts import Learnt
+from benchmarks.moe_infinity.engine.open_arms import Fleet
 from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of, to_learn_from
-from benchmarks.moe_infinity.engine.scale import Scale
-from benchmarks.moe_infinity.engine.turns import ServedTurn
+from benchmarks.moe_infinity.engine.served_turn import ServedTurn
 from greenroom.core.eamc_file import EamcFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import split_of
@@ -80,10 +89,10 @@ def found(shared: SharedModel, learnt: Learnt) -> Iterator[dict[str, Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("GREENROOM_DATA", raising=False)
-        patch.setattr(serving, "SETTLE_S", 0.0)
+        patch.setattr(batch_server, "SETTLE_S", 0.0)
         patch.setattr(stage, "learn", lambda prompts: learnt)
         patch.setattr(stage, "widened", lambda mib: bundled_model_path())
-        patch.setattr(bounded, "prepared", prepared)
+        patch.setattr(beside_accelerate, "prepared", prepared)
         patch.setattr(stage, "KINDS", [kind_of(name) for name in NAMES])
         patch.setattr(stage, "SERVED", [kind_of(name) for name in SERVED])
         yield stage.run(SMALL)
@@ -121,7 +130,7 @@ def test_no_clock_is_left_on_a_policy(fleet: Fleet) -> None:
 
 
 def test_accelerate_answers_beside_where_there_is_one(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SETTLE_S", 0.0)
+    monkeypatch.setattr(batch_server, "SETTLE_S", 0.0)
     asked: list[int] = []
 
     def peer(asks: Sequence[Ask]) -> ServedTurn:
@@ -130,12 +139,12 @@ def test_accelerate_answers_beside_where_there_is_one(fleet: Fleet, monkeypatch:
             raise ArmFailed("too much")
         return fleet[ON_DEMAND].run(asks, len(asks))
 
-    first = batches.run(
+    first = by_batch_size.run(
         fleet, [ON_DEMAND], peer, sizes=(1, 3, 2), tokens=2, rounds=1, peer_rounds=1, seconds=60
     )  # fmt: skip
     assert [set(point["rows"]) for point in first["points"]] == [{ON_DEMAND, DISK_OFFLOAD}, {ON_DEMAND}, {ON_DEMAND}]
     assert [point["accelerate_error"] for point in first["points"]] == [None, "too much", None]
-    second = rates.run(
+    second = by_request_rate.run(
         fleet, [ON_DEMAND], peer, requests=3, loads=(0.5, 0.001, 9.0), peer_loads=(0.001, 9.0), peer_requests=3,
         rounds=1, seconds=60,
     )  # fmt: skip
@@ -159,7 +168,7 @@ def test_batches_rates_and_budgets_are_of_the_arms_that_serve(found: dict[str, A
 def test_an_expert_is_read_whole_or_tensor_by_tensor(found: dict[str, Any], shared: SharedModel) -> None:
     (own,) = found["records"]
     assert [row["reads"] for row in own["ways"].values()] == [1, 2, 3]
-    assert own["ways"][records.RECORD]["over_record"]["median"] == 1
+    assert own["ways"][one_record_or_tensors.RECORD]["over_record"]["median"] == 1
     assert own["record_bytes"] == shared.expert_bytes
 
 
@@ -167,11 +176,11 @@ def test_what_was_found_is_json_a_table_and_a_picture_and_so_is_what_failed(
     found: dict[str, Any], tmp_path: Path
 ) -> None:
     assert json.loads(json.dumps(found))["one"]["rows"].keys() == found["one"]["rows"].keys()
-    table = report.table(found)
+    table = tables.table(found)
     assert "failed: ArmFailed: no accelerate" in table
     assert all(name in table for name in (*NAMES, ORACLE_AHEAD, "1 reads"))
     plots.draw(found, tmp_path / "engine.png")
-    assert (tmp_path / "engine.png").stat().st_size > 10_000
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("engine.png", "engine-load.png"))
 
 
 def test_accelerates_requests_end_with_their_own_last_token(shared: SharedModel, tmp_path: Path) -> None:

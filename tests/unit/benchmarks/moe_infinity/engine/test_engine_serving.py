@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.harness.shared_model import Ask
-from benchmarks.moe_infinity.engine.serving import Batching, Served, serve
-from benchmarks.moe_infinity.engine.turns import ServedTurn
+from benchmarks.moe_infinity.engine.batch_server import Batching, Served, serve
+from benchmarks.moe_infinity.engine.served_turn import ServedTurn
 
 BATCHING = Batching(most=4, wait_s=1.0)
 

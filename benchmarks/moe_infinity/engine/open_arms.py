@@ -1,0 +1,59 @@
+"""All arms at one share of the experts, open at once on one loaded model."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from benchmarks.harness.shared_model import SharedModel
+from benchmarks.moe_infinity.engine.compared_policies import Kind
+from benchmarks.moe_infinity.engine.engine_arm import EngineArm
+from benchmarks.moe_infinity.engine.learnt_artifacts import Learnt
+from greenroom.core.errors import GreenroomError
+
+
+class Fleet:
+    """A context manager. ``failed``: why arms could not be opened, by name."""
+
+    def __init__(self, shared: SharedModel, learnt: Learnt, share: float, kinds: Sequence[Kind]) -> None:
+        self.shared = shared
+        self.share = share
+        self.arms: list[EngineArm] = []
+        self.failed: dict[str, str] = {}
+        try:
+            for kind in kinds:
+                self._open(kind, learnt)
+        except BaseException:
+            self.close()
+            raise
+
+    def __getitem__(self, name: str) -> EngineArm:
+        """Raises LookupError."""
+        for arm in self.arms:
+            if arm.kind.name == name:
+                return arm
+        raise LookupError(f"no arm {name!r}: {self.failed.get(name, 'it was not asked for')}")
+
+    def _open(self, kind: Kind, learnt: Learnt) -> None:
+        try:
+            artifacts = learnt.artifacts(kind.policy, self.shared.catalogue)
+            self.arms.append(EngineArm(kind, self.shared, self.share, artifacts))
+        except GreenroomError as error:
+            self.failed[kind.name] = str(error)
+
+    def close(self) -> None:
+        for arm in self.arms:
+            arm.close()
+        self.arms.clear()
+        self.shared.detach()
+        gc.collect()  # an engine and its policy know each other: without, their arenas may stay for long
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
