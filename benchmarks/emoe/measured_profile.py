@@ -1,4 +1,4 @@
-"""The profile that the benchmark goes by: lengths and popularity of the bundled model's tasks, costs measured now."""
+"""The profile that the benchmark uses: lengths and popularity of the bundled model's tasks, costs measured now."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ PROMPTS_PER_TASK = 12
 
 @dataclass(frozen=True)
 class BenchProfile:
-    """``prompt_step_ms``: of steps with many rows, which the profile does not tell of; empty where its own costs are
-    gone by."""
+    """``prompt_step_ms``: of steps with many rows, which the profile lacks; empty if its own costs are used."""
 
     profile: ModelProfile
     prompt_step_ms: Mapping[int, float] = field(default_factory=dict)
@@ -34,7 +33,7 @@ class BenchProfile:
 
 
 class StepMeter:
-    """A model of its own, all of it in memory, on which steps are timed. A context manager that closes it."""
+    """A model of its own, all in memory, on which steps are timed. A context manager."""
 
     def __init__(self, folder: Path, max_running: int) -> None:
         config = WorkerConfig(model=str(folder), expert_memory="100%", max_running=max_running, progress=False)
@@ -53,13 +52,15 @@ class StepMeter:
 
 
 def model_folder(*, quick: bool) -> Path:
-    """The widened bundled model; with smaller experts where it is only to be seen that all works."""
+    """The widened bundled model, with smaller experts for a quick run."""
     return widened(QUICK_MIB if quick else EXPERT_MIB)
 
 
 def bench_profile(given: Path | None, folder: Path, *, max_running: int, quick: bool) -> BenchProfile:
-    """``given``, or that of the bundled model; costs that it does not tell are measured on ``folder``. Widening changes
-    no routing, so but for costs the profile of one is that of the other."""
+    """``given``, or the bundled model's. Costs that it lacks are measured on ``folder``.
+
+    Widening changes no routing, so the two models' profiles differ in costs alone.
+    """
     known = BenchProfile(load_model_profile(given or bundled_model_path() / "profile.json"))
     if given is not None and known.profile.costs is not None:
         return known

@@ -1,14 +1,14 @@
-"""eMoE's Table 2: how often an expert is foreseen, by predictor, beside predictors that need no learning.
+"""eMoE's Table 2: how often a predictor foresees an expert, beside predictors that need no learning.
 
     python -m benchmarks.emoe.table2                     the bundled model, its routing recorded here
     TRACE=t.npz python -m benchmarks.emoe.table2         a recorded trace; task types from t.meta.jsonl beside it
     QUICK=1 python -m benchmarks.emoe.table2             in a minute or two, to see that it works
 
-Of the prompts in the order of their arrival the first four fifths are learnt from; measured is on those of the others
-that have a previous one of their task type. The bundled model's prompts come in two orders: "drawn", each of a task
-and kind drawn anew, and "in runs", where a task stays with a kind of prompt for about 20 prompts, as conversations do
-(eMoE, section 3.3, counts on it). Every figure of a learned predictor is the mean over seeds, with its standard
-deviation. The last line is JSON.
+Predictors learn from the first four fifths of the prompts, in the order of their arrival. Measured are those of the
+last fifth that have an earlier one of their task type. The bundled model's prompts come in two orders. "Drawn": task
+and kind of each are drawn anew. "In runs": a task stays with a kind for about 20 prompts, as conversations do (eMoE,
+section 3.3, counts on it). Figures of a learned predictor are means over seeds, with standard deviations. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def worlds(plan: Plan, trace: Path | None, tasks: Path | None) -> Iterator[tuple
 
 
 def in_runs(asked: Sequence[Sample], seed: int = 7) -> list[int]:
-    """The same prompts in another order: types as they were, and of each type its kinds in runs of about ``RUN_OF``."""
+    """The same prompts in another order: the same task types, and the kinds of each in runs of about ``RUN_OF``."""
     random = Random(seed)
     queues: dict[str, list[int]] = {}
     for task in sorted({one.task for one in asked}):

@@ -169,7 +169,7 @@ def _policy_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _touched_ratio(one: Row | None, eight: Row | None) -> float | None:
-    """How much faster several requests at once could be if reading weights were all: fewer reads of shared experts."""
+    """The speed-up of several requests at once if only reading weights took time: they share experts."""
     if one is None or eight is None or one.trace is None or eight.trace is None:
         return None
     return round(one.trace.bytes_touched / eight.trace.bytes_touched, 3)

@@ -55,7 +55,10 @@ QUICK = Scale(
 def policies_stages(
     model: PreparedModel, policies: Sequence[str], scale: Scale, seconds: float, memory: int
 ) -> list[Stage]:
-    """Every policy at a third beside the resident run, as many at once as ``memory`` bytes hold; and the oracles."""
+    """Every policy at a third, beside the resident run and the oracles.
+
+    As many engines are open at once as ``memory`` bytes hold; the others have a stage of their own.
+    """
     each = RUNTIME_BYTES + model.checkpoint_bytes // 3
     at_once = max(1, (memory - RUNTIME_BYTES - model.checkpoint_bytes) // each)
     named = [policy for policy in policies if policy not in ORACLES]
@@ -74,7 +77,7 @@ def policies_stages(
 
 
 def shares_stage(model: PreparedModel, policy: str, scale: Scale, seconds: float) -> Stage:
-    """Resident beside transformers, then less and less; one request at a time and eight at once; instrumented."""
+    """Resident beside transformers, then smaller shares; one request at once and eight; instrumented turns."""
     arms = [_ours(SHARES, model, RESIDENT, "lru"), _ours(SHARES, model, RESIDENT, "lru", CONCURRENCY)]
     arms += [_peer(model, implementation) for implementation in IMPLEMENTATIONS]
     arms += [_peer(model, implementation, CONCURRENCY) for implementation in IMPLEMENTATIONS_OF_MANY]
@@ -91,11 +94,11 @@ def shares_stage(model: PreparedModel, policy: str, scale: Scale, seconds: float
 
 @dataclass(frozen=True)
 class Limits:
-    """Memory of the bounded arms: of greenroom's announced totals, None where no cgroup can be made.
+    """Memory of the bounded arms: greenroom's announced totals; None if no cgroup can be made.
 
-    ``offload_folder`` holds what ``disk_offload`` reads, ``scratch`` is for what ``device_map`` writes.
-    ``device_map_bytes``: of weights that it may keep in RAM. ``implementation``: the experts' one of transformers that
-    was the fastest resident.
+    ``offload_folder`` holds what ``disk_offload`` reads; ``device_map`` writes to ``scratch`` and may keep
+    ``device_map_bytes`` of weights in RAM. ``implementation``: transformers' experts implementation that was fastest
+    resident.
     """
 
     third: int | None

@@ -31,7 +31,7 @@ MEMORY_SHARE = 0.75
 
 
 class Bench:
-    """``scratch``: a folder for what only this run needs. Rows say what failed; nothing that an arm does is raised."""
+    """``scratch``: a folder of this run. An arm that fails leaves its error in its row; nothing is raised."""
 
     def __init__(
         self, scale: plan.Scale, policies: tuple[str, ...], scratch: Path, children: Children, *, in_groups: bool
@@ -87,7 +87,7 @@ class Bench:
         self.rows += run_stage(stage, self._children, tell=tell)
 
     def _limits(self, name: str, offload: Path) -> plan.Limits:
-        """What greenroom announced at a third and at an eighth. Without such a row nothing is bounded."""
+        """What greenroom announced at a third and at an eighth. Without those rows nothing is bounded."""
         announced = {}
         for share in (THIRD, plan.EIGHTH):
             row = find(self.rows, stage=SHARES, model=name, system=GREENROOM, share=share)

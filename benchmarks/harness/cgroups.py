@@ -1,8 +1,8 @@
 """Memory cgroups (v1 or v2) for the processes of a benchmark.
 
-A limit on a cgroup bounds what a process allocates and the page cache it fills, which is how less memory than a model
-has is had on a machine that has more. Groups are made beneath this process's own, so its own limits stay in force;
-where the kernel does not allow that (v2 takes no children beneath a group that has processes) beside it.
+A cgroup's limit bounds what its processes allocate and the page cache that they fill. So a machine can measure with
+less memory than it has. Groups are made beneath this process's own, whose limits then stay in force. A v2 group that
+has processes takes no children: there the group is made beside it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _V2 = _Files(2, "memory.max", "memory.current", "memory.peak", ("memory.swap.max
 class MemoryCgroup:
     """A cgroup with a limit on its memory, page cache included; removed on exit. Raises NoCgroup.
 
-    Processes enter it by starting as ``command`` says, so that everything they touch counts from their first page.
+    Start a process with ``command`` to have it in the group from its first page on.
     """
 
     _numbers = itertools.count()
@@ -78,7 +78,7 @@ class MemoryCgroup:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most that was charged to the group, page cache included; None where the kernel does not tell."""
+        """The most that was charged to the group, page cache included; None where the kernel does not say."""
         return _number(self.path / self._files.peak)
 
     @property
@@ -134,7 +134,7 @@ def remove_stale(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup"
 
 
 def _parents(proc: Path, mount: Path) -> Iterator[tuple[Path, _Files]]:
-    """Where a group may be made: v1 first, as a kernel that offers it has the memory controller there."""
+    """Where a group may be made. v1 comes first: a kernel that offers it has the memory controller there."""
     own: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():

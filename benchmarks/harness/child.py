@@ -38,7 +38,7 @@ class Arm(Protocol):
 
 
 def serve(system: str, settings: dict[str, Any], reply_fd: int) -> None:
-    """Open the system, answer that it is ready, then do as told until stdin ends or ``close`` comes."""
+    """Open the system and answer that it is ready. Then obey commands until stdin ends or ``close`` comes."""
     arm: Arm | None = None
     with os.fdopen(reply_fd, "w") as replies:
 
@@ -58,7 +58,7 @@ def serve(system: str, settings: dict[str, Any], reply_fd: int) -> None:
                     break
                 try:
                     reply({"ok": getattr(arm, action)(**command)})
-                except Exception as error:  # told to the driver, whose choice it is whether to go on
+                except Exception as error:  # told to the driver, which decides whether to go on
                     reply(_failure(error))
         except Exception as error:
             reply(_failure(error))

@@ -23,9 +23,8 @@ TURN_TIMEOUT_S = 300.0
 class Arm:
     """One row to be measured.
 
-    ``arguments``: of the child's ``run``, beside the stream. ``warm_up``: what runs before the measured rounds;
-    ``warm_arguments`` are added there alone. ``cold``: files and folders that are dropped from the page cache before
-    every turn.
+    ``arguments``: of the child's ``run``, beside the stream. ``warm_up``: the stream before the measured rounds, with
+    ``warm_arguments`` added. ``cold``: files and folders to drop from the page cache before every turn.
     """
 
     row: Row
@@ -39,7 +38,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Stage:
-    """``rounds`` at most, after one that warms up; no new one once ``seconds`` are over, but one in any case."""
+    """At most ``rounds`` rounds after one that warms up. None begins after ``seconds``, but the first always runs."""
 
     arms: tuple[Arm, ...]
     rounds: int
@@ -57,9 +56,9 @@ def run_stage(
     tell: Callable[[int, str], object] = lambda turns, what: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Row]:
-    """The stage's rows, whatever happens to single arms; the children stay open.
+    """The stage's rows. An arm that fails ends no other. The children stay open.
 
-    ``tell``: is told of turns done, with the arm's name, and of those that are left out.
+    ``tell``: called with the number of turns done, or left out, and with the arm's name.
     """
     left = stage.turns
     for round_, arm in in_turns(stage.arms, stage.rounds, stage.seconds, clock=clock):

@@ -19,9 +19,9 @@ def files_of(path: Path) -> list[Path]:
 
 
 def drop_cache(paths: Iterable[Path]) -> int:
-    """Drop the files (or folders) from the page cache; returns the bytes that stayed all the same.
+    """Drop the files (or folders) from the page cache; returns the bytes that stayed.
 
-    Pages that another process has mapped stay. Needs no privilege, and leaves the rest of the machine alone.
+    Pages that another process has mapped stay. It needs no privilege and touches no other file.
     """
     left = 0
     for path in paths:

@@ -27,7 +27,7 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
 def greenroom_child(
     model: Path, share: str, policy: str, *, limit_bytes: int | None = None, name: str = "", **settings: Any
 ) -> ChildSpec:
-    """At a share of the experts, with room for ``CONCURRENCY`` requests. ``settings``: more of the arm's."""
+    """A child at a share of the experts, with room for ``CONCURRENCY`` requests. ``settings``: more of the arm's."""
     policy_name, options = parse_policy(policy)
     settings |= {
         "model": str(model), "share": share, "policy": policy_name, "policy_options": options,

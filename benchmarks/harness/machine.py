@@ -23,7 +23,7 @@ def cache_folder() -> Path:
 
 
 def describe_machine(folder: Path) -> dict[str, Any]:
-    """Processor, memory, the disk of ``folder``, which may not be there yet, versions, and the commit if known."""
+    """Processor, memory, the disk of ``folder`` (which need not exist), versions, and the commit if known."""
     read_ahead = ReadAhead(next(place for place in (folder, *folder.absolute().parents) if place.exists()))
     return {
         "processor": _processor(),

@@ -33,7 +33,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def picture(draw: Callable[[], object], say: Callable[[str], object]) -> None:
-    """Have it drawn. Without a picture what was measured is worth no less, so only a line says why."""
+    """Draw, or say why there is no picture. The figures are worth no less without it."""
     try:
         draw()
     except PlotUnavailable as error:

@@ -31,9 +31,9 @@ class ArmFailed(Exception):
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """One process: a system of ``child.SYSTEMS`` and its settings, as JSON so that equal ones are one process.
+    """One process: a system of ``child.SYSTEMS`` and its settings. Equal specifications are one process.
 
-    ``limit_bytes``: the size of the memory cgroup that it runs in. ``name`` tells apart what would else be one process.
+    ``settings`` are JSON. ``limit_bytes``: of its memory cgroup. ``name`` tells apart what would else be one process.
     ``python``: its interpreter, which need not have greenroom.
     """
 
@@ -176,7 +176,7 @@ class Children:
         self._open_timeout_s = open_timeout_s
 
     def get(self, spec: ChildSpec) -> Child:
-        """The child, started at first use. Raises ArmFailed, again and again for one that failed once."""
+        """The child, started at first use. One that failed to open raises ArmFailed at every call."""
         if spec in self._failed:
             raise ArmFailed(self._failed[spec])
         if spec not in self._open:
@@ -217,7 +217,7 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def background(module: str, *arguments: str) -> Iterator[int]:
-    """A module of ours as a process that runs meanwhile, silently; yields its process id. It is killed at the end."""
+    """Run a module of ours meanwhile, silently; yields its process id. It is killed at the end."""
     command = [sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write_result(found: Mapping[str, Any], file: Path | None) -> str:
-    """The result as one line of JSON, which is to be the last that is printed; written to ``file`` too."""
+    """The result as one line of JSON, to be printed last; written to ``file`` too."""
     line = json.dumps(found)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -19,11 +19,11 @@ ORACLES = ("belady", "belady-ahead")
 
 @dataclass
 class Row:
-    """One arm. ``stage``: rows of the same stage and model took turns, round by round.
+    """One arm over all rounds. Rows of the same ``stage`` and ``model`` took turns.
 
-    ``share``: of the experts in memory, as it was asked for (empty where the system has no such setting). ``facts``:
-    what its child said of itself. ``turns``: by round. ``trace``: of the round that warmed up. ``limit_bytes``: of
-    its memory cgroup, ``cgroup_peak_bytes`` of the most that was charged to it. ``error``: why it has no more turns.
+    ``share``: of the experts in memory, as it was asked for; empty for a system without such a setting. ``facts``: what
+    its child said of itself. ``turns``: by round. ``trace``: of the round that warmed up. ``limit_bytes`` and
+    ``cgroup_peak_bytes``: of its memory cgroup. ``error``: why it has no more turns.
     """
 
     stage: str
@@ -92,7 +92,7 @@ def speed_ratio(first: Row | None, second: Row | None) -> Spread | None:
 
 
 def agreement(row: Row, reference: Row | None) -> float | None:
-    """Share of the prompts whose tokens equal the reference's; None where they did not run the same ones."""
+    """Share of the prompts whose tokens equal the reference's; None if they ran different ones."""
     if reference is None or not row.turns or not reference.turns:
         return None
     mine, theirs = next(iter(row.turns.values())).ids, next(iter(reference.turns.values())).ids

@@ -82,9 +82,9 @@ class SharedModel:
 
 
 def run_at_once(batch: BatchEngine, count: int, at_once: int, begin: Callable[[int], None]) -> float:
-    """Seconds in which ``count`` prompts are answered, ``at_once`` at a time, the next joining where one has ended.
+    """Answer ``count`` prompts, ``at_once`` at a time; the next joins when one has ended. Returns the seconds.
 
-    ``begin`` submits the prompt of a number from 0 on.
+    ``begin`` submits the prompt of a number, from 0 on.
     """
     waiting = deque(range(count))
     began = time.perf_counter()

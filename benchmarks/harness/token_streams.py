@@ -1,4 +1,4 @@
-"""The token streams that every arm of a benchmark is given alike: prompts, and how many tokens follow each."""
+"""The token streams that every arm of a benchmark is given: prompts, and how many tokens follow each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECIAL_IDS = 4
 
 @dataclass(frozen=True)
 class Stream:
-    """``prompts``: token ids. ``lengths``: tokens to be generated behind each, greedily, whatever they are."""
+    """``prompts``: token ids. ``lengths``: how many tokens are generated after each, greedily, whatever they are."""
 
     prompts: tuple[tuple[int, ...], ...]
     lengths: tuple[int, ...]
@@ -37,8 +37,9 @@ class Stream:
 
 
 def task_stream(model: Path, count: int) -> Stream:
-    """Held-out prompts of the bundled model's five tasks in turn; each is answered at the length of its right answer,
-    so the routing is that of the work the model was trained for.
+    """Held-out prompts of the bundled model's five tasks in turn, each answered at the length of its right answer.
+
+    So the routing is that of the work the model was trained for.
     """
     text = TextProcessor.from_folder(model)
     prompts, lengths = [], []

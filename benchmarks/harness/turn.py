@@ -13,10 +13,10 @@ from typing import Any
 class Turn:
     """What an arm did with a stream once.
 
-    ``tokens``: generated, ``ids`` of each prompt. ``peak_bytes``: resident set at most during the turn.
-    ``bytes_moved``: into the device tier's memory by all links, on demand or ahead. ``look_ups`` and ``hits`` as the
-    engine counts them. ``link``: bytes/s of its disk right before and after. ``trace``: see ``Trace``. ``inside``:
-    seconds by part, where the turn was instrumented.
+    ``tokens``: generated. ``ids``: by prompt. ``peak_bytes``: largest resident set during the turn. ``bytes_moved``:
+    into the device tier's memory by all links, on demand or ahead. ``look_ups`` and ``hits``: as the engine counts
+    them. ``link``: mean bytes/s of its disk right before and after. ``inside``: seconds by part, if the turn was
+    instrumented.
     """
 
     seconds: float
@@ -45,11 +45,11 @@ class Turn:
 
 @dataclass
 class Trace:
-    """Derived from the routing of a turn.
+    """What follows from the routing of a turn.
 
-    ``belady_misses``: of its stream run over and over, in the slots that the arm has, a run that is neither the first
-    nor the last. ``bytes_touched``: of the weights that its forwards have to read: the dense ones and each layer's
-    distinct experts, once a step.
+    ``belady_misses``: of a run that is neither the first nor the last, if the stream runs over and over in the arm's
+    slots. ``bytes_touched``: of the weights that its forwards have to read: once a step the dense ones and each layer's
+    distinct experts.
     """
 
     accesses: int

@@ -2,8 +2,8 @@
 
     python -m benchmarks.budgets [--rounds 3] [--policy lru --policy lfu]
 
-All engines are open at once and take turns within every round, so that whatever else the machine does falls on all of
-them alike. The pack is read past the page cache. Prints a table and, as its last line, one JSON object.
+All engines are open at once and take turns within every round. The pack is read past the page cache. Prints a table
+and, as its last line, one JSON object.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What a step costs while rows keep to the experts that are in memory, against one with all of them there.
+"""What a step costs while rows use only resident experts, against a step with all experts resident.
 
     python -m benchmarks.confined_step [--share 0.6] [--rows 1 --rows 8] [--every 24] [--swapped 0.15]
 
-One model, three engines on it that take turns, block by block: ``resident`` has all experts; ``steady`` a share of
-them, the same all the time; ``moving`` such a share, of which some are changed for others every so many steps while it
-runs. Both go with fidelity ``paper``. The ratios are of blocks that ran one after the other. The processor time is that
-of the thread that computes: with one thread it is the step, without what other processes took. Prints a table, and one
-JSON object on its last line.
+Three engines on one model take turns, block by block. ``resident`` has all experts. ``steady`` has a fixed share of
+them. ``moving`` has such a share, and exchanges some of it every so many steps. Both go with fidelity ``paper``. The
+ratios are of successive blocks. The processor time is that of the computing thread: with one thread it is the step
+without the time of other processes. Prints a table, and one JSON object on its last line.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ PROMPT_TOKENS = 16
 
 
 class Swapping(ExpertPolicy):
-    """A target of ``slots`` experts; every ``every`` steps ``swapped`` of them are others, of the same layers."""
+    """A target of ``slots`` experts; every ``every`` steps a share ``swapped`` is exchanged for others of the same
+    layers."""
 
     def __init__(self, catalogue: Catalogue, *, slots: int, every: int, swapped: float) -> None:
         super().__init__(catalogue)
@@ -185,7 +185,7 @@ def main(
     threads: int | None,
     out: Path | None,
 ) -> None:
-    """What a step costs while rows keep to the experts that are in memory, against one with all of them there."""
+    """What a step costs while rows use only resident experts, against a step with all experts resident."""
     if threads:
         torch.set_num_threads(threads)
     folder = widened(expert_mib) if expert_mib else bundled_model_path()

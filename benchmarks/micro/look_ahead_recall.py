@@ -1,9 +1,9 @@
-"""How many of a layer's picks its router foresees when it is run on the rows of an earlier layer.
-
-On the bundled model and prompts of its five tasks, decoded rows only: with the norms of the two layers exchanged, with
-the rows as they are, and how sure a weight is (for rows whose norms are exchanged).
+"""How many of a layer's picks its router foresees on the rows of an earlier layer.
 
     python -m benchmarks.look_ahead_recall --prompts 60
+
+On the bundled model and prompts of its five tasks, decoded rows only: with the norms of the two layers exchanged, and
+with the rows as they are. With exchanged norms it also shows how often a pick of a given weight is right.
 """
 
 from __future__ import annotations

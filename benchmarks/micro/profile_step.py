@@ -2,8 +2,8 @@
 
     python -m benchmarks.profile_step [--model widened] [--policy lru] [--concurrency 1] [--out FOLDER]
 
-Each case is a process of its own; they take turns, round by round. Every method of a part is timed, so the whole is a
-little slower than without. Prints a table, writes a picture, and prints one JSON object on its last line.
+Each case is a process; they take turns, round by round. Timing every method makes a step a little slower. Prints a
+table, writes a picture, and prints one JSON object on its last line.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SHARES = (RESIDENT, THIRD)
 
 @dataclass(frozen=True)
 class Profile:
-    """One case, mean of its rounds. ``parts``: milliseconds a step. ``step_ms``: of the same turns, not instrumented.
+    """One case, mean of its rounds. ``parts``: milliseconds a step. ``step_ms``: of the turns that were not
+    instrumented.
 
-    ``expert_read``: bytes/s at which the experts' products went through the weights that they need; ``memory_read``
-    what the memory gives when it is only read. ``moved``: bytes/s over the link, all of the turn; ``link`` what it
-    gives when it is only read.
+    ``expert_read``: bytes/s at which the experts' products read their weights; ``memory_read``: what the memory gives
+    to a plain read. ``moved``: bytes/s over the link during the whole turn; ``link``: what it gives to a plain read.
     """
 
     model: str
@@ -75,7 +75,7 @@ def profile_of(
     facts: dict[str, Any],
     memory_read: float,
 ) -> Profile:
-    """``turns``: of each round the plain one and the instrumented one. ``trace``: of the same stream."""
+    """``turns``: of each round the plain and the instrumented one. ``trace``: of the same stream."""
     instrumented = [watched for _, watched in turns]
     steps = sum(turn.steps for turn in instrumented)
     seconds = {part: sum(turn.inside[part] for turn in instrumented) for part in instrumented[0].inside}

@@ -1,9 +1,9 @@
-"""What a step pays before the batch policy decides: describing all that waits and runs, beside what deciding costs.
+"""What a step pays before the batch policy decides: describing all requests, beside what deciding costs.
 
     python -m benchmarks.queue_description [--rounds N]
 
-Nothing is computed: the engine's model only says where its keys and values would be. Prints microseconds a step, the
-median of the rounds, and one JSON object on its last line.
+Nothing is computed: the model only says where its keys and values would be. Prints microseconds a step, the median of
+the rounds, and one JSON object on its last line.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _ignore(event: Event) -> None:
 
 
 def measure(running: int, waiting: int, rounds: int) -> tuple[float, float]:
-    """Microseconds that describing takes, and deciding, with so many that decode and so many that wait."""
+    """Microseconds of describing and of deciding, with so many requests that decode and so many that wait."""
     policy = _Timed()
     config = BatchConfig(kv_budget_bytes=1 << 50, max_running=running)
     engine = BatchEngine(cast(RaggedModel, _Model()), config, policy)

@@ -1,13 +1,12 @@
-"""Predicted against real: the stall and the time that `greenroom replay` foretells of a run that then is measured.
+"""Predicted against real: the stall and the time that `greenroom replay` predicts of a run that is then measured.
 
     python -m benchmarks.replay_accuracy [--rounds 5] [--policy lru --policy next-use --policy look-ahead]
 
-Engines of all policies at a third of the experts and one with all of them take turns within every round, on the
-widened bundled model, one request at a time. Of each round the link is measured, what a layer and an expert compute
-is taken from the resident engine, and the routing is recorded from the very run that is predicted. A second
-prediction takes link and computing from within the run itself: what is left then is the simulation's own error, the
-rest is that of a machine which is not the same from one minute to the next, or when it reads and computes at once.
-Prints a table and, as its last line, one JSON object.
+Engines of all policies at a third of the experts and one with all of them take turns within every round, on the widened
+bundled model, one request at a time. Each round measures the link, takes the computing time of layers and experts from
+the resident engine, and records the routing of the run that is predicted. A second prediction takes link and computing
+from within the run. Its error is the simulation's own. The rest is the machine's, which changes from minute to minute
+and when it reads and computes at once. Prints a table and, as its last line, one JSON object.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class Watch:
         return addresses
 
     def _timed_ran(self, layer: int, experts: int) -> None:
-        """All of a layer's experts in one call, which began when they were handed over: each had its share."""
+        """All of a layer's experts in one call, which began when they were handed over: each counts its share."""
         began, self._all_began = self._all_began, None
         ended = time.perf_counter()
         self._ran(layer, experts)
@@ -137,18 +136,15 @@ class Watch:
         return LinkProfile(sum(nbytes for _, _, nbytes in self.reads) / busy)
 
     def profile(self, layers: int) -> ComputeProfile:
-        """What a step computes, from the steps since the last ``clear``: of one row exactly, of more as a line through
-        that point.
-        """
+        """What a step computes, from the steps since the last ``clear``: of one row exactly, of more by a line through
+        that point."""
         expert_s, row_s = _line(self.experts)
         layer_s, layer_row_s = _line([(rows, (seconds - inside) / layers) for rows, seconds, inside in self.steps])
         return ComputeProfile(layer_s=layer_s, layer_row_s=layer_row_s, expert_s=expert_s, row_s=row_s)
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Intercept and slope over rows: through the mean of the points of one row, with the slope that the others have
-    in sum.
-    """
+    """Intercept and slope over rows: through the mean of the points of one row, with the slope of the others in sum."""
     rows = np.array([count for count, _ in points], dtype=np.float64)
     seconds = np.array([taken for _, taken in points])
     one = float(seconds[rows == 1].mean()) if (rows == 1).any() else float(seconds.min())
@@ -200,9 +196,7 @@ class Machine(NamedTuple):
 
 @dataclass
 class Round:
-    """One turn of one arm: what was measured, and what its predictions are made from, before and around it and from
-    within.
-    """
+    """One turn of one arm: what was measured, and the basis of its predictions, from around the run and from within."""
 
     trace: RoutingTrace
     seconds: float

@@ -1,4 +1,4 @@
-"""Prompts of a few dozen tokens, their attention row by row or as products of matrices, in turns: ms a step of theirs.
+"""A step of a short prompt: attention row by row, or as products of matrices, in turns.
 
 python -m benchmarks.short_prompts            # the bundled model
 python -m benchmarks.short_prompts --model widened

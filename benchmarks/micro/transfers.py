@@ -2,12 +2,11 @@
 
     python -m benchmarks.transfers [--pack FILE] [--rounds 15] [--queued 8] [--every-setting]
 
-Every round takes records at random and reads them four ways, in changing order: one after the other with ``preadv``
-and nothing around it; through the link with all of them queued; the same with a row multiplied by each record that has
-landed, on all cores, as a token does; and with each asked for when the one before has been collected, as by a
-layer that misses one expert at a time. What is left of the plain reads' speed is the cost of the hand-over between
-queue, mover and owner. ``--every-setting`` shows all that calibration chooses from. Prints a table and, as its last
-line, one JSON object.
+Every round takes records at random and reads them in four ways, in changing order. Plain: one after the other with
+``preadv``. Queued: through the link, all at once. Computing: the same, with a row multiplied by each record that has
+landed, on all cores, as a token does. One by one: each is asked for when the one before was collected, as by a layer
+that misses one expert at a time. The difference to plain reads is the cost of the hand-over between queue, mover and
+owner. ``--every-setting`` shows all candidates of calibration. Prints a table and, as its last line, one JSON object.
 """
 
 from __future__ import annotations

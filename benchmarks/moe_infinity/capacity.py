@@ -2,8 +2,8 @@
 
     python -m benchmarks.moe_infinity --stage capacity
 
-Recall is that of prefetching alone, at PCIe 4.0 (see ``prefetch``); latency is that of a token with the cache on, of
-the size that the paper gives, one sequence after the other. ± is half a 95 % interval over seeds.
+Recall is that of prefetching alone, at PCIe 4.0 (see ``prefetch``). Latency is that of a token with a cache of the
+paper's size, one sequence after the other. ± is half a 95 % interval over seeds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ WITHIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Members are chosen among ``learnt`` sequences, ``served`` ones after them are replayed. Beside the ``capacities``
-    there is no collection at all: then the policy only caches.
+    """Members are chosen among ``learnt`` sequences; the ``served`` ones after them are replayed.
+
+    Beside the ``capacities`` runs a policy without a collection, which only caches.
     """
 
     seeds: int = 4
@@ -55,7 +56,7 @@ class Point:
 
 
 def run(scale: Scale) -> dict[str, Any]:
-    """A row for each model and capacity; ``enough``: from which on recall stays as it is, by model."""
+    """A row for each model and capacity. ``enough``: by model the capacity from which on recall stays."""
     seeds = range(scale.seeds)
     worlds = [
         World(MODELS[name], seed, scale.learnt, scale.served, capacity)
@@ -91,7 +92,7 @@ def measure_point(world: World, go_on: Callable[[], object] = lambda: None) -> P
 
 
 def enough(rows: list[dict[str, Any]]) -> int:
-    """The least capacity from which on every recall is within ``WITHIN`` of the largest one's or above."""
+    """The least capacity from which on every recall is at most ``WITHIN`` below that of the largest."""
     rows = sorted(rows, key=lambda row: -row["capacity"])
     least = rows[0]
     for row in rows:

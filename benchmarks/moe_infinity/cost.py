@@ -51,7 +51,7 @@ MAIN: Final = Shape()
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Every row is timed ``repeats`` times over about ``layers`` layers in whole steps, the rows taking turns."""
+    """Every row is timed ``repeats`` times over about ``layers`` layers in whole steps; the rows take turns."""
 
     repeats: int = 25
     layers: int = 192
@@ -66,7 +66,7 @@ QUICK = Scale(repeats=5, layers=48, shapes=(MAIN, Shape(layers=6), Shape(experts
 
 
 class Timed:
-    """One shape with so many sequences at once: what is timed, on routing that is drawn anew each time."""
+    """One shape with so many sequences at once, timed on routing that is drawn anew each time."""
 
     def __init__(self, shape: Shape, at_once: int) -> None:
         self.shape, self.at_once = shape, at_once
@@ -126,7 +126,7 @@ class Timed:
 
 
 def run(scale: Scale) -> dict[str, Any]:
-    """By shape and sequences at once: medians in microseconds a layer, and how far the middle half of them reaches."""
+    """By shape and sequences at once: medians in microseconds a layer, and half the width of the middle half."""
     arms = [Timed(shape, at_once) for shape in scale.shapes for at_once in scale.at_once]
     names = ("search_us", "decision_us", "caching_us")
     found: list[dict[str, list[float]]] = [{name: [] for name in names} for _ in arms]
@@ -200,7 +200,7 @@ def _members(catalogue: Catalogue, members: int, random: np.random.Generator) ->
 def _each_us(calls: Sequence[Callable[[], object]]) -> float:
     gc.disable()
     try:
-        began = time.thread_time()  # of the processor: whoever else computes is not counted
+        began = time.thread_time()  # of this thread's processor time: other work does not count
         for call in calls:
             call()
         return (time.thread_time() - began) * 1e6 / len(calls)

@@ -1,13 +1,13 @@
-"""A shift of the tasks, and the collection made anew of what was foreseen badly (MoE-Infinity, §4.3 and §8.5).
+"""A shift of the tasks, and the collection rebuilt from badly predicted sequences (MoE-Infinity, §4.3 and §8.5).
 
     python -m benchmarks.moe_infinity --stage drift
 
-The collection is made of sequences of half of the tasks. More of these are served, then those of the other half. Which
-are recorded and when the collection is rebuilt is decided by the predictor service's own rule (``Drift``, as it is by
-default), and the rebuilding is its own process, made of what the service would have then: the sequences that the
-collection was made of, all that came after, those recorded last. A sequence's recall is what the policy reports of it.
-Meanwhile it goes on with the old collection: ``meanwhile`` is how many sequences that is, by the timed replay at PCIe
-4.0 with one or eight at once. ± is half a 95 % interval over seeds.
+The collection is made from sequences of half of the tasks. More of these are served, then sequences of the other half.
+The predictor service's own rule (``Drift``, with its defaults) decides which are recorded and when to rebuild. The
+rebuild is the service's own process, on what the service would have then: the sequences that the collection was made
+from and all later ones, the recorded ones last. A sequence's recall is what the policy reports. ``meanwhile``:
+sequences that are served with the old collection during the rebuild, by the timed replay at PCIe 4.0 with one or eight
+at once. ± is half a 95 % interval over seeds.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ _SMOOTHED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """``learnt``: of the first half of the tasks, for the collection; ``before`` the shift; ``until``: at most so many
-    after it until the collection is due; ``after`` it is rebuilt. ``timed``: for how many are served a second.
+    """``learnt``: sequences of the first half of the tasks, for the collection; ``before``: served before the shift.
+
+    ``until``: at most so many after it, until the collection is due; ``after``: served after the rebuild. ``timed``:
+    replayed to find how many are served a second.
     """
 
     seeds: int = 3
@@ -70,8 +72,10 @@ QUICK = Scale(seeds=1, learnt=120, until=200, after=30, timed=3, models=("switch
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """What one seed showed: recalls sequence by sequence, and of a collection that is made of ``learnt`` sequences of
-    the second half alone (``fresh``). ``trigger``: sequences after the shift until it was due; None where it never was.
+    """What one seed showed: recalls, sequence by sequence.
+
+    ``fresh``: of a collection made from ``learnt`` sequences of the second half alone. ``trigger``: sequences from the
+    shift until the collection was due; None if it never was.
     """
 
     before: list[float]
@@ -84,7 +88,7 @@ class Shifted:
 
 
 def run(scale: Scale) -> dict[str, Any]:
-    """A row for each model. Nothing else runs beside a rebuild, which is timed."""
+    """A row for each model. A rebuild is timed, so nothing else runs beside it."""
     rows = []
     with progress(scale.seeds * len(scale.models), "drift") as bar:
         for name in scale.models:
@@ -137,8 +141,9 @@ def shift(model: Model, scale: Scale, seed: int) -> Shifted:
 
 
 def recalls(policy: MoeInfinity, trace: RoutingTrace) -> Iterator[tuple[int, float]]:
-    """Of each sequence, one after the other, what the policy reports of it. The routers alone speak: recall is of the
-    prediction, whatever a link brings.
+    """What the policy reports of each sequence, one after the other.
+
+    Only routers are replayed: recall is of the prediction, whatever a link brings.
     """
     width = policy.catalogue.experts_per_layer[:, None]
     for number, traced in enumerate(trace.steps(concurrent=1)):

@@ -1,4 +1,4 @@
-"""The machines and models that prefetching is measured on: how large an expert is, how long a layer takes."""
+"""The models and machines that prefetching is simulated on: the size of an expert, the time of a layer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PCIE4_BYTES_PER_S: Final = 32e9
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``expert_bytes``: of one, in float32, which is how the checkpoints are stored. ``slots``: that the device holds.
+    """``expert_bytes``: of one in float32, as the checkpoints have it. ``slots``: experts that the device holds.
 
-    ``layer_s``: from one MoE layer's router to the next one's when nothing is waited for, the dense layers between them
-    included; independent of the link, as the paper's simulated bandwidths are (§8.3). Routing is drawn by ``mix``, or
-    was recorded as ``trace``.
+    ``layer_s``: from one MoE layer's router to the next one's if nothing is waited for, dense layers included;
+    independent of the link, as with the paper's simulated bandwidths (§8.3). Routing is drawn by ``mix``, or was
+    recorded as ``trace``.
     """
 
     shape: Shape
@@ -66,8 +66,9 @@ def switch_base(experts: int) -> Model:
 
 
 def recorded(path: Path) -> Model:
-    """Of a recorded trace: experts of the size that it gives, else 12 MiB, gpt-oss-20b's; a third of them held; a layer
-    as long as `docs/architecture/policies.md` takes it to be.
+    """Of a recorded trace: experts of its size, else 12 MiB (gpt-oss-20b's), and a third of them held.
+
+    A layer takes as long as `docs/architecture/policies.md` has it.
     """
     trace = RoutingTrace.load(path)
     experts = int(trace.experts_per_layer.max())

@@ -1,9 +1,9 @@
-"""Routing traces, drawn at random, of encoder-decoders that cannot be run here: those of MoE-Infinity's caches (§8.4).
+"""Random routing traces of encoder-decoders that cannot be run here: those of MoE-Infinity's caches (§8.4).
 
-A *task* has in every layer a distribution over the layer's experts, drawn from a Dirichlet distribution around one
-that all tasks have in common; a *sequence* of the task has one drawn around its task's (a hierarchical Dirichlet
-process: Teh et al., 2006); its tokens pick from that, or what the token before them picked. So few experts serve a
-sequence, and alike sequences are served by alike experts.
+A *task* has a distribution over the experts of every layer, drawn from a Dirichlet distribution around one that all
+tasks share. A *sequence* has one drawn around its task's (a hierarchical Dirichlet process: Teh et al., 2006). Its
+tokens pick from that, or repeat the picks of the token before. So few experts serve a sequence, and similar experts
+serve similar sequences.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ NLLB = Shape("nllb-moe-128", layers=12, experts=128, top_k=2, decoder_start=6)
 class Mix:
     """What is asked of the model.
 
-    ``tasks``: how many patterns of activation there are. About so many experts of a layer share the tokens of
-    everything (``spread``; None: all of them, evenly), of a task (``breadth``) and of a sequence (``focus``): the sums
-    of the Dirichlet distributions' parameters. ``locality``: how probably a token picks in a layer what the one before
-    it picked. ``prompt_tokens``, ``output_tokens``: means of log-normal lengths. ``at_once``: sequences side by side.
+    ``tasks``: how many patterns of activation there are. ``spread``, ``breadth``, ``focus``: how many experts of a
+    layer share the tokens of everything (None: all, evenly), of a task, and of a sequence, as sums of the Dirichlet
+    distributions' parameters. ``locality``: the chance that a token repeats a pick of the token before.
+    ``prompt_tokens``, ``output_tokens``: means of log-normal lengths. ``at_once``: sequences side by side.
     """
 
     tasks: int
@@ -75,8 +75,10 @@ class Drawn:
 
 
 def trace_of(shape: Shape, mix: Mix, sequences: int, *, seed: int, tasks: Sequence[int] | None = None) -> RoutingTrace:
-    """So many sequences, each of a task at random (``tasks``: of these alone). One seed has one set of tasks, whatever
-    their number and which of them are asked for. A prompt's rows are encoded, those of the answer decoded.
+    """So many sequences, each of a random task (``tasks``: of these alone). A prompt's rows are encoded, an answer's
+    decoded.
+
+    A seed has one set of tasks, however many sequences and whichever tasks are asked for.
     """
     return drawn(shape, mix, sequences, seed=seed, tasks=tasks).trace
 
@@ -135,7 +137,7 @@ def _lengths(random: np.random.Generator, mean: float, count: int) -> NDArray[np
 
 
 def _picks(random: np.random.Generator, shares: Floats, tokens: int, top_k: int, locality: float) -> NDArray[np.int64]:
-    """``[tokens, layers, k]`` from ``shares[layers, experts]``: distinct ones, the next of what the others left."""
+    """``[tokens, layers, k]`` from ``shares[layers, experts]``: k distinct experts, drawn one after the other."""
     layers, experts = shares.shape
     widths = (1 - LEAST) * shares + LEAST / experts
     ends = np.cumsum(widths, axis=1)

@@ -1,9 +1,9 @@
 """greenroom beside llama.cpp, on the same checkpoints and the same token streams.
 
-Resident; and with a third of the experts in memory, each arm in a memory cgroup that has the same bytes for experts
-beside what the arm needs itself. Every arm is a process of its own; they take turns in every round. llama.cpp's
-settings are those that were fastest in trials on this machine just before. Prints a table, writes a plot and, as the
-last line, prints one JSON object.
+Resident, and with a third of the experts in memory. There each arm has a memory cgroup with the same bytes for experts,
+beside what the arm needs itself. Every arm is a process of its own; they take turns in every round. llama.cpp has the
+settings that were fastest in trials on this machine just before. Prints a table, writes a plot and, as the last line,
+prints one JSON object.
 """
 
 from __future__ import annotations

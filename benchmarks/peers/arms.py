@@ -1,4 +1,4 @@
-"""The two engines as child processes: one process a run, in a memory cgroup where it is to have a limit."""
+"""The two engines as child processes: one process a run, in a memory cgroup if it has a limit."""
 
 from __future__ import annotations
 

@@ -29,8 +29,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Decoded:
-    """How a batch went. ``arrivals``: for each sequence when each of its tokens had been picked, in seconds since the
-    batch began. ``greedy``: what the model would have picked. ``read_bytes``: read from disk after the prompts.
+    """How a batch went. ``arrivals``: for each sequence the seconds from the batch's begin to each picked token.
+
+    ``greedy``: what the model would have picked. ``read_bytes``: read from disk after the prompts.
     """
 
     arrivals: tuple[tuple[float, ...], ...]
@@ -48,9 +49,9 @@ class Decoded:
 
 
 def decode_rate(arrivals: Sequence[Sequence[float]], skip: int) -> float:
-    """Tokens a second in the time in which every sequence had more than ``skip`` tokens and none had its last.
+    """Tokens a second while every sequence has more than ``skip`` tokens and none has its last.
 
-    Sequences may have begun in different steps. Raises ValueError where there is no such time.
+    Sequences may begin in different steps. Raises ValueError if there is no such time.
     """
     begin = max(times[skip] for times in arrivals)
     end = min(times[-1] for times in arrivals)

@@ -1,4 +1,4 @@
-"""Token streams that a benchmark forces on every arm, so that all compute the same and route alike."""
+"""Token streams that are forced on every arm, so that all compute the same and route alike."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ SEED = 11
 
 
 def conversations(checkpoint: Path, sequences: int, *, prompt_tokens: int, tokens: int) -> Batch:
-    """Conversations over the bundled model's tasks, questions and their right answers in turn: text on which the model
-    routes as it was trained to, for as long as is needed. The first ``prompt_tokens`` are the prompt.
+    """Conversations over the bundled model's tasks: questions and their right answers in turn, as long as needed.
+
+    On such text the model routes as it was trained to. The first ``prompt_tokens`` are the prompt.
     """
     from tokenizers import Tokenizer
 
@@ -78,7 +79,7 @@ class ForcedSequence(moe_sequence.Sequence):
 
 
 def force(engine: BatchEngine, forced: Mapping[str, Sequence[int]]) -> dict[str, ForcedSequence]:
-    """From now on requests of these ids are given these tokens; returns their sequences, filled as they come."""
+    """From now on requests with these ids get these tokens; returns their sequences, filled as they come."""
     ordinary = engine.new_sequence
     found: dict[str, ForcedSequence] = {}
 

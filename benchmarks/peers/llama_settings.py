@@ -1,4 +1,4 @@
-"""llama.cpp's settings, and which of them it is measured with: those that were fastest in trials on this machine."""
+"""llama.cpp's settings, and the choice among them: those that were fastest in trials on this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def first_trials(threads: int) -> list[LlamaSettings]:
 
 
 def second_trials(best: LlamaSettings, sequences: int) -> list[LlamaSettings]:
-    """The best so far, and what may better it; one change each. Flash attention on is what auto decides on a CPU."""
+    """The best so far, and single changes that may better it. On a CPU llama.cpp's auto means flash attention on."""
     changes: list[dict[str, Any]] = [{}, {"flash_attention": 0}]
     if sequences > 1:
         changes.append({"unified_kv": True})
@@ -61,7 +61,7 @@ def second_trials(best: LlamaSettings, sequences: int) -> list[LlamaSettings]:
 
 
 def memory_trials(best: LlamaSettings, own_kib: int | None, settable: bool) -> list[LlamaSettings]:
-    """For memory that does not hold the model: mapped, at several read-aheads where they can be set."""
+    """For memory smaller than the model: mapped, at several read-aheads if they can be set."""
     mapped = replace(best, load_mode="mmap")
     if own_kib is None or not settable:
         return [mapped]
@@ -69,11 +69,11 @@ def memory_trials(best: LlamaSettings, own_kib: int | None, settable: bool) -> l
 
 
 def waiting_trials(best: LlamaSettings, cores: int) -> list[LlamaSettings]:
-    """For memory that does not hold the model: more threads than cores, as each waits for its own page faults."""
+    """For memory smaller than the model: more threads than cores, because each waits for its own page faults."""
     return [replace(best, threads=threads) for threads in sorted({cores, 2 * cores, 4 * cores} - {best.threads})]
 
 
 def best_of(trials: Mapping[T, Sequence[float]]) -> T | None:
-    """The one with the highest median, of equal ones the first; those without a figure failed. None: all did."""
+    """The trial with the highest median, the first of equal ones. One without a figure failed. None if all did."""
     medians = {trial: statistics.median(rates) for trial, rates in trials.items() if rates}
     return max(medians, key=lambda trial: medians[trial]) if medians else None

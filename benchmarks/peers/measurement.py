@@ -36,8 +36,9 @@ AMPLE_BYTES = 64 * 2**30
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. ``tokens``: forced behind each prompt, by situation and number of sequences; the first
-    ``skip`` of them are not timed.
+    """How much is measured. ``tokens``: forced after each prompt, by situation and number of sequences.
+
+    The first ``skip`` of them are not timed.
     """
 
     rounds: int = 3
@@ -77,14 +78,14 @@ class Subject:
         return self.gguf("bf16").stat().st_size - int(self.plan["expert_bytes"]) * int(self.plan["experts"])
 
     def peer_limit(self, sequences: int) -> int | None:
-        """A cgroup in which llama.cpp has the same bytes for experts as greenroom, and all else that it needs."""
+        """A cgroup size that gives llama.cpp the same bytes for experts as greenroom, beside all else that it needs."""
         if sequences not in self.peer_own_bytes or not self.plan:
             return None
         return self.peer_own_bytes[sequences] + self.dense_bytes + int(self.plan["expert_budget"])
 
 
 class Measurement:
-    """Runs arms, one process at a time, and keeps what came of it. A failure is kept in its row and ends nothing."""
+    """Runs arms, one process at a time, and keeps the results. A failure is kept in its row and ends nothing."""
 
     def __init__(
         self, ours: Arm, peer: Arm, effort: Effort, *, policy: str, expert_memory: str, threads: int, cgroups: bool,
@@ -136,7 +137,7 @@ class Measurement:
                 subject.short_of_memory[sequences] = best_of(tried) or best
 
     def _learn_peer_own_bytes(self, subject: Subject, sequences: int) -> None:
-        """The peak of a run in a cgroup that limits nothing, less the file: all of it is read, and counted there."""
+        """The peak of a run in a cgroup that limits nothing, less the file, which is read whole and counts there."""
         settings = replace(subject.resident[sequences], load_mode="mmap")
         batch = subject.stream.first(sequences, self.effort.trial_tokens[THIRD, sequences])
         with self._reported(subject, f"{LLAMA}, what it takes beside the model", self.failures):
@@ -176,7 +177,7 @@ class Measurement:
     # -- the rounds -------------------------------------------------------------------------------------------------
 
     def round(self, subjects: Sequence[Subject], number: int) -> None:
-        """Every arm once on every model; who begins changes from round to round."""
+        """Every arm once on every model. The arm that begins changes from round to round."""
         for subject in subjects:
             turns: list[Callable[[], None]] = []
             for sequences in (1, 8):

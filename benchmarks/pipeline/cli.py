@@ -1,13 +1,13 @@
 """``python -m benchmarks.pipeline``: what Kafka, gRPC and the services cost.
 
 Two arms take turns on the same model and the same requests: the engine called in its own process, and the pipeline over
-a real broker through its HTTP API. In both the process that the engine is in, a worker's in the pipeline, has core 0 to
-itself and everything else, the client included, shares core 1. Then both at saturation, then the gateway's ceiling with
-a worker that has no model, then three times the saturating rate. Ends with one JSON object.
+a real broker through its HTTP API. In both the engine's process (in the pipeline a worker's) has core 0 to itself. All
+else, the client included, shares core 1. Parts: saturation, added latency at half of that, three times the saturating
+rate, and the gateway's ceiling with a worker that has no model. Ends with one JSON object.
 
-``--pin thread`` leaves core 0 to the engine's thread alone. Then the worker's event loop shares core 1 with the other
-processes, and whenever one of them takes its place while it holds the interpreter's lock, the engine waits on an idle
-core: that measures two cores, not the pipeline.
+``--pin thread`` leaves core 0 to the engine's thread alone. The worker's event loop then shares core 1 with the other
+processes. If one of them takes the core while the loop holds the interpreter's lock, the engine waits on an idle core:
+that measures two cores, not the pipeline.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from benchmarks.pipeline.schedule import Measured, Planned
 async def run(
     url: str, model: str, plan: Sequence[Planned], *, at_once: int = 0, timeout_s: float = 300
 ) -> list[Measured]:
-    """``at_once`` 0: as planned, however many that makes. Requests have connections of their own, kept alive."""
+    """``at_once`` 0: as planned, however many that makes. Each request has a connection, kept alive."""
     places = asyncio.Semaphore(at_once or len(plan) or 1)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:

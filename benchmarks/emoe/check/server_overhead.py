@@ -12,8 +12,8 @@ from benchmarks.emoe.scheduling.step_costs import ServingOverhead
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """``ms`` that were not the engine's, of a request alone or of many together: ``steps`` steps, ``rows`` sequences in
-    them."""
+    """``ms`` that were not the engine's, of one request or of many together, in ``steps`` steps with ``rows``
+    sequences."""
 
     ms: float
     steps: int
@@ -21,9 +21,11 @@ class Beyond:
 
 
 def overhead_of(alone: Sequence[Beyond], crowds: Sequence[Beyond]) -> ServingOverhead:
-    """Of requests alone by a line: what each of them takes, and what each step of one sequence takes. What part
-    of that comes again with every further sequence then follows from ``crowds``, in which all ways but one are hidden
-    behind the others' steps. Nothing is below 0."""
+    """What a server takes beside its engine; nothing is below 0.
+
+    A line through requests ``alone`` gives the time of a request, and of a step with one sequence. ``crowds`` then show
+    how much of the latter each further sequence adds: the other steps hide the time of all requests but one.
+    """
     request_ms, each = _line([one.steps for one in alone], [one.ms for one in alone])
     more_rows = sum(one.rows - one.steps for one in crowds)
     left = sum(one.ms - request_ms - each * one.steps for one in crowds)
@@ -32,7 +34,7 @@ def overhead_of(alone: Sequence[Beyond], crowds: Sequence[Beyond]) -> ServingOve
 
 
 def _line(steps: Sequence[int], ms: Sequence[float]) -> tuple[float, float]:
-    """Milliseconds at no step, and for each: Theil and Sen's line, which a few slow requests do not move."""
+    """Milliseconds at no step, and for each step, by Theil and Sen's line: a few slow requests do not move it."""
     points = list(zip(steps, ms, strict=True))
     slopes = [(b - a) / (n - m) for (m, a), (n, b) in combinations(points, 2) if n != m]
     each = max(0.0, statistics.median(slopes)) if slopes else 0.0

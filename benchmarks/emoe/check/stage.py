@@ -1,10 +1,10 @@
 """The stage ``check``: real servers beside the simulator, on the same requests at the same times.
 
-A ``greenroom serve`` for each scheduler, all experts resident, so that what is checked is the scheduling and the step
-times. The servers take turns, in an order that is drawn for each round; one that has nothing to do takes no time from
-the other. The simulator goes by what the engine's steps took right before and right after, and by what the server takes
-beside them (``overhead.py``), which is taken from requests alone and from a queue that never empties, not from the
-rounds that it is held against. What a request really had of tokens is what it has in the simulation.
+There is a ``greenroom serve`` for each scheduler. All experts are resident, so the check is of scheduling and step
+times. The servers take turns, in an order that is drawn for each round; an idle one takes no time from the other. The
+simulator uses the engine's step times from right before and right after, and what a server takes beside them
+(``server_overhead.py``). That is measured on single requests and on a queue that never empties, not on the rounds it is
+then checked with. Each simulated request has the tokens that the real one had.
 """
 
 from __future__ import annotations
@@ -99,8 +99,11 @@ class Round:
 
 @dataclass(frozen=True)
 class Really:
-    """What servers did. ``steps[0]`` and ``steps[1]`` were measured before and after what came ``alone`` and in
-    ``crowds``, ``steps[n + 1]`` and ``steps[n + 2]`` before and after the rounds of seed n."""
+    """What servers did. ``steps``: step times, measured in between.
+
+    ``steps[0]`` and ``steps[1]`` lie around what came ``alone`` and in ``crowds``; ``steps[n + 1]`` and ``steps[n +
+    2]`` around the rounds of seed n.
+    """
 
     alone: Mapping[str, Sequence[Crowd]]
     crowds: Sequence[Crowd]
@@ -143,7 +146,7 @@ async def _measured(
 
 
 def compared(really: Really, machine: Callable[[Measured], Machine], scale: Scale) -> dict[str, Any]:
-    """Beside the simulation of the same requests. Points are told without the server's own time too (``bare``)."""
+    """The rounds beside the simulation of the same requests. ``bare``: without the server's own time."""
     before = machine(mean_of(really.steps[0], really.steps[1]))
     alone = [_beyond(one, before) for own in really.alone.values() for one in own]
     overhead = overhead_of(alone, [_beyond(one, before) for one in really.crowds])
@@ -181,7 +184,7 @@ def compared(really: Really, machine: Callable[[Measured], Machine], scale: Scal
 
 
 def _over_fcfs(load: float, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """eMoE's goodput over that of first come first served, really and in the simulation, seed by seed."""
+    """eMoE's goodput over that of FCFS, really and in the simulation, seed by seed."""
     own = {(run["arm"], run["seed"]): run for run in runs if run["load"] == load}
     seeds = sorted({seed for _, seed in own})
     return {of: geometric(*([own[arm, seed][of]["goodput"] for seed in seeds] for arm in (EMOE, FCFS))) for of in SIDES}
@@ -234,7 +237,7 @@ def _error(points: Sequence[Mapping[str, Any]], key: str, of: str) -> float | No
 
 
 def both(arm: str, asked: Sequence[Sent], came: Sequence[Came], machine: Machine) -> tuple[list[Served], list[Served]]:
-    """What really became of them, and what becomes of the same requests in the simulation."""
+    """What really happened to the requests, and what happens to the same ones in the simulation."""
     tokens: dict[str, Came] = {}
     for one, got in zip(asked, came, strict=True):
         if got.end_s is not None:

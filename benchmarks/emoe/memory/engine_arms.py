@@ -1,5 +1,5 @@
-"""Arms of the memory figures (eMoE, Figs 14-16): one model, an expert engine for each arm, that take turns on the same
-prompts, block by block."""
+"""Arms of the memory figures (eMoE, Figs 14-16): expert engines on one model that take turns on the same prompts, block
+by block."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ RANDOM_DRAWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An arm before it is opened. ``predictor``: which of those that were trained; "" is none. ``every``: prompts
-    between two forecasts. ``seed``: of what is drawn at random. ``waits``: layers for their own part of a target.
-    ``sensitivity``: Eq. 2's s, as the policy's option. ``aware``: of tasks; else all prompts are of one type."""
+    """An arm before it is opened. ``predictor``: the name of a trained one, or "". ``every``: prompts between two
+    forecasts.
+
+    ``seed``: of what is drawn at random. ``waits``: layers wait for their own part of a target. ``sensitivity``: Eq.
+    2's s, as the policy's option. ``aware``: of tasks; else all prompts are of one type.
+    """
 
     name: str
     policy: str
@@ -79,8 +82,10 @@ class Answered:
 
 @dataclass
 class Arm:
-    """One engine and what it said. ``blocks``: seconds of each block of prompts. ``moved`` (bytes), ``on_demand``
-    (fetches), ``predictor_seconds``, ``forecasts``: in the blocks after the first, without what it is forced to say.
+    """One engine and what it answered. ``blocks``: seconds of each block of prompts.
+
+    ``moved`` (bytes), ``on_demand`` (fetches), ``predictor_seconds`` and ``forecasts`` are of the blocks after the
+    first, without teacher forcing.
     """
 
     kind: Kind
@@ -128,7 +133,7 @@ class Arm:
         return {}
 
     def run(self, asks: Sequence[Ask], max_tokens: int) -> None:
-        """A block: greedy answers, ``at_once`` prompts at a time, the next joining where one has ended."""
+        """A block of greedy answers, ``at_once`` prompts at a time; the next joins when one has ended."""
         self.shared.attach(self.experts)
         self._told()
         found: dict[int, Answered] = {}
@@ -176,7 +181,7 @@ class Arm:
         self._tasks: dict[int, str] = {}
 
     def forced(self, given: Sequence[Given]) -> list[Forced]:
-        """How far it agrees with the answers that it is given."""
+        """How far it agrees with the given answers."""
         self.shared.attach(self.experts)
         self._told()
         numbers: dict[int, int] = {}
@@ -208,5 +213,5 @@ class Arm:
 
 
 def agreements(forced: Sequence[Forced]) -> list[tuple[int, int]]:
-    """By prompt: how many of the answer's tokens it would have said itself, and how many there are."""
+    """For each prompt the number of answer tokens that it would have picked itself, and the number of all."""
     return [(int(one.agreed.sum()), len(one.agreed)) for one in forced]

@@ -41,8 +41,8 @@ def learn(recorded: Recorded, kind: str, epochs: int) -> LearnedPredictor:
 
 @dataclass
 class Forecaster:
-    """Asks as a worker does: once in ``every`` prompts, for those task types that run and are sensitive, after the last
-    finished prompt of each. ``seconds``: spent on it."""
+    """Asks as a worker does: once in ``every`` prompts, after the last finished prompt of each task type that runs and
+    is sensitive. ``seconds``: spent on it."""
 
     predictor: Predictor
     every: int
@@ -63,7 +63,7 @@ class Forecaster:
             self._last.finished(task, routed)
 
     def prompt_begun(self, running: Sequence[str]) -> None:
-        """``running``: the task types that are here, this prompt's own included."""
+        """``running``: the task types that run now, with this prompt's own."""
         due = self._spared or self._prompts % self.every == 0
         self._prompts += 1
         if not due:

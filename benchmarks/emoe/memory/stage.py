@@ -1,4 +1,4 @@
-"""The stage ``memory``: what answers and steps become with a share of the experts (eMoE, Figs 13-16, section 5.7)."""
+"""The stage ``memory``: accuracy and step times with a share of the experts (eMoE, Figs 13-16, section 5.7)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ DOMINANT = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """``seeds`` streams, each of a block of ``block`` prompts for every task type, after a block that warms up; at
-    ``shares`` that are not ``AIMED`` ``few_seeds`` of them. ``recorded`` other prompts are what the predictors learn.
-    ``other_batches``: prompts at a time at which eMoE-A's time at ``MAIN_SHARE`` is measured too (Fig. 16), on
-    ``few_seeds`` streams.
+    """``seeds`` streams after a block that warms up; each has a block of ``block`` prompts for every task type.
+
+    Shares that are not in ``AIMED`` have ``few_seeds`` streams. The predictors learn from ``recorded`` other prompts.
+    ``other_batches``: further numbers of prompts at once for eMoE-A's time at ``MAIN_SHARE`` (Fig. 16).
     """
 
     shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
@@ -60,7 +60,7 @@ QUICK = Scale(
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Prompts as they come. ``blocks[0]`` warms up; ``seeds[n]``: of which stream the n-th of the others is."""
+    """Prompts as they come. ``blocks[0]`` warms up. ``seeds[n]``: the stream of the n-th block after it."""
 
     blocks: tuple[tuple[Ask, ...], ...]
     seeds: tuple[int, ...]
@@ -91,14 +91,14 @@ def stream(shared: SharedModel, seeds: int, block: int) -> Stream:
 
 
 def tasks_of_block(seed: int, place: int, block: int) -> list[str]:
-    """Each of a stream's blocks has another type; their order follows from the seed."""
+    """Each block of a stream favours another type, in an order that follows from the seed."""
     order = Random(SEED + seed).sample(TASKS, len(TASKS))
     rng = Random(f"{SEED + seed}, {place}")
     return [order[place] if rng.random() < DOMINANT else rng.choice(TASKS) for _ in range(block)]
 
 
 def trained(scale: Scale) -> Predictors:
-    """Learnt from the routing of the bundled model, which widening leaves as it is, on other prompts."""
+    """Predictors trained on the bundled model's routing of other prompts; widening leaves routing as it is."""
     asked = drawn_prompts(scale.recorded, seed=SEED + 1)
     recorded = Recorded(record_routing(asked), tuple(one.task for one in asked))
     return {kind: learn(recorded, kind, scale.epochs) for kind in LEARNED_KINDS}
@@ -114,7 +114,7 @@ def run(folder: Path, profile: ModelProfile, scale: Scale, predictors: Predictor
         with progress(turns, "memory", "block") as bar:
             for plan in plans:
                 rows += _in_turns(shared, plan, stream(shared, plan.seeds, scale.block), predictors, bar)
-                gc.collect()  # an engine and its policy know each other: without, their gigabyte may stay for long
+                gc.collect()  # an engine and its policy refer to each other; their gigabyte would stay
     settings = {"seeds": scale.seeds, "few_seeds": scale.few_seeds, "block": scale.block, "at_once": scale.at_once}
     return {**figures(rows), "rows": rows, "settings": settings}
 
@@ -130,7 +130,7 @@ class _Plan:
 
 
 def _kinds(scale: Scale, share: float) -> tuple[Kind, ...]:
-    """eMoE without rerouting every miss is measured at one share only, its variants where there are aims."""
+    """Exact and sensitive eMoE are measured at one share only, its variants where there are aims."""
     return tuple(
         kind for kind in scale.kinds
         if (kind.fidelity == PAPER or kind.policy != "emoe" or share == MAIN_SHARE)
@@ -147,7 +147,7 @@ def _kinds_by_batch(scale: Scale) -> tuple[Kind, ...]:
 def _in_turns(
     shared: SharedModel, plan: _Plan, asked: Stream, predictors: Predictors, bar: Any
 ) -> list[dict[str, Any]]:
-    """All arms with that share of the experts, and the resident one, block by block, each time in another order."""
+    """All arms of the plan and the resident one, block by block, each time in another order."""
     arms: list[Arm] = []
     order = Random(SEED)
     try:
@@ -180,7 +180,7 @@ def _row(
     share: float,
     agreed: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """Of the blocks after the first. ``agreed``: by prompt, tokens that the arm would have said itself, and all."""
+    """Figures of the blocks after the first. ``agreed``: for each prompt the tokens it would have picked, and all."""
     asks, answers = asked.kept, arm.answers[len(asked.blocks[0]) :]
     right = [answer.token_ids == ask.answer_ids for answer, ask in zip(answers, asks, strict=True)]
     same = [answer.token_ids == ids for answer, ids in zip(answers, said, strict=True)]
@@ -229,8 +229,8 @@ def _row(
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures with aims, of eMoE-A with every miss rerouted. ``recovered`` is the lower of what the answers and
-    what the teacher-forced tokens say."""
+    """The figures with aims, of eMoE-A with every miss rerouted. ``recovered``: the lower of two, by whole answers and
+    by teacher-forced tokens."""
     most = Counter(row["at_once"] for row in rows).most_common(1)[0][0]
     by_batch: dict[str, dict[str, Any]] = {str(row["at_once"]): {} for row in rows}
     for row in rows:
@@ -262,8 +262,10 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def recovery(row: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """(accuracy - random) / (1 - random), the resident model's accuracy being 1; random is the mean of its draws. All
-    streams together, with the 95 % interval that leaving out each of them in turn tells of (jackknife)."""
+    """(accuracy - random) / (1 - random), where the resident model's accuracy is 1 and random is the mean of its draws.
+
+    Of all streams together, with the 95 % interval of a jackknife over streams.
+    """
     whole = next(one for one in own if one["arm"] == RESIDENT)
     drawn = [one for one in own if one["arm"] == "random"]
     found = {}

@@ -1,4 +1,4 @@
-"""What the simulated and the real runs of the schedulers serve: requests by task type, with what they are held to."""
+"""The requests of the simulated and the real runs: task types, lengths, arrivals, SLOs, labels."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SLO_MULTIPLES = (2.0, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request. ``output_tokens``: what it will generate, which no scheduler but the one with hindsight is told.
+    """One request. ``output_tokens``: what it will generate, which only the scheduler with hindsight is told.
 
-    ``label``: the task type that was made out, which may be wrong. ``slo_e2e_ms`` counts from ``at_ms``.
+    ``label``: the task type that was recognised, which may be wrong. ``slo_e2e_ms`` counts from ``at_ms``.
     """
 
     request_id: str
@@ -36,8 +36,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Population:
-    """Where requests come from: pairs of tokens in and out by task type, as they were seen, and how many tokens an
-    answer may have."""
+    """What requests are drawn from: pairs of tokens in and out by task type, and the most tokens of an answer."""
 
     pairs: Mapping[str, tuple[tuple[int, int], ...]]
     max_tokens: int
@@ -47,7 +46,7 @@ class Population:
         return tuple(self.pairs)
 
     def mean_output(self, task: str) -> float:
-        """Over all task types for one that is not known."""
+        """An unknown task type has the mean of all."""
         of = self.pairs.get(task) or tuple(pair for pairs in self.pairs.values() for pair in pairs)
         return sum(tokens for _, tokens in of) / len(of)
 
@@ -69,7 +68,7 @@ def of_profile(profile: ModelProfile, *, max_tokens: int, draws: int = 400, seed
 
 
 def _sampler(lengths: Lengths) -> Callable[[float], float]:
-    """Lengths by the share of prompts below them: the distribution's steps, or else lines between its percentiles."""
+    """A length for the share of prompts below it: from the distribution's steps, or lines between its percentiles."""
     if lengths.cdf:
         steps = [share for _, share in lengths.cdf]
         tokens = [token for token, _ in lengths.cdf]
@@ -110,7 +109,7 @@ CONVERSATION = "conversation"
 
 @dataclass(frozen=True)
 class AzureTraffic:
-    """Recorded traffic. What is expected of it is learnt from the first half; requests are of the second."""
+    """Recorded traffic. Its first half tells what to expect; requests are of the second."""
 
     recorded: tuple[Recorded, ...]
     longest: int
@@ -137,7 +136,7 @@ class AzureTraffic:
         return max(one.output_tokens or 1 for one in self.recorded)
 
     def jobs(self, rate: float, count: int, seed: int) -> list[Job]:
-        """``count`` requests in a row from a place that the seed draws, their gaps scaled to ``rate`` a second."""
+        """``count`` requests in a row, from a place that the seed draws. Their gaps are scaled to ``rate`` a second."""
         half = len(self.recorded) // 2
         begin = random.Random(f"{seed}/place").randrange(half, max(half + 1, len(self.recorded) - count))
         part = self.recorded[begin : begin + count]

@@ -1,4 +1,4 @@
-"""From what became of requests to the figures that are reported."""
+"""From the simulated or real requests to the figures that are reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.harness.statistics import percentile
 def summary(served: Sequence[Served]) -> dict[str, Any]:
     """One run. ``goodput``: requests a second that ended within their SLO, over the time in which requests came.
 
-    The mean latency is of those that were answered; ``given_up`` are the others.
+    The mean latency is of answered requests; ``given_up`` are the others.
     """
     seconds = max(one.job.at_ms for one in served) / 1e3 or 1.0
     latencies = [one.latency_ms for one in served if one.latency_ms is not None]
@@ -44,8 +44,10 @@ def _of_task(served: Sequence[Served], seconds: float) -> dict[str, float | None
 
 
 def estimate_errors(served: Sequence[Served]) -> dict[str, dict[str, float]]:
-    """By estimator: (estimate − truth) / truth of the time from being placed to the end: its median, and the mean of
-    its size. What a request waited before is known when it is placed and would only flatter them."""
+    """By estimator (estimate − truth) / truth: its median, and the mean of its size.
+
+    Of the time from being placed to the end. The wait before is known when a request is placed and would only flatter.
+    """
     errors: dict[str, list[float]] = {}
     for one in served:
         if one.latency_ms is None or one.placed_ms is None:

@@ -19,9 +19,9 @@ VLLM_QUEUE = 100_000
 class Arm:
     """One scheduler. ``policy`` and ``options`` as ``--scheduling`` has them.
 
-    ``hindsight``: it is told the true lengths, with the estimator and the margin that make the most of them.
-    ``kv_on_demand``: continuous batching as vLLM does it, its queue in the worker; apart from how KV is given out it
-    equals ``fcfs``, whose head of the queue also waits for room.
+    ``hindsight``: it is told the true lengths, with the estimator and margin that make the most of them.
+    ``kv_on_demand``: continuous batching as in vLLM, with its queue in the worker. Otherwise that equals ``fcfs``,
+    whose first request also waits for room.
     """
 
     name: str
@@ -56,5 +56,5 @@ ARMS = {
 
 
 def estimates(view: WorkerView, request: PendingRequest, now_ms: float) -> dict[str, float]:
-    """What both estimators expect, from its arrival to its end, of a request that goes to that worker now."""
+    """The latency from arrival to end that each estimator expects of a request placed on that worker now."""
     return {name: latency_ms(one, view, (), request, now_ms) for name, one in ESTIMATORS.items()}

@@ -1,7 +1,7 @@
-"""A worker as the simulator has it: the engine's own batching policy, steps that take as long as was measured.
+"""A simulated worker: the engine's own batching policy, and steps that take as long as was measured.
 
-``KvOnDemandWorker`` is continuous batching as vLLM does it: a request is admitted when its prompt fits, KV grows block
-by block, and where none is left the latest comer is preempted and begins again.
+``KvOnDemandWorker`` batches as vLLM does. It admits a request when its prompt fits, and KV grows block by block. When
+no block is left it preempts the latest request, which begins again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from greenroom.policies.batching.batch_policy import (
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request in the engine. ``prefill``: rows before its next token; after a preemption its own tokens too."""
+    """One request in the engine. ``prefill``: rows before its next token; after a preemption also its own tokens."""
 
     number: int
     job: Job
@@ -49,9 +49,9 @@ class Sequence:
 
 @dataclass(eq=False)
 class ModelledWorker:
-    """``now`` is the caller's; ``until`` is when the step in progress ends, infinite where none is.
+    """``now`` is the caller's. ``until``: when the step in progress ends; infinite if none is.
 
-    Loads are upfront, as Eq. 3 has it: the next step begins when the experts that a request brings are here.
+    Loads are upfront, as in Eq. 3: the next step begins when a new request's experts are here.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ModelledWorker:
         return sequence
 
     def mix(self) -> dict[str, float]:
-        """Tokens of what is here by task type, as its label says: prompts, and what is expected of answers."""
+        """Tokens of the requests here by their label: prompts, and the expected answers."""
         found: dict[str, float] = {}
         if self.sets is not None:
             for sequence in (*self.running.values(), *self.waiting.values()):
@@ -169,8 +169,10 @@ class ModelledWorker:
 
 @dataclass(eq=False)
 class KvOnDemandWorker(ModelledWorker):
-    """First come first served as vLLM has it (Kwon et al., SOSP 2023, section 4.5): blocks on demand, the latest
-    preempted with all of its blocks and recomputed. Admission leaves a hundredth of the blocks free."""
+    """FCFS as in vLLM (Kwon et al., SOSP 2023, section 4.5): KV blocks on demand.
+
+    The latest request is preempted with all its blocks and recomputed. Admission leaves a hundredth of the blocks free.
+    """
 
     block: int = 16
 

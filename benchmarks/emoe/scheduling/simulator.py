@@ -1,8 +1,8 @@
-"""A pool's scheduler and its workers in simulated time: the real placement policy, called as the pool calls it.
+"""A pool's scheduler and its workers in simulated time.
 
-A discrete-event simulation: requests arrive, steps end, the scheduler's tick comes round, and workers tell of their
-progress with every beat. Everything that decides is the real thing: the policy, the seat that shows a worker to it,
-and the engine's batching. What is modelled is how long a step takes (``steps.py``), and what a server takes beside it.
+A discrete-event simulation: requests arrive, steps end, the scheduler ticks, workers report with every beat. All that
+decides is real: the placement policy, the object that shows it a worker, and the engine's batching. Modelled are the
+time of a step (``step_costs.py``) and what a server takes beside it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ VIRTUALLY_ALL = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is simulated. ``prompt_step_ms``: of steps with many rows, by their number, where that was measured
-    (``step_times.py``). ``overhead``: what a server takes beside its engine. ``share``: of all experts that fit a
-    worker. ``beat_ms``: how often a worker tells of its progress; 0: the scheduler knows it at any time.
-    ``hindsight``: the scheduler is told each answer's true length.
-    ``kv_on_demand``: workers as vLLM has them. ``max_queue_wait_ms`` and ``timeout_ms`` as the pool's own."""
+    """What is simulated. ``prompt_step_ms``: of steps with many rows, by their number, if measured (``step_times.py``).
+
+    ``overhead``: what a server takes beside its engine. ``share``: of all experts that fit a worker. ``beat_ms``:
+    between two reports of a worker; 0: the scheduler always knows. ``hindsight``: the scheduler is told each answer's
+    true length. ``kv_on_demand``: workers batch as vLLM does. ``max_queue_wait_ms`` and ``timeout_ms``: as the pool's
+    own.
+    """
 
     profile: ModelProfile
     prompt_step_ms: Mapping[int, float] = field(default_factory=dict)
@@ -60,7 +62,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of a job. Times in milliseconds; ``reason`` says why it was given up, and is empty where it was not.
+    """The end of a job, in milliseconds. ``reason``: why it was given up, or empty.
 
     ``estimates``: by estimator the latency from arrival that was expected when it was placed.
     """
@@ -244,7 +246,7 @@ def simulate(
     expected: Callable[[Job], float] | None = None,
     estimate: Estimate | None = None,
 ) -> list[Served]:
-    """What became of each job. ``expected``: tokens that an answer is expected to have; the profile's for its label
-    where nothing else is said."""
+    """The end of each job. ``expected``: tokens of an answer that the scheduler expects; by default the profile's for
+    its label."""
     by_label = expected or (lambda job: machine.profile.expected_tokens(job.label))
     return Simulation(jobs, policy, machine, by_label, estimate).run()

@@ -32,8 +32,10 @@ def run(
     out: Path,
     overhead: ServingOverhead | None = None,
 ) -> dict[str, Any]:
-    """``share``: of the experts that fit a worker. ``arrivals``: recorded ones, as a second traffic. ``overhead``: what
-    a server takes beside its engine; nothing, where it was not measured."""
+    """``share``: of the experts that fit a worker. ``arrivals``: recorded ones, as a second traffic.
+
+    ``overhead``: what a server takes beside its engine; nothing if it was not measured.
+    """
     beside = overhead or ServingOverhead()
     common: dict[str, Any] = {
         "max_running": max_running, "kv_tokens": KV_TOKENS, "tick_ms": TICK_MS, "overhead": beside
@@ -118,7 +120,7 @@ def table(found: Mapping[str, Any]) -> str:
         change = without["latency_change_percent"]
         lines.append(
             f"no labels at all: mean latency {change['mean']:+.1f} % (± {change['within']:.1f}); then nothing is "
-            "loaded for anyone, and what is missed is not simulated"
+            "loaded for a request, and what is missed is not simulated"
         )
     return "\n".join(lines)
 

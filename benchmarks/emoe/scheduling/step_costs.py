@@ -1,5 +1,4 @@
-"""How long a step takes, what a server takes beside it, and what an expert set costs to bring: the simulator's machine,
-from a profile's costs."""
+"""The simulator's costs, from a profile: a step, what a server takes beside it, and loading a set of experts."""
 
 from __future__ import annotations
 
@@ -15,9 +14,10 @@ from greenroom.core.model_profile import MeasuredCosts, ModelProfile
 
 
 class StepTimes:
-    """A forward of so many rows takes as long as a decode step of that many (rows · c(rows)). Beyond the largest batch
-    that was measured it is what ``prompt_step_ms`` says of so many rows: a straight line between two that were
-    measured, and on in the direction of the last two. Without that each further row takes as long as a prompt's token.
+    """Milliseconds of a forward by its rows: up to the largest measured batch rows · c(rows), as of a decode step.
+
+    Beyond it ``prompt_step_ms`` counts: lines between measured points, and on in the direction of the last two. Without
+    it each further row takes as long as a prompt's token.
     """
 
     def __init__(self, costs: MeasuredCosts, prompt_step_ms: Mapping[int, float] | None = None) -> None:
@@ -48,8 +48,11 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOverhead:
-    """What a server takes beyond its engine's forwards, milliseconds: ``request_ms`` on a request's way in and out,
-    while the engine goes on; ``step_ms`` with every step, and ``row_ms`` more with every sequence in it."""
+    """What a server takes beyond its engine's forwards, milliseconds.
+
+    ``request_ms``: on a request's way in and out, while the engine goes on. ``step_ms``: with every step. ``row_ms``:
+    with every sequence in it.
+    """
 
     request_ms: float = 0.0
     step_ms: float = 0.0
@@ -60,7 +63,7 @@ class ServingOverhead:
 
 
 class ExpertSets:
-    """Which experts a worker with a share of them holds for a mix of tasks (eMoE, Eq. 2), and ΔE of another mix.
+    """The experts that a worker with a share of them holds for a mix of tasks (eMoE, Eq. 2), and ΔE of another mix.
 
     ``share`` of all experts fit. f is the profile's popularity; each layer keeps at least the router's k.
     """

@@ -1,5 +1,4 @@
-"""The schedulers' side of the benchmark, simulated: loads from far below saturation to far above, every arm on the same
-requests, several seeds."""
+"""Simulated schedulers over loads from far below to far above saturation: the same requests for each, several seeds."""
 
 from __future__ import annotations
 
@@ -37,8 +36,8 @@ LABEL_ARM, AGNOSTIC = EMOE, "emoe, no labels"
 class Scale:
     """How much is simulated. ``loads``: arrival rates in shares of the saturating one.
 
-    At saturation there are ``times_at_saturation`` as many seeds: the queue of first come first served is a random walk
-    there, so its goodput differs from seed to seed more than anywhere else.
+    At saturation there are ``times_at_saturation`` as many seeds: there the queue of FCFS is a random walk, and its
+    goodput differs most from seed to seed.
     """
 
     seeds: int = 8
@@ -60,7 +59,7 @@ QUICK = Scale(
 
 @dataclass(frozen=True)
 class Traffic:
-    """A kind of requests, and what is known of it on a machine: what a task takes alone, and the saturating rate."""
+    """A kind of requests and what a machine makes of them: the time of a task alone, and the saturating rate."""
 
     name: str
     population: Population
@@ -88,7 +87,7 @@ class Traffic:
         return self.population.mean_output(job.label)
 
     def _alone(self, task: str) -> float:
-        """Milliseconds of a request of mean lengths with nobody beside it."""
+        """Milliseconds of a request of mean lengths that runs alone."""
         tokens = round(self.population.mean_input(task)), max(1, round(self.population.mean_output(task)))
         job = Job("alone", task, 0.0, *tokens, max(self.population.max_tokens, tokens[1]), label=task)
         (served,) = simulate([job], FcfsPlacement(), self.machine, self.expected)
@@ -118,7 +117,7 @@ class Point:
 
 
 def points(scale: Scale, traffics: Sequence[str], arms: Sequence[str] = tuple(ARMS)) -> list[Point]:
-    """All that is to be run; seed by seed, so that what is stopped early is whole as far as it goes."""
+    """All runs, seed by seed: a sweep that is stopped early is complete for its first seeds."""
     found: list[Point] = []
     common: dict[str, Any]
     for seed in range(scale.seeds * scale.times_at_saturation):
@@ -227,8 +226,10 @@ def _by_arm(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
 
 
 def _compared(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """eMoE beside FCFS on the same seeds. ``not_below_fcfs``: by no more than the interval of their difference.
-    ``ratios_fcfs``: the goodput of every arm over that of FCFS."""
+    """eMoE beside FCFS on the same seeds. ``not_below_fcfs``: by no more than the interval of the difference.
+
+    ``ratios_fcfs``: every arm's goodput over that of FCFS.
+    """
     goodput = {arm: [run["goodput"] for run in runs] for arm, runs in arms.items()}
     ours, theirs, best = (goodput.get(name, []) for name in (EMOE, FCFS, HINDSIGHT))
     if not ours or not theirs:
@@ -245,8 +246,10 @@ def _compared(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]
 
 
 def _labels(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fig. 19: mean latency by the labels' accuracy, in percent over that with right labels, seed by seed; and the same
-    without any labels. Fig. 13: both of these by task type."""
+    """Fig. 19: mean latency by the labels' accuracy, in percent over right labels, seed by seed, and without labels.
+
+    Fig. 13: both by task type.
+    """
     corrupted = [row for row in rows if row["label_accuracy"] is not None]
     right = {row["seed"]: row["mean_latency_ms"] for row in corrupted if row["label_accuracy"] == 1.0}
     found = []

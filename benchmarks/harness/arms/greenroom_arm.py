@@ -31,10 +31,10 @@ LINK_READERS = (1, 2, 4)
 
 
 class GreenroomArm:
-    """``share``: of the experts that the device tier holds, such as ``33%``. ``max_running``: requests at once at most.
+    """``share``: of the experts that the device tier holds, such as ``33%``. ``max_running``: most requests at once.
 
-    ``oracle_turns``: run the stream given with ``oracle`` once under LRU and then open the engine under Belady's
-    policy, knowing this many runs of it to come. ``artifacts``: by kind, the file of what it predicts by.
+    ``oracle``: a stream that runs once under LRU, so that the engine then opens under Belady's policy, which knows
+    ``oracle_turns`` runs of it to come. ``artifacts``: files that the policy predicts by, by kind.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class GreenroomArm:
         inside: bool = False,
         link: bool = False,
     ) -> dict[str, Any]:
-        """The stream: one request after the other, or ``max_running`` at once, the next where one has ended.
+        """The stream: one request after the other, or ``max_running`` at once, the next joining when one has ended.
 
-        ``record``: look at its routing too. ``inside``: where its time goes, at a small cost of its own. ``link``:
-        measure the disk around it.
+        ``record``: look at its routing too. ``inside``: at where its time goes, which costs a little. ``link``: measure
+        the disk before and after.
         """
         worker = self._llm.worker
         recorder = RoutingRecord(worker.experts.catalogue) if record else None
@@ -153,13 +153,14 @@ class GreenroomArm:
         return prompts if concurrency > 1 else 1
 
     def link(self) -> float:
-        """Bytes/s of direct reads as long as a record, from random places of the pack, unchecked; the best of some
-        numbers of readers. Not the engine's own way of reading: what it is measured against.
+        """Bytes/s of unchecked direct reads from random places of the pack, each as long as a record.
+
+        The best of several numbers of readers. The engine reads in its own way; this is what it is measured against.
         """
         return max(self._read(readers) for readers in LINK_READERS)
 
     def memory_read(self) -> float:
-        """Bytes/s at which the memory is read by all cores, the best of a few passes over more than caches hold."""
+        """Bytes/s at which all cores read the memory: the best of a few passes over more than the caches hold."""
         words = torch.zeros(READ_BYTES // 8, dtype=torch.int64)
         speeds = []
         for _ in range(READ_PASSES):

@@ -40,6 +40,6 @@ class Prepare:
 
 
 def _intermediate(expert_mib: float) -> int:
-    """The width, a multiple of 64, at which a Mixtral's expert has about this size; 21 MiB is the default's 3584."""
+    """The width, a multiple of 64, that gives a Mixtral's expert about this size. 21 MiB is the default's 3584."""
     row = 3 * RandomMixtral().hidden * 2
     return max(64, round(expert_mib * 2**20 / row / 64) * 64)

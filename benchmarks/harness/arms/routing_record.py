@@ -1,4 +1,4 @@
-"""What follows from the routing of a turn: Belady's misses, and the bytes that its forwards can not avoid to read."""
+"""What follows from the routing of a turn: Belady's misses, and the bytes that its forwards have to read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Keys = NDArray[np.int64]
 
 
 class RoutingRecord:
-    """Hears what the engine routes (its ``listener``); one group of distinct experts a layer of a step."""
+    """The engine's ``listener``. It keeps one group of distinct experts for each layer of a step."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -52,7 +52,8 @@ class RoutingRecord:
 
 
 def steady_misses(groups: Sequence[Keys], slots: int) -> int:
-    """Misses of Belady's choice in the second of three equal runs: the first fills, the last forgets too freely."""
+    """Misses of Belady's choice in the second of three equal runs. The first run fills; the last keeps nothing for
+    later."""
     once = np.concatenate([*groups, np.empty(0, dtype=np.int64)])
     if not len(once):
         return 0

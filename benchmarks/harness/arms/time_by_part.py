@@ -1,6 +1,6 @@
-"""Where the time of a turn goes, by part; put around the model's and the engine's methods, and taken off again.
+"""Where the time of a turn goes, by part. Wrappers are put around methods of the model and the engine, and removed.
 
-The wrappers take about half a microsecond a call, which is booked on the part that they measure.
+A wrapper takes about half a microsecond a call, which counts to the part that it measures.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SOURCE_METHODS = (
 
 
 class Inside:
-    """From construction to ``remove`` all forwards of the LLM are timed; nothing must run at either moment.
+    """Times all forwards of the LLM until ``remove``. Nothing must run when it is made or removed.
 
-    Raises AttributeError where a method that it knows is no longer there: better than time booked on the wrong part.
+    Raises AttributeError for a method that no longer exists: its time would count to the wrong part.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -88,7 +88,7 @@ class Inside:
         self._replace(holder, name, timed)
 
     def _time_source(self, source: Any, name: str) -> None:
-        """As ``_time`` for bookkeeping; of a context manager its ends, of an iterator that it yields every turn."""
+        """As ``_time``, for bookkeeping. It times both ends of a context manager, and every turn of an iterator."""
         inner, clock = getattr(source, name), self._clock
 
         def timed(*args: Any, **kwargs: Any) -> Any:

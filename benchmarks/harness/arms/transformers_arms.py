@@ -41,7 +41,7 @@ class _GenerateArm:
         implementation: str | None = None,
         threads: int | None = None,
     ) -> dict[str, Any]:
-        """``concurrency`` prompts a call, padded on the left; a call goes on for the longest of its lengths.
+        """``concurrency`` prompts a call, padded on the left. A call lasts as long as its longest answer.
 
         ``threads``: None for all cores.
         """
@@ -81,9 +81,9 @@ class TransformersArm(_GenerateArm):
 
 
 class DiskOffloadArm(_GenerateArm):
-    """accelerate's ``disk_offload``: every module's weights are read from memory-mapped files at each forward.
+    """accelerate's ``disk_offload``: each forward reads every module's weights from memory-mapped files.
 
-    The weights are in ``offload_folder`` already; here the model is built without any.
+    The weights are in ``offload_folder`` already; the model here is built without any.
     """
 
     def __init__(self, model: str, offload_folder: str) -> None:

@@ -1,7 +1,7 @@
-"""How much of a synthetic trace can be foretold: a policy that knows what picks are drawn from, but not the draws.
+"""How far a synthetic trace can be predicted: a policy that knows what picks are drawn from, but not the draws.
 
-Nothing that learns from what has been can know more of what will be. It is no bound as Belady's is, since its rule is
-the plain one, but what it misses against Belady is chance.
+Nothing that learns from the past can know more. It is no bound as Belady's is, because its eviction rule is a plain
+one. What it misses against Belady is chance.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Chances = NDArray[np.float64]
 
 
 class Informed(ExpertPolicy):
-    """Evicts whose next use is expected latest, by the true chance that a step uses it: 1 / chance steps, less one, and
-    the layers until its turn.
+    """Evicts the expert whose next use is expected latest: 1 / chance steps, less one, and the layers until its turn.
 
-    ``shares[sequences, N]``: what the picks of each of the trace's sequences are drawn from. A decoder's expert is used
-    by whoever runs, an encoder's by whoever comes next, which may be any sequence.
+    The chance is the true one that a step uses the expert. ``shares[sequences, N]``: what each sequence's picks are
+    drawn from. Running sequences use a decoder's expert; the next sequence to come, which may be any, uses an
+    encoder's.
     """
 
     def __init__(self, catalogue: Catalogue, shares: NDArray[np.float32], mix: Mix) -> None:
@@ -71,7 +71,7 @@ class Informed(ExpertPolicy):
             self._running[sequence] = np.concatenate((others, keys[keys < span.stop]))
 
     def _reckon(self, span: slice) -> None:
-        """The chances of the keys of ``span``: what a token has picked the next one may pick for that alone."""
+        """The chances of the keys of ``span``. A pick may be repeated by the next token: that adds ``locality``."""
         misses = 1 - self._picks[list(self._running), span]
         for row, last in enumerate(self._running.values()):
             own = last[(last >= span.start) & (last < span.stop)] - span.start

@@ -1,8 +1,9 @@
-"""Hit rates without prefetching (MoE-Infinity, §8.4): Fig. 11, and what the two factors of Algorithm 2 are worth.
+"""Hit rates without prefetching (MoE-Infinity, §8.4): Fig. 11, and what each factor of Algorithm 2 is worth.
 
 Every policy has the same traces, budgets and starts, with the conventions of `greenroom replay`. Hit rates are exact
-counts; what varies is the world that a synthetic trace is drawn from. Beside Belady's optimum, which holds nothing for
-the layer that runs, stand Belady as an engine can follow it, and what is known of a synthetic trace but for its draws.
+counts; what varies is the world that a synthetic trace is drawn from. There are three references: Belady's optimum,
+which holds nothing for the layer that runs; Belady as an engine can follow it; and a policy that knows a synthetic
+trace but for its draws.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ REAL: Final = "recorded"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """``seeds``: worlds at the paper's cache sizes, of ``sequences`` each, behind ``learnt`` others; ``curve_seeds`` of
-    them at all sizes. ``prompts``: of the bundled model, ``at_once``. ``followers``: of `reuse`'s fit to worlds (None:
-    where they help). ``tokens`` of ``trace``, a recorded routing.
+    """``seeds``: worlds at the paper's cache sizes, of ``sequences`` each after ``learnt`` others; ``curve_seeds``: at
+    all sizes.
+
+    ``prompts``: of the bundled model, ``at_once``. ``followers``: of `reuse`'s fit to worlds (None: if they help).
+    ``tokens``: of ``trace``, a recorded routing.
     """
 
     seeds: int = 8
@@ -127,7 +130,7 @@ def run(scale: Scale) -> dict[str, Any]:
 
 
 def _streams(scale: Scale) -> list[Stream]:
-    """Made in processes too: most of the time goes into fitting the coefficients of `reuse`."""
+    """Made in processes, because fitting the coefficients of `reuse` takes most of the time."""
     items: list[tuple[Shape | str, int]] = [(BUNDLED, 0)]
     if scale.trace is not None:
         items.append((REAL, 0))
@@ -169,7 +172,7 @@ def informed(stream: Stream, go_on: Callable[[], None]) -> ReplayResult:
 
 
 def _work(cells: Cells, item: tuple[int, Place]) -> float:
-    """About how long a cell takes, so that long ones do not come last."""
+    """About how long a cell takes. Long ones begin first."""
     number, (at_once, spec, _) = item
     return cells.sweeps[number].rows / (at_once or 1) * (10 if spec.name == REUSE else 1)
 
@@ -189,8 +192,7 @@ def rows_of(streams: Sequence[Stream], cells: Iterable[tuple[int, Place, float]]
 
 def figures(rows: Sequence[Row]) -> dict[str, Any]:
     """``oracle_gap_points``, ``gain_over_best_baseline``, ``real_gap_points`` (None without a recorded routing), and
-    what they are made of: points of hit rate, means and standard deviations over worlds.
-    """
+    their parts: points of hit rate, means and standard deviations over worlds."""
     synthetic = {name: _of_model(rows, name, target.slots) for name, target in TARGETS.items()}
     real = {
         policy: {row.at_once: -row.over(_find(rows, REAL, BELADY, row.slots, row.at_once))[0] for row in own}

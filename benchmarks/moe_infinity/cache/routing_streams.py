@@ -1,4 +1,4 @@
-"""The routing that caches are compared on, each with what policies have learnt from other sequences of its kind."""
+"""The routing that caches are compared on, each with what policies learn from other sequences of its kind."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _FAVOUR = 0.7
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Routing to be replayed. ``slots``: the cache sizes; ``main``: the one that figures with aims are taken at.
+    """Routing to replay. ``slots``: the cache sizes; ``main``: the size of the figures with aims.
 
-    ``artifacts``: of sequences that are not in ``trace``. Of a world that was drawn at random ``seed``, and ``shares``,
-    as ``synthetic.Drawn`` has them.
+    ``artifacts``: learnt from sequences that are not in ``trace``. A random world has its ``seed``, and ``shares`` as
+    in ``synthetic_routing.Drawn``.
     """
 
     name: str
@@ -51,8 +51,9 @@ class Stream:
 def synthetic_stream(
     shape: Shape, seed: int, sequences: int, learnt: int, *, curve: bool, options: FitOptions | None = None
 ) -> Stream:
-    """A world of its own; ``curve``: with the cache sizes of Fig. 11, 4 to 40 GB, beside the main one. ``options``: of
-    the fit of `reuse`.
+    """A random world. ``curve``: with the cache sizes of Fig. 11, 4 to 40 GB, beside the main one.
+
+    ``options``: of the fit of `reuse`.
     """
     mix, target = MIXES[shape.name], TARGETS[shape.name]
     world = drawn(shape, mix, learnt + sequences, seed=seed)
@@ -64,8 +65,9 @@ def synthetic_stream(
 
 
 def bundled_stream(sequences: int, learnt: int, at_once: int) -> Stream:
-    """The bundled model's routing, recorded now: at first prompts of all tasks alike, to learn from, then a mix that
-    drifts from task to task.
+    """The bundled model's routing, recorded now.
+
+    First come prompts of all tasks alike, to learn from; then a mix that drifts from task to task.
     """
     recorded = record_routing([*_evenly(learnt), *shifting(sequences, seed=2)])
     experts = recorded.catalogue().size
@@ -75,7 +77,7 @@ def bundled_stream(sequences: int, learnt: int, at_once: int) -> Stream:
 
 
 def real_stream(path: Path, tokens: int = REAL_TOKENS) -> Stream:
-    """The first rows of a recorded routing at a third of its experts; learnt is from the sequences behind them."""
+    """The first rows of a recorded routing at a third of its experts; policies learn from the sequences after them."""
     trace = RoutingTrace.load(path)
     first = int(np.searchsorted(trace.seq_starts, tokens + _running_over(trace, tokens)))
     third = trace.catalogue().size // 3
@@ -86,12 +88,12 @@ def real_stream(path: Path, tokens: int = REAL_TOKENS) -> Stream:
 
 
 def _running_over(trace: RoutingTrace, tokens: int) -> int:
-    """Rows of sequences that have begun when ``tokens`` are used, eight at once: nothing is learnt from those."""
+    """Rows of sequences that have begun when ``tokens`` are used, eight at once. Nothing is learnt from them."""
     return 8 * int(np.diff(trace.seq_starts).max())
 
 
 def shifting(count: int, *, seed: int) -> list[Sample]:
-    """Prompts of a mix that moves on from task to task: the favoured one changes, little by little, once around."""
+    """Prompts of a mix that favours one task after the other, changing little by little, once around."""
     random = Random(seed)
     asked = []
     for number in range(count):

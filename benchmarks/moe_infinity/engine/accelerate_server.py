@@ -12,9 +12,8 @@ SYSTEM = f"{__name__}:DiskOffloadServer"
 
 
 class DiskOffloadServer(DiskOffloadArm):
-    """A batch goes on for its longest answer; a request has its last token when the forward that makes it is done, and
-    not only when the batch ends.
-    """
+    """A batch lasts as long as its longest answer. A request ends with the forward that makes its last token, which may
+    be before the batch does."""
 
     def __init__(self, model: str, offload_folder: str) -> None:
         super().__init__(model, offload_folder)
@@ -23,7 +22,7 @@ class DiskOffloadServer(DiskOffloadArm):
         self.model.register_forward_hook(lambda *_: self._forwards.append(time.perf_counter()))
 
     def run(self, prompts: list[list[int]], lengths: list[int], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As ever; ``inside``: the seconds of each prompt, where they run one by one."""
+        """As of the base class. ``inside``: the seconds of each prompt, if they run one by one."""
         turn = self._run(prompts, lengths, *args, **kwargs)
         ends = [self._forwards[last - 1] for last in accumulate(lengths)] if len(self._forwards) == sum(lengths) else []
         spent = [end - begin for begin, end in pairwise((self._began, *ends))]

@@ -1,5 +1,5 @@
-"""Every arm at a third of the experts: tokens/s, waiting, bytes, wasted prefetches, and how much of the waiting of
-on-demand LRU each removes."""
+"""Every arm at a third of the experts: speed, waiting, bytes, wasted prefetches, and the share of LRU's waiting
+removed."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ class Row:
 
 
 def run(fleet: Fleet, *, prompts: int, at_once: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """All arms and both oracles, in turns, on the same prompts in the same order. How long their policies take is
-    looked at all the time: that costs all alike, and little."""
+    """All arms and both oracles, in turns, on the same prompts in the same order.
+
+    Every turn times the policies' calls, which costs all arms alike, and little.
+    """
     asks = in_turn(fleet.shared, prompts)
     oracles = _oracles(fleet, asks, at_once, rounds)
     arms = [*fleet.arms, *oracles]
@@ -63,7 +65,7 @@ def run(fleet: Fleet, *, prompts: int, at_once: int, rounds: int, seconds: float
 
 
 def _oracles(fleet: Fleet, asks: Sequence[Ask], at_once: int, rounds: int) -> list[EngineArm]:
-    """They know the routing of as many turns as there will be, which is that of any policy."""
+    """They know the routing of all turns to come. It is the same under every policy."""
     _, record = fleet[ON_DEMAND].recorded(asks, at_once)
     future = record.future(rounds + 1)
     return [EngineArm(kind, fleet.shared, fleet.share, future=future) for kind in ORACLES]
@@ -73,8 +75,10 @@ def _oracles(fleet: Fleet, asks: Sequence[Ask], at_once: int, rounds: int) -> li
 
 
 def figures(rows: Mapping[str, Row], asks: Sequence[Ask]) -> dict[str, Any]:
-    """``stall_recovered``: by the better of MoE-Infinity's forms, of the waiting that the better oracle does without.
-    ``lookup_share``: of MoE-Infinity's look-ups and priorities."""
+    """``stall_recovered``: of the better form of MoE-Infinity, as a share of what the better oracle saves.
+
+    ``lookup_share``: of MoE-Infinity's look-ups and priorities.
+    """
     lru = rows[ON_DEMAND]
     found = {name: _figures(row, rows, lru, asks) for name, row in rows.items()}
     recovered = [own["stall_recovered"]["median"] for name in (PAPER, LITERAL)
@@ -121,7 +125,7 @@ def _figures(row: Row, rows: Mapping[str, Row], lru: Row, asks: Sequence[Ask]) -
 
 
 def _recovered(row: Row, lru: Row, oracles: Sequence[Row], spent: Callable[[ServedTurn], float]) -> Spread | None:
-    """(T_lru - T) / (T_lru - T_oracle) of each round, of the oracle that was the better in it; None of LRU itself."""
+    """(T_lru - T) / (T_lru - T_oracle) by round, with the better oracle of that round; None of LRU itself."""
     if row is lru:
         return None
     shares = []
@@ -134,7 +138,7 @@ def _recovered(row: Row, lru: Row, oracles: Sequence[Row], spent: Callable[[Serv
 
 
 def _by_task(turns: Sequence[ServedTurn], asks: Sequence[Ask]) -> dict[str, dict[str, float]]:
-    """Milliseconds a token of each task's prompts: the mean over rounds, and how far rounds lie apart."""
+    """Milliseconds a token of each task's prompts: mean, least and most of the rounds."""
     found = {}
     for task in dict.fromkeys(ask.task for ask in asks):
         places = [place for place, ask in enumerate(asks) if ask.task == task]

@@ -1,7 +1,7 @@
-"""A server of batches: which requests go together and when, and how long each then took (§8.2).
+"""A server of batches: which requests go together and when, and how long each then takes (§8.2).
 
-Batches really run, one after the other. Only the time in which nobody waits and nothing runs is not slept through: the
-clock of arrivals is set forward to the next batch instead.
+Batches really run, one after the other. Idle time is not slept through: the clock of arrivals is set forward to the
+next batch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ SETTLE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """A batch begins when it has ``most`` requests or its first has waited for ``wait_s``, if the server is free then;
-    else when the server is, with all that have come by then, at most ``most``.
+    """A batch begins when it has ``most`` requests or its first one has waited for ``wait_s``.
+
+    If the server is busy then, the batch begins when it is free, with the first ``most`` that have come by then.
     """
 
     most: int = 16
     wait_s: float = 1.0
 
     def form(self, arrivals: Sequence[float], free_s: float) -> tuple[float, int]:
-        """Of requests that came, or will come, at ``arrivals`` (ascending, at least one): when the next batch begins,
-        and how many of them are in it. The server is free from ``free_s`` on."""
+        """When the next batch begins, and how many of the requests at ``arrivals`` (ascending, at least one) are in it.
+
+        The server is free from ``free_s`` on.
+        """
         full = arrivals[self.most - 1] if len(arrivals) >= self.most else float("inf")
         begins = max(free_s, min(full, arrivals[0] + self.wait_s))
         return begins, sum(at <= begins for at in arrivals[: self.most])

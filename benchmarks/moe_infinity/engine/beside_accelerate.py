@@ -1,5 +1,5 @@
-"""Beside accelerate at a third of the experts: each in a process of its own, in a memory cgroup of what greenroom says
-that it takes, with nothing cached before a turn."""
+"""Beside accelerate at a third of the experts: one process each, in a memory cgroup of greenroom's announced size, with
+nothing cached before a turn."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ OPEN_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Ground:
-    """What the processes need. ``scratch``: a folder of this run. ``cold``: files that are dropped from the page cache
-    before a turn. ``limit_bytes``: of every process's memory cgroup, None where none can be made, which
-    ``why_no_limit`` then says.
+    """What the processes need. ``scratch``: a folder of this run. ``cold``: files to drop from the page cache before a
+    turn.
+
+    ``limit_bytes``: of every process's memory cgroup; None if none can be made, for the reason ``why_no_limit``.
     """
 
     model: Path
@@ -58,8 +59,10 @@ class Ground:
 
 @contextmanager
 def prepared(expert_mib: float, learnt: Learnt, kind: Kind) -> Iterator[tuple[Ground, Children]]:
-    """The weights as accelerate reads them, in a folder on the packs' disk that goes again; ``kind`` says once,
-    unbounded, how much memory it takes. Raises ArmFailed."""
+    """The weights as accelerate reads them, in a temporary folder on the packs' disk. Raises ArmFailed.
+
+    ``kind`` is opened once without a limit: what it announces is the limit of all.
+    """
     why = cgroups.why_not()
     cgroups.remove_stale()
     parent = cache_folder()

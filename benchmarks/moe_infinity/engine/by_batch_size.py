@@ -23,8 +23,10 @@ def run(
     fleet: Fleet, names: Sequence[str], peer: Answer | None, *, sizes: Sequence[int], tokens: int, rounds: int,
     peer_rounds: int, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Batches of each size begin together and generate ``tokens`` each: the beginning of answers that are as long. Each
-    round has other prompts; all arms of these ``names`` the same."""
+    """Batches of each size begin together; ``tokens`` are generated for each prompt, the beginning of a longer answer.
+
+    Each round has other prompts, which are the same for all arms of these ``names``.
+    """
     turns: dict[int, dict[str, list[ServedTurn]]] = {size: {name: [] for name in names} for size in sizes}
     total = len(sizes) * (rounds * len(names) + peer_rounds * (peer is not None))
     errors: dict[int, str] = {}
@@ -47,7 +49,7 @@ def run(
 
 
 def long_enough(shared: SharedModel, count: int, tokens: int, seed: int) -> list[Ask]:
-    """Prompts whose right answers have so many tokens, which these are cut to."""
+    """Prompts whose right answers have at least so many tokens, cut to that number."""
     found: list[Ask] = []
     drawn = count
     while len(found) < count:

@@ -66,8 +66,7 @@ def smallest(points: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float |
 
 
 def _smallest(points: Sequence[Mapping[str, Any]], name: str, bound: float) -> float | None:
-    """The smallest share of the experts, of those that were run, with which it keeps the bound, as it does with all
-    larger ones; None where not even the largest does."""
+    """The smallest share of those run that keeps the bound, as all larger ones do; None if the largest misses it."""
     best = None
     for point in sorted(points, key=lambda one: float(one["share"]), reverse=True):
         row = point["rows"].get(name)

@@ -33,9 +33,10 @@ def run(
     rounds: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """``loads``: rates as multiples of what on-demand LRU gets through in full batches. Each round has other requests
-    at other times; all arms of these ``names`` the same. accelerate, which takes the longest, gets the first round's
-    first ``peer_requests`` at ``peer_loads``.
+    """``loads``: rates as multiples of what on-demand LRU carries in full batches.
+
+    Each round has other requests at other times, which are the same for all arms of these ``names``. accelerate, which
+    takes longest, gets the first ``peer_requests`` of the first round at ``peer_loads``.
     """
     trace = recorded_arrivals()
     unit = _saturation(fleet)
@@ -73,7 +74,7 @@ def _of(fleet: Fleet, name: str) -> Answer:
 
 
 def _saturation(fleet: Fleet) -> float:
-    """Requests a second of on-demand LRU in full batches."""
+    """Requests a second that on-demand LRU carries in full batches."""
     asks = mixed(fleet.shared, Batching().most, seed=0)
     return len(asks) / fleet[ON_DEMAND].run(asks, len(asks)).seconds
 
@@ -94,7 +95,7 @@ def _figures(runs: Sequence[Sequence[Served]]) -> dict[str, Any]:
 
 
 def highest_rates(found: Mapping[str, Any], bound_ms: float) -> dict[str, float | None]:
-    """By arm: the highest rate that was run at which the mean latency a token is within the bound."""
+    """By arm the highest rate of those run whose mean latency a token is within the bound."""
     best: dict[str, float | None] = {}
     for point in found["points"]:
         for name, row in point["rows"].items():

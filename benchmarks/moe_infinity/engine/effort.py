@@ -12,15 +12,15 @@ from benchmarks.moe_infinity.engine.compared_policies import LITERAL, PAPER, REU
 class Scale:
     """``expert_mib``: of the widened model. ``recorded``: prompts that the policies learn from.
 
-    At a third of the experts: ``bounded_prompts``, of at most ``bounded_tokens`` answered each, for ``bounded_kinds``
-    and accelerate, which takes about a second a token; ``prompts`` one after the other and ``many_prompts`` ``at_once``
-    for all policies. Batches of ``sizes``, of ``batch_tokens`` answered each. Rates: ``requests`` at each of ``loads``,
-    which are multiples of what on-demand LRU gets through, and at ``peer_loads`` accelerate's first ``peer_requests``.
-    ``shares``: budgets, with ``share_prompts``. ``records``: experts that are read in every way.
+    At a third of the experts: ``bounded_prompts`` with at most ``bounded_tokens`` each, for ``bounded_kinds`` and
+    accelerate, which takes about a second a token; for all policies ``prompts`` one after the other, and
+    ``many_prompts`` ``at_once``. Batches of ``sizes`` with ``batch_tokens`` each. Rates: ``requests`` at each of
+    ``loads``, multiples of what on-demand LRU carries; accelerate gets ``peer_requests`` at ``peer_loads``. ``shares``:
+    budgets, with ``share_prompts``. ``records``: experts to read in every way.
 
-    ``rounds`` at most, and of a part no new one that would end after its seconds: these have to be a few times what its
-    first round takes. ``peer_seconds``: of accelerate's batches and rates, ``opening_seconds``: of checkpoints, records
-    and processes; both are what these probably take.
+    At most ``rounds`` rounds. A part begins none that would end after its seconds, so these should be a few times its
+    first round. ``peer_seconds``: of accelerate's batches and rates. ``opening_seconds``: of checkpoints, records and
+    processes. Both are estimates.
     """
 
     expert_mib: float = EXPERT_MIB
@@ -54,7 +54,7 @@ class Scale:
 
     @property
     def planned(self) -> dict[str, float]:
-        """Seconds by part, as long as no first round takes longer than its part may."""
+        """Seconds by part, if no first round takes longer than its part may."""
         return {
             "opening": self.opening_seconds,
             "beside accelerate": self.bounded_seconds,

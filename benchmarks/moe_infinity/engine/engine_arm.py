@@ -30,7 +30,7 @@ _COUNTED = (
 
 
 class EngineArm:
-    """``share``: of all experts, that the budget holds. Raises GreenroomError where it can not be opened."""
+    """``share``: of all experts, in the budget. Raises GreenroomError if it can not be opened."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class EngineArm:
         self._requests = 0
 
     def run(self, asks: Sequence[Ask], at_once: int, *, look_inside: bool = False) -> ServedTurn:
-        """Greedy answers of the wanted lengths, ``at_once`` prompts at a time, the next joining where one has ended.
+        """Greedy answers of the wanted lengths, ``at_once`` prompts at a time; the next joins when one has ended.
 
-        ``look_inside``: how long its policy takes.
+        ``look_inside``: time the policy's calls.
         """
         self._shared.attach(self.experts)
         before = self._counts()

@@ -1,4 +1,4 @@
-"""What the policies know beforehand: made of the routing of prompts that are not asked for later."""
+"""What the policies know beforehand, learnt from the routing of prompts that are not asked later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""§8.6: an expert copied as one record against a copy a tensor, from disk into memory, past the page cache."""
+"""§8.6: an expert read from disk as one record, or tensor by tensor, past the page cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Parts = Mapping[str, Sequence[Part]]
 
 
 def run(folder: Path, *, experts: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """``experts`` drawn at random; each is read in one way after the other, which take turns in being first."""
+    """``experts`` are drawn at random and each is read in every way. The ways take turns in being first."""
     with _opened(folder) as (pack, every):
         random = Random(SEED)
         chosen = [random.choice(every) for _ in range(experts)]

@@ -48,7 +48,7 @@ class Fleet:
             arm.close()
         self.arms.clear()
         self.shared.detach()
-        gc.collect()  # an engine and its policy know each other: without, their arenas may stay for long
+        gc.collect()  # an engine and its policy refer to each other; their arenas would stay
 
     def __enter__(self) -> Self:
         return self

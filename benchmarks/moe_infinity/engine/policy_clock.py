@@ -1,4 +1,4 @@
-"""How long a policy takes, by method; put around the methods that the engine calls, and taken off again."""
+"""How long a policy takes, by method. Wrappers are put around the methods that the engine calls, and removed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LOOK_UP = "_predict"
 
 
 class PolicyClock:
-    """From construction to ``remove`` every call of the engine's to the policy is timed, on the engine's thread; and
-    apart from the event that it is in, ``LOOK_UP``.
+    """Times every call of the engine to the policy until ``remove``, on the engine's thread.
 
-    ``seconds``: by method. The clock takes about half a microsecond a call, which is booked on the method.
+    ``seconds``: by method; ``LOOK_UP`` counts apart from the event that it is in. The clock takes about half a
+    microsecond a call, which counts to the method.
     """
 
     def __init__(self, policy: ExpertPolicy) -> None:
@@ -56,5 +56,5 @@ class PolicyClock:
 
 
 def of_events(seconds: Mapping[str, float]) -> float:
-    """Without what is asked of it."""
+    """Without the methods that are asked for an answer."""
     return sum(value for name, value in seconds.items() if name not in ASKED)

@@ -1,4 +1,4 @@
-"""What is asked: prompts of the bundled model's tasks, and others that the collection is made of."""
+"""What is asked: prompts of the bundled model's tasks, and others that policies learn from."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _LEARNT_FROM = SEED + 1
 
 
 def in_turn(shared: SharedModel, count: int) -> list[Ask]:
-    """``count`` held-out prompts of the tasks in turn, each answered at the length of its right answer: so routing is
-    that of the work that the model was trained for."""
+    """``count`` held-out prompts of the tasks in turn, each answered at the length of its right answer.
+
+    So the routing is that of the work the model was trained for.
+    """
     drawn = [sample(TASKS[number % len(TASKS)], seed=SEED, index=number) for number in range(count)]
     return [shared.ask(one.task, one.prompt, one.answer) for one in drawn]
 
@@ -34,7 +36,7 @@ def shortened(asks: Sequence[Ask], tokens: int | None) -> list[Ask]:
 
 
 def to_learn_from(count: int) -> list[Sample]:
-    """Of the other split: no content of these is ever asked for."""
+    """Of the other split: no content of these is ever asked."""
     random = Random(_LEARNT_FROM)
     return [sample(random.choice(TASKS), seed=_LEARNT_FROM, index=number, split="train") for number in range(count)]
 

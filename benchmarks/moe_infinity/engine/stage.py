@@ -104,7 +104,7 @@ def _beside(scale: Scale, learnt: Learnt, found: Found) -> Iterator[tuple[beside
 
 
 def _peer(ground: beside_accelerate.Ground, children: Children) -> Answer:
-    """accelerate's answer to a batch. Raises ArmFailed; one that could not answer is opened anew for the next."""
+    """accelerate's answer to a batch. After a failure the next call opens it anew. Raises ArmFailed."""
 
     def answer(asks: Sequence[Ask]) -> ServedTurn:
         try:
@@ -128,7 +128,7 @@ def _part(run: Callable[[], Found]) -> Found:
 
 
 def _figures(found: Found) -> Found:
-    """Those that there are aims for. ``lookup_share``: of one sequence or of several, whichever is higher."""
+    """Those with aims. ``lookup_share``: the higher of one sequence at a time and several at once."""
     shares = [found[name].get("lookup_share") for name in ("one", "many")]
     return {
         "speed_ratio_accelerate": found["bounded"].get("speed_ratio_accelerate"),

@@ -1,4 +1,4 @@
-"""One policy on one routing, link and device: what it foresaw, and how long layers waited for their experts."""
+"""One policy on one routing, link and device: what it prefetched in time, and how long layers waited."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ of some MiB, and an expert is to be one copy, as it is in the paper (§5.3)."""
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Sequences of one seed: the first ``learnt`` make the collection of up to ``capacity`` members (0: there is none),
-    the ``served`` after them are replayed, the first ``rows`` of each. ``fitted``: whether `reuse` has coefficients out
-    of them too, or those that it has without.
+    """Sequences of one seed. The first ``learnt`` make the collection of up to ``capacity`` members (0: none).
+
+    The ``served`` after them are replayed, the first ``rows`` of each. ``fitted``: `reuse` has coefficients from the
+    learnt ones too, not those it has without.
     """
 
     model: Model
@@ -73,9 +74,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``recall``: share of the experts used that had been fetched ahead, in all and of those used in decoding; None
-    where others were kept too. ``ready``: share of them that nothing waited for. ``waits_ms``: percentiles of the
-    expert-ready latency, of all experts used; ``layers_ms``: of what a layer waited in all.
+    """``recall``: share of the used experts that had been fetched ahead, of all and of those used in decoding; None if
+    others were kept too.
+
+    ``ready``: share of them that nothing waited for. ``waits_ms``: percentiles of the expert-ready latency over all
+    used experts; ``layers_ms``: of the sum over a layer.
     """
 
     recall: float | None
@@ -90,7 +93,7 @@ class Measured:
 
 
 def measure(cell: Cell, go_on: Callable[[], object] = lambda: None) -> Measured:
-    """Replays it. ``go_on`` is called after each step; what it raises ends it."""
+    """Replay the cell. ``go_on`` is called after each step; what it raises ends the replay."""
     world, model = cell.world, cell.world.model
     ready = prepared(world)
     setup = TimedReplay(
@@ -130,8 +133,8 @@ def measure(cell: Cell, go_on: Callable[[], object] = lambda: None) -> Measured:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """What is ``served``, and what is known of the sequences before: the collection, and ``uses[N]``, in how many rows
-    each expert was used."""
+    """What is ``served``, and what is known before: the collection, and ``uses[N]``, the number of rows that used each
+    expert."""
 
     served: RoutingTrace
     members: Artifact | None
@@ -151,7 +154,7 @@ def prepared(world: World) -> Prepared:
 
 @lru_cache(maxsize=2)
 def _coefficients(world: World) -> Artifact:
-    """Those of who follows whom take twice as long to fit and are worth nothing where tokens are drawn one by one."""
+    """Without followers: they take twice as long to fit and are worth nothing if tokens are drawn independently."""
     learnt, _ = _drawn(world.model, world.seed, world.learnt, world.served, world.rows)
     return artifact_of(learnt.catalogue(), fit(learnt, FitOptions(followers=False)), "fitted")
 

@@ -1,4 +1,4 @@
-"""Another policy's prefetching by itself: what it foresees, with nothing kept that would hide what it does not."""
+"""Another policy's prefetching alone: nothing is kept that would hide what it does not foresee."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from greenroom.policies.base.expert_policy import ExpertPolicy, Target
 
 
 class PrefetchAlone(ExpertPolicy):
-    """Wants and makes room as ``policy`` does, but an expert leaves when its layer has run.
+    """Wants experts and makes room as ``policy`` does, but an expert leaves when its layer has run.
 
-    What a layer uses must then have been fetched ahead each time, by everyone alike: that a policy keeps an expert that
-    it would have foreseen, and one that it would not have, look the same otherwise. ``covered`` of the ``used``
-    experts had been fetched ahead and had landed when their layer's router spoke: the recall of prefetching
-    (MoE-Infinity, §8.3). ``covered_decoding`` and ``used_decoding``: of these, in steps that only decode.
+    So every use needs a new prefetch. Otherwise an expert that a policy keeps would look the same whether it had been
+    foreseen or not. ``covered`` of the ``used`` experts had been fetched ahead and had landed when their layer's router
+    spoke: the recall of prefetching (MoE-Infinity, §8.3). ``covered_decoding`` and ``used_decoding``: of these, in
+    steps that only decode.
     """
 
     def __init__(self, policy: ExpertPolicy) -> None:
@@ -73,7 +73,7 @@ class PrefetchAlone(ExpertPolicy):
         return self._policy.victims(request)
 
     def _keep(self) -> None:
-        """Only those: everyone else leaves."""
+        """Keeps the experts that were fetched ahead; all others leave."""
         generation = 0 if self.target is None else self.target.generation + 1
         self.target = Target(generation, self._ahead.copy(), drop_others=True)
 

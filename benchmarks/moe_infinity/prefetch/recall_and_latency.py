@@ -1,15 +1,13 @@
-"""Prefetching by itself: recall against experts a layer (Fig. 9) and link speed (Fig. 10), and what refinement and
-priorities are worth (§8.3).
+"""Prefetching alone: recall by experts a layer (Fig. 9) and by link speed (Fig. 10), refinement and priorities (§8.3).
 
     python -m benchmarks.moe_infinity --stage prefetch
 
-*Recall* is the share of the experts used that had been fetched ahead and had landed when their layer's router spoke,
-with nothing else kept (``PrefetchAlone``): what a policy keeps it need not foresee. MoE-Infinity leaves the first layer
-of a step to its cache, so nothing of that counts as foreseen. top-k and traced top-k are shown at the k of the highest
-recall, found on the first seed; traced top-k has counted the uses of the sequences that the collection is made of. With
-``--trace`` the same on recorded routing. *Expert-ready latency* is how long a layer is blocked for an expert that it
-uses, or for all of them, with the policy's own cache of the size that the paper gives. ± is half a 95 % interval over
-seeds.
+*Recall* is the share of the used experts that had been fetched ahead and had landed when their layer's router spoke,
+with nothing else kept (``PrefetchAlone``). MoE-Infinity leaves the first layer of a step to its cache, so its recall
+there is 0. top-k and traced top-k have the k of the highest recall, found on the first seed. Traced top-k has counted
+the uses in the collection's sequences. With ``--trace`` the same runs on recorded routing. *Expert-ready latency* is
+how long a layer is blocked for an expert that it uses, or for all of them, with the policy's own cache of the paper's
+size. ± is half a 95 % interval over seeds.
 """
 
 from __future__ import annotations
@@ -51,10 +49,10 @@ OTHERS: Final = (Arm("next-layer", "next-layer"), Arm("lru", "lru"))
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """``learnt`` sequences make the collection, ``served`` ones after them are replayed. ``links``: bytes a second.
+    """``learnt`` sequences make the collection; the ``served`` ones after them are replayed. ``links``: bytes a second.
 
-    ``fitted``: see World. ``at_once``: where the expert-ready latency is measured; recall is of one sequence after the
-    other. Of a recorded ``trace``: so many ``trace_seeds`` and ``trace_links``.
+    ``fitted``: see World. ``at_once``: sequences for the expert-ready latency; recall is of one after the other. A
+    recorded ``trace`` has ``trace_seeds`` and ``trace_links``.
     """
 
     seeds: int = 4
@@ -187,7 +185,7 @@ def _latencies(scale: Scale, recalls: Sequence[Mapping[str, Any]]) -> list[dict[
 
 
 def _tuned(recalls: Sequence[Mapping[str, Any]], model: str) -> list[Arm]:
-    """top-k and traced top-k as they foresaw most on the link nearest to that of the latencies."""
+    """top-k and traced top-k with the k of the highest recall, on the link nearest to that of the latencies."""
     own = [row for row in recalls if row["model"] == model]
     nearest = min(own, key=lambda row: abs(row["link"] - PCIE4_BYTES_PER_S))
     return [Arm(policy, policy, {"count": nearest["arms"][policy]["k"]}) for policy in TUNED]
