@@ -15,7 +15,7 @@ def draw_memory(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     Several draws are shown with their range. Arms that were measured at one share are in the table.
     """
-    figure, panels = panels_of(1, 4)
+    figure, panels = panels_of(2, 2)
     shown = (
         ("experts_bytes", "experts in memory, GiB", 2.0**-30),
         ("right", "answers that are right", 1.0),

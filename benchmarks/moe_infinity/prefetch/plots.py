@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.plots import curve, panels_of, save, tidy
-from greenroom.core.pictures import COLOURS
+from benchmarks.harness.plots import curve, save, tidy
+from greenroom.core.pictures import COLOURS, new_figure
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Fig. 9, then Fig. 10 of each model, then the tails of the expert-ready latency."""
     models = list(dict.fromkeys(row["model"] for row in found["bandwidth"]))
-    columns = math.ceil((2 + len(models)) / 2)
-    figure, panels = panels_of(2, columns, width=5, height=4.5)
+    recalls = 1 + len(models)
+    rows = recalls // 2 + 1
+    figure = new_figure(10, 4.5 * rows)
+    grid = figure.add_gridspec(rows, 2)
+    panels = [figure.add_subplot(grid[place // 2, place % 2]) for place in range(recalls)]
+    tails = figure.add_subplot(grid[-1, 1 if recalls % 2 else slice(None)])
     arms = dict.fromkeys(arm for row in (*found["experts"], *found["bandwidth"]) for arm in row["arms"])
     colours = dict(zip(arms, COLOURS, strict=False))
     _lines(panels[0], found["experts"], "experts", 1.0, "experts a layer, at PCIe 4.0", colours)
     for panel, model in zip(panels[1:], models, strict=False):
         own = [row for row in found["bandwidth"] if row["model"] == model]
         _lines(panel, own, "link", 1e-9, f"link, GB/s: {model}", colours)
-    for panel in panels[1 + len(models) : -1]:
-        panel.set_visible(False)
-    _tails(panels[-1], found["latency"])
+    _tails(tails, found["latency"])
     save(figure, path)
 
 
