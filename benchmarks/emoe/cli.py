@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from benchmarks.emoe.stages import STAGES, Settings, run_stages
-from benchmarks.harness.arrivals import recorded_arrivals
+from benchmarks.harness.inputs.arrivals import recorded_arrivals
 from benchmarks.harness.stages import kept
 
 EXAMPLES = """

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import structs
 
 from benchmarks.emoe.step_times import Measured, measure_steps
-from benchmarks.harness.checkpoints import EXPERT_MIB, widened
+from benchmarks.harness.inputs.checkpoints import EXPERT_MIB, widened
 from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.demo import bundled_model_path
 from greenroom.profiling.prompts import of_bundled_tasks

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.aims import Aim
-from benchmarks.harness.plots import picture
+from benchmarks.harness.reporting.aims import Aim
+from benchmarks.harness.reporting.plots import picture
 from benchmarks.harness.stages import Say, run_named
 from greenroom.core.model_profile import ModelProfile
 

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness.bundled_routing import drawn_prompts, record_routing
-from benchmarks.harness.plots import panels_of, save
-from benchmarks.harness.progress import progress
+from benchmarks.harness.inputs.bundled_routing import drawn_prompts, record_routing
+from benchmarks.harness.reporting.plots import panels_of, save
+from benchmarks.harness.reporting.progress import progress
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.demo.tasks import Sample

@@ -14,12 +14,12 @@ import click
 from benchmarks.engine import plan, speed_plot, tables
 from benchmarks.engine.figures import figures, row_json
 from benchmarks.engine.run import Bench
-from benchmarks.harness import cgroups
-from benchmarks.harness.greenroom_child import parse_policy
+from benchmarks.harness.children import cgroups
+from benchmarks.harness.children.greenroom_child import parse_policy
+from benchmarks.harness.children.processes import Children
+from benchmarks.harness.inputs.prepared_models import MODELS
 from benchmarks.harness.machine import cache_folder, describe_machine
-from benchmarks.harness.prepared_models import MODELS
-from benchmarks.harness.processes import Children
-from benchmarks.harness.results import write_result
+from benchmarks.harness.reporting.results import write_result
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.registry import EXPERT_POLICIES
 

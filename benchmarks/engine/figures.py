@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.engine.link_bound import over_bound
-from benchmarks.harness.aims import Aim
-from benchmarks.harness.prepared_models import BUNDLED, MODELS, WIDENED
+from benchmarks.harness.inputs.prepared_models import BUNDLED, MODELS, WIDENED
+from benchmarks.harness.reporting.aims import Aim
+from benchmarks.harness.reporting.statistics import spread_json
 from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row, agreement, fastest, find, speed_ratio
-from benchmarks.harness.statistics import spread_json
 
 POLICIES, SHARES, BOUNDED = "policies", "shares", "bounded"
 """Stages. Those of policies may be several: ``policies``, ``policies 2``, ..."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.harness.reporting.statistics import Spread
 from benchmarks.harness.rows import Row, paired
-from benchmarks.harness.statistics import Spread
 from benchmarks.harness.turn import Turn
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.figures import BOUNDED, PEER, POLICIES, SHARES
-from benchmarks.harness.child_rounds import Arm, Stage
-from benchmarks.harness.greenroom_child import CONCURRENCY, greenroom_child
-from benchmarks.harness.prepared_models import BUNDLED, QUICK_SIZES, RANDOM, WIDENED, PreparedModel, Sizes
-from benchmarks.harness.processes import ChildSpec
+from benchmarks.harness.children.child_rounds import Arm, Stage
+from benchmarks.harness.children.greenroom_child import CONCURRENCY, greenroom_child
+from benchmarks.harness.children.processes import ChildSpec
+from benchmarks.harness.inputs.prepared_models import BUNDLED, QUICK_SIZES, RANDOM, WIDENED, PreparedModel, Sizes
 from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row
 
 EIGHTH = "12%"

@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from benchmarks.engine import plan
 from benchmarks.engine.figures import PEER, SHARES, best_policy
-from benchmarks.harness.child_rounds import Stage, run_stage
-from benchmarks.harness.prepared_models import BUNDLED, RANDOM, WIDENED, prepare
-from benchmarks.harness.processes import ArmFailed, Children
-from benchmarks.harness.progress import progress
+from benchmarks.harness.children.child_rounds import Stage, run_stage
+from benchmarks.harness.children.processes import ArmFailed, Children
+from benchmarks.harness.inputs.prepared_models import BUNDLED, RANDOM, WIDENED, prepare
+from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.rows import GREENROOM, THIRD, Row, fastest, find
 
 DEFAULT_POLICY = "look-ahead"

@@ -8,10 +8,10 @@ from typing import Any
 
 from benchmarks.engine.figures import PEER, resident_of
 from benchmarks.engine.link_bound import bound_seconds
-from benchmarks.harness.plots import curve, panels_of, save
-from benchmarks.harness.prepared_models import MODELS
+from benchmarks.harness.inputs.prepared_models import MODELS
+from benchmarks.harness.reporting.plots import curve, panels_of, save
+from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rows import GREENROOM, RESIDENT, Row, fastest, paired
-from benchmarks.harness.statistics import Spread, spread_json
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.engine.figures import AIMS, resident_of
 from benchmarks.engine.link_bound import over_bound
-from benchmarks.harness.aims import figure_lines
-from benchmarks.harness.prepared_models import MODELS
+from benchmarks.harness.inputs.prepared_models import MODELS
+from benchmarks.harness.reporting.aims import figure_lines
 from benchmarks.harness.rows import GREENROOM, Row
 from greenroom.core.units import format_bytes
 

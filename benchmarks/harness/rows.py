@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.harness.statistics import Spread
+from benchmarks.harness.reporting.statistics import Spread
 from benchmarks.harness.turn import Trace, Turn
 
 GREENROOM = "greenroom"

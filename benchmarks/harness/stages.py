@@ -19,10 +19,10 @@ from typing import Any
 
 import click
 
-from benchmarks.harness.aims import Aim, figure_lines
 from benchmarks.harness.machine import cache_folder, describe_machine
-from benchmarks.harness.plots import picture
-from benchmarks.harness.results import write_result
+from benchmarks.harness.reporting.aims import Aim, figure_lines
+from benchmarks.harness.reporting.plots import picture
+from benchmarks.harness.reporting.results import write_result
 
 Say = Callable[[str], object]
 Stage = Callable[[], dict[str, Any]]

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import click
 
-from benchmarks.harness.checkpoints import EXPERT_MIB, widened
-from benchmarks.harness.progress import each
+from benchmarks.harness.inputs.checkpoints import EXPERT_MIB, widened
+from benchmarks.harness.reporting.progress import each
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
 from greenroom.demo.tasks import TASKS, sample

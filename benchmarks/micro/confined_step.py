@@ -20,12 +20,12 @@ import click
 import numpy as np
 import torch
 
-from benchmarks.harness.checkpoints import EXPERT_MIB, widened
+from benchmarks.harness.inputs.checkpoints import EXPERT_MIB, widened
+from benchmarks.harness.inputs.shared_model import KV_BYTES, SharedModel
 from benchmarks.harness.machine import cache_folder, describe_machine
-from benchmarks.harness.progress import progress
-from benchmarks.harness.results import write_result
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.results import write_result
 from benchmarks.harness.rounds import rotated
-from benchmarks.harness.shared_model import KV_BYTES, SharedModel
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.experts.engine import EngineConfig, ExpertEngine

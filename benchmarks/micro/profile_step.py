@@ -16,13 +16,21 @@ from typing import Any, NoReturn
 
 import click
 
-from benchmarks.harness.greenroom_child import CONCURRENCY, greenroom_child
+from benchmarks.harness.children.greenroom_child import CONCURRENCY, greenroom_child
+from benchmarks.harness.children.processes import Child, Children
+from benchmarks.harness.inputs.prepared_models import (
+    MODELS,
+    QUICK_SIZES,
+    RANDOM,
+    WIDENED,
+    PreparedModel,
+    Sizes,
+    prepare,
+)
 from benchmarks.harness.machine import cache_folder, describe_machine
-from benchmarks.harness.plots import panels_of, save
-from benchmarks.harness.prepared_models import MODELS, QUICK_SIZES, RANDOM, WIDENED, PreparedModel, Sizes, prepare
-from benchmarks.harness.processes import Child, Children
-from benchmarks.harness.progress import progress
-from benchmarks.harness.results import write_result
+from benchmarks.harness.reporting.plots import panels_of, save
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.results import write_result
 from benchmarks.harness.rows import RESIDENT, THIRD
 from benchmarks.harness.turn import Trace, Turn
 

@@ -24,11 +24,11 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.checkpoints import widened
+from benchmarks.harness.inputs.checkpoints import widened
+from benchmarks.harness.inputs.token_streams import Stream, task_stream
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.progress import each
-from benchmarks.harness.statistics import Spread, spread_json
-from benchmarks.harness.token_streams import Stream, task_stream
+from benchmarks.harness.reporting.progress import each
+from benchmarks.harness.reporting.statistics import Spread, spread_json
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
 from greenroom.experts.copying.disk_calibration import measure

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from benchmarks.harness.checkpoints import random_mixtral, widened
+from benchmarks.harness.inputs.checkpoints import random_mixtral, widened
 from greenroom import LLM
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path

@@ -24,7 +24,7 @@ import click
 import numpy as np
 import torch
 
-from benchmarks.harness.progress import each
+from benchmarks.harness.reporting.progress import each
 from greenroom.core.units import format_bytes
 from greenroom.experts.bookkeeping.ledger import Ledger
 from greenroom.experts.bookkeeping.tiers import Tiers

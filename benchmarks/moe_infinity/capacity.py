@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.plots import curve, panels_of, save, tidy
-from benchmarks.harness.progress import progress
-from benchmarks.harness.statistics import interval
-from benchmarks.harness.tables import plus_minus
+from benchmarks.harness.reporting.plots import curve, panels_of, save, tidy
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import interval
+from benchmarks.harness.reporting.tables import plus_minus
 from benchmarks.moe_infinity.prefetch.cells import Arm, Cell, World, measure
 from benchmarks.moe_infinity.simulated_models import MODELS, PCIE4_BYTES_PER_S
 from greenroom.core.pictures import COLOURS

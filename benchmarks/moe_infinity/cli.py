@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.aims import Aim
+from benchmarks.harness.reporting.aims import Aim
 from benchmarks.harness.stages import modules_command
 
 STAGES = ("cache", "prefetch", "capacity", "drift", "cost", "engine")

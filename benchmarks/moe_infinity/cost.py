@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.plots import save, tidy
-from benchmarks.harness.progress import each
+from benchmarks.harness.reporting.plots import save, tidy
+from benchmarks.harness.reporting.progress import each
 from greenroom.core.pictures import COLOURS, new_figure
 from greenroom.policies.base.activation_matrix import Rows, Tokens
 from greenroom.policies.base.catalogue import Catalogue

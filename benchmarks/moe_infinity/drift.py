@@ -22,10 +22,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.plots import panels_of, save, tidy
-from benchmarks.harness.progress import progress
-from benchmarks.harness.statistics import interval
-from benchmarks.harness.tables import plus_minus
+from benchmarks.harness.reporting.plots import panels_of, save, tidy
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import interval
+from benchmarks.harness.reporting.tables import plus_minus
 from benchmarks.moe_infinity.simulated_models import MODELS, PCIE4_BYTES_PER_S, Model
 from benchmarks.moe_infinity.synthetic_routing import trace_of
 from greenroom.core.eamc_file import EamcFile

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import click
 
-from benchmarks.harness.cgroups import remove_stale, why_not
-from benchmarks.harness.checkpoints import RandomMixtral, random_mixtral, widened
+from benchmarks.harness.children.cgroups import remove_stale, why_not
+from benchmarks.harness.children.greenroom_child import parse_policy
 from benchmarks.harness.disk import ReadAhead
-from benchmarks.harness.greenroom_child import parse_policy
+from benchmarks.harness.inputs.checkpoints import RandomMixtral, random_mixtral, widened
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.progress import progress
-from benchmarks.harness.results import write_result
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.results import write_result
 from benchmarks.peers.arms import greenroom, llama_cpp
 from benchmarks.peers.forced_tokens import conversations, random_tokens
 from benchmarks.peers.measurement import Effort, Measurement, Subject, agreements, runs_of

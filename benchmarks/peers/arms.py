@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.children.processes import HUGE_PAGES, Child, ChildSpec
 from benchmarks.harness.disk import drop_cache
-from benchmarks.harness.processes import HUGE_PAGES, Child, ChildSpec
 from benchmarks.peers.batch import Batch, Decoded
 
 _TIMEOUT_S = 420.0

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.harness.process_memory import memory, read_bytes
+from benchmarks.harness.children.process_memory import memory, read_bytes
 from benchmarks.peers.batch import Batch, Decoded, batch_of
 from benchmarks.peers.forced_tokens import force
 from greenroom import LLM

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.process_memory import mapped_bytes, memory, read_bytes
+from benchmarks.harness.children.process_memory import mapped_bytes, memory, read_bytes
 from benchmarks.peers.batch import Batch, Decoded, batch_of
 
 _ROWS = 512

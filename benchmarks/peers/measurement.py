@@ -12,10 +12,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.harness.cgroups import NoCgroup
+from benchmarks.harness.children.cgroups import NoCgroup
+from benchmarks.harness.children.greenroom_child import parse_policy
+from benchmarks.harness.children.processes import ArmFailed
 from benchmarks.harness.disk import ReadAhead
-from benchmarks.harness.greenroom_child import parse_policy
-from benchmarks.harness.processes import ArmFailed
 from benchmarks.peers import gguf_file
 from benchmarks.peers.arms import Answer, Arm
 from benchmarks.peers.batch import Batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.plots import panels_of, save
+from benchmarks.harness.reporting.plots import panels_of, save
 from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THIRD, Row
 
 _SITUATIONS = (

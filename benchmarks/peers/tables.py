@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness.aims import Aim, figure_lines
+from benchmarks.harness.reporting.aims import Aim, figure_lines
 from benchmarks.peers.results import GREENROOM, LLAMA, SAME_TOTAL, THIRD, Row, spread
 from greenroom.core.units import format_bytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.progress import each
+from benchmarks.harness.reporting.progress import each
 from benchmarks.pipeline.arms import BothArms
 from benchmarks.pipeline.figures import added, processor_time
 from benchmarks.pipeline.pinning import cpu_seconds

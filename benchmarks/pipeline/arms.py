@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.harness.children.processes import Child, ChildSpec
 from benchmarks.harness.machine import cache_folder
-from benchmarks.harness.processes import Child, ChildSpec
 from benchmarks.pipeline import http_client
 from benchmarks.pipeline.pinning import pin, thread_seconds
 from benchmarks.pipeline.schedule import Measured, Planned, closed, prompts

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from benchmarks.harness.machine import cache_folder, describe_machine
-from benchmarks.harness.results import write_result
+from benchmarks.harness.reporting.results import write_result
 from benchmarks.pipeline import added_latency, gateway_ceiling, overload, saturation
 from benchmarks.pipeline.arms import Effort, opened
 from benchmarks.pipeline.figures import spreads

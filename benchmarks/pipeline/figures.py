@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.statistics import Spread, percentile, spread_json
+from benchmarks.harness.reporting.statistics import Spread, percentile, spread_json
 from benchmarks.pipeline.schedule import Measured
 
 

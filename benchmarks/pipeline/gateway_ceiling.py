@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.children.processes import background
 from benchmarks.harness.machine import cache_folder
-from benchmarks.harness.processes import background
-from benchmarks.harness.progress import each
+from benchmarks.harness.reporting.progress import each
 from benchmarks.pipeline.arms import ENGINE_CORE, OTHERS, Effort, PipelineArm
 from benchmarks.pipeline.figures import spreads, throughput
 from benchmarks.pipeline.pinning import pin

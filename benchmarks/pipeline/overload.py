@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from benchmarks.harness.statistics import percentile
+from benchmarks.harness.reporting.statistics import percentile
 from benchmarks.pipeline.arms import BothArms
 from benchmarks.pipeline.pinning import resident_bytes
 from benchmarks.pipeline.schedule import poisson

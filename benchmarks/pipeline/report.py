@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.harness.aims import Aim
+from benchmarks.harness.reporting.aims import Aim
 
 AIMS = {
     "ttft_added_p50_ms": Aim(15.0, at_least=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.harness.progress import each
+from benchmarks.harness.reporting.progress import each
 from benchmarks.pipeline.arms import BothArms
 from benchmarks.pipeline.figures import spreads, throughput
 from benchmarks.pipeline.schedule import closed

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.plots import curve, legend_below, panels_of, save, style_of, tidy
+from benchmarks.harness.reporting.plots import curve, legend_below, panels_of, save, style_of, tidy
 
 
 def draw_check(points: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -30,9 +30,9 @@ from benchmarks.emoe.scheduling.simulator import Machine, Served, Simulation
 from benchmarks.emoe.scheduling.stage import KV_TOKENS
 from benchmarks.emoe.step_times import Measured, mean_of
 from benchmarks.harness.machine import cache_folder
-from benchmarks.harness.progress import progress
-from benchmarks.harness.statistics import geometric, interval, over_seeds
-from benchmarks.harness.tables import plus_minus
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import geometric, interval, over_seeds
+from benchmarks.harness.reporting.tables import plus_minus
 from greenroom.core.model_profile import dump_model_profile
 from greenroom.demo.tasks import TASKS
 from greenroom.worker.model.usable_memory import usable_cores

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.emoe.memory.forecasters import EVERY, Forecaster, Predictor
-from benchmarks.harness.shared_model import KV_BYTES, Ask, SharedModel, run_at_once
+from benchmarks.harness.inputs.shared_model import KV_BYTES, Ask, SharedModel, run_at_once
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine

@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.emoe.measured_profile import MAX_TOKENS
 from benchmarks.emoe.memory.engine_arms import EXACT, KINDS, PAPER, RESIDENT, VARIANTS, WHOLE, Arm, Kind, agreements
 from benchmarks.emoe.memory.forecasters import Predictors, learn
-from benchmarks.harness.bundled_routing import drawn_prompts, record_routing
-from benchmarks.harness.progress import progress
-from benchmarks.harness.shared_model import Ask, SharedModel
-from benchmarks.harness.statistics import geometric, interval
+from benchmarks.harness.inputs.bundled_routing import drawn_prompts, record_routing
+from benchmarks.harness.inputs.shared_model import Ask, SharedModel
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import geometric, interval
 from greenroom.core.model_profile import ModelProfile
 from greenroom.demo.tasks import TASKS, sample
 from greenroom.predictor.learned.config import LEARNED_KINDS

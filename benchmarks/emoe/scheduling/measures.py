@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.emoe.scheduling.simulator import Served
-from benchmarks.harness.statistics import percentile
+from benchmarks.harness.reporting.statistics import percentile
 
 
 def summary(served: Sequence[Served]) -> dict[str, Any]:

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.plots import curve, grouped_bars, legend_below, logarithmic, panels_of, save, style_of, tidy
+from benchmarks.harness.reporting.plots import (
+    curve,
+    grouped_bars,
+    legend_below,
+    logarithmic,
+    panels_of,
+    save,
+    style_of,
+    tidy,
+)
 
 
 def draw_sweep(steps: Sequence[Mapping[str, Any]], saturation: float, title: str, path: Path) -> None:

@@ -13,9 +13,9 @@ from benchmarks.emoe.scheduling.jobs import AzureTraffic, of_profile
 from benchmarks.emoe.scheduling.simulator import Machine
 from benchmarks.emoe.scheduling.step_costs import ServingOverhead
 from benchmarks.emoe.scheduling.sweep import AT_SATURATION, AZURE, TASKS, Scale, Traffic, figures, points, run_all
-from benchmarks.harness.plots import picture
-from benchmarks.harness.progress import progress
-from benchmarks.harness.tables import plus_minus
+from benchmarks.harness.reporting.plots import picture
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.tables import plus_minus
 
 KV_TOKENS = 32_768
 TICK_MS = 200.0

@@ -21,7 +21,7 @@ from benchmarks.emoe.scheduling.jobs import (
 from benchmarks.emoe.scheduling.measures import summary
 from benchmarks.emoe.scheduling.schedulers import ARMS, EMOE, FCFS, HINDSIGHT, estimates
 from benchmarks.emoe.scheduling.simulator import Machine, Served, simulate
-from benchmarks.harness.statistics import geometric, interval, over_seeds
+from benchmarks.harness.reporting.statistics import geometric, interval, over_seeds
 from greenroom.policies.placement.placement_policy import FcfsPlacement
 from greenroom.replay.processes import in_processes
 

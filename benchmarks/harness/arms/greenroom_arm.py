@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.harness.arms.routing_record import RoutingRecord
 from benchmarks.harness.arms.time_by_part import Inside
-from benchmarks.harness.process_memory import peak_bytes, reset_peak
+from benchmarks.harness.children.process_memory import peak_bytes, reset_peak
 from benchmarks.harness.turn import Turn, timed
 from greenroom.core.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.generation import SamplingParams

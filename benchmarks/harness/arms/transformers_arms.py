@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.harness.process_memory import peak_bytes, reset_peak
+from benchmarks.harness.children.process_memory import peak_bytes, reset_peak
 from benchmarks.harness.turn import Turn, timed
 from greenroom.moe.products.native.tiles import avoid_tiles_without_shape
 

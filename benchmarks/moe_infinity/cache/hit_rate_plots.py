@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.plots import curve, panels_of, save, style_of, tidy
+from benchmarks.harness.reporting.plots import curve, panels_of, save, style_of, tidy
 
 BELADY = "belady"
 

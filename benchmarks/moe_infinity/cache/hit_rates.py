@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.progress import progress
-from benchmarks.harness.statistics import deviation
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import deviation
 from benchmarks.moe_infinity.cache.chance_oracle import Informed
 from benchmarks.moe_infinity.cache.routing_streams import BUNDLED, Stream, bundled_stream, real_stream, synthetic_stream
 from benchmarks.moe_infinity.calibration import BASELINES, TARGETS

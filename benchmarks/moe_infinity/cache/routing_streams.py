@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.bundled_routing import record_routing
+from benchmarks.harness.inputs.bundled_routing import record_routing
 from benchmarks.moe_infinity.calibration import TARGETS
 from benchmarks.moe_infinity.synthetic_routing import MIXES, Shape, drawn
 from greenroom.core.eamc_file import EamcFile

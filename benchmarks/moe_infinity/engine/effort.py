@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.harness.checkpoints import EXPERT_MIB
-from benchmarks.moe_infinity.engine.compared_policies import LITERAL, PAPER, REUSE
+from benchmarks.harness.inputs.checkpoints import EXPERT_MIB
+from benchmarks.moe_infinity.engine.arms.compared_policies import LITERAL, PAPER, REUSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.plots import centre, curve, errors, legend_below, logarithmic, panels_of, save, tidy
-from benchmarks.moe_infinity.engine.compared_policies import DISK_OFFLOAD, KINDS, ORACLES
+from benchmarks.harness.reporting.plots import centre, curve, errors, legend_below, logarithmic, panels_of, save, tidy
+from benchmarks.moe_infinity.engine.arms.compared_policies import DISK_OFFLOAD, KINDS, ORACLES
 from greenroom.core.pictures import COLOURS
 
 Found = Mapping[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from benchmarks.harness.shared_model import Ask, SharedModel
-from benchmarks.harness.token_streams import Stream
+from benchmarks.harness.inputs.shared_model import Ask, SharedModel
+from benchmarks.harness.inputs.token_streams import Stream
 from greenroom.demo.tasks import TASKS, Sample, sample
 
 SEED = 61_000

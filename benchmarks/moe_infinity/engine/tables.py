@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.tables import median_range
-from benchmarks.moe_infinity.engine.by_budget import WHOLE
-from benchmarks.moe_infinity.engine.by_request_rate import highest_rates
+from benchmarks.harness.reporting.tables import median_range
+from benchmarks.moe_infinity.engine.parts.by_budget import WHOLE
+from benchmarks.moe_infinity.engine.parts.by_request_rate import highest_rates
 from greenroom.core.units import format_bytes
 
 Found = Mapping[str, Any]

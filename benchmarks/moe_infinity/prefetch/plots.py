@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.plots import curve, save, tidy
+from benchmarks.harness.reporting.plots import curve, save, tidy
 from greenroom.core.pictures import COLOURS, new_figure
 
 

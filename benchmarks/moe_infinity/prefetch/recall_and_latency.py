@@ -19,8 +19,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.progress import progress
-from benchmarks.harness.statistics import interval
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import interval
 from benchmarks.moe_infinity.prefetch.cells import PERCENTILES, Arm, Cell, Measured, World, by_world, measure
 from benchmarks.moe_infinity.simulated_models import MODELS, PCIE4_BYTES_PER_S, Model, recorded, switch_base
 from greenroom.replay.processes import in_processes

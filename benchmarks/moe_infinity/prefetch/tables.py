@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.tables import plus_minus
+from benchmarks.harness.reporting.tables import plus_minus
 
 _SHOWN = (
     ("ready", "ready", 100), ("mean_wait_ms", "mean ms", 1), ("p50_ms", "p50", 1), ("p95_ms", "p95", 1),

@@ -14,8 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = sorted(path.parent.name for path in (ROOT / "benchmarks").glob("*/__init__.py"))
 IN_EVERY_ENVIRONMENT = (
-    "benchmarks", "benchmarks.harness", "benchmarks.harness.child", "benchmarks.harness.process_memory",
-    "benchmarks.peers", "benchmarks.peers.batch", "benchmarks.peers.forced_llama",
+    "benchmarks", "benchmarks.harness", "benchmarks.harness.children", "benchmarks.harness.children.child",
+    "benchmarks.harness.children.process_memory", "benchmarks.peers", "benchmarks.peers.batch",
+    "benchmarks.peers.forced_llama",
 )  # fmt: skip
 """What llama.cpp's interpreter imports, which has neither greenroom nor its dependencies but NumPy."""
 

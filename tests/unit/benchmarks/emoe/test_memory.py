@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.emoe.memory.engine_arms import EXACT, KINDS, PAPER, RESIDENT
 from benchmarks.emoe.memory.forecasters import Forecaster
 from benchmarks.emoe.memory.stage import Stream, figures, recovery, table, tasks_of_block
-from benchmarks.harness.statistics import interval
+from benchmarks.harness.reporting.statistics import interval
 from greenroom.policies.base.events import Prediction
 from greenroom.worker.engine import Routed
 from tests.unit.benchmarks.emoe.profiles import profile

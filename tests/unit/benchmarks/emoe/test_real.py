@@ -16,7 +16,7 @@ from benchmarks.emoe.scheduling.schedulers import FCFS
 from benchmarks.emoe.scheduling.simulator import Machine
 from benchmarks.emoe.scheduling.step_costs import ServingOverhead
 from benchmarks.emoe.step_times import Measured
-from benchmarks.harness.statistics import geometric, interval
+from benchmarks.harness.reporting.statistics import geometric, interval
 from greenroom.demo.tasks import TASKS
 from tests.unit.benchmarks.emoe.profiles import profile
 

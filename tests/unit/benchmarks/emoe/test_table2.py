@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.emoe import table2
-from benchmarks.harness.bundled_routing import drawn_prompts
+from benchmarks.harness.inputs.bundled_routing import drawn_prompts
 from greenroom.predictor.learned.recorded import Recorded, read_recorded
 from tests.pipeline.predictor.test_train_command import COUNT, recorded
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks.engine.figures import AIMS, BOUNDED, PEER, SHARES, best_policy, figures, row_json
-from benchmarks.harness.aims import figure_lines
-from benchmarks.harness.prepared_models import BUNDLED, RANDOM, WIDENED
+from benchmarks.harness.inputs.prepared_models import BUNDLED, RANDOM, WIDENED
+from benchmarks.harness.reporting.aims import figure_lines
 from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD, Row
 from tests.unit.benchmarks.made_turns import row, trace
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine import plan
-from benchmarks.harness.greenroom_child import parse_policy
-from benchmarks.harness.prepared_models import BUNDLED, RANDOM, WIDENED, PreparedModel
+from benchmarks.harness.children.greenroom_child import parse_policy
+from benchmarks.harness.inputs.prepared_models import BUNDLED, RANDOM, WIDENED, PreparedModel
+from benchmarks.harness.inputs.token_streams import random_stream, task_stream
 from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD
-from benchmarks.harness.token_streams import random_stream, task_stream
 from greenroom.core.errors import InvalidConfig
 from greenroom.demo import bundled_model_path
 from greenroom.policies.registry import EXPERT_POLICIES

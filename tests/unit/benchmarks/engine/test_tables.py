@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.engine.figures import BOUNDED, PEER, SHARES, figures
 from benchmarks.engine.speed_plot import plot
 from benchmarks.engine.tables import aims, by_model, table
-from benchmarks.harness.prepared_models import WIDENED
+from benchmarks.harness.inputs.prepared_models import WIDENED
 from benchmarks.harness.rows import GREENROOM, RESIDENT, THIRD, Row
 from tests.unit.benchmarks.made_turns import row, trace
 

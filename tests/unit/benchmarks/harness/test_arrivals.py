@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.arrivals import burst_times
+from benchmarks.harness.inputs.arrivals import burst_times
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:{minute:02}:{second:02}.5,10,10\n" for minute in range(3) for second in (0, 1, 2, 30)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.cgroups import MemoryCgroup, NoCgroup, _parents, why_not
+from benchmarks.harness.children.cgroups import MemoryCgroup, NoCgroup, _parents, why_not
 from benchmarks.harness.disk import ReadAhead, cached_bytes, drop_cache, files_of
 from greenroom.core.units import MIB
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.child_rounds import Arm, Stage, run_stage
-from benchmarks.harness.processes import ArmFailed, ChildSpec
+from benchmarks.harness.children.child_rounds import Arm, Stage, run_stage
+from benchmarks.harness.children.processes import ArmFailed, ChildSpec
+from benchmarks.harness.inputs.token_streams import Stream
 from benchmarks.harness.rows import Row
-from benchmarks.harness.token_streams import Stream
 
 LONG, SHORT = Stream(((1, 2), (3,)), (4, 5)), Stream(((1, 2),), (4,))
 

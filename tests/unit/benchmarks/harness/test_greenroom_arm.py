@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.arms.greenroom_arm import GreenroomArm
 from benchmarks.harness.arms.time_by_part import PARTS
-from benchmarks.harness.token_streams import task_stream
+from benchmarks.harness.inputs.token_streams import task_stream
 from benchmarks.harness.turn import Turn
 from greenroom.demo import bundled_model_path
 

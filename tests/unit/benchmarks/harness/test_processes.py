@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.harness.processes import ArmFailed, Children, ChildSpec
+from benchmarks.harness.children.processes import ArmFailed, Children, ChildSpec
 
 TURN = {"prompts": [[1, 2]], "lengths": [3]}
 

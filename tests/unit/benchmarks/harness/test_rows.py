@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.engine.link_bound import bound_seconds, over_bound
+from benchmarks.harness.reporting.statistics import Spread
 from benchmarks.harness.rows import Row, agreement, fastest, find, speed_ratio
-from benchmarks.harness.statistics import Spread
 from tests.unit.benchmarks.made_turns import row, trace, turn
 
 

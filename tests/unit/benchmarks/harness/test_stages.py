@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.aims import Aim
+from benchmarks.harness.reporting.aims import Aim
 from benchmarks.harness.stages import Settings, run_module, run_named, scale_of
 from greenroom.core.pictures import PlotUnavailable
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from tqdm import tqdm
 
+from benchmarks.harness.children.processes import ArmFailed
 from benchmarks.harness.disk import ReadAhead
-from benchmarks.harness.processes import ArmFailed
 from benchmarks.peers import gguf_file
 from benchmarks.peers.arms import Answer, Arm
 from benchmarks.peers.batch import Batch

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.harness.process_memory import mapped_bytes, memory
-from benchmarks.harness.processes import ArmFailed
+from benchmarks.harness.children.process_memory import mapped_bytes, memory
+from benchmarks.harness.children.processes import ArmFailed
 from benchmarks.peers.arms import Arm
 from benchmarks.peers.batch import Batch, Decoded, batch_of, decode_rate
 from benchmarks.peers.forced_tokens import conversations, force, random_tokens

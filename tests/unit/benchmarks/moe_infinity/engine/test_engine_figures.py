@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.harness.inputs.shared_model import Ask
 from benchmarks.harness.rounds import in_turns
-from benchmarks.harness.shared_model import Ask
-from benchmarks.moe_infinity.engine import at_a_third, by_budget, by_request_rate
-from benchmarks.moe_infinity.engine.batch_server import Served
-from benchmarks.moe_infinity.engine.compared_policies import (
+from benchmarks.moe_infinity.engine.arms.compared_policies import (
     KINDS,
     LITERAL,
     ON_DEMAND,
@@ -18,9 +16,11 @@ from benchmarks.moe_infinity.engine.compared_policies import (
     REUSE,
     kind_of,
 )
+from benchmarks.moe_infinity.engine.arms.policy_clock import LOOK_UP
+from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from benchmarks.moe_infinity.engine.effort import QUICK, Scale
-from benchmarks.moe_infinity.engine.policy_clock import LOOK_UP
-from benchmarks.moe_infinity.engine.served_turn import ServedTurn
+from benchmarks.moe_infinity.engine.parts import at_a_third, by_budget, by_request_rate
+from benchmarks.moe_infinity.engine.parts.batch_server import Served
 
 ASKS = [Ask("question", (1,), (1, 2)), Ask("compare", (1,), (1, 2))]
 

@@ -13,20 +13,11 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.arms.transformers_arms import write_offload_folder
-from benchmarks.harness.processes import ArmFailed
-from benchmarks.harness.shared_model import Ask, SharedModel
-from benchmarks.moe_infinity.engine import (
-    batch_server,
-    beside_accelerate,
-    by_batch_size,
-    by_request_rate,
-    one_record_or_tensors,
-    plots,
-    stage,
-    tables,
-)
-from benchmarks.moe_infinity.engine.accelerate_server import DiskOffloadServer
-from benchmarks.moe_infinity.engine.compared_policies import (
+from benchmarks.harness.children.processes import ArmFailed
+from benchmarks.harness.inputs.shared_model import Ask, SharedModel
+from benchmarks.moe_infinity.engine import plots, stage, tables
+from benchmarks.moe_infinity.engine.arms.accelerate_server import DiskOffloadServer
+from benchmarks.moe_infinity.engine.arms.compared_policies import (
     DISK_OFFLOAD,
     KINDS,
     ON_DEMAND,
@@ -36,11 +27,18 @@ from benchmarks.moe_infinity.engine.compared_policies import (
     REUSE,
     kind_of,
 )
+from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
+from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
+from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from benchmarks.moe_infinity.engine.effort import Scale
-from benchmarks.moe_infinity.engine.learnt_artifacts import Learnt
-from benchmarks.moe_infinity.engine.open_arms import Fleet
+from benchmarks.moe_infinity.engine.parts import (
+    batch_server,
+    beside_accelerate,
+    by_batch_size,
+    by_request_rate,
+    one_record_or_tensors,
+)
 from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of, to_learn_from
-from benchmarks.moe_infinity.engine.served_turn import ServedTurn
 from greenroom.core.eamc_file import EamcFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import split_of

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import cgroups
-from benchmarks.harness.child_rounds import Arm, Stage, run_stage
+from benchmarks.harness.children import cgroups
+from benchmarks.harness.children.child_rounds import Arm, Stage, run_stage
+from benchmarks.harness.children.processes import Children, ChildSpec
+from benchmarks.harness.inputs.prepared_models import WIDENED, Sizes, prepare
+from benchmarks.harness.inputs.shared_model import Ask
 from benchmarks.harness.machine import cache_folder
-from benchmarks.harness.prepared_models import WIDENED, Sizes, prepare
-from benchmarks.harness.processes import Children, ChildSpec
-from benchmarks.harness.progress import progress
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import spread_json
 from benchmarks.harness.rows import GREENROOM, THIRD, Row, find, speed_ratio
-from benchmarks.harness.shared_model import Ask
-from benchmarks.harness.statistics import spread_json
-from benchmarks.moe_infinity.engine.accelerate_server import SYSTEM
-from benchmarks.moe_infinity.engine.compared_policies import DISK_OFFLOAD, LITERAL, PAPER, Kind
-from benchmarks.moe_infinity.engine.learnt_artifacts import Learnt
+from benchmarks.moe_infinity.engine.arms.accelerate_server import SYSTEM
+from benchmarks.moe_infinity.engine.arms.compared_policies import DISK_OFFLOAD, LITERAL, PAPER, Kind
+from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
 from benchmarks.moe_infinity.engine.prompts import stream_of
 
 NAME = "bounded"

@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.progress import progress
+from benchmarks.harness.inputs.shared_model import SharedModel
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rounds import in_turns
-from benchmarks.harness.shared_model import SharedModel
-from benchmarks.harness.statistics import Spread, spread_json
-from benchmarks.moe_infinity.engine.compared_policies import Kind
-from benchmarks.moe_infinity.engine.engine_arm import EngineArm
-from benchmarks.moe_infinity.engine.learnt_artifacts import Learnt
-from benchmarks.moe_infinity.engine.open_arms import Fleet
+from benchmarks.moe_infinity.engine.arms.compared_policies import Kind
+from benchmarks.moe_infinity.engine.arms.engine_arm import EngineArm
+from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
+from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
+from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from benchmarks.moe_infinity.engine.prompts import in_turn
-from benchmarks.moe_infinity.engine.served_turn import ServedTurn
 
 WHOLE = Kind("resident", "lru")
 BOUNDS = (1.5, 2.0, 3.0, 5.0)

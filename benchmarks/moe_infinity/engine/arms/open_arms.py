@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from benchmarks.harness.shared_model import SharedModel
-from benchmarks.moe_infinity.engine.compared_policies import Kind
-from benchmarks.moe_infinity.engine.engine_arm import EngineArm
-from benchmarks.moe_infinity.engine.learnt_artifacts import Learnt
+from benchmarks.harness.inputs.shared_model import SharedModel
+from benchmarks.moe_infinity.engine.arms.compared_policies import Kind
+from benchmarks.moe_infinity.engine.arms.engine_arm import EngineArm
+from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
 from greenroom.core.errors import GreenroomError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.processes import ChildSpec
+from benchmarks.harness.children.processes import ChildSpec
 from benchmarks.harness.rows import GREENROOM
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.registry import create_policy

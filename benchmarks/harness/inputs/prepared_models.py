@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.processes import Children, ChildSpec
-from benchmarks.harness.token_streams import Stream, random_stream, task_stream
+from benchmarks.harness.children.processes import Children, ChildSpec
+from benchmarks.harness.inputs.token_streams import Stream, random_stream, task_stream
 
 BUNDLED, WIDENED, RANDOM = "bundled", "widened", "random"
 MODELS = (WIDENED, RANDOM, BUNDLED)

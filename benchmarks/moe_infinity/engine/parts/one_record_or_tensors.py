@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rounds import in_turns
-from benchmarks.harness.statistics import Spread, spread_json
 from greenroom.experts.pack.direct_io import DirectFile, page_aligned
 from greenroom.experts.pack.layout import PAGE_BYTES, align
 from greenroom.experts.pack.pack_file import PackFile

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.harness.progress import progress
+from benchmarks.harness.inputs.shared_model import Ask
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rounds import in_turns
-from benchmarks.harness.shared_model import Ask
-from benchmarks.harness.statistics import Spread, spread_json
-from benchmarks.moe_infinity.engine.compared_policies import (
+from benchmarks.moe_infinity.engine.arms.compared_policies import (
     LITERAL,
     ON_DEMAND,
     ORACLE,
@@ -21,11 +21,11 @@ from benchmarks.moe_infinity.engine.compared_policies import (
     ORACLES,
     PAPER,
 )
-from benchmarks.moe_infinity.engine.engine_arm import EngineArm
-from benchmarks.moe_infinity.engine.open_arms import Fleet
-from benchmarks.moe_infinity.engine.policy_clock import LOOK_UP, of_events
+from benchmarks.moe_infinity.engine.arms.engine_arm import EngineArm
+from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
+from benchmarks.moe_infinity.engine.arms.policy_clock import LOOK_UP, of_events
+from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from benchmarks.moe_infinity.engine.prompts import in_turn
-from benchmarks.moe_infinity.engine.served_turn import ServedTurn
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.bundled_routing import record_routing
+from benchmarks.harness.inputs.bundled_routing import record_routing
 from benchmarks.moe_infinity.engine.prompts import to_learn_from
 from greenroom.core.artifact_file import ArtifactFile
 from greenroom.core.eamc_file import EamcFile

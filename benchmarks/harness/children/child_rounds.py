@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.children.processes import ArmFailed, Child, Children, ChildSpec
 from benchmarks.harness.disk import drop_cache
-from benchmarks.harness.processes import ArmFailed, Child, Children, ChildSpec
+from benchmarks.harness.inputs.token_streams import Stream
 from benchmarks.harness.rounds import in_turns
 from benchmarks.harness.rows import Row
-from benchmarks.harness.token_streams import Stream
 from benchmarks.harness.turn import Turn
 
 OPEN_TIMEOUT_S = 600.0

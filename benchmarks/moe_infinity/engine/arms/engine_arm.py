@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.harness.arms.routing_record import RoutingRecord
-from benchmarks.harness.shared_model import KV_BYTES, Ask, SharedModel, run_at_once
-from benchmarks.moe_infinity.engine.compared_policies import Kind
-from benchmarks.moe_infinity.engine.policy_clock import PolicyClock
-from benchmarks.moe_infinity.engine.served_turn import ServedTurn
+from benchmarks.harness.inputs.shared_model import KV_BYTES, Ask, SharedModel, run_at_once
+from benchmarks.moe_infinity.engine.arms.compared_policies import Kind
+from benchmarks.moe_infinity.engine.arms.policy_clock import PolicyClock
+from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine

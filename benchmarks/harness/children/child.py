@@ -1,6 +1,6 @@
 """A process of its own for each system under measurement, so that its peak memory is its own.
 
-    python -m benchmarks.harness.child SPECIFICATION REPLY_FD
+    python -m benchmarks.harness.children.child SPECIFICATION REPLY_FD
 
 Reads one JSON command a line from stdin (``{"do": "run", ...}``) and answers each with one JSON line on the descriptor:
 ``{"ok": ...}`` or ``{"error": ..., "kind": ...}``. Ends when stdin does. Whatever libraries print goes to stderr.

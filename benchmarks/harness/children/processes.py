@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.harness.cgroups import MemoryCgroup, NoCgroup
+from benchmarks.harness.children.cgroups import MemoryCgroup, NoCgroup
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 END_TIMEOUT_S = 30.0
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 """torch's weights in huge pages, as greenroom's arena is."""
@@ -68,7 +68,7 @@ class Child:
         read, write = os.pipe()
         self._replies = read
         specification = json.dumps({"system": spec.system, "settings": json.loads(spec.settings)})
-        command = [spec.python, "-m", "benchmarks.harness.child", specification, str(write)]
+        command = [spec.python, "-m", "benchmarks.harness.children.child", specification, str(write)]
         if self.cgroup is not None:
             command = self.cgroup.command(command)
         try:
