@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -16,7 +14,7 @@ from benchmarks.engine.figures import figures, row_json
 from benchmarks.engine.run import Bench
 from benchmarks.harness.children import cgroups
 from benchmarks.harness.children.greenroom_child import parse_policy
-from benchmarks.harness.children.processes import Children
+from benchmarks.harness.children.processes import Children, exit_on_sigterm
 from benchmarks.harness.inputs.prepared_models import MODELS
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.reporting.results import write_result
@@ -55,7 +53,7 @@ def main(
 
     Prints a table, writes a plot, and prints all of it as one JSON object on its last line.
     """
-    signal.signal(signal.SIGTERM, _end)  # so that children, cgroups and files go with us
+    exit_on_sigterm()
     given: dict[str, Any] = {"rounds": rounds, "minutes": minutes}
     scale = dataclasses.replace(
         plan.QUICK if quick else plan.Scale(), **{name: value for name, value in given.items() if value is not None}
@@ -96,7 +94,3 @@ def main(
         "rows": [row_json(row, rows) for row in rows],
     }
     print(write_result(result, out / "engine.json"))
-
-
-def _end(signal_number: int, frame: object) -> NoReturn:
-    sys.exit(128 + signal_number)

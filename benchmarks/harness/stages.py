@@ -7,8 +7,6 @@ small one. A ``Scale`` with a field ``seeds`` takes ``--seeds``, one with ``trac
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,6 +17,7 @@ from typing import Any
 
 import click
 
+from benchmarks.harness.children.processes import exit_on_sigterm
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.reporting.aims import Aim, figure_lines
 from benchmarks.harness.reporting.plots import picture
@@ -110,7 +109,7 @@ def modules_command(
     @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path(f"artifacts/bench-{name}"),
                   show_default=True, help=f"Folder for the pictures and the result ({name}.json).")  # fmt: skip
     def main(chosen: tuple[str, ...], quick: bool, seeds: int | None, trace: Path | None, out: Path) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends processes, removes folders
+        exit_on_sigterm()
         out.mkdir(parents=True, exist_ok=True)
         settings = Settings(quick, out, seeds, trace)
         began = time.monotonic()

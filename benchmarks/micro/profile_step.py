@@ -8,16 +8,14 @@ table, writes a picture, and prints one JSON object on its last line.
 
 from __future__ import annotations
 
-import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from benchmarks.harness.children.greenroom_child import CONCURRENCY, greenroom_child
-from benchmarks.harness.children.processes import Child, Children
+from benchmarks.harness.children.processes import Child, Children, exit_on_sigterm
 from benchmarks.harness.inputs.prepared_models import (
     MODELS,
     QUICK_SIZES,
@@ -148,7 +146,7 @@ def picture(profiles: list[Profile], path: Path) -> None:
               show_default=True, help="Folder for profile.png and profile.json.")  # fmt: skip
 def main(models: tuple[str, ...], policy: str, at_once: tuple[str, ...], rounds: int, quick: bool, out: Path) -> None:
     """Where a step's time goes, with all experts resident and with a third of them."""
-    signal.signal(signal.SIGTERM, _end)
+    exit_on_sigterm()
     concurrency = tuple(map(int, at_once))
     sizes = QUICK_SIZES if quick else Sizes()
     parent = cache_folder()
@@ -204,10 +202,6 @@ def _measure(
 def _turn(child: Child, model: PreparedModel, concurrency: int, **extra: bool) -> Turn:
     arguments = {**model.stream.as_arguments(), "concurrency": concurrency, **extra}
     return Turn.of_json(child.tell("run", TURN_TIMEOUT_S, **arguments))
-
-
-def _end(signal_number: int, frame: object) -> NoReturn:
-    sys.exit(128 + signal_number)
 
 
 if __name__ == "__main__":

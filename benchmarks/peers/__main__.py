@@ -9,7 +9,6 @@ prints one JSON object.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +18,7 @@ import click
 
 from benchmarks.harness.children.cgroups import remove_stale, why_not
 from benchmarks.harness.children.greenroom_child import parse_policy
+from benchmarks.harness.children.processes import exit_on_sigterm
 from benchmarks.harness.disk import ReadAhead
 from benchmarks.harness.inputs.checkpoints import RandomMixtral, random_mixtral, widened
 from benchmarks.harness.machine import describe_machine
@@ -76,7 +76,7 @@ def main(
     effort = _QUICK if quick else Effort()
     effort = replace(effort, rounds=rounds or effort.rounds, tune=effort.tune if tune is None else tune)
     _must_have_llama_cpp(peer_python)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was changed of the machine is put back
+    exit_on_sigterm()
     remove_stale()
     no_cgroup = why_not()
     if no_cgroup is not None:

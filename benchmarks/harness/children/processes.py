@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -213,6 +214,11 @@ class Children:
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path, **more}
+
+
+def exit_on_sigterm() -> None:
+    """SIGTERM then ends the benchmark as an error does: children, cgroups and temporary folders go with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 @contextlib.contextmanager
