@@ -48,7 +48,7 @@ class Inside:
                 self._time_source(source, name)
             stage = _stage(model)
             if stage.look_ahead is not None:
-                self._time(stage, "look_ahead", "look-ahead")
+                self._replace(stage, "look_ahead", _TimedLookAhead(stage.look_ahead, self._clock))
             if engine.model.lean is not None:  # then the modules' own attention is not what runs
                 self._time(engine.model.lean, "attention", "attention")
                 for block in filter(None, (layer.block for layer in engine.model.lean._layers)):
@@ -112,6 +112,20 @@ class Inside:
 
         setattr(holder, name, value)
         self._undo.append(undo)
+
+
+class _TimedLookAhead:
+    def __init__(self, inner: Any, clock: PartClock) -> None:
+        self._inner = inner
+        self._clock = clock
+
+    def __call__(self, *args: Any) -> None:
+        with self._clock.part("look-ahead"):
+            self._inner(*args)
+
+    def answer(self) -> None:
+        with self._clock.part("look-ahead"):
+            self._inner.answer()
 
 
 class _TimedContext:

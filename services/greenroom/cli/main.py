@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 
 import click
 
@@ -31,52 +26,12 @@ from greenroom.cli.serve import serve
 from greenroom.cli.tasktype import tasktype
 from greenroom.cli.trace import trace
 from greenroom.cli.worker import worker
-from greenroom.core.errors import GreenroomError
+from greenroom.core.command_group import CommandGroup
 from greenroom.moe.torch_compiler import compiler_on_demand
-
-log = logging.getLogger(__name__)
-
-
-class _Commands(click.Group):
-    """Shows greenroom's own errors, and the system's, as what they are: messages to the user."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            with _ending_in_order():
-                return super().invoke(ctx)
-        except GreenroomError as error:
-            raise click.ClickException(str(error)) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # whoever read our output has gone: click ends quietly
-                raise
-            log.debug("the command failed", exc_info=True)
-            file = f": {error.filename}" if error.filename else ""
-            raise click.ClickException(f"{error.strerror or str(error) or type(error).__name__}{file}") from error
-        except ModuleNotFoundError as error:
-            if error.name in ("torch", "transformers", "safetensors"):
-                raise click.ClickException(
-                    f"{error.name} is not installed; models run with: pip install 'greenroom[torch]'"
-                ) from error
-            raise
-
-
-@contextlib.contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """While it is open SIGTERM unwinds the command as Ctrl-C does, so that nothing half-written stays. An event loop
-    that runs meanwhile has its own way."""
-    main_thread = threading.current_thread() is threading.main_thread()
-    if not main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @click.group(
-    cls=_Commands,
+    cls=CommandGroup,
     context_settings={
         "auto_envvar_prefix": "GREENROOM",
         "help_option_names": ["-h", "--help"],

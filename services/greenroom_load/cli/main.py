@@ -8,24 +8,14 @@ import sys
 import click
 
 from greenroom import __version__
-from greenroom.core.errors import GreenroomError
+from greenroom.core.command_group import CommandGroup
 from greenroom_load.cli.plot import plot
 from greenroom_load.cli.run import run
 from greenroom_load.cli.sweep import sweep
 
 
-class _Commands(click.Group):
-    """Shows greenroom's own errors as what they are: messages to the user."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except GreenroomError as error:
-            raise click.ClickException(str(error)) from error
-
-
 @click.group(
-    cls=_Commands,
+    cls=CommandGroup,
     context_settings={
         "auto_envvar_prefix": "GREENROOM_LOAD",
         "help_option_names": ["-h", "--help"],

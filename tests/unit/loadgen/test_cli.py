@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -219,3 +220,14 @@ def test_plot_refuses_what_it_did_not_write(tmp_path: Path) -> None:
         shown = CliRunner().invoke(main, ["plot", str(tmp_path / name)])
         assert shown.exit_code == 1
         assert "greenroom-load" in shown.output
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "load-rate.png")
+
+    monkeypatch.setattr("greenroom_load.plot.draw", full)
+    (tmp_path / "x.json").write_text('{"kind": "greenroom-load run"}')
+    shown = CliRunner().invoke(main, ["plot", str(tmp_path / "x.json")])
+    assert shown.exit_code == 1
+    assert shown.output == "Error: No space left on device: load-rate.png\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,15 @@ def test_an_instrumented_turn_leaves_nothing_behind_and_accounts_for_all_time(th
     assert all(seconds > 0 for part, seconds in watched.inside.items() if part not in never), watched.inside
     assert watched.inside["waiting"] == pytest.approx(watched.stall_seconds, rel=0.2, abs=0.02)
     assert [own_methods(holder) for holder in holders] == before
+
+
+def test_an_instrumented_turn_sees_routers_run_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path))
+    arm = GreenroomArm(str(bundled_model_path()), "33%", "look-ahead")
+    try:
+        assert run(arm, inside=True).inside["look-ahead"] > 0
+    finally:
+        arm.close()
 
 
 def test_the_link_is_measured_on_request(third: GreenroomArm) -> None:
