@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import structs
 
 from benchmarks.emoe.step_times import Measured, measure_steps
+from benchmarks.harness.closing import Closing
 from benchmarks.harness.inputs.checkpoints import EXPERT_MIB, widened
 from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.demo import bundled_model_path
@@ -32,7 +33,7 @@ class BenchProfile:
         return BenchProfile(structs.replace(self.profile, costs=measured.costs), measured.prompt_step_ms)
 
 
-class StepMeter:
+class StepMeter(Closing):
     """A model of its own, all in memory, on which steps are timed. A context manager."""
 
     def __init__(self, folder: Path, max_running: int) -> None:
@@ -44,10 +45,7 @@ class StepMeter:
     def measure(self, *, rounds: int, steps: int, loads: bool = True) -> Measured:
         return measure_steps(self._subject, self._asked, rounds=rounds, steps=steps, loads=loads)
 
-    def __enter__(self) -> StepMeter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._subject.close()
 
 

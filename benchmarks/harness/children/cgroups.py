@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+
+from benchmarks.harness.closing import Closing
 
 _PREFIX = "greenroom-bench"
 _EMPTY_WAIT_S = 10.0
@@ -42,7 +42,7 @@ _V1 = _Files(1, "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_us
 _V2 = _Files(2, "memory.max", "memory.current", "memory.peak", ("memory.swap.max",))
 
 
-class MemoryCgroup:
+class MemoryCgroup(Closing):
     """A cgroup with a limit on its memory, page cache included; removed on exit. Raises NoCgroup.
 
     Start a process with ``command`` to have it in the group from its first page on.
@@ -101,14 +101,6 @@ class MemoryCgroup:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_EMPTY_POLL_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def why_not() -> str | None:

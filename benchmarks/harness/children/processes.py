@@ -14,10 +14,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from benchmarks.harness.children.cgroups import MemoryCgroup, NoCgroup
+from benchmarks.harness.closing import Closing
 
 ROOT = Path(__file__).resolve().parents[3]
 END_TIMEOUT_S = 30.0
@@ -57,7 +57,7 @@ class ChildSpec:
         return cls(system, json.dumps(settings, sort_keys=True), limit_bytes, name, python)
 
 
-class Child:
+class Child(Closing):
     """A running child. Every wait has a deadline; a child that misses it is killed."""
 
     def __init__(self, spec: ChildSpec, *, open_timeout_s: float, environment: Mapping[str, str] = HUGE_PAGES) -> None:
@@ -159,16 +159,8 @@ class Child:
         text = self._errors.read().decode(errors="replace").strip()
         return f"ended with {self._process.returncode}: {text[-_ERROR_CHARACTERS:]}"
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Children:
+class Children(Closing):
     """The children that are open, one a specification; all end with it."""
 
     def __init__(self, *, open_timeout_s: float = 600.0) -> None:
@@ -202,12 +194,7 @@ class Children:
         for spec in [spec for spec in self._open if spec not in kept]:
             self._open.pop(spec).close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.close_all_but()
 
 

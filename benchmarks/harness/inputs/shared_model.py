@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from benchmarks.harness.closing import Closing
 from greenroom.core.model_profile import ModelProfile
 from greenroom.experts.copying.disk_calibration import load_or_measure
 from greenroom.experts.copying.hardware import RealHardware
@@ -34,7 +33,7 @@ class Ask:
     answer_ids: tuple[int, ...]
 
 
-class SharedModel:
+class SharedModel(Closing):
     """A model without its experts, and the pack with them. A context manager. ``profile`` confines rows, if given."""
 
     def __init__(self, folder: Path, profile: ModelProfile | None = None) -> None:
@@ -72,12 +71,7 @@ class SharedModel:
     def expert_bytes(self) -> int:
         return int(self.catalogue.bytes_of.max())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.pack.close()
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
+from benchmarks.harness.closing import Closing
 from benchmarks.harness.inputs.shared_model import SharedModel
 from benchmarks.moe_infinity.engine.arms.compared_policies import Kind
 from benchmarks.moe_infinity.engine.arms.engine_arm import EngineArm
@@ -14,7 +13,7 @@ from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
 from greenroom.core.errors import GreenroomError
 
 
-class Fleet:
+class Fleet(Closing):
     """A context manager. ``failed``: why arms could not be opened, by name."""
 
     def __init__(self, shared: SharedModel, learnt: Learnt, share: float, kinds: Sequence[Kind]) -> None:
@@ -49,11 +48,3 @@ class Fleet:
         self.arms.clear()
         self.shared.detach()
         gc.collect()  # an engine and its policy refer to each other; their arenas would stay
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
