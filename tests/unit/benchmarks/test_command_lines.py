@@ -55,4 +55,4 @@ def is_whole(command: Command, figures: set[str], folder: Path, file: str) -> No
 def test_help_has_examples() -> None:
     told = CliRunner().invoke(moe_infinity.main, ["--help"]).output
     assert "make bench-moe-infinity QUICK=1" in told
-    assert "artifacts/bench-moe-infinity" in told
+    assert "[cache|prefetch|capacity|drift|cost|engine]" in told
