@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from benchmarks.emoe.jobs import recorded_arrivals
 from benchmarks.emoe.stages import STAGES, Settings, run_stages
-from benchmarks.stages import kept
+from benchmarks.harness.inputs.arrivals import recorded_arrivals
+from benchmarks.harness.stages import kept
 
 EXAMPLES = """
 \b
@@ -24,7 +24,7 @@ Examples:
 
 def _known_arms(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     if names:
-        from benchmarks.emoe.memory_arms import KINDS  # torch comes with it
+        from benchmarks.emoe.memory.engine_arms import KINDS  # torch comes with it
 
         known = list(dict.fromkeys(kind.name for kind in KINDS if kind.name != "random"))
         for name in names:

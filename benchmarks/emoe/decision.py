@@ -2,9 +2,9 @@
 
     python -m benchmarks.emoe.decision [--waiting 1000] [--running 64] [--rounds 2000] [--estimator eq3]
 
-The real pool: what is timed is all that a scheduler does at an arrival or a completion, the state that the policy is
-shown included. There is one place more and memory enough; what keeps everyone out is the SLOs of those that run. Prints
-one JSON object on its last line.
+The pool is the real one. Timed is all that a scheduler does at an arrival or a completion, which includes making the
+state that the policy is shown. One place is free and memory suffices; the SLOs of the running requests keep all others
+out. Prints one JSON object on its last line.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def latencies_ms(pool: Pool, estimator: LatencyEstimator) -> dict[str, float]:
 
 
 def full_pool(waiting: int, running: int, estimator: str) -> Pool:
-    """A worker with one place left, on which everyone would just meet its SLO, and nobody with anyone else."""
+    """A worker with one place left. Each running request would just meet its SLO, and would miss it with one more."""
     measured = empty_pool(running, waiting, estimator)
     for number in range(running):
         add(measured, number, Slo())
@@ -126,7 +126,7 @@ def measure(pool: Pool, rounds: int) -> Decisions:
 
 
 def run(waiting: int = 1000, running: int = 64, rounds: int = 2000, estimator: str = "eq3") -> dict[str, float]:
-    """What a row of the benchmark has: ``decision_ms_at_1000``, the 99th percentile, and the others by name."""
+    """The benchmark's figures: ``decision_ms_at_1000`` is the 99th percentile; the others by name."""
     pool = full_pool(waiting, running, estimator)
     measure(pool, min(rounds, 100))
     found = measure(pool, rounds)

@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.engine.figures import Aim
-from benchmarks.stages import Say, run_named
+from benchmarks.harness.reporting.aims import Aim
+from benchmarks.harness.reporting.plots import picture
+from benchmarks.harness.stages import Say, run_named
 from greenroom.core.model_profile import ModelProfile
 
 if TYPE_CHECKING:
-    from benchmarks.emoe.profile import BenchProfile
-    from benchmarks.emoe.steps import ServingOverhead
+    from benchmarks.emoe.measured_profile import BenchProfile
+    from benchmarks.emoe.scheduling.step_costs import ServingOverhead
 
 MAX_RUNNING = 32
 
@@ -55,7 +56,7 @@ class Settings:
     def bench_profile(self) -> BenchProfile:
         """Measured once."""
         if self.measured is None:
-            from benchmarks.emoe.profile import bench_profile, model_folder
+            from benchmarks.emoe.measured_profile import bench_profile, model_folder
 
             folder = model_folder(quick=self.quick)
             self.measured = bench_profile(self.profile, folder, max_running=MAX_RUNNING, quick=self.quick)
@@ -69,8 +70,8 @@ def run_stages(stages: Iterable[str], settings: Settings, say: Say) -> dict[str,
 
 
 def _scheduling(settings: Settings, say: Say) -> dict[str, Any]:
-    from benchmarks.emoe import scheduling
-    from benchmarks.emoe.sweep import QUICK, Scale
+    from benchmarks.emoe.scheduling import stage as scheduling
+    from benchmarks.emoe.scheduling.sweep import QUICK, Scale
 
     scale = QUICK if settings.quick else Scale()
     if settings.seeds is not None:
@@ -84,8 +85,9 @@ def _scheduling(settings: Settings, say: Say) -> dict[str, Any]:
 
 
 def _memory(settings: Settings, say: Say) -> dict[str, Any]:
-    from benchmarks.emoe import memory, plots
-    from benchmarks.emoe.profile import model_folder
+    from benchmarks.emoe.measured_profile import model_folder
+    from benchmarks.emoe.memory import plots
+    from benchmarks.emoe.memory import stage as memory
 
     scale = memory.QUICK if settings.quick else memory.Scale()
     if settings.seeds is not None:
@@ -98,22 +100,23 @@ def _memory(settings: Settings, say: Say) -> dict[str, Any]:
     predictors = memory.trained(scale)
     found = memory.run(model_folder(quick=settings.quick), settings.model_profile, scale, predictors)
     shown = [row for row in found["rows"] if row["at_once"] == scale.at_once]
-    plots.draw_memory(shown, settings.out / "memory.png")
-    plots.draw_memory_tasks(shown, memory.MAIN_SHARE, settings.out / "memory-tasks.png")
+    picture(lambda: plots.draw_memory(shown, settings.out / "memory.png"), say)
+    picture(lambda: plots.draw_memory_tasks(shown, memory.MAIN_SHARE, settings.out / "memory-tasks.png"), say)
     say(memory.table(found))
     return found
 
 
 def _check(settings: Settings, say: Say) -> dict[str, Any]:
-    from benchmarks.emoe import plots, real
-    from benchmarks.emoe.profile import model_folder
-    from benchmarks.emoe.steps import ServingOverhead
+    from benchmarks.emoe.check import plots
+    from benchmarks.emoe.check import stage as check
+    from benchmarks.emoe.measured_profile import model_folder
+    from benchmarks.emoe.scheduling.step_costs import ServingOverhead
 
-    scale = real.QUICK if settings.quick else real.Scale()
-    found = real.run(model_folder(quick=settings.quick), settings.bench_profile, scale, max_running=MAX_RUNNING)
+    scale = check.QUICK if settings.quick else check.Scale()
+    found = check.run(model_folder(quick=settings.quick), settings.bench_profile, scale, max_running=MAX_RUNNING)
     settings.overhead = ServingOverhead(**found["overhead"])
-    plots.draw_check(found["points"], settings.out / "check.png")
-    say(real.table(found))
+    picture(lambda: plots.draw_check(found["points"], settings.out / "check.png"), say)
+    say(check.table(found))
     return found
 
 
@@ -135,10 +138,10 @@ def _table2(settings: Settings, say: Say) -> dict[str, Any]:
     try:
         plan = table2.plan_of(quick=settings.quick, seeds=settings.seeds)
         found = table2.run(plan)
-        table2.draw(found, settings.out / "table2.png")
+        picture(lambda: table2.draw(found, settings.out / "table2.png"), say)
         if settings.trace is not None:
             recorded = table2.run(plan, trace=settings.trace)
-            table2.draw(recorded, settings.out / "table2-trace.png")
+            picture(lambda: table2.draw(recorded, settings.out / "table2-trace.png"), say)
             found["tables"] |= recorded["tables"]
     finally:
         torch.set_num_threads(threads)

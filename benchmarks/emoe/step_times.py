@@ -1,7 +1,7 @@
-"""How long the engine's forwards take: what a profile says of decode steps, and of steps with many rows of prompts.
+"""How long the engine's forwards take: decode steps, and steps with many rows of prompts.
 
-A profile has one cost of a prompt's token, of prompts that come one by one. A step that reads many of them together is
-cheaper than that: an expert is read once for all of its rows.
+A profile has one cost of a prompt's token, for prompts that come one by one. A step that reads many of them together is
+cheaper: it reads an expert once for all of its rows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Measured:
 def measure_steps(
     subject: Subject, asked: Sequence[Asked], *, rounds: int, steps: int, loads: bool = True, seed: int = 0
 ) -> Measured:
-    """Everything that the simulator goes by, now; what loading experts takes only with ``loads``."""
+    """Everything that the simulator needs, measured now. With ``loads`` also what loading experts takes."""
     drawn = Random(seed).sample(list(asked), len(asked))
     costs = measure_costs(subject, drawn, rounds=rounds, steps=steps, seed=seed, done=lambda: None, loads=loads)
     return Measured(costs, measure_prompt_steps(subject, drawn, rounds=rounds))
 
 
 def mean_of(before: Measured, after: Measured) -> Measured:
-    """Of the same sizes, measured before and after what they are to tell of."""
+    """Of the same sizes, measured before and after a run."""
 
     def means(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
         return {size: (one[size] + other[size]) / 2 for size in one if size in other}

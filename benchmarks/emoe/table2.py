@@ -1,14 +1,14 @@
-"""eMoE's Table 2: how often an expert is foreseen, by predictor, beside predictors that need no learning.
+"""eMoE's Table 2: how often a predictor foresees an expert, beside predictors that need no learning.
 
     python -m benchmarks.emoe.table2                     the bundled model, its routing recorded here
     TRACE=t.npz python -m benchmarks.emoe.table2         a recorded trace; task types from t.meta.jsonl beside it
     QUICK=1 python -m benchmarks.emoe.table2             in a minute or two, to see that it works
 
-Of the prompts in the order of their arrival the first four fifths are learnt from; measured is on those of the others
-that have a previous one of their task type. The bundled model's prompts come in two orders: "drawn", each of a task
-and kind drawn anew, and "in runs", where a task stays with a kind of prompt for about 20 prompts, as conversations do
-(eMoE, section 3.3, counts on it). Every figure of a learned predictor is the mean over seeds, with its standard
-deviation. The last line is JSON.
+Predictors learn from the first four fifths of the prompts, in the order of their arrival. Measured are those of the
+last fifth that have an earlier one of their task type. The bundled model's prompts come in two orders. "Drawn": task
+and kind of each are drawn anew. "In runs": a task stays with a kind for about 20 prompts, as conversations do (eMoE,
+section 3.3, counts on it). Figures of a learned predictor are means over seeds, with standard deviations. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from benchmarks.harness.inputs.bundled_routing import drawn_prompts, record_routing
+from benchmarks.harness.reporting.plots import panels_of, save
+from benchmarks.harness.reporting.progress import progress
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
-from greenroom.demo.tasks import TASKS, Sample, sample
+from greenroom.demo.tasks import Sample
 from greenroom.predictor.judging.scores import Score
 from greenroom.predictor.kinds.config import BACKBONES
 from greenroom.predictor.kinds.emoe.artifact import LearnedArtifact
@@ -50,10 +50,8 @@ PAPER = {
 }
 """eMoE, Table 2: OpenMoE and Mixtral, models of 0.1 billion parameters."""
 PROMPTS, QUICK_PROMPTS = 300, 100
-MAX_TOKENS = 48
 RUN_OF = 20
 FORECASTS = 15
-RECORD_S = 1200
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,34 +102,17 @@ def worlds(plan: Plan, trace: Path | None, tasks: Path | None) -> Iterator[tuple
     if trace is not None:
         yield trace.stem, read_recorded(trace, tasks)
         return
-    asked = prompts(plan.prompts)
-    recorded = Recorded(record(asked), tuple(one.task for one in asked))
+    asked = drawn_prompts(plan.prompts)
+    recorded = Recorded(record_routing(asked), tuple(one.task for one in asked))
     yield "bundled model, drawn", recorded
     yield "bundled model, in runs", reordered(recorded, in_runs(asked))
 
 
-# -- routing of the bundled model -------------------------------------------------------------------------------------
-
-
-def prompts(count: int, seed: int = 7) -> list[Sample]:
-    random = Random(seed)
-    return [sample(random.choice(TASKS), seed=seed, index=number) for number in range(count)]
-
-
-def record(asked: Sequence[Sample]) -> RoutingTrace:
-    """By `greenroom trace`, greedily, in a process of its own, which has its own way with torch's threads."""
-    with tempfile.TemporaryDirectory() as name:
-        file, out = Path(name) / "prompts.jsonl", Path(name) / "trace.npz"
-        lines = [{"id": str(number), "task": one.task, "prompt": one.prompt} for number, one in enumerate(asked)]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        command = [sys.executable, "-c", "from greenroom.cli import main; main()", "--log-level", "error", "trace"]
-        arguments = ["--prompts", str(file), "--out", str(out), "--max-tokens", str(MAX_TOKENS)]
-        subprocess.run([*command, *arguments], check=True, timeout=RECORD_S, stdout=subprocess.DEVNULL)
-        return RoutingTrace.load(out)
+# -- the order of prompts ---------------------------------------------------------------------------------------------
 
 
 def in_runs(asked: Sequence[Sample], seed: int = 7) -> list[int]:
-    """The same prompts in another order: types as they were, and of each type its kinds in runs of about ``RUN_OF``."""
+    """The same prompts in another order: the same task types, and the kinds of each in runs of about ``RUN_OF``."""
     random = Random(seed)
     queues: dict[str, list[int]] = {}
     for task in sorted({one.task for one in asked}):
@@ -177,7 +158,7 @@ def table(recorded: Recorded, plan: Plan, model_bytes: int | None) -> dict[str, 
         raise InvalidConfig("trace", recorded.trace.model, "one whose last fifth has prompts of types seen before")
     rows: dict[str, Any] = {name: _row([one]) for name, one in trivial(recorded, begin, places).items()}
     jobs = [(backbone, kind) for backbone in plan.backbones for kind in plan.kinds]
-    with tqdm(total=len(jobs) * plan.seeds, desc="training", disable=not sys.stderr.isatty()) as bar:
+    with progress(len(jobs) * plan.seeds, "training") as bar:
         for backbone, kind in jobs:
             made = []
             for seed in range(plan.seeds):
@@ -250,25 +231,16 @@ def _with_sd(row: Mapping[str, Any], name: str) -> str:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Bars of what was right, a table beside the other."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        1, len(result["tables"]), figsize=(7 * len(result["tables"]), 5), sharey=False, squeeze=False
-    )
-    for axis, (name, found) in zip(axes[0], result["tables"].items(), strict=True):
+    """Bars of what was right, a table beside the other. Raises PlotUnavailable."""
+    figure, panels = panels_of(1, len(result["tables"]), width=7, height=5)
+    for panel, (name, found) in zip(panels, result["tables"].items(), strict=True):
         labels = list(found["rows"])[::-1]
         rows = [found["rows"][label] for label in labels]
         colours = ["tab:blue" if "parameters" in row else "tab:grey" for row in rows]
-        axis.barh(labels, [row["accuracy"] for row in rows], xerr=[row["accuracy_sd"] for row in rows], color=colours)
-        axis.set_title(name)
-        axis.set_xlabel("share of (token, layer, slot) whose expert was foreseen")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        panel.barh(labels, [row["accuracy"] for row in rows], xerr=[row["accuracy_sd"] for row in rows], color=colours)
+        panel.set_title(name)
+        panel.set_xlabel("share of (token, layer, slot) whose expert was foreseen")
+    save(figure, path)
 
 
 if __name__ == "__main__":

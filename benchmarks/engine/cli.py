@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import signal
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from benchmarks import cgroups
-from benchmarks.engine import plan, report
-from benchmarks.engine.bench import Bench
-from benchmarks.engine.figures import MODELS, figures, row_json
-from benchmarks.engine.processes import Children
-from benchmarks.machine import cache_folder, describe_machine
+from benchmarks.engine import plan, speed_plot, tables
+from benchmarks.engine.figures import figures, row_json
+from benchmarks.engine.run import Bench
+from benchmarks.harness.children import cgroups
+from benchmarks.harness.children.greenroom_child import parse_policy
+from benchmarks.harness.children.processes import Children, exit_on_sigterm
+from benchmarks.harness.inputs.prepared_models import MODELS
+from benchmarks.harness.machine import cache_folder, describe_machine
+from benchmarks.harness.reporting.results import write_result
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.registry import EXPERT_POLICIES
 
@@ -53,7 +53,7 @@ def main(
 
     Prints a table, writes a plot, and prints all of it as one JSON object on its last line.
     """
-    signal.signal(signal.SIGTERM, _end)  # so that children, cgroups and files go with us
+    exit_on_sigterm()
     given: dict[str, Any] = {"rounds": rounds, "minutes": minutes}
     scale = dataclasses.replace(
         plan.QUICK if quick else plan.Scale(), **{name: value for name, value in given.items() if value is not None}
@@ -61,7 +61,7 @@ def main(
     names = policies or (("lfu", "lru") if quick else (*sorted(EXPERT_POLICIES), *scale.variants))
     try:
         for name in names:
-            plan.parse_policy(name)
+            parse_policy(name)
     except InvalidConfig as error:
         raise click.BadParameter(str(error), param_hint="--policy") from error
     why_no_groups = cgroups.why_not() if in_groups else "told not to (--no-cgroups)"
@@ -73,15 +73,15 @@ def main(
         bench = Bench(scale, names, Path(scratch), children, in_groups=why_no_groups is None)
         rows = bench.run(chosen)
     found = figures(rows)
-    print(report.table(rows))
+    print(tables.table(rows))
     print()
-    print(report.aims(found))
-    print(report.by_model(found))
+    print(tables.aims(found))
+    print(tables.by_model(found))
     groups = "memory cgroups" if why_no_groups is None else f"no memory cgroups ({why_no_groups}): peak RSS instead"
     print(f"\nbounded arms: {groups}")
     out.mkdir(parents=True, exist_ok=True)
     try:
-        report.plot(rows, out / "engine.png")
+        speed_plot.plot(rows, out / "engine.png")
         print(f"plot: {out / 'engine.png'}")
     except Exception as error:  # whatever a plotting library may do, the result is not lost
         print(f"no plot: {type(error).__name__}: {error}")
@@ -93,10 +93,4 @@ def main(
         "machine": describe_machine(parent),
         "rows": [row_json(row, rows) for row in rows],
     }
-    line = json.dumps(result)
-    (out / "engine.json").write_text(line + "\n")
-    print(line)
-
-
-def _end(signal_number: int, frame: object) -> NoReturn:
-    sys.exit(128 + signal_number)
+    print(write_result(result, out / "engine.json"))

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engine.rows import (
-    GREENROOM,
-    ORACLES,
-    RESIDENT,
-    THIRD,
-    Row,
-    Spread,
-    agreement,
-    fastest,
-    find,
-    over_bound,
-    speed_ratio,
-)
+from benchmarks.engine.link_bound import over_bound
+from benchmarks.harness.inputs.prepared_models import BUNDLED, MODELS, WIDENED
+from benchmarks.harness.reporting.aims import Aim
+from benchmarks.harness.reporting.statistics import spread_json
+from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row, agreement, fastest, find, speed_ratio
 
 POLICIES, SHARES, BOUNDED = "policies", "shares", "bounded"
 """Stages. Those of policies may be several: ``policies``, ``policies 2``, ..."""
 
-BUNDLED, WIDENED, RANDOM = "bundled", "widened", "random"
-MODELS = (WIDENED, RANDOM, BUNDLED)
 PEER = "transformers"
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """What a figure should be: at least, or at most."""
-
-    value: float
-    at_least: bool
-
-    def met(self, figure: float) -> bool:
-        return figure >= self.value if self.at_least else figure <= self.value
-
-    def __str__(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {self.value:g}"
 
 
 AIMS = {
@@ -81,11 +56,6 @@ def best_policy(rows: Sequence[Row]) -> str | None:
     return None if found is None else found.policy
 
 
-def missed_aims(found: Mapping[str, Any]) -> dict[str, str]:
-    """Figures that were measured and miss their aim, with the aim."""
-    return {name: str(aim) for name, aim in AIMS.items() if found[name] is not None and not aim.met(found[name])}
-
-
 def row_json(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     """Everything about one row. Times are of all rounds, ratios of their median."""
     resident = resident_of(row, rows)
@@ -101,7 +71,7 @@ def row_json(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "rounds": len(row.turns),
         "tokens": next((turn.tokens for turn in row.turns.values()), None),
         "seconds": [round(turn.seconds, 4) for turn in row.turns.values()],
-        "tokens_per_s": None if speed is None else _spread(speed),
+        "tokens_per_s": spread_json(speed, 3),
         "peak_rss_bytes": row.peak_bytes,
         "cgroup_limit_bytes": row.limit_bytes,
         "cgroup_peak_bytes": row.cgroup_peak_bytes,
@@ -109,7 +79,7 @@ def row_json(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "belady_bytes": row.belady_bytes,
         "moved_over_belady": _rounded(row.moved_over_belady),
         "link_bytes_per_s": [round(turn.link) for turn in row.turns.values() if turn.link],
-        "over_bound": None if bound is None else _spread(bound),
+        "over_bound": spread_json(bound, 3),
         "hit_rate": _rounded(row.hit_rate),
         "stall_seconds": [round(turn.stall_seconds, 4) for turn in row.turns.values()],
         "inside_seconds": inside(row),
@@ -152,15 +122,15 @@ def _of_model(rows: Sequence[Row]) -> dict[str, Any]:
     eight = fastest(row for row in shares if row.system == GREENROOM and row.share == RESIDENT and row.concurrency > 1)
     peer = fastest(row for row in shares if row.system == PEER and row.concurrency == 1)
     found: dict[str, Any] = {
-        "resident_ratio": _of_spread(speed_ratio(one, peer)),
+        "resident_ratio": spread_json(speed_ratio(one, peer), 3),
         "peer": None if peer is None else peer.policy,
-        "concurrency_ratio": _of_spread(speed_ratio(eight, one)),
+        "concurrency_ratio": spread_json(speed_ratio(eight, one), 3),
         "concurrency_bound": _touched_ratio(one, eight),
     }
     if (best := fastest(_policy_rows(rows) or _thirds(shares))) is not None:
         found |= {
             "best_policy": best.policy,
-            "third_bound_ratio": _of_spread(over_bound(best, resident_of(best, rows))),
+            "third_bound_ratio": spread_json(over_bound(best, resident_of(best, rows)), 3),
             "third_moved_over_belady": _rounded(best.moved_over_belady),
         }
     found |= _bounded([row for row in rows if row.stage == BOUNDED])
@@ -174,8 +144,8 @@ def _bounded(rows: Sequence[Row]) -> dict[str, Any]:
     disk_offload = find(rows, system="disk_offload")
     device_map = fastest(row for row in rows if row.system == "device_map")
     found = {
-        "third_ratio_disk_offload": _of_spread(speed_ratio(ours, disk_offload)),
-        "third_ratio_device_map": _of_spread(speed_ratio(ours, device_map)),
+        "third_ratio_disk_offload": spread_json(speed_ratio(ours, disk_offload), 3),
+        "third_ratio_device_map": spread_json(speed_ratio(ours, device_map), 3),
     }
     if ours is None or disk_offload is None:
         return found
@@ -199,7 +169,7 @@ def _policy_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _touched_ratio(one: Row | None, eight: Row | None) -> float | None:
-    """How much faster several requests at once could be if reading weights were all: fewer reads of shared experts."""
+    """The speed-up of several requests at once if only reading weights took time: they share experts."""
     if one is None or eight is None or one.trace is None or eight.trace is None:
         return None
     return round(one.trace.bytes_touched / eight.trace.bytes_touched, 3)
@@ -228,14 +198,6 @@ def _quotient(first: int | None, second: int | None) -> float | None:
 
 def _median(spread: Any) -> float | None:
     return None if spread is None else spread["median"]
-
-
-def _of_spread(spread: Spread | None) -> dict[str, float] | None:
-    return None if spread is None else _spread(spread)
-
-
-def _spread(spread: Spread) -> dict[str, float]:
-    return {"median": round(spread.median, 3), "min": round(spread.least, 3), "max": round(spread.most, 3)}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.figures import BOUNDED, BUNDLED, PEER, POLICIES, RANDOM, SHARES, WIDENED
-from benchmarks.engine.processes import ChildSpec
-from benchmarks.engine.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row
-from benchmarks.engine.session import Arm, Stage
-from benchmarks.streams import Stream, random_stream, task_stream
-from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.registry import create_policy
+from benchmarks.engine.figures import BOUNDED, PEER, POLICIES, SHARES
+from benchmarks.harness.children.child_rounds import Arm, Stage
+from benchmarks.harness.children.greenroom_child import CONCURRENCY, greenroom_child
+from benchmarks.harness.children.processes import ChildSpec
+from benchmarks.harness.inputs.prepared_models import BUNDLED, QUICK_SIZES, RANDOM, WIDENED, PreparedModel, Sizes
+from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row
 
 EIGHTH = "12%"
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
@@ -24,7 +21,6 @@ IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 IMPLEMENTATIONS_OF_MANY = ("eager", "grouped_mm")
 """Of several prompts at once: ``batched_mm`` copies a row's experts for every token of every prompt."""
 
-CONCURRENCY = 8
 ORACLE_AHEAD_LAYERS = 12
 """How far the oracle that prefetches looks: about as many experts as a slow disk brings in a few steps."""
 
@@ -32,24 +28,18 @@ RUNTIME_BYTES = 800 * 1024**2
 """What a process takes beside weights, for deciding how many may be open at once."""
 
 
-@dataclass(frozen=True)
-class Scale:
+@dataclass(frozen=True, kw_only=True)
+class Scale(Sizes):
     """How much is run. ``minutes``: of all stages' rounds; opening arms comes on top.
 
-    ``prompts``: of a stream, ``bundled_prompts`` of the small model's, so that eight run at once for most of it.
-    ``bounded_prompts``: for accelerate, which takes about a second a token. ``shares`` of the widened model's experts
-    beside a third, ``other_shares`` of the other models'. ``bounded``: the models that run beside accelerate.
+    ``bounded_prompts``: for accelerate, which takes about a second a token. ``shares``: of the widened model's experts,
+    beside a third; ``other_shares``: of the other models'. ``bounded``: the models that run beside accelerate.
     ``variants``: policies beside the registry's, each as on the command line.
     """
 
     rounds: int = 3
     minutes: float = 17.0
-    prompts: int = 8
-    bundled_prompts: int = 24
     bounded_prompts: int = 3
-    random_tokens: int = 16
-    widened_mib: float = 11.0
-    random_mib: float = 21.0
     shares: tuple[str, ...] = ("12%", "20%", "50%", "75%")
     other_shares: tuple[str, ...] = ("12%",)
     bounded: tuple[str, ...] = (WIDENED, RANDOM)
@@ -57,52 +47,18 @@ class Scale:
 
 
 QUICK = Scale(
-    rounds=1, minutes=1.0, prompts=4, bundled_prompts=8, bounded_prompts=1, random_tokens=4, widened_mib=1.0,
-    random_mib=1.0, shares=(), other_shares=(), bounded=(WIDENED,), variants=(),
+    rounds=1, minutes=1.0, bounded_prompts=1, shares=(), other_shares=(), bounded=(WIDENED,), variants=(),
+    **asdict(QUICK_SIZES),
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Model:
-    """A checkpoint that is ready. ``cold``: its files, to be dropped from the page cache before a bounded turn."""
+def policies_stages(
+    model: PreparedModel, policies: Sequence[str], scale: Scale, seconds: float, memory: int
+) -> list[Stage]:
+    """Every policy at a third, beside the resident run and the oracles.
 
-    name: str
-    folder: Path
-    stream: Stream
-    cold: tuple[Path, ...]
-    checkpoint_bytes: int
-
-    @classmethod
-    def of(cls, name: str, ready: dict[str, Any], scale: Scale) -> Model:
-        folder = Path(ready["folder"])
-        if name == RANDOM:
-            stream = random_stream(ready["vocabulary"], scale.prompts, tokens=scale.random_tokens)
-        else:
-            stream = task_stream(folder, scale.bundled_prompts if name == BUNDLED else scale.prompts)
-        return cls(name, folder, stream, (folder, Path(ready["pack"])), int(ready["checkpoint_bytes"]))
-
-
-def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of ``look-ahead`` or ``look-ahead:layers=1,retention=lfu``; values are JSON, or words.
-
-    Raises InvalidConfig for an option without a value, UnknownName and InvalidConfig as the registry does.
+    As many engines are open at once as ``memory`` bytes hold; the others have a stage of their own.
     """
-    name, _, rest = text.partition(":")
-    options: dict[str, Any] = {}
-    for part in rest.split(",") if rest else ():
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise InvalidConfig("policy", text, "write options as NAME:option=value,option=value")
-        try:
-            options[option] = json.loads(value)
-        except ValueError:
-            options[option] = value
-    create_policy(name, catalogue=Catalogue.uniform("", layers=1, experts=1, top_k=1), options=options)
-    return name, options
-
-
-def policies_stages(model: Model, policies: Sequence[str], scale: Scale, seconds: float, memory: int) -> list[Stage]:
-    """Every policy at a third beside the resident run, as many at once as ``memory`` bytes hold; and the oracles."""
     each = RUNTIME_BYTES + model.checkpoint_bytes // 3
     at_once = max(1, (memory - RUNTIME_BYTES - model.checkpoint_bytes) // each)
     named = [policy for policy in policies if policy not in ORACLES]
@@ -120,8 +76,8 @@ def policies_stages(model: Model, policies: Sequence[str], scale: Scale, seconds
     return stages
 
 
-def shares_stage(model: Model, policy: str, scale: Scale, seconds: float) -> Stage:
-    """Resident beside transformers, then less and less; one request at a time and eight at once; instrumented."""
+def shares_stage(model: PreparedModel, policy: str, scale: Scale, seconds: float) -> Stage:
+    """Resident beside transformers, then smaller shares; one request at once and eight; instrumented turns."""
     arms = [_ours(SHARES, model, RESIDENT, "lru"), _ours(SHARES, model, RESIDENT, "lru", CONCURRENCY)]
     arms += [_peer(model, implementation) for implementation in IMPLEMENTATIONS]
     arms += [_peer(model, implementation, CONCURRENCY) for implementation in IMPLEMENTATIONS_OF_MANY]
@@ -138,11 +94,11 @@ def shares_stage(model: Model, policy: str, scale: Scale, seconds: float) -> Sta
 
 @dataclass(frozen=True)
 class Limits:
-    """Memory of the bounded arms: of greenroom's announced totals, None where no cgroup can be made.
+    """Memory of the bounded arms: greenroom's announced totals; None if no cgroup can be made.
 
-    ``offload_folder`` holds what ``disk_offload`` reads, ``scratch`` is for what ``device_map`` writes.
-    ``device_map_bytes``: of weights that it may keep in RAM. ``implementation``: the experts' one of transformers that
-    was the fastest resident.
+    ``offload_folder`` holds what ``disk_offload`` reads; ``device_map`` writes to ``scratch`` and may keep
+    ``device_map_bytes`` of weights in RAM. ``implementation``: transformers' experts implementation that was fastest
+    resident.
     """
 
     third: int | None
@@ -153,7 +109,7 @@ class Limits:
     implementation: str = "grouped_mm"
 
 
-def bounded_stage(model: Model, policy: str, limits: Limits, scale: Scale, seconds: float) -> Stage:
+def bounded_stage(model: PreparedModel, policy: str, limits: Limits, scale: Scale, seconds: float) -> Stage:
     """greenroom and accelerate, each in a memory cgroup of greenroom's announced total, with nothing cached before."""
     stream, warm_up = model.stream.first(scale.bounded_prompts), model.stream.first(1)
     cold = (*model.cold, limits.offload_folder, limits.scratch)
@@ -161,7 +117,7 @@ def bounded_stage(model: Model, policy: str, limits: Limits, scale: Scale, secon
     shares = [(THIRD, limits.third)]
     shares += [(EIGHTH, limits.eighth)] if EIGHTH in scale.shares else []
     for share, limit in shares:
-        child = _child(model, share, policy, limit_bytes=limit, name=BOUNDED)
+        child = greenroom_child(model.folder, share, policy, limit_bytes=limit, name=BOUNDED)
         row = Row(BOUNDED, model.name, GREENROOM, share, policy)
         arms.append(Arm(row, child, stream, warm_up, cold=cold))
     # What device_map keeps in RAM, the page cache that it reads the rest through lacks: all of it, or half.
@@ -183,21 +139,9 @@ def specs(stage: Stage | None) -> set[ChildSpec]:
     return set() if stage is None else {arm.child for arm in stage.arms}
 
 
-def _child(model: Model, share: str, policy: str, *, limit_bytes: int | None = None, name: str = "") -> ChildSpec:
-    name_of_policy, options = parse_policy(policy)
-    settings: dict[str, Any] = {
-        "model": str(model.folder),
-        "share": share,
-        "policy": name_of_policy,
-        "policy_options": options,
-    }
-    settings["max_running"] = CONCURRENCY
-    return ChildSpec.of(GREENROOM, settings, limit_bytes=limit_bytes, name=name)
-
-
 def _ours(
     stage: str,
-    model: Model,
+    model: PreparedModel,
     share: str,
     policy: str,
     concurrency: int = 1,
@@ -209,10 +153,11 @@ def _ours(
     arguments: dict[str, Any] = {"concurrency": concurrency}
     arguments |= {"link": True} if link else {}
     arguments |= {"inside": True} if instrumented else {}
-    return Arm(row, _child(model, share, policy), model.stream, model.stream, arguments, {"record": True})
+    child = greenroom_child(model.folder, share, policy)
+    return Arm(row, child, model.stream, model.stream, arguments, {"record": True})
 
 
-def _policy_arm(stage: str, model: Model, policy: str, scale: Scale) -> Arm:
+def _policy_arm(stage: str, model: PreparedModel, policy: str, scale: Scale) -> Arm:
     if policy not in ORACLES:
         return _ours(stage, model, THIRD, policy, link=True)
     settings = {
@@ -228,7 +173,7 @@ def _policy_arm(stage: str, model: Model, policy: str, scale: Scale) -> Arm:
     return Arm(row, child, model.stream, model.stream, {"concurrency": 1, "link": True}, {"record": True})
 
 
-def _peer(model: Model, implementation: str, concurrency: int = 1, threads: int | None = None) -> Arm:
+def _peer(model: PreparedModel, implementation: str, concurrency: int = 1, threads: int | None = None) -> Arm:
     policy = implementation if threads is None else f"{implementation}, {threads} thread"
     row = Row(SHARES, model.name, PEER, RESIDENT, policy, concurrency)
     child = ChildSpec.of(PEER, {"model": str(model.folder)})

@@ -1,6 +1,6 @@
-"""What the synthetic traces are held to, and the search for a `Mix` that meets it: baselines and Belady alone.
+"""What the synthetic traces have to match, and the search for a `Mix` that does: baselines and Belady alone.
 
-    python -m benchmarks.moe_infinity.calibration                 what the mixes of synthetic.py come to, on fresh seeds
+    python -m benchmarks.moe_infinity.calibration                 the mixes of synthetic_routing.py, on fresh seeds
     python -m benchmarks.moe_infinity.calibration --search        look for others; tens of minutes
 
 Neither MoE-Infinity nor any policy of ours is run here.
@@ -19,7 +19,7 @@ import click
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH, Mix, Shape, trace_of
+from benchmarks.moe_infinity.synthetic_routing import MIXES, NLLB, SWITCH, Mix, Shape, trace_of
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.registry import create_policy
@@ -31,7 +31,7 @@ BASELINES: Final = ("lru", "lfu", "lfu-reset", "neighbour-aware")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the paper has the best baseline and the oracle (§8.4), in percent, at so many slots of so many GB."""
+    """Where the paper has the best baseline and the oracle (§8.4), in percent, with so many slots or GB."""
 
     slots: int
     gb: int
@@ -61,12 +61,11 @@ def hit_rates(shape: Shape, mix: Mix, slots: int, sequences: int, seed: int) -> 
 
 
 def sparsity(shape: Shape, mix: Mix, batch: int, seed: int) -> tuple[float, float]:
-    """Percent of the experts that a batch of sequences, begun together, activates; percent of those that it uses in
-    more than one iteration.
+    """Percent of the experts that a batch of sequences activates, and percent of those it uses in several iterations.
 
-    A batch is of ``BATCH_TASKS`` tasks: the paper's batches of 64 activate little more than those of 32, while its
-    caches, which hold what fewer sequences activate than that, miss two look-ups of three. So a batch is of like
-    sequences (of one dataset), and what follows one another in a cache is not (all datasets, mixed).
+    All sequences begin together and are of ``BATCH_TASKS`` tasks. In the paper batches of 64 activate little more than
+    those of 32, while caches that hold more than that miss two look-ups of three. So a batch has similar sequences (one
+    dataset), and successive sequences in a cache are mixed (all datasets).
     """
     tasks = [(seed + number) % mix.tasks for number in range(BATCH_TASKS)]
     trace = trace_of(shape, mix, batch, seed=seed, tasks=tasks)
@@ -103,9 +102,10 @@ def facts(shape: Shape, mix: Mix, *, sequences: int, seeds: Sequence[int]) -> di
 
 
 def misfit(found: Mapping[str, float], target: Target) -> float:
-    """Squared deviations, each in units of how near it ought to be: hit rates to a third of a point; shares of experts,
-    which the paper gives for all its models alike, to a tenth of themselves; of reuse to a fifth. "LRU and
-    NEIGHBOR-AWARE perform worse" than LFU (§8.4).
+    """Squared deviations, each in units of its tolerance.
+
+    Tolerances: a third of a point for hit rates; a tenth of the value for shares of experts, which the paper gives for
+    all its models alike; a fifth for reuse. "LRU and NEIGHBOR-AWARE perform worse" than LFU (§8.4).
     """
     terms = [(found["best baseline"] - target.baseline) / 0.3, (found["belady"] - target.belady) / 0.3]
     terms += [math.log(found[f"activated {batch}"] / share) / 0.1 for batch, share in ACTIVATED.items()]
@@ -126,8 +126,9 @@ _SMALLEST_STEP: Final = 0.03
 def search(
     shape: Shape, mix: Mix, *, tries: int, sequences: int, seeds: Sequence[int], largest: float = _LARGEST_STEP
 ) -> tuple[Mix, dict[str, float], float]:
-    """From ``mix``, ``tries`` times a neighbour that is kept where it fits better, always on the same seeds.
-    The first steps are the ``largest`` (of logarithms). How many sequences run at once stays. Returns the best, its
+    """Random search from ``mix``: ``tries`` neighbours, each kept if it fits better, always on the same seeds.
+
+    The first steps are the ``largest`` (of logarithms). The number of sequences at once stays. Returns the best, its
     facts and its misfit.
     """
     random, target = np.random.default_rng(0), TARGETS[shape.name]
@@ -174,7 +175,7 @@ def main(
     seeds: int,
     first_seed: int,
 ) -> None:
-    """Print where baselines and Belady stand with the mixes that there are, or search for better ones."""
+    """Print baselines and Belady with the present mixes, or search for better ones."""
     over = range(first_seed, first_seed + seeds)
     for shape in (SWITCH, NLLB):
         mix, target = MIXES[shape.name], TARGETS[shape.name]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.moe_infinity --stage capacity
 
-Recall is that of prefetching alone, at PCIe 4.0 (see ``prefetch``); latency is that of a token with the cache on, of
-the size that the paper gives, one sequence after the other. ± is half a 95 % interval over seeds.
+Recall is that of prefetching alone, at PCIe 4.0 (see ``prefetch``). Latency is that of a token with a cache of the
+paper's size, one sequence after the other. ± is half a 95 % interval over seeds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
-from benchmarks.emoe.measures import interval
-from benchmarks.moe_infinity.prefetch_cells import Arm, Cell, World, measure
-from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S
-from greenroom.core.pictures import COLOURS, new_figure, save_figure
+from benchmarks.harness.reporting.plots import curve, panels_of, save, tidy
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import interval
+from benchmarks.harness.reporting.tables import plus_minus
+from benchmarks.moe_infinity.prefetch.cells import Arm, Cell, World, measure
+from benchmarks.moe_infinity.simulated_models import MODELS, PCIE4_BYTES_PER_S
+from greenroom.core.pictures import COLOURS
 from greenroom.replay.sweeps.processes import in_processes
 
 OURS: Final = Arm("moe-infinity", "moe-infinity")
@@ -30,8 +31,9 @@ WITHIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Members are chosen among ``learnt`` sequences, ``served`` ones after them are replayed. Beside the ``capacities``
-    there is no collection at all: then the policy only caches.
+    """Members are chosen among ``learnt`` sequences; the ``served`` ones after them are replayed.
+
+    Beside the ``capacities`` runs a policy without a collection, which only caches.
     """
 
     seeds: int = 4
@@ -54,7 +56,7 @@ class Point:
 
 
 def run(scale: Scale) -> dict[str, Any]:
-    """A row for each model and capacity; ``enough``: from which on recall stays as it is, by model."""
+    """A row for each model and capacity. ``enough``: by model the capacity from which on recall stays."""
     seeds = range(scale.seeds)
     worlds = [
         World(MODELS[name], seed, scale.learnt, scale.served, capacity)
@@ -62,7 +64,7 @@ def run(scale: Scale) -> dict[str, Any]:
         for seed in seeds
         for capacity in (0, *scale.capacities)
     ]
-    with tqdm(total=len(worlds), desc="capacity", leave=False, delay=1) as bar:
+    with progress(len(worlds), "capacity") as bar:
         points = in_processes(measure_point, worlds, min(scale.jobs, len(worlds)), bar.update)
     found = {(one.model.name, one.capacity, one.seed): point for one, point in zip(worlds, points, strict=True)}
     rows = []
@@ -90,7 +92,7 @@ def measure_point(world: World, go_on: Callable[[], object] = lambda: None) -> P
 
 
 def enough(rows: list[dict[str, Any]]) -> int:
-    """The least capacity from which on every recall is within ``WITHIN`` of the largest one's or above."""
+    """The least capacity from which on every recall is at most ``WITHIN`` below that of the largest."""
     rows = sorted(rows, key=lambda row: -row["capacity"])
     least = rows[0]
     for row in rows:
@@ -105,20 +107,15 @@ def table(found: Mapping[str, Any]) -> str:
     lines = [f"Fig. 12{'':<15}{'capacity':>10}{'recall, %':>18}{'ms a token':>18}{'over none':>18}"]
     for row in found["rows"]:
         columns = (("recall", 100, 1), ("token_ms", 1, 2), ("over_none", 1, 3))
-        cells = [_said(row[name], scale, digits) for name, scale, digits in columns]
+        cells = [plus_minus(row[name], scale, digits) for name, scale, digits in columns]
         lines.append(f"{row['model']:<22}{row['capacity'] or 'none':>10}" + "".join(f"{cell:>18}" for cell in cells))
     for model, capacity in found["enough"].items():
         lines.append(f"{model}: {capacity} members are enough (paper: {found['paper_enough'].get(model, '-')})")
     return "\n".join(lines)
 
 
-def _said(value: Mapping[str, float], scale: float, digits: int) -> str:
-    return f"{scale * value['mean']:.{digits}f} ± {scale * value['within']:.{digits}f}"
-
-
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    figure = new_figure(10, 4)
-    panels = figure.subplots(1, 2)
+    figure, panels = panels_of(1, 2, width=5, height=4)
     shown = (
         ("recall", 100, "recall of prefetching, %"),
         ("over_none", 1, "ms a token, over that without a collection"),
@@ -126,12 +123,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     for panel, (key, scale, label) in zip(panels, shown, strict=True):
         for colour, model in zip(COLOURS, found["enough"], strict=False):
             rows = [row for row in found["rows"] if row["model"] == model]
-            panel.errorbar(
-                [row["capacity"] for row in rows], [scale * row[key]["mean"] for row in rows],
-                yerr=[scale * row[key]["within"] for row in rows], label=model, color=colour, marker="o", capsize=2,
-            )  # fmt: skip
+            at, values = [row["capacity"] for row in rows], [row[key] for row in rows]
+            curve(panel, at, values, scale=scale, label=model, color=colour, marker="o")
         panel.set_xlabel("members of the collection (0: none)")
         panel.set_ylabel(label)
-        panel.grid(True, color="0.9")
+        tidy(panel)
         panel.legend(fontsize=8)
-    save_figure(figure, path)
+    save(figure, path)

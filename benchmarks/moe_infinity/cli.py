@@ -1,16 +1,24 @@
-"""The command line of `make bench-moe-infinity`."""
+"""The command line of `make bench-moe-infinity`: its stages, modules of their names here, and their aims."""
 
 from __future__ import annotations
 
-import signal
-import sys
-import time
-from pathlib import Path
+from benchmarks.harness.reporting.aims import Aim
+from benchmarks.harness.stages import modules_command
 
-import click
+STAGES = ("cache", "prefetch", "capacity", "drift", "cost", "engine")
 
-from benchmarks.moe_infinity.stages import STAGES, Settings, run_stages
-from benchmarks.stages import kept
+AIMS = {
+    "oracle_gap_points": Aim(5.0, at_least=False),
+    "real_gap_points": Aim(8.0, at_least=False),
+    "speed_ratio_accelerate": Aim(8.0, at_least=True),
+    "stall_recovered": Aim(0.5, at_least=True),
+    "lookup_share": Aim(0.01, at_least=False),
+}
+
+TEXT = """MoE-Infinity and `reuse`: caching, prefetching and the engine beside what they are to be better than.
+
+Prints tables, draws pictures, and prints all of it as one JSON object on its last line.
+"""
 
 EXAMPLES = """
 \b
@@ -21,22 +29,7 @@ Examples:
   python -m benchmarks.moe_infinity --stage cache --stage prefetch --seeds 5
 """
 
-
-@click.command(epilog=EXAMPLES)
-@click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Only these.  [default: all]")
-@click.option("--quick", is_flag=True, help="Small models and short traces: to see that it works.")
-@click.option("--seeds", type=click.IntRange(min=2), help="Runs of what is random.  [default: as each stage has it]")
-@click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="A recorded routing for the hit rates.")  # fmt: skip
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("artifacts/bench-moe-infinity"),
-              show_default=True, help="Folder for the pictures and the result (moe-infinity.json).")  # fmt: skip
-def main(stages: tuple[str, ...], quick: bool, seeds: int | None, trace: Path | None, out: Path) -> None:
-    """MoE-Infinity and `reuse`: caching, prefetching and the engine beside what they are to be better than.
-
-    Prints tables, draws pictures, and prints all of it as one JSON object on its last line.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that processes and folders go with us
-    out.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    result = run_stages(stages or STAGES, Settings(quick, out, seeds, trace), click.echo)
-    click.echo(kept(result, out / "moe-infinity.json", quick=quick, seconds=time.monotonic() - began))
+main = modules_command(
+    "benchmarks.moe_infinity", STAGES, AIMS, name="moe-infinity", text=TEXT, examples=EXAMPLES,
+    beside=("gain_over_best_baseline",),
+)  # fmt: skip

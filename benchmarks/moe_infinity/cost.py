@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from greenroom.core.pictures import COLOURS, new_figure, save_figure
+from benchmarks.harness.reporting.plots import save, tidy
+from benchmarks.harness.reporting.progress import each
+from greenroom.core.pictures import COLOURS, new_figure
 from greenroom.policies.base.activation_matrix import Rows, Tokens
 from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Step
 from greenroom.policies.base.expert_keys import Catalogue
@@ -50,7 +51,7 @@ MAIN: Final = Shape()
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Every row is timed ``repeats`` times over about ``layers`` layers in whole steps, the rows taking turns."""
+    """Every row is timed ``repeats`` times over about ``layers`` layers in whole steps; the rows take turns."""
 
     repeats: int = 25
     layers: int = 192
@@ -65,7 +66,7 @@ QUICK = Scale(repeats=5, layers=48, shapes=(MAIN, Shape(layers=6), Shape(experts
 
 
 class Timed:
-    """One shape with so many sequences at once: what is timed, on routing that is drawn anew each time."""
+    """One shape with so many sequences at once, timed on routing that is drawn anew each time."""
 
     def __init__(self, shape: Shape, at_once: int) -> None:
         self.shape, self.at_once = shape, at_once
@@ -125,13 +126,13 @@ class Timed:
 
 
 def run(scale: Scale) -> dict[str, Any]:
-    """By shape and sequences at once: medians in microseconds a layer, and how far the middle half of them reaches."""
+    """By shape and sequences at once: medians in microseconds a layer, and half the width of the middle half."""
     arms = [Timed(shape, at_once) for shape in scale.shapes for at_once in scale.at_once]
     names = ("search_us", "decision_us", "caching_us")
     found: list[dict[str, list[float]]] = [{name: [] for name in names} for _ in arms]
     gc.collect()
     gc.freeze()  # what others left behind is not looked through again
-    for _ in tqdm(range(scale.repeats + 1), desc="cost", leave=False, delay=2):
+    for _ in each(range(scale.repeats + 1), "cost"):
         for arm, times in zip(arms, found, strict=True):
             for name in names:
                 times[name].append(getattr(arm, name)(max(1, scale.layers // arm.shape.layers)))
@@ -181,11 +182,11 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         ticks = sorted({row[axis] for row in found["rows"] if _varies(row, axis)})
         panel.set_xticks(ticks, map(str, ticks))
         panel.set_xticks([], minor=True)
-        panel.grid(True, color="0.9")
+        tidy(panel)
     panels[0].set_ylim(0, 1.1 * max(row["decision_us"]["median"] for row in found["rows"]))
     panels[0].set_ylabel("µs a layer")
     panels[0].legend(fontsize=8)
-    save_figure(figure, path)
+    save(figure, path)
 
 
 def _members(catalogue: Catalogue, members: int, random: np.random.Generator) -> NDArray[np.float32]:
@@ -199,7 +200,7 @@ def _members(catalogue: Catalogue, members: int, random: np.random.Generator) ->
 def _each_us(calls: Sequence[Callable[[], object]]) -> float:
     gc.disable()
     try:
-        began = time.thread_time()  # of the processor: whoever else computes is not counted
+        began = time.thread_time()  # of this thread's processor time: other work does not count
         for call in calls:
             call()
         return (time.thread_time() - began) * 1e6 / len(calls)

@@ -1,13 +1,13 @@
-"""A shift of the tasks, and the collection made anew of what was foreseen badly (MoE-Infinity, §4.3 and §8.5).
+"""A shift of the tasks, and the collection rebuilt from badly predicted sequences (MoE-Infinity, §4.3 and §8.5).
 
     python -m benchmarks.moe_infinity --stage drift
 
-The collection is made of sequences of half of the tasks. More of these are served, then those of the other half. Which
-are recorded and when the collection is rebuilt is decided by the predictor service's own rule (``Drift``, as it is by
-default), and the rebuilding is its own process, made of what the service would have then: the sequences that the
-collection was made of, all that came after, those recorded last. A sequence's recall is what the policy reports of it.
-Meanwhile it goes on with the old collection: ``meanwhile`` is how many sequences that is, by the timed replay at PCIe
-4.0 with one or eight at once. ± is half a 95 % interval over seeds.
+The collection is made from sequences of half of the tasks. More of these are served, then sequences of the other half.
+The predictor service's own rule (``Drift``, with its defaults) decides which are recorded and when to rebuild. The
+rebuild is the service's own process, on what the service would have then: the sequences that the collection was made
+from and all later ones, the recorded ones last. A sequence's recall is what the policy reports. ``meanwhile``:
+sequences that are served with the old collection during the rebuild, by the timed replay at PCIe 4.0 with one or eight
+at once. ± is half a 95 % interval over seeds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from benchmarks.emoe.measures import interval
-from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S, Model
-from benchmarks.moe_infinity.synthetic import trace_of
+from benchmarks.harness.reporting.plots import panels_of, save, tidy
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import interval
+from benchmarks.harness.reporting.tables import plus_minus
+from benchmarks.moe_infinity.simulated_models import MODELS, PCIE4_BYTES_PER_S, Model
+from benchmarks.moe_infinity.synthetic_routing import trace_of
 from greenroom.core.eamc_file import EamcFile
-from greenroom.core.pictures import COLOURS, new_figure, save_figure
+from greenroom.core.pictures import COLOURS
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, Step
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
@@ -53,8 +55,10 @@ _SMOOTHED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """``learnt``: of the first half of the tasks, for the collection; ``before`` the shift; ``until``: at most so many
-    after it until the collection is due; ``after`` it is rebuilt. ``timed``: for how many are served a second.
+    """``learnt``: sequences of the first half of the tasks, for the collection; ``before``: served before the shift.
+
+    ``until``: at most so many after it, until the collection is due; ``after``: served after the rebuild. ``timed``:
+    replayed to find how many are served a second.
     """
 
     seeds: int = 3
@@ -71,8 +75,10 @@ QUICK = Scale(seeds=1, learnt=120, until=200, after=30, timed=3, models=("switch
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """What one seed showed: recalls sequence by sequence, and of a collection that is made of ``learnt`` sequences of
-    the second half alone (``fresh``). ``trigger``: sequences after the shift until it was due; None where it never was.
+    """What one seed showed: recalls, sequence by sequence.
+
+    ``fresh``: of a collection made from ``learnt`` sequences of the second half alone. ``trigger``: sequences from the
+    shift until the collection was due; None if it never was.
     """
 
     before: list[float]
@@ -85,9 +91,9 @@ class Shifted:
 
 
 def run(scale: Scale) -> dict[str, Any]:
-    """A row for each model. Nothing else runs beside a rebuild, which is timed."""
+    """A row for each model. A rebuild is timed, so nothing else runs beside it."""
     rows = []
-    with tqdm(total=scale.seeds * len(scale.models), desc="drift", leave=False, delay=1) as bar:
+    with progress(scale.seeds * len(scale.models), "drift") as bar:
         for name in scale.models:
             found = []
             for seed in range(scale.seeds):
@@ -138,8 +144,9 @@ def shift(model: Model, scale: Scale, seed: int) -> Shifted:
 
 
 def recalls(policy: MoeInfinity, trace: RoutingTrace) -> Iterator[tuple[int, float]]:
-    """Of each sequence, one after the other, what the policy reports of it. The routers alone speak: recall is of the
-    prediction, whatever a link brings.
+    """What the policy reports of each sequence, one after the other.
+
+    Only routers are replayed: recall is of the prediction, whatever a link brings.
     """
     width = policy.catalogue.experts_per_layer[:, None]
     for number, traced in enumerate(trace.steps(concurrent=1)):
@@ -208,18 +215,14 @@ def table(found: Mapping[str, Any]) -> str:
              f"made, {' or '.join(map(str, AT_ONCE))} at once (paper: {found['paper_meanwhile']})"]  # fmt: skip
     lines.append(f"{'':<18}" + "".join(f"{label:>16}" for _, label, _ in columns))
     for row in found["rows"]:
-        cells = [
-            "never" if row[key] is None else f"{scale * row[key]['mean']:.1f} ± {scale * row[key]['within']:.1f}"
-            for key, _, scale in columns
-        ]
+        cells = ["never" if row[key] is None else plus_minus(row[key], scale, 1) for key, _, scale in columns]
         lines.append(f"{row['model']:<18}" + "".join(f"{cell:>16}" for cell in cells))
     return "\n".join(lines)
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Recall, sequence by sequence, of the first seed."""
-    figure = new_figure(9, 4)
-    panel = figure.subplots()
+    figure, (panel,) = panels_of(1, 1, width=9, height=4)
     for colour, row in zip(COLOURS, found["rows"], strict=False):
         parts = list(row["series"].values())
         recall = 100 * np.convolve(np.concatenate(parts), np.ones(_SMOOTHED) / _SMOOTHED, mode="valid")
@@ -229,6 +232,6 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     panel.set_ylim(bottom=0)
     panel.set_xlabel("sequences served (dotted: the tasks shift; dashed: the collection is rebuilt)")
     panel.set_ylabel(f"recall of the prediction, %, mean of {_SMOOTHED}")
-    panel.grid(True, color="0.9")
+    tidy(panel)
     panel.legend(fontsize=8)
-    save_figure(figure, path)
+    save(figure, path)

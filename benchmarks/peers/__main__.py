@@ -1,34 +1,35 @@
 """greenroom beside llama.cpp, on the same checkpoints and the same token streams.
 
-Resident; and with a third of the experts in memory, each arm in a memory cgroup that has the same bytes for experts
-beside what the arm needs itself. Every arm is a process of its own; they take turns in every round. llama.cpp's
-settings are those that were fastest in trials on this machine just before. Prints a table, writes a plot and, as the
-last line, prints one JSON object.
+Resident, and with a third of the experts in memory. There each arm has a memory cgroup with the same bytes for experts,
+beside what the arm needs itself. Every arm is a process of its own; they take turns in every round. llama.cpp has the
+settings that were fastest in trials on this machine just before. Prints a table, writes a plot and, as the last line,
+prints one JSON object.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import click
-from tqdm import tqdm
 
-from benchmarks.cgroups import remove_stale, why_not
-from benchmarks.disk import ReadAhead
-from benchmarks.engine.plan import parse_policy
-from benchmarks.machine import describe_machine
-from benchmarks.models import RandomMixtral, random_mixtral, widened
+from benchmarks.harness.children.cgroups import remove_stale, why_not
+from benchmarks.harness.children.greenroom_child import parse_policy
+from benchmarks.harness.children.processes import exit_on_sigterm
+from benchmarks.harness.disk import ReadAhead
+from benchmarks.harness.inputs.checkpoints import RandomMixtral, random_mixtral, widened
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.results import write_result
 from benchmarks.peers.arms import greenroom, llama_cpp
-from benchmarks.peers.forced import conversations, random_tokens
-from benchmarks.peers.measure import Effort, Measurement, Subject, agreements, runs_of
-from benchmarks.peers.report import plot, print_aims, print_memory, print_table
+from benchmarks.peers.forced_tokens import conversations, random_tokens
+from benchmarks.peers.measurement import Effort, Measurement, Subject, agreements, runs_of
+from benchmarks.peers.rate_plot import plot
 from benchmarks.peers.results import RESIDENT, THIRD, summary
+from benchmarks.peers.tables import print_aims, print_memory, print_table
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.loading.packing import default_cache_dir
 
@@ -75,7 +76,7 @@ def main(
     effort = _QUICK if quick else Effort()
     effort = replace(effort, rounds=rounds or effort.rounds, tune=effort.tune if tune is None else tune)
     _must_have_llama_cpp(peer_python)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was changed of the machine is put back
+    exit_on_sigterm()
     remove_stale()
     no_cgroup = why_not()
     if no_cgroup is not None:
@@ -84,7 +85,7 @@ def main(
     cache = default_cache_dir()
     read_ahead = ReadAhead(cache)
     print(_conditions(read_ahead, threads))
-    with tqdm(total=runs_of(len(subjects), effort), desc="bench-peers", disable=not sys.stderr.isatty()) as bar:
+    with progress(runs_of(len(subjects), effort), "bench-peers") as bar:
         measurement = Measurement(
             greenroom(), llama_cpp(peer_python), effort, policy=policy, expert_memory=expert_memory, threads=threads,
             cgroups=no_cgroup is None, read_ahead=read_ahead, bar=bar,
@@ -125,13 +126,12 @@ def main(
         "rows": [row.as_json() for row in rows],
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / "peers.json").write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
     try:
         plot(rows, out / "peers.png")
         print(f"plot: {out / 'peers.png'}")
     except Exception as error:  # what was measured is worth more than its picture
         print(f"no plot: {error}", file=sys.stderr)
-    print(json.dumps(answer))
+    print(write_result(answer, out / "peers.json"))
 
 
 def _must_have_llama_cpp(python: str) -> None:

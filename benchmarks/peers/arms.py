@@ -1,28 +1,20 @@
-"""Runs an arm as a process of its own, if need be in a memory cgroup, and reads its answer."""
+"""The two engines as child processes: one process a run, in a memory cgroup if it has a limit."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cgroups import MemoryCgroup
-from benchmarks.disk import drop_cache
-from benchmarks.peers.job import Batch, Decoded
+from benchmarks.harness.children.processes import HUGE_PAGES, Child, ChildSpec
+from benchmarks.harness.disk import drop_cache
+from benchmarks.peers.batch import Batch, Decoded
 
-ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 420.0
-_ERROR_CHARACTERS = 500
-
-
-class ArmFailed(Exception):
-    """An arm gave no answer; the message says why."""
+_ENVIRONMENT = {**HUGE_PAGES, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Weights in huge pages for both: torch's allocations, and those of the C library, which has llama.cpp's."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +37,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Arm:
-    """An engine: the interpreter that has it, and the module that takes its jobs."""
+    """An engine: the interpreter that has it, and ``module:Class`` of what decodes with it."""
 
     name: str
     python: str
-    module: str
+    system: str
 
     def run(
         self,
@@ -61,39 +53,23 @@ class Arm:
         cold: Sequence[Path] = (),
         timeout_s: float = _TIMEOUT_S,
     ) -> Answer:
-        """Run a job in a new process. ``cold``: dropped from the page cache first. Raises ArmFailed, NoCgroup."""
-        job = {"model": str(model), "batches": [asdict(batch) for batch in batches], "settings": settings}
-        command = [self.python, "-m", self.module]
-        with ExitStack() as stack:
-            group = None if limit_bytes is None else stack.enter_context(MemoryCgroup(limit_bytes))
-            left = drop_cache(cold)
-            told = _run(command if group is None else group.command(command), job, timeout_s, group)
-            return Answer(told, limit_bytes, None if group is None else group.peak_bytes, left)
+        """Decode in a new process. ``cold``: dropped from the page cache first. ``timeout_s``: to open, and to decode.
+
+        Raises ArmFailed, NoCgroup.
+        """
+        spec = ChildSpec.of(
+            self.system, {"model": str(model), "settings": settings}, limit_bytes=limit_bytes, python=self.python
+        )
+        left = drop_cache(cold)
+        with Child(spec, open_timeout_s=timeout_s, environment=_ENVIRONMENT) as child:
+            decoded = child.tell("decode", timeout_s, batches=[asdict(batch) for batch in batches])
+            peak = None if child.cgroup is None else child.cgroup.peak_bytes
+            return Answer({**child.description, **decoded}, limit_bytes, peak, left)
 
 
 def greenroom() -> Arm:
-    return Arm("greenroom", sys.executable, "benchmarks.peers.greenroom_arm")
+    return Arm("greenroom", sys.executable, "benchmarks.peers.forced_greenroom:ForcedGreenroom")
 
 
 def llama_cpp(python: str) -> Arm:
-    return Arm("llama.cpp", python, "benchmarks.peers.llama_arm")
-
-
-def _run(command: Sequence[str], job: dict[str, Any], timeout_s: float, group: MemoryCgroup | None) -> dict[str, Any]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
-    # Weights in huge pages for all: torch's allocations and those of the C library, where llama.cpp's are.
-    environment |= {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(job), capture_output=True, text=True, cwd=ROOT, env=environment, timeout=timeout_s
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ArmFailed(f"no answer within {timeout_s:.0f} s") from error
-    except OSError as error:
-        raise ArmFailed(f"could not start {command[0]}: {error.strerror}") from error
-    if done.returncode:
-        if group is not None and group.killed:
-            raise ArmFailed(f"killed by the kernel: it needs more than its cgroup's {group.limit_bytes} bytes")
-        raise ArmFailed(f"ended with {done.returncode}: {done.stderr.strip()[-_ERROR_CHARACTERS:]}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return Arm("llama.cpp", python, "benchmarks.peers.forced_llama:ForcedLlama")

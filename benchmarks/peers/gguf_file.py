@@ -1,9 +1,9 @@
-"""A checkpoint as the GGUF file that llama.cpp reads, for the two families that the benchmark compares on.
+"""A checkpoint as the GGUF file that llama.cpp reads, for the two families of the benchmark.
 
-llama.cpp has Mixtral as its `llama` architecture with experts, and Qwen3-MoE as `qwen3moe`. All experts of a layer lie
-merged in three tensors. The `llama` architecture rotates neighbouring pairs of a head where the checkpoint pairs its
-halves, so rows of query and key change places; `qwen3moe` pairs halves as the checkpoint does. The vocabulary is left
-out: the arms are given token ids.
+llama.cpp has Mixtral as its `llama` architecture with experts, and Qwen3-MoE as `qwen3moe`. All experts of a layer are
+merged in three tensors. `llama` rotates neighbouring pairs of a head where the checkpoint pairs its halves, so rows of
+query and key change places; `qwen3moe` pairs halves as the checkpoint does. The vocabulary is left out: the arms get
+token ids.
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ def targets(config: Mapping[str, Any]) -> list[Target]:
 
 
 def neighbours_paired(weight: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Rows of ``weight[heads * d, inputs]`` so that row ``i`` of a head's first half stands before its partner, row
-    ``i`` of the second half.
-    """
+    """Rows of ``weight[heads * d, inputs]``: each row of a head's first half before its partner in the second half."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 

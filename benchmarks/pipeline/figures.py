@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness.reporting.statistics import Spread, percentile, spread_json
 from benchmarks.pipeline.schedule import Measured
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
-
-
 def added(engine: Sequence[Measured], pipeline: Sequence[Measured]) -> dict[str, float]:
-    """What the pipeline adds, of one round in which both had the same requests at the same times; milliseconds.
+    """What the pipeline adds, milliseconds, in one round with the same requests at the same times for both arms.
 
-    The median is of the differences request by request, p99 the difference of the arms' own.
+    The median is of the differences request by request; p99 is the difference of the arms' own.
     """
     pairs = [(a, b) for a, b in zip(engine, pipeline, strict=True) if not a.refused and not b.refused]
     if not pairs:
@@ -41,8 +35,10 @@ def added(engine: Sequence[Measured], pipeline: Sequence[Measured]) -> dict[str,
 
 
 def processor_time(spent: Mapping[str, float], tokens: int, requests: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Of what each process spent in seconds, ``worker`` and ``broker`` among them: seconds for 1000 tokens, with all
-    other services together, and milliseconds for each request, process by process."""
+    """``spent``: seconds by process, ``worker`` and ``broker`` among them.
+
+    Seconds for 1000 tokens, with all other processes as ``services``; and milliseconds for each request by process.
+    """
     by_tokens = {"services": 0.0, "broker": 0.0, "worker": 0.0}
     for name, seconds in spent.items():
         by_tokens[name if name in by_tokens else "services"] += 1e3 * seconds / tokens
@@ -58,13 +54,6 @@ def throughput(measured: Sequence[Measured], seconds: float) -> float:
     return sum(one.tokens for one in measured) / seconds
 
 
-def spread(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Median over rounds, with the least and the most."""
-    return {
-        key: {
-            "median": round(statistics.median(row[key] for row in rounds), 4),
-            "min": round(min(row[key] for row in rounds), 4),
-            "max": round(max(row[key] for row in rounds), 4),
-        }
-        for key in rounds[0]
-    }
+def spreads(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Each figure's median over rounds, with the least and the most."""
+    return {key: spread_json(Spread.of([row[key] for row in rounds]), 4) for key in rounds[0]}

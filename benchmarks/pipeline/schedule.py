@@ -20,7 +20,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds from when a request was to be sent: to its first token, and between its tokens in the mean.
+    """Seconds from when a request was due: ``ttft`` to its first token, ``total`` to its last. ``itl``: mean between
+    tokens.
 
     ``refused``: what it was answered instead.
     """

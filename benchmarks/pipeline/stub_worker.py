@@ -1,8 +1,8 @@
-"""A worker without a model: gives tokens as fast as anyone takes them, to find out what the rest can carry.
+"""A worker without a model, to find what the rest can carry: it gives tokens as fast as they are taken.
 
     python -m benchmarks.pipeline.stub_worker BROKERS PREFIX
 
-Its step takes ``STEP_S`` and gives a token to every request that runs.
+Its step takes ``STEP_S`` and gives a token to every running request.
 """
 
 from __future__ import annotations

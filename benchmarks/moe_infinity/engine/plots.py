@@ -1,4 +1,4 @@
-"""The stage's picture: what the tables say, panel by panel."""
+"""The stage's two pictures: policies at a third of the experts, and latency a token by load."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.moe_infinity.engine.kinds import DISK_OFFLOAD, KINDS, ORACLES
-from greenroom.core.pictures import COLOURS, new_figure, save_figure
+from benchmarks.harness.reporting.plots import centre, curve, errors, legend_below, logarithmic, panels_of, save, tidy
+from benchmarks.moe_infinity.engine.arms.compared_policies import DISK_OFFLOAD, KINDS, ORACLES
+from greenroom.core.pictures import COLOURS
 
 Found = Mapping[str, Any]
 _NAMES = (*(kind.name for kind in KINDS), DISK_OFFLOAD, *(kind.name for kind in ORACLES))
@@ -15,25 +16,30 @@ _GREY = "0.3"
 
 
 def draw(found: Found, path: Path) -> None:
-    """Raises PlotUnavailable. Parts that failed have empty panels."""
-    figure = new_figure(19.0, 9.0)
-    panels = figure.subplots(2, 4).ravel()
+    """``path`` gets the policies, a file beside it whose name ends in ``-load`` the loads. Raises PlotUnavailable.
+
+    Parts that failed have empty panels.
+    """
+    figure, panels = panels_of(2, 2)
     _bars(panels[0], found, "tokens_per_s", "tokens/s, one at a time")
     _bars(panels[1], found, "stall_recovered", "share of LRU's waiting removed")
-    _rates(panels[2], found["rates"].get("points", []))
-    _distribution(panels[3], found["rates"].get("points", [])[:1], "low load")
-    _distribution(panels[4], found["rates"].get("points", [])[-1:], "high load")
-    _batches(panels[5], found["batches"].get("points", []))
-    _budgets(panels[6], found["budgets"].get("points", []))
-    _tasks(panels[7], found)
-    handles: dict[str, Any] = {}
+    _budgets(panels[2], found["budgets"].get("points", []))
+    _tasks(panels[3], found)
+    _finish(figure, panels, path)
+    figure, panels = panels_of(2, 2)
+    rates = found["rates"].get("points", [])
+    _rates(panels[0], rates)
+    _batches(panels[1], found["batches"].get("points", []))
+    _distribution(panels[2], rates[:1], "low load")
+    _distribution(panels[3], rates[-1:], "high load")
+    _finish(figure, panels, path.with_stem(f"{path.stem}-load"))
+
+
+def _finish(figure: Any, panels: Sequence[Any], path: Path) -> None:
     for panel in panels:
-        panel.grid(True, color="0.92", linewidth=0.8)
-        panel.set_axisbelow(True)
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=9, frameon=False)
-    save_figure(figure, path)
+        tidy(panel)
+    legend_below(figure, panels, 5)
+    save(figure, path)
 
 
 def _colour(name: str) -> str:
@@ -43,8 +49,7 @@ def _colour(name: str) -> str:
 def _bars(panel: Any, found: Found, key: str, label: str) -> None:
     rows = {name: row[key] for name, row in found["one"].get("rows", {}).items() if row[key] is not None}
     for place, (name, value) in enumerate(rows.items()):
-        below, above = value["median"] - value["min"], value["max"] - value["median"]
-        panel.bar(place, value["median"], 0.7, yerr=[[below], [above]], color=_colour(name), ecolor="0.4", capsize=3)
+        panel.bar(place, centre(value), 0.7, yerr=errors([value]), color=_colour(name), ecolor="0.4", capsize=3)
     panel.set_xticks(range(len(rows)), list(rows), rotation=30, ha="right", fontsize=8)
     panel.set_title(label)
 
@@ -54,25 +59,11 @@ def _lines(panel: Any, points: Sequence[Found], places: Sequence[float], key: st
         own = [
             (at, point["rows"][name][key]) for at, point in zip(places, points, strict=True) if name in point["rows"]
         ]
-        panel.errorbar(
-            [at for at, _ in own], [value["median"] for _, value in own],
-            yerr=[[value["median"] - value["min"] for _, value in own],
-                  [value["max"] - value["median"] for _, value in own]],
-            label=name, color=_colour(name), marker="o", markersize=4, capsize=2, linewidth=1.4,
-            linestyle="--" if name == DISK_OFFLOAD else "-",
-        )  # fmt: skip
+        dashes = "--" if name == DISK_OFFLOAD else "-"
+        curve(panel, [at for at, _ in own], [value for _, value in own], label=name, color=_colour(name), marker="o",
+              linestyle=dashes)  # fmt: skip
     if points:
-        panel.set_yscale("log")
-        plain_ticks(panel.yaxis)
-
-
-def plain_ticks(axis: Any) -> None:
-    """Of a logarithmic axis, as people write numbers."""
-    from matplotlib.ticker import LogLocator, ScalarFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(ScalarFormatter())
-    axis.set_minor_locator(LogLocator(subs=()))
+        logarithmic(panel)
 
 
 def _rates(panel: Any, points: Sequence[Found]) -> None:
@@ -100,8 +91,7 @@ def _distribution(panel: Any, points: Sequence[Found], title: str) -> None:
             values = row["per_token_ms"]
             shares = [(place + 1) / len(values) for place in range(len(values))]
             panel.step(values, shares, where="post", label=name, color=_colour(name), linewidth=1.4)
-        panel.set_xscale("log")
-        plain_ticks(panel.xaxis)
+        logarithmic(panel, "x")
         title = f"{title}, {point['rate']:.2f} requests/s"
     panel.set(title=f"Fig. 5: {title}", xlabel="latency a token, ms", ylim=(0, 1.02))
 

@@ -8,18 +8,25 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from benchmarks.emoe.memory_arms import Ask, World
-from benchmarks.engine.processes import ArmFailed, Children
-from benchmarks.engine.session import TURN_TIMEOUT_S
-from benchmarks.models import widened
-from benchmarks.moe_infinity.engine import batches, bounded, budgets, rates, records, third
-from benchmarks.moe_infinity.engine.fleet import Fleet
-from benchmarks.moe_infinity.engine.kinds import KINDS, PAPER, SERVED, kind_of
-from benchmarks.moe_infinity.engine.learnt import Learnt, learn
+from benchmarks.harness.children.child_rounds import TURN_TIMEOUT_S
+from benchmarks.harness.children.processes import ArmFailed, Children
+from benchmarks.harness.inputs.checkpoints import widened
+from benchmarks.harness.inputs.shared_model import Ask, SharedModel
+from benchmarks.moe_infinity.engine.arms.compared_policies import KINDS, PAPER, SERVED, kind_of
+from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt, learn
+from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
+from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
+from benchmarks.moe_infinity.engine.effort import Scale
+from benchmarks.moe_infinity.engine.parts import (
+    at_a_third,
+    beside_accelerate,
+    by_batch_size,
+    by_budget,
+    by_request_rate,
+    one_record_or_tensors,
+)
+from benchmarks.moe_infinity.engine.parts.by_request_rate import Answer
 from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of
-from benchmarks.moe_infinity.engine.rates import Answer
-from benchmarks.moe_infinity.engine.scale import Scale
-from benchmarks.moe_infinity.engine.turns import ServedTurn
 from greenroom.core.errors import GreenroomError
 
 SHARE = 0.33
@@ -33,16 +40,16 @@ def run(scale: Scale) -> Found:
     learnt = learn(scale.recorded)
     folder = widened(scale.expert_mib)
     found: Found = {"learnt": learnt.facts, "planned_seconds": scale.planned}
-    with World(folder) as world:
+    with SharedModel(folder) as shared:
         with _beside(scale, learnt, found) as (ground, children):
             if ground is not None:
-                found["bounded"] = _part(lambda: _bounded(world, ground, children, scale))
+                found["bounded"] = _part(lambda: _bounded(shared, ground, children, scale))
             peer = None if ground is None else _peer(ground, children)
-            with Fleet(world, learnt, SHARE, KINDS) as fleet:
+            with Fleet(shared, learnt, SHARE, KINDS) as fleet:
                 found |= _at_a_third(fleet, peer, scale)
         found["budgets"] = _part(
-            lambda: budgets.run(
-                world, learnt, SERVED, shares=(*scale.shares, SHARE), prompts=scale.share_prompts, rounds=scale.rounds,
+            lambda: by_budget.run(
+                shared, learnt, SERVED, shares=(*scale.shares, SHARE), prompts=scale.share_prompts, rounds=scale.rounds,
                 seconds=scale.budgets_seconds,
             )
         )  # fmt: skip
@@ -56,23 +63,23 @@ def _at_a_third(fleet: Fleet, peer: Answer | None, scale: Scale) -> Found:
     names = [kind.name for kind in SERVED if kind.name not in fleet.failed]
     return {
         "failed": fleet.failed,
-        "one": _part(lambda: third.run(
+        "one": _part(lambda: at_a_third.run(
             fleet, prompts=scale.prompts, at_once=1, rounds=scale.rounds, seconds=2 * part)),
-        "many": _part(lambda: third.run(
+        "many": _part(lambda: at_a_third.run(
             fleet, prompts=scale.many_prompts, at_once=scale.at_once, rounds=scale.rounds, seconds=part)),
-        "batches": _part(lambda: batches.run(
+        "batches": _part(lambda: by_batch_size.run(
             fleet, names, peer, sizes=scale.sizes, tokens=scale.batch_tokens, rounds=scale.rounds,
             peer_rounds=scale.peer_rounds, seconds=scale.batches_seconds)),
-        "rates": _part(lambda: rates.run(
+        "rates": _part(lambda: by_request_rate.run(
             fleet, names, peer, requests=scale.requests, loads=scale.loads, peer_loads=scale.peer_loads,
             peer_requests=scale.peer_requests, rounds=scale.rounds, seconds=scale.rates_seconds)),
     }  # fmt: skip
 
 
-def _bounded(world: World, ground: bounded.Ground, children: Children, scale: Scale) -> Found:
-    asks = shortened(in_turn(world, scale.bounded_prompts), scale.bounded_tokens)
+def _bounded(shared: SharedModel, ground: beside_accelerate.Ground, children: Children, scale: Scale) -> Found:
+    asks = shortened(in_turn(shared, scale.bounded_prompts), scale.bounded_tokens)
     kinds = [kind_of(name) for name in scale.bounded_kinds]
-    found = bounded.run(
+    found = beside_accelerate.run(
         ground, children, asks, kinds, rounds=scale.rounds, seconds=scale.bounded_seconds
     )  # fmt: skip
     children.close_all_but({ground.peer()})
@@ -80,24 +87,24 @@ def _bounded(world: World, ground: bounded.Ground, children: Children, scale: Sc
 
 
 def _records(mib: float, scale: Scale) -> Found:
-    return records.run(widened(mib), experts=scale.records, rounds=20, seconds=scale.records_seconds)
+    return one_record_or_tensors.run(widened(mib), experts=scale.records, rounds=20, seconds=scale.records_seconds)
 
 
 @contextmanager
-def _beside(scale: Scale, learnt: Learnt, found: Found) -> Iterator[tuple[bounded.Ground | None, Children]]:
+def _beside(scale: Scale, learnt: Learnt, found: Found) -> Iterator[tuple[beside_accelerate.Ground | None, Children]]:
     """What accelerate needs; None where that can not be had."""
     with ExitStack() as stack:
-        ground: bounded.Ground | None = None
+        ground: beside_accelerate.Ground | None = None
         children = Children()
         try:
-            ground, children = stack.enter_context(bounded.prepared(scale.expert_mib, learnt, kind_of(PAPER)))
+            ground, children = stack.enter_context(beside_accelerate.prepared(scale.expert_mib, learnt, kind_of(PAPER)))
         except (ArmFailed, OSError) as error:
             found["bounded"] = {"error": f"{type(error).__name__}: {error}"}
         yield ground, children
 
 
-def _peer(ground: bounded.Ground, children: Children) -> Answer:
-    """accelerate's answer to a batch. Raises ArmFailed; one that could not answer is opened anew for the next."""
+def _peer(ground: beside_accelerate.Ground, children: Children) -> Answer:
+    """accelerate's answer to a batch. After a failure the next call opens it anew. Raises ArmFailed."""
 
     def answer(asks: Sequence[Ask]) -> ServedTurn:
         try:
@@ -121,7 +128,7 @@ def _part(run: Callable[[], Found]) -> Found:
 
 
 def _figures(found: Found) -> Found:
-    """Those that there are aims for. ``lookup_share``: of one sequence or of several, whichever is higher."""
+    """Those with aims. ``lookup_share``: the higher of one sequence at a time and several at once."""
     shares = [found[name].get("lookup_share") for name in ("one", "many")]
     return {
         "speed_ratio_accelerate": found["bounded"].get("speed_ratio_accelerate"),

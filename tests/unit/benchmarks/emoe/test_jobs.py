@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from benchmarks.emoe.jobs import (
+from benchmarks.emoe.scheduling.jobs import (
     CONVERSATION,
     AzureTraffic,
     of_profile,

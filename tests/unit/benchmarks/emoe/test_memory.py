@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.emoe.foresight import Forecaster
-from benchmarks.emoe.measures import interval
-from benchmarks.emoe.memory import Stream, figures, recovery, table, tasks_of_block
-from benchmarks.emoe.memory_arms import EXACT, KINDS, PAPER, RESIDENT
+from benchmarks.emoe.memory.engine_arms import EXACT, KINDS, PAPER, RESIDENT
+from benchmarks.emoe.memory.forecasters import Forecaster
+from benchmarks.emoe.memory.stage import Stream, figures, recovery, table, tasks_of_block
+from benchmarks.harness.reporting.statistics import interval
 from greenroom.policies.base.events import Prediction
 from greenroom.worker.engine import Routed
 from tests.unit.benchmarks.emoe.profiles import profile

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.emoe.memory import Scale, run
-from benchmarks.emoe.memory_arms import EXACT, PAPER, RESIDENT, Kind
+from benchmarks.emoe.memory.engine_arms import EXACT, PAPER, RESIDENT, Kind
+from benchmarks.emoe.memory.stage import Scale, run
 from greenroom.core.model_profile import load_model_profile
 from greenroom.demo import bundled_model_path, bundled_profile_path
 from greenroom.demo.tasks import TASKS

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.emoe import plots, real, real_requests
-from benchmarks.emoe.arms import FCFS
-from benchmarks.emoe.measures import geometric, interval
-from benchmarks.emoe.overhead import Beyond, overhead_of
-from benchmarks.emoe.real import Really, Round, Scale, _measured, _point, both, compared, table
-from benchmarks.emoe.real_requests import Came, Crowd, Sent, all_at_once, alone_requests, plan
-from benchmarks.emoe.simulate import Machine
+from benchmarks.emoe.check import plots, real_requests, stage
+from benchmarks.emoe.check.real_requests import Came, Crowd, Sent, all_at_once, alone_requests, plan
+from benchmarks.emoe.check.server_overhead import Beyond, overhead_of
+from benchmarks.emoe.check.stage import Really, Round, Scale, _measured, _point, both, compared, table
+from benchmarks.emoe.scheduling.schedulers import FCFS
+from benchmarks.emoe.scheduling.simulator import Machine
+from benchmarks.emoe.scheduling.step_costs import ServingOverhead
 from benchmarks.emoe.step_times import Measured
-from benchmarks.emoe.steps import ServingOverhead
+from benchmarks.harness.reporting.statistics import geometric, interval
 from greenroom.demo.tasks import TASKS
 from tests.unit.benchmarks.emoe.profiles import profile
 
@@ -101,7 +101,7 @@ def test_servers_take_turns_on_the_same_requests_and_steps_are_measured_before_a
         return measured(len(done))
 
     monkeypatch.setattr(real_requests, "send", send)
-    monkeypatch.setattr(real, "send", send)
+    monkeypatch.setattr(stage, "send", send)
     scale = Scale(requests=9, loads=(0.5, 1.0), seeds=2, saturating=10, alone=1)
     servers: Any = {arm: SimpleNamespace(url=arm) for arm in ("fcfs", "emoe")}
     really = asyncio.run(_measured(servers, "small", measure, scale, max_running=4))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.emoe.arms import ARMS, estimates
-from benchmarks.emoe.jobs import Job
-from benchmarks.emoe.simulate import Machine, Served, Simulation, simulate
-from benchmarks.emoe.steps import ServingOverhead, StepTimes
+from benchmarks.emoe.scheduling.jobs import Job
+from benchmarks.emoe.scheduling.schedulers import ARMS, estimates
+from benchmarks.emoe.scheduling.simulator import Machine, Served, Simulation, simulate
+from benchmarks.emoe.scheduling.step_costs import ServingOverhead, StepTimes
 from greenroom.policies.placement.fcfs import FcfsPlacement
 from tests.unit.benchmarks.emoe.profiles import COSTS, profile
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.emoe import plots
-from benchmarks.emoe.arms import ARMS, EMOE, FCFS
-from benchmarks.emoe.jobs import of_profile
-from benchmarks.emoe.scheduling import table
-from benchmarks.emoe.simulate import Machine
-from benchmarks.emoe.steps import ExpertSets
-from benchmarks.emoe.sweep import TASKS, Scale, Traffic, figures, points, run_all
+from benchmarks.emoe.scheduling import plots
+from benchmarks.emoe.scheduling.jobs import of_profile
+from benchmarks.emoe.scheduling.schedulers import ARMS, EMOE, FCFS
+from benchmarks.emoe.scheduling.simulator import Machine
+from benchmarks.emoe.scheduling.stage import table
+from benchmarks.emoe.scheduling.step_costs import ExpertSets
+from benchmarks.emoe.scheduling.sweep import TASKS, Scale, Traffic, figures, points, run_all
 from tests.unit.benchmarks.emoe.profiles import profile
 
 SCALE = Scale(

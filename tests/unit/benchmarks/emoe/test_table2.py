@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.emoe import table2
+from benchmarks.harness.inputs.bundled_routing import drawn_prompts
 from greenroom.predictor.kinds.emoe.recorded import Recorded, read_recorded
 from tests.pipeline.predictor.test_train_command import COUNT, recorded
 
@@ -18,7 +19,7 @@ PLAN = table2.Plan(seeds=2, epochs=1, prompts=0, backbones=("bert",), kinds=("em
 
 
 def test_in_runs_every_prompt_comes_once_and_kinds_stay() -> None:
-    asked = table2.prompts(300)
+    asked = drawn_prompts(300)
     order = table2.in_runs(asked)
     assert sorted(order) == list(range(300))
     assert [asked[place].task for place in order] == [one.task for one in asked]

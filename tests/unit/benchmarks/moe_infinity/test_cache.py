@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.moe_infinity import cache, cache_streams
-from benchmarks.moe_infinity.cache import (
+from benchmarks.moe_infinity.cache import draw, hit_rates, routing_streams, table
+from benchmarks.moe_infinity.cache.hit_rates import (
     AT_MAIN,
     BY_LAYER,
     INFORMED,
@@ -26,10 +26,10 @@ from benchmarks.moe_infinity.cache import (
     rows_of,
     run,
 )
-from benchmarks.moe_infinity.cache_streams import Stream, real_stream, shifting, synthetic_stream
+from benchmarks.moe_infinity.cache.routing_streams import Stream, real_stream, shifting, synthetic_stream
 from benchmarks.moe_infinity.calibration import TARGETS
-from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH
-from benchmarks.moe_infinity.synthetic import trace_of as world_of
+from benchmarks.moe_infinity.synthetic_routing import MIXES, NLLB, SWITCH
+from benchmarks.moe_infinity.synthetic_routing import trace_of as world_of
 from greenroom.demo.tasks import TASKS
 from greenroom.policies.base.events import Artifact
 from greenroom.predictor.kinds.reuse.fit import FitOptions, fit
@@ -99,7 +99,7 @@ def test_a_synthetic_world_is_learnt_from_other_sequences_than_are_replayed(monk
         learnt.append(trace)
         return ()
 
-    monkeypatch.setattr(cache_streams, "artifacts_of", learn)
+    monkeypatch.setattr(routing_streams, "artifacts_of", learn)
     stream = synthetic_stream(NLLB, 1, 20, 30, curve=True)
     assert stream.trace.sequences == 20
     assert stream.main == 60
@@ -119,7 +119,7 @@ def test_what_is_learnt_of_a_recorded_routing_never_ran_in_it(tmp_path: Path, mo
         learnt.append(trace)
         return ()
 
-    monkeypatch.setattr(cache_streams, "artifacts_of", learn)
+    monkeypatch.setattr(routing_streams, "artifacts_of", learn)
     trace_of(*[10] * 40, layers=2, experts=6).save(tmp_path / "t.npz")
     stream = real_stream(tmp_path / "t.npz", tokens=100)
     assert stream.slots == (4,)
@@ -145,9 +145,9 @@ def test_a_small_run_has_every_policy_and_all_figures(monkeypatch: pytest.Monkey
     def streams(scale: Scale) -> list[Stream]:
         return [synthetic_stream(shape, seed, 12, 20, curve=seed == 0) for shape in (SWITCH, NLLB) for seed in range(2)]
 
-    monkeypatch.setattr(cache_streams, "fit", lambda trace, options: fit(trace, SHORT))
-    monkeypatch.setattr(cache, "in_processes", here)
-    monkeypatch.setattr(cache, "_streams", streams)
+    monkeypatch.setattr(routing_streams, "fit", lambda trace, options: fit(trace, SHORT))
+    monkeypatch.setattr(hit_rates, "in_processes", here)
+    monkeypatch.setattr(hit_rates, "_streams", streams)
     found = run(Scale())
     by_place = {(row["stream"], row["policy"], row["slots"]): row["hit_rate"] for row in found["rows"]}
     assert by_place[SWITCH.name, OURS, 535] == by_place[SWITCH.name, LITERAL, 535], "they differ in prefetches alone"
@@ -155,8 +155,8 @@ def test_a_small_run_has_every_policy_and_all_figures(monkeypatch: pytest.Monkey
         assert rate <= by_place[stream, "belady", slots], (stream, policy, slots)
     assert by_place[NLLB.name, INFORMED, 60] > by_place[NLLB.name, "lru", 60]
     assert found["oracle_gap_points"] >= 0
-    shown = cache.table(found)
+    shown = table(found)
     assert "moe-infinity:literal=true" in shown
     assert "NOT as calibrated" in shown, "a dozen sequences are no measurement"
-    cache.draw(found, tmp_path / "cache.png")
+    draw(found, tmp_path / "cache.png")
     assert (tmp_path / "cache.png").stat().st_size > 10_000

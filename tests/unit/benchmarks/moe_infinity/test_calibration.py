@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from benchmarks.moe_infinity import calibration
 from benchmarks.moe_infinity.calibration import ACTIVATED, REUSED, TARGETS, hit_rates, misfit, search, sparsity
-from benchmarks.moe_infinity.synthetic import MIXES, NLLB, SWITCH
+from benchmarks.moe_infinity.synthetic_routing import MIXES, NLLB, SWITCH
 from greenroom.policies.base.events import Phase
 from greenroom.replay import RoutingTrace
 

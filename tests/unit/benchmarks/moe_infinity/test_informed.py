@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.moe_infinity.informed import Informed
-from benchmarks.moe_infinity.synthetic import Mix, Shape, drawn
+from benchmarks.moe_infinity.cache.chance_oracle import Informed
+from benchmarks.moe_infinity.synthetic_routing import Mix, Shape, drawn
 from greenroom.policies.base.events import LayerRouting, Phase, Reason, SequenceInfo, Step, Tier, VictimRequest
 from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.belady import Belady, Future

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.moe_infinity import prefetch
-from benchmarks.moe_infinity.prefetch_alone import PrefetchAlone
-from benchmarks.moe_infinity.prefetch_cells import Arm, Cell, World, measure, of_sequences, prepared
-from benchmarks.moe_infinity.prefetch_models import SWITCH_LARGE, Model, recorded, switch_base
+from benchmarks.moe_infinity.prefetch import draw, recall_and_latency, table
+from benchmarks.moe_infinity.prefetch.cells import Arm, Cell, World, measure, of_sequences, prepared
+from benchmarks.moe_infinity.prefetch.prefetch_alone import PrefetchAlone
+from benchmarks.moe_infinity.prefetch.recall_and_latency import OURS, REUSE
+from benchmarks.moe_infinity.simulated_models import SWITCH_LARGE, Model, recorded, switch_base
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace
 from greenroom.replay.simulation.simulated_hardware import LinkProfile
@@ -70,7 +71,7 @@ def test_every_policy_replays_the_same_sequences_and_learns_from_those_before() 
     ready = prepared(world)
     assert ready.served.sequences == 3
     assert ready.uses.sum() > 0
-    cells = [Cell(world, arm, 32e9, 1, alone=True) for arm in (prefetch.OURS, Arm("all", "top-k", {"count": 6}))]
+    cells = [Cell(world, arm, 32e9, 1, alone=True) for arm in (OURS, Arm("all", "top-k", {"count": 6}))]
     ours, everyone = (measure(cell) for cell in cells)
     assert ours.recall is not None
     assert everyone.recall is not None
@@ -85,15 +86,13 @@ def test_every_policy_replays_the_same_sequences_and_learns_from_those_before() 
 
 def test_reuse_can_be_given_coefficients_of_the_sequences_before() -> None:
     world = World(replace(tiny(), slots=4), seed=1, learnt=100, served=6)
-    without, fitted = (
-        measure(Cell(one, prefetch.REUSE, 32e9, 1, alone=False)) for one in (world, replace(world, fitted=True))
-    )
+    without, fitted = (measure(Cell(one, REUSE, 32e9, 1, alone=False)) for one in (world, replace(world, fitted=True)))
     assert (without.token_ms, without.prefetches) != (fitted.token_ms, fitted.prefetches)
 
 
 def test_a_faster_link_lets_more_be_foreseen() -> None:
     world = World(tiny(layer_s=2e-3), seed=1, learnt=12, served=3)
-    recalls = [measure(Cell(world, prefetch.OURS, link, 1, alone=True)).recall or 0.0 for link in (8e9, 32e9, 128e9)]
+    recalls = [measure(Cell(world, OURS, link, 1, alone=True)).recall or 0.0 for link in (8e9, 32e9, 128e9)]
     assert recalls[0] < recalls[1] < recalls[2]
 
 
@@ -114,7 +113,7 @@ def test_a_recorded_trace_is_shuffled_by_the_seed_and_split(tmp_path: Path) -> N
 
 
 def test_all_k_up_to_a_layers_experts_are_tried() -> None:
-    plan = prefetch.Plan(switch_base(32), 32e9, (), 1, 1, 1, counts_step=1, fitted=False)
+    plan = recall_and_latency.Plan(switch_base(32), 32e9, (), 1, 1, 1, counts_step=1, fitted=False)
     assert [[arm.options["count"] for arm in family] for family in plan.families] == [[32, 16, 8, 4, 2, 1]] * 2
     thinned = replace(plan, counts_step=3)
     assert [arm.options["count"] for arm in thinned.families[0]] == [32, 4]
@@ -129,16 +128,16 @@ def serially(work: Callable[..., Any], items: Sequence[Any], jobs: int, finished
 
 
 def test_the_stage_gives_every_figure_a_table_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "in_processes", serially)
-    monkeypatch.setattr(prefetch, "MODELS", {"tiny": tiny()})
+    monkeypatch.setattr(recall_and_latency, "in_processes", serially)
+    monkeypatch.setattr(recall_and_latency, "MODELS", {"tiny": tiny()})
     path = tmp_path / "routing.npz"
     RoutingTrace(np.zeros((640, 2, 1), dtype=np.uint8), np.arange(0, 641, 4), 3).save(path)
-    scale = prefetch.Scale(
+    scale = recall_and_latency.Scale(
         seeds=2, learnt=6, served=1, fitted=False, at_once=(1,), counts_step=2, experts=(8,), links=(32e9,),
         models=("tiny",), trace=path, trace_seeds=1, trace_links=(32e9,),
     )  # fmt: skip
 
-    found = prefetch.run(scale)
+    found = recall_and_latency.run(scale)
 
     assert [row["model"] for row in found["bandwidth"]] == ["tiny", "routing"]
     for row in (*found["experts"], *found["bandwidth"]):
@@ -146,6 +145,6 @@ def test_the_stage_gives_every_figure_a_table_and_a_picture(tmp_path: Path, monk
         assert {"k"} == {key for arm in row["arms"].values() for key in arm} - {"recall", "decoding"}
     assert set(found["latency"][0]["arms"]) >= {"moe-infinity", "refinement off", "priorities off", "top-k", "lru"}
     json.dumps(found)
-    assert "Fig. 10" in prefetch.table(found)
-    prefetch.draw(found, tmp_path / "prefetch.png")
+    assert "Fig. 10" in table(found)
+    draw(found, tmp_path / "prefetch.png")
     assert (tmp_path / "prefetch.png").stat().st_size > 0

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.moe_infinity.synthetic import LEAST, MIXES, NLLB, SWITCH, Mix, Shape, trace_of
-from benchmarks.moe_infinity.synthetic import _picks as picks_of
+from benchmarks.moe_infinity.synthetic_routing import LEAST, MIXES, NLLB, SWITCH, Mix, Shape, trace_of
+from benchmarks.moe_infinity.synthetic_routing import _picks as picks_of
 from greenroom.policies.base.events import Phase
 
 SMALL = Shape("small-16", layers=4, experts=16, top_k=2, decoder_start=2)

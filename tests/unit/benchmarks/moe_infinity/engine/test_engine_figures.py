@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.emoe.memory_arms import Ask
-from benchmarks.moe_infinity.engine import budgets, rates, third
-from benchmarks.moe_infinity.engine.kinds import KINDS, LITERAL, ON_DEMAND, ORACLE_AHEAD, ORACLES, PAPER, REUSE, kind_of
-from benchmarks.moe_infinity.engine.policy_clock import LOOK_UP
-from benchmarks.moe_infinity.engine.scale import QUICK, Scale
-from benchmarks.moe_infinity.engine.serving import Served
-from benchmarks.moe_infinity.engine.turns import ServedTurn, in_turns
+from benchmarks.harness.inputs.shared_model import Ask
+from benchmarks.harness.rounds import in_turns
+from benchmarks.moe_infinity.engine.arms.compared_policies import (
+    KINDS,
+    LITERAL,
+    ON_DEMAND,
+    ORACLE_AHEAD,
+    ORACLES,
+    PAPER,
+    REUSE,
+    kind_of,
+)
+from benchmarks.moe_infinity.engine.arms.policy_clock import LOOK_UP
+from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
+from benchmarks.moe_infinity.engine.effort import QUICK, Scale
+from benchmarks.moe_infinity.engine.parts import at_a_third, by_budget, by_request_rate
+from benchmarks.moe_infinity.engine.parts.batch_server import Served
 
 ASKS = [Ask("question", (1,), (1, 2)), Ask("compare", (1,), (1, 2))]
 
@@ -26,17 +36,17 @@ def turn(seconds: float, stall: float, **values: object) -> ServedTurn:
     return made
 
 
-def rows(**turns: list[ServedTurn]) -> dict[str, third.Row]:
-    return {name: third.Row(name, 32, dict(enumerate(own, start=1))) for name, own in turns.items()}
+def rows(**turns: list[ServedTurn]) -> dict[str, at_a_third.Row]:
+    return {name: at_a_third.Row(name, 32, dict(enumerate(own, start=1))) for name, own in turns.items()}
 
 
 def test_the_waiting_that_is_removed_is_of_that_which_the_oracle_does_without() -> None:
-    found = third.figures(
+    found = at_a_third.figures(
         {
             **rows(lru=[turn(10, 4.0), turn(11, 4.0)], reuse=[turn(9, 3.0), turn(9, 3.0)]),
-            PAPER: third.Row(PAPER, 32, {1: turn(8, 3.5), 2: turn(8, 3.5)}),
-            LITERAL: third.Row(LITERAL, 32, {1: turn(8, 2.0), 2: turn(8, 3.0)}),
-            ORACLE_AHEAD: third.Row(ORACLE_AHEAD, 32, {1: turn(6, 2.0), 2: turn(6, 2.0)}),
+            PAPER: at_a_third.Row(PAPER, 32, {1: turn(8, 3.5), 2: turn(8, 3.5)}),
+            LITERAL: at_a_third.Row(LITERAL, 32, {1: turn(8, 2.0), 2: turn(8, 3.0)}),
+            ORACLE_AHEAD: at_a_third.Row(ORACLE_AHEAD, 32, {1: turn(6, 2.0), 2: turn(6, 2.0)}),
         },
         ASKS,
     )
@@ -56,11 +66,11 @@ def test_the_waiting_that_is_removed_is_of_that_which_the_oracle_does_without() 
 
 
 def test_of_two_oracles_each_round_has_the_one_that_waits_less() -> None:
-    found = third.figures(
+    found = at_a_third.figures(
         {
             **rows(lru=[turn(10, 4.0), turn(10, 4.0)], belady=[turn(7, 1.0), turn(7, 3.0)]),
-            PAPER: third.Row(PAPER, 32, {1: turn(8, 2.5), 2: turn(8, 3.0)}),
-            ORACLE_AHEAD: third.Row(ORACLE_AHEAD, 32, {1: turn(6, 2.0), 2: turn(6, 2.0)}),
+            PAPER: at_a_third.Row(PAPER, 32, {1: turn(8, 2.5), 2: turn(8, 3.0)}),
+            ORACLE_AHEAD: at_a_third.Row(ORACLE_AHEAD, 32, {1: turn(6, 2.0), 2: turn(6, 2.0)}),
         },
         ASKS,
     )
@@ -69,10 +79,10 @@ def test_of_two_oracles_each_round_has_the_one_that_waits_less() -> None:
 
 
 def test_a_row_that_waits_more_than_lru_removes_less_than_nothing_and_other_answers_are_told() -> None:
-    found = third.figures(
+    found = at_a_third.figures(
         {
             **rows(lru=[turn(10, 4.0)], reuse=[turn(9, 5.0, ids=[[1, 2], [3, 5]])]),
-            ORACLE_AHEAD: third.Row(ORACLE_AHEAD, 32, {1: turn(6, 2.0)}),
+            ORACLE_AHEAD: at_a_third.Row(ORACLE_AHEAD, 32, {1: turn(6, 2.0)}),
         },
         ASKS,
     )
@@ -87,10 +97,10 @@ def point(share: float, **ratios: float) -> dict[str, object]:
 
 def test_the_smallest_budget_keeps_the_bound_with_all_larger_ones() -> None:
     points = [point(0.2, a=4.0, b=1.4), point(0.5, a=1.9, b=2.5), point(0.75, a=1.2, b=1.1)]
-    found = budgets.smallest(points)
+    found = by_budget.smallest(points)
     assert found["2"] == {"a": 0.5, "b": 0.75}
     assert found["5"] == {"a": 0.2, "b": 0.2}
-    assert budgets.smallest([point(0.5, a=9.0)])["5"] == {"a": None}
+    assert by_budget.smallest([point(0.5, a=9.0)])["5"] == {"a": None}
 
 
 def test_the_highest_rate_within_a_bound() -> None:
@@ -98,12 +108,12 @@ def test_the_highest_rate_within_a_bound() -> None:
         return {"mean_ms": {"median": ms}}
 
     found = {"points": [{"rate": 1.0, "rows": {"a": row(10), "b": row(90)}}, {"rate": 2.0, "rows": {"a": row(20)}}]}
-    assert rates.highest_rates(found, 30.0) == {"a": 2.0, "b": None}
+    assert by_request_rate.highest_rates(found, 30.0) == {"a": 2.0, "b": None}
 
 
 def test_latencies_by_rate_are_of_all_requests_and_the_spread_of_the_rounds() -> None:
     runs = [[Served("t", 0.0, 1.0, 2.0, 4), Served("t", 1.0, 1.0, 2.0, 2)], [Served("t", 0.0, 1.0, 3.0, 3)]]
-    found = rates._figures(runs)
+    found = by_request_rate._figures(runs)
     assert found["per_token_ms"] == [500.0, 500.0, 1000.0]
     assert found["mean_ms"] == {"median": 750.0, "min": 500.0, "max": 1000.0}
     assert found["mean_batch"] == 1.5

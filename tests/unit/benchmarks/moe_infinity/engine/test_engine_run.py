@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.emoe.memory_arms import Ask, World
-from benchmarks.engine.peer_arms import write_offload_folder
-from benchmarks.engine.processes import ArmFailed
-from benchmarks.moe_infinity.engine import batches, bounded, plots, rates, records, report, serving, stage
-from benchmarks.moe_infinity.engine.fleet import Fleet
-from benchmarks.moe_infinity.engine.kinds import (
+from benchmarks.harness.arms.transformers_arms import write_offload_folder
+from benchmarks.harness.children.processes import ArmFailed
+from benchmarks.harness.inputs.shared_model import Ask, SharedModel
+from benchmarks.moe_infinity.engine import plots, stage, tables
+from benchmarks.moe_infinity.engine.arms.accelerate_server import DiskOffloadServer
+from benchmarks.moe_infinity.engine.arms.compared_policies import (
     DISK_OFFLOAD,
     KINDS,
     ON_DEMAND,
@@ -27,11 +27,18 @@ from benchmarks.moe_infinity.engine.kinds import (
     REUSE,
     kind_of,
 )
-from benchmarks.moe_infinity.engine.learnt import Learnt
-from benchmarks.moe_infinity.engine.peer import DiskOffloadServer
+from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
+from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
+from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
+from benchmarks.moe_infinity.engine.effort import Scale
+from benchmarks.moe_infinity.engine.parts import (
+    batch_server,
+    beside_accelerate,
+    by_batch_size,
+    by_request_rate,
+    one_record_or_tensors,
+)
 from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of, to_learn_from
-from benchmarks.moe_infinity.engine.scale import Scale
-from benchmarks.moe_infinity.engine.turns import ServedTurn
 from greenroom.core.eamc_file import EamcFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import split_of
@@ -42,23 +49,23 @@ SERVED = (PAPER, ON_DEMAND)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedModel]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GREENROOM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        with World(bundled_model_path()) as world:
-            yield world
+        with SharedModel(bundled_model_path()) as shared:
+            yield shared
 
 
 @pytest.fixture(scope="module")
-def learnt(world: World) -> Learnt:
-    counts = np.random.default_rng(0).poisson(1.0, (5, world.catalogue.size)).astype(np.float32)
-    shape = tuple(world.catalogue.experts_per_layer.tolist())
+def learnt(shared: SharedModel) -> Learnt:
+    counts = np.random.default_rng(0).poisson(1.0, (5, shared.catalogue.size)).astype(np.float32)
+    shape = tuple(shared.catalogue.experts_per_layer.tolist())
     return Learnt((EamcFile(model="", experts_per_layer=shape, matrices=counts, sequences=5),))
 
 
 @pytest.fixture(scope="module")
-def fleet(world: World, learnt: Learnt) -> Iterator[Fleet]:
-    with Fleet(world, learnt, 1 / 3, KINDS) as fleet:
+def fleet(shared: SharedModel, learnt: Learnt) -> Iterator[Fleet]:
+    with Fleet(shared, learnt, 1 / 3, KINDS) as fleet:
         yield fleet
 
 
@@ -70,7 +77,7 @@ SMALL = Scale(
 
 
 @pytest.fixture(scope="module")
-def found(world: World, learnt: Learnt) -> Iterator[dict[str, Any]]:
+def found(shared: SharedModel, learnt: Learnt) -> Iterator[dict[str, Any]]:
     """The whole stage, but on the bundled model, and where there is no accelerate."""
 
     @contextmanager
@@ -80,10 +87,10 @@ def found(world: World, learnt: Learnt) -> Iterator[dict[str, Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("GREENROOM_DATA", raising=False)
-        patch.setattr(serving, "SETTLE_S", 0.0)
+        patch.setattr(batch_server, "SETTLE_S", 0.0)
         patch.setattr(stage, "learn", lambda prompts: learnt)
         patch.setattr(stage, "widened", lambda mib: bundled_model_path())
-        patch.setattr(bounded, "prepared", prepared)
+        patch.setattr(beside_accelerate, "prepared", prepared)
         patch.setattr(stage, "KINDS", [kind_of(name) for name in NAMES])
         patch.setattr(stage, "SERVED", [kind_of(name) for name in SERVED])
         yield stage.run(SMALL)
@@ -112,16 +119,16 @@ def test_what_fails_costs_only_itself(found: dict[str, Any]) -> None:
 
 
 def test_no_clock_is_left_on_a_policy(fleet: Fleet) -> None:
-    turn = fleet[PAPER].run(in_turn(fleet.world, 1), 1, look_inside=True)
+    turn = fleet[PAPER].run(in_turn(fleet.shared, 1), 1, look_inside=True)
     assert turn.policy_seconds["on_layer_routed"] > 0
     assert not vars(fleet[PAPER].policy).keys() & vars(ExpertPolicy).keys() - {"hooks", "prefetch", "target"}
-    assert not fleet[PAPER].run(in_turn(fleet.world, 1), 1).policy_seconds
+    assert not fleet[PAPER].run(in_turn(fleet.shared, 1), 1).policy_seconds
     with pytest.raises(LookupError, match="lfru"):
         fleet["lfru"]
 
 
 def test_accelerate_answers_beside_where_there_is_one(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SETTLE_S", 0.0)
+    monkeypatch.setattr(batch_server, "SETTLE_S", 0.0)
     asked: list[int] = []
 
     def peer(asks: Sequence[Ask]) -> ServedTurn:
@@ -130,12 +137,12 @@ def test_accelerate_answers_beside_where_there_is_one(fleet: Fleet, monkeypatch:
             raise ArmFailed("too much")
         return fleet[ON_DEMAND].run(asks, len(asks))
 
-    first = batches.run(
+    first = by_batch_size.run(
         fleet, [ON_DEMAND], peer, sizes=(1, 3, 2), tokens=2, rounds=1, peer_rounds=1, seconds=60
     )  # fmt: skip
     assert [set(point["rows"]) for point in first["points"]] == [{ON_DEMAND, DISK_OFFLOAD}, {ON_DEMAND}, {ON_DEMAND}]
     assert [point["accelerate_error"] for point in first["points"]] == [None, "too much", None]
-    second = rates.run(
+    second = by_request_rate.run(
         fleet, [ON_DEMAND], peer, requests=3, loads=(0.5, 0.001, 9.0), peer_loads=(0.001, 9.0), peer_requests=3,
         rounds=1, seconds=60,
     )  # fmt: skip
@@ -156,28 +163,28 @@ def test_batches_rates_and_budgets_are_of_the_arms_that_serve(found: dict[str, A
     assert half["rows"]["resident"]["over_resident"]["median"] == 1
 
 
-def test_an_expert_is_read_whole_or_tensor_by_tensor(found: dict[str, Any], world: World) -> None:
+def test_an_expert_is_read_whole_or_tensor_by_tensor(found: dict[str, Any], shared: SharedModel) -> None:
     (own,) = found["records"]
     assert [row["reads"] for row in own["ways"].values()] == [1, 2, 3]
-    assert own["ways"][records.RECORD]["over_record"]["median"] == 1
-    assert own["record_bytes"] == world.expert_bytes
+    assert own["ways"][one_record_or_tensors.RECORD]["over_record"]["median"] == 1
+    assert own["record_bytes"] == shared.expert_bytes
 
 
 def test_what_was_found_is_json_a_table_and_a_picture_and_so_is_what_failed(
     found: dict[str, Any], tmp_path: Path
 ) -> None:
     assert json.loads(json.dumps(found))["one"]["rows"].keys() == found["one"]["rows"].keys()
-    table = report.table(found)
+    table = tables.table(found)
     assert "failed: ArmFailed: no accelerate" in table
     assert all(name in table for name in (*NAMES, ORACLE_AHEAD, "1 reads"))
     plots.draw(found, tmp_path / "engine.png")
-    assert (tmp_path / "engine.png").stat().st_size > 10_000
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("engine.png", "engine-load.png"))
 
 
-def test_accelerates_requests_end_with_their_own_last_token(world: World, tmp_path: Path) -> None:
+def test_accelerates_requests_end_with_their_own_last_token(shared: SharedModel, tmp_path: Path) -> None:
     write_offload_folder(bundled_model_path(), tmp_path)
     arm = DiskOffloadServer(str(bundled_model_path()), str(tmp_path))
-    asks = [replace(ask, answer_ids=(0,) * tokens) for ask, tokens in zip(in_turn(world, 2), (3, 1), strict=True)]
+    asks = [replace(ask, answer_ids=(0,) * tokens) for ask, tokens in zip(in_turn(shared, 2), (3, 1), strict=True)]
     stream = stream_of(asks)
     batch = ServedTurn.of_answer(arm.serve(**stream.as_arguments()))
     long, short = batch.request_seconds
@@ -189,7 +196,7 @@ def test_accelerates_requests_end_with_their_own_last_token(world: World, tmp_pa
     arm.close()
 
 
-def test_no_content_is_both_learnt_from_and_asked_for(world: World) -> None:
+def test_no_content_is_both_learnt_from_and_asked_for(shared: SharedModel) -> None:
     assert all(split_of(one.task, one.key) == "train" for one in to_learn_from(20))
-    assert [ask.task for ask in in_turn(world, 6)][:2] == ["summarise", "classify"]
-    assert all(len(ask.answer_ids) <= 2 for ask in shortened(in_turn(world, 6), 2))
+    assert [ask.task for ask in in_turn(shared, 6)][:2] == ["summarise", "classify"]
+    assert all(len(ask.answer_ids) <= 2 for ask in shortened(in_turn(shared, 6), 2))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.emoe.memory_arms import Ask
-from benchmarks.moe_infinity.engine.serving import Batching, Served, serve
-from benchmarks.moe_infinity.engine.turns import ServedTurn
+from benchmarks.harness.inputs.shared_model import Ask
+from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
+from benchmarks.moe_infinity.engine.parts.batch_server import Batching, Served, serve
 
 BATCHING = Batching(most=4, wait_s=1.0)
 

@@ -1,0 +1,1 @@
+"""The stage `check`: the simulator held against real servers."""

@@ -1,0 +1,1 @@
+"""The stage `scheduling`: schedulers in simulated time (eMoE, Fig. 12), and the simulator."""

@@ -1,0 +1,1 @@
+"""Systems under measurement that run in child processes (`child.py`)."""

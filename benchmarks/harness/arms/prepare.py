@@ -1,0 +1,45 @@
+"""Makes what the arms need before anything is measured: checkpoints, packs, folders of offloaded weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.arms.transformers_arms import write_offload_folder
+from benchmarks.harness.inputs.checkpoints import RandomMixtral, checkpoint_bytes, random_mixtral, widened
+from greenroom.demo import bundled_model_path
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.packing import ensure_pack
+
+
+class Prepare:
+    """``model``: ``bundled``, ``widened`` or ``random``, of ``expert_mib`` an expert."""
+
+    def __init__(self, model: str, expert_mib: float, offload_folder: str | None = None) -> None:
+        if model == "bundled":
+            folder = bundled_model_path()
+        elif model == "widened":
+            folder = widened(expert_mib)
+        else:
+            folder = random_mixtral(RandomMixtral(intermediate=_intermediate(expert_mib)))
+        checkpoint = resolve(str(folder))
+        self._ready: dict[str, Any] = {
+            "folder": str(folder),
+            "pack": str(ensure_pack(checkpoint)),
+            "checkpoint_bytes": checkpoint_bytes(folder),
+            "vocabulary": checkpoint.config.vocab_size,
+        }
+        if offload_folder is not None:
+            write_offload_folder(folder, Path(offload_folder))
+
+    def describe(self) -> dict[str, Any]:
+        return self._ready
+
+    def close(self) -> None:
+        pass
+
+
+def _intermediate(expert_mib: float) -> int:
+    """The width, a multiple of 64, that gives a Mixtral's expert about this size. 21 MiB is the default's 3584."""
+    row = 3 * RandomMixtral().hidden * 2
+    return max(64, round(expert_mib * 2**20 / row / 64) * 64)

@@ -1,0 +1,61 @@
+"""What follows from the routing of a turn: Belady's misses, and the bytes that its forwards have to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness.turn import Trace
+from greenroom.policies.base.events import SequenceInfo, Step
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.replacement.belady import Future, belady
+
+Keys = NDArray[np.int64]
+
+
+class RoutingRecord:
+    """The engine's ``listener``. It keeps one group of distinct experts for each layer of a step."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self.groups: list[Keys] = []
+        self.steps: set[int] = set()
+
+    def sequence_queued(self, sequence: SequenceInfo) -> None:
+        pass
+
+    def layer_routed(self, step: Step, layer: int, picks: NDArray[np.integer]) -> None:
+        span = self._catalogue.span(layer)
+        distinct = np.unique(picks)
+        self.groups.append(distinct[distinct < span.stop - span.start].astype(np.int64) + span.start)
+        self.steps.add(step.number)
+
+    def step_ended(self, step: Step, *, failed: bool) -> None:
+        pass
+
+    def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
+        pass
+
+    def future(self, times: int) -> Future:
+        """The accesses of the recorded turn, ``times`` over."""
+        return Future.of_groups(self.groups * times)
+
+    def trace(self, slots: int, expert_bytes: int, dense_bytes: int) -> Trace:
+        accesses = sum(map(len, self.groups))
+        return Trace(
+            accesses=accesses,
+            belady_misses=steady_misses(self.groups, slots),
+            bytes_touched=len(self.steps) * dense_bytes + accesses * expert_bytes,
+        )
+
+
+def steady_misses(groups: Sequence[Keys], slots: int) -> int:
+    """Misses of Belady's choice in the second of three equal runs. The first run fills; the last keeps nothing for
+    later."""
+    once = np.concatenate([*groups, np.empty(0, dtype=np.int64)])
+    if not len(once):
+        return 0
+    hits = belady(np.tile(once, 3), slots)
+    return int(np.count_nonzero(~hits[len(once) : 2 * len(once)]))

@@ -1,0 +1,1 @@
+"""What arms run on: checkpoints, loaded models, prompts, arrivals, recorded routing."""

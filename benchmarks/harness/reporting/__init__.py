@@ -1,0 +1,1 @@
+"""From values to what a benchmark says: statistics, aims, tables, pictures, progress, JSON."""

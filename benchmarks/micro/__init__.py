@@ -1,0 +1,1 @@
+"""Benchmarks of one file each, of one mechanism each: `python -m benchmarks.NAME`."""

@@ -1,0 +1,1 @@
+"""The arms of the stage: policies on the real engine, and accelerate."""

@@ -1,0 +1,1 @@
+"""The parts of the stage, each a comparison."""
