@@ -15,7 +15,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.hosts import EXPOSED, Hosts, Origins, is_preflight
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.http.http_exchange import HINTS_HEADER, REPLY_ID_HEADER
+from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
 
 
 def refused(hosts: Hosts, said: str) -> bool:
