@@ -67,6 +67,10 @@ class GatewayConfig:
     model_root: str | None = None
 
     def __post_init__(self) -> None:
+        try:
+            self.host.encode("idna")
+        except UnicodeError as error:
+            raise InvalidConfig("host", self.host, "no host can have this name") from error
         for field in ("port", "grpc_port"):
             value = getattr(self, field)
             if value is not None and not 0 <= value <= 65535:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -133,14 +134,21 @@ class Gateway:
         except OSError as error:
             await self._runner.cleanup()
             address = f"{self._config.host}:{self._config.port}"
-            raise InvalidConfig("port", address, f"it can not be listened on: {error.strerror or error}") from error
+            reason = f"it can not be listened on: {error.strerror or error}"
+            if error.errno == errno.EADDRINUSE:
+                reason += "; choose another with --port (0 takes a free one)"
+            raise InvalidConfig("port", address, reason) from error
         port = int(self._runner.addresses[0][1])
         if self._rpc is not None:
             try:
                 self.grpc_port = await self._rpc.start()
             except InvalidConfig as error:
                 await self._runner.cleanup()
-                raise InvalidConfig("grpc_port", error.value, "it can not be listened on") from error
+                raise InvalidConfig(
+                    "grpc_port",
+                    error.value,
+                    "it can not be listened on; choose another with --grpc-port (0 takes a free one)",
+                ) from error
             self.tasks.start(self._tell_health(self._rpc), name="gateway health", forever=True)
         scheme = "http" if context is None else "https"
         host = self._config.host

@@ -70,6 +70,15 @@ def test_one_foreign_name_among_several_is_refused() -> None:
     Hosts("127.0.0.1").check([])  # HTTP/1.0 need not say any
 
 
+def test_a_probe_may_call_any_address_and_no_other_name() -> None:
+    hosts = Hosts("127.0.0.1", ["gpu-box.lan"])
+    for host in ("10.1.2.3:8000", "[2001:db8::1]:80", "gpu-box.lan", "localhost"):
+        hosts.check([host], probe=True)
+    for host in ("evil.example", "10.1.2.3.evil.example", "", "a b"):
+        with pytest.raises(ApiError):
+            hosts.check([host], probe=True)
+
+
 @pytest.mark.parametrize("name", ["", "http://x", "a b", "x/y", "-x", "*.example"])
 def test_what_is_no_name_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(InvalidConfig, match="allowed_hosts"):

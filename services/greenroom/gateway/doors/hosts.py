@@ -7,6 +7,7 @@ header ``Host`` names a host that this server is not. Pure.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
@@ -41,11 +42,11 @@ class Hosts:
         self._any = ANY in names
         self._names = {found for found in map(name_in, [listening, *names]) if found is not None}
 
-    def check(self, said: Sequence[str]) -> None:
-        """``said``: the values of the header ``Host``; none is fine, since every browser sends one. Raises ApiError
-        (403)."""
+    def check(self, said: Sequence[str], *, probe: bool = False) -> None:
+        """``said``: the values of the header ``Host``; none is fine, since every browser sends one. ``probe``: any
+        address is fine too, since no name leads a page there. Raises ApiError (403)."""
         for host in said:
-            if not self._allows(host):
+            if not self._allows(host) and not (probe and _is_address(host)):
                 raise ApiError(
                     403,
                     f"the header Host says {host!r:.100}, which is not known as a name of this server: call it as "
@@ -69,6 +70,14 @@ def name_in(host: str) -> str | None:
     elif not colon or not (port.isascii() and port.isdecimal()) or ("[" in host and not name.endswith("]")):
         name = host
     return name.lower().removesuffix(".").strip("[]") if _NAME.fullmatch(name) else None
+
+
+def _is_address(host: str) -> bool:
+    name = name_in(host)
+    try:
+        return name is not None and bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def _is_loopback(name: str) -> bool:

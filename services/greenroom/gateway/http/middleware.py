@@ -112,7 +112,7 @@ def page_middleware(hosts: Hosts, origins: Origins) -> Callable[..., Awaitable[w
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        hosts.check(request.headers.getall("Host", ()))
+        hosts.check(request.headers.getall("Host", ()), probe=_route(request) in _PROBES)
         if origins and is_preflight(request.method, request.headers):
             return web.Response(status=204, headers=origins.preflight(request.headers))
         return await handler(request)
