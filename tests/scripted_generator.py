@@ -93,6 +93,12 @@ class ScriptedGenerator:
             self.outcomes[request.request_id] = reason
             await asyncio.shield(asyncio.ensure_future(self._note(lambda: None)))
 
+    def keyed_request(self, request_id: str) -> None:
+        """None: here a request with a key ends with its client, as any other."""
+
+    async def cancel(self, request_id: str) -> None:
+        """Nothing runs here without a client."""
+
     async def _note(self, change: Callable[[], object]) -> None:
         async with self._changed:
             change()

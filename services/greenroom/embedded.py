@@ -141,7 +141,10 @@ def embedded_parts(
     registry.register(SchedulerCollector(scheduler))
     registry.register(MembersCollector(directory))
     flow = PipelineConfig(
-        default_timeout_s=front.request_timeout_s, max_timeout_s=front.max_request_timeout_s, ttl_ms=_TTL_MS
+        default_timeout_s=front.request_timeout_s,
+        max_timeout_s=front.max_request_timeout_s,
+        max_keyed=front.max_in_flight,
+        ttl_ms=_TTL_MS,
     )
     pipeline = Pipeline(flow, instance=f"gateway.{name}", log=log, directory=directory)
     registry.register(PipelineCollector(pipeline))

@@ -123,7 +123,8 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
         given = address if option == "--listen" else address.partition(":")[2]
         said = run(command, *own, option, given, status=1)[1]
     assert said.splitlines()[-1] == (
-        f"Error: {field}: '{address}' is not allowed; it can not be listened on: Address already in use"
+        f"Error: {field}: '{address}' is not allowed; it can not be listened on: Address already in use; "
+        f"choose another with {option}"
     )
 
 

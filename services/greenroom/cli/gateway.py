@@ -75,7 +75,10 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     def make(log: WatchedLog, registry: CollectorRegistry, instance: str) -> list[Service]:
         directory = Directory(log)
         flow = PipelineConfig(
-            pool=pool, default_timeout_s=config.request_timeout_s, max_timeout_s=config.max_request_timeout_s
+            pool=pool,
+            default_timeout_s=config.request_timeout_s,
+            max_timeout_s=config.max_request_timeout_s,
+            max_keyed=config.max_in_flight,
         )
         pipeline = Pipeline(
             flow,

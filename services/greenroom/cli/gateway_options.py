@@ -81,14 +81,15 @@ def gateway_options(*, grpc_port: str, linger_s: float) -> Callable[[F], F]:
 
 
 def gateway_config(options: dict[str, Any], **more: Any) -> GatewayConfig:
-    """Takes the options of ``gateway_options`` out of ``options``; ``more``: further fields. Raises InvalidConfig."""
+    """Takes the options of ``gateway_options`` out of ``options``; ``more``: further fields. Raises InvalidConfig, also
+    for a certificate that can not be used: a model may take minutes to load before anything listens."""
     from greenroom.core.errors import InvalidConfig
     from greenroom.gateway import GatewayConfig
 
     grpc_port = options.pop("grpc_port")
     if grpc_port != "none" and not grpc_port.isdecimal():
         raise InvalidConfig("grpc_port", grpc_port, "it is a number from 0 (a free one) to 65535, or none")
-    return GatewayConfig(
+    config = GatewayConfig(
         grpc_port=None if grpc_port == "none" else int(grpc_port),
         request_timeout_s=options.pop("request_timeout"),
         max_request_timeout_s=options.pop("max_request_timeout"),
@@ -104,6 +105,8 @@ def gateway_config(options: dict[str, Any], **more: Any) -> GatewayConfig:
         },
         **more,
     )  # fmt: skip
+    config.tls_context()
+    return config
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -257,7 +257,10 @@ def refuse_taken(field: str, host: str, port: int | None) -> None:
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 where = f"{_bracketed(host)}:{port}"
-                raise InvalidConfig(field, where, f"it can not be listened on: {error.strerror}") from error
+                allowed = (
+                    f"it can not be listened on: {error.strerror}; choose another with --{field.replace('_', '-')}"
+                )
+                raise InvalidConfig(field, where, allowed) from error
 
 
 def _bracketed(host: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,26 +15,29 @@ from greenroom.gateway.doors.limits import CANCELS_PER_MINUTE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """Every limit of the front door. Times in seconds. Raises InvalidConfig, naming the field.
+    """Settings of the front door. Times in seconds. Raises InvalidConfig, naming the field.
 
-    ``port``, ``grpc_port``: 0 takes a free one; ``grpc_port`` None switches the gRPC API off. ``keys_file``: who may
-    come in (``greenroom keys``); None lets everybody in, and is allowed only where ``host`` is this machine's own
-    loopback. ``allowed_hosts``: names by which the server may be called (the header ``Host``) beside ``host`` and those
-    of the loopback; with keys every name passes unless some are given here. ``allowed_origins``: pages of which origins
-    may read its answers in a browser. ``open_metrics``: /metrics needs no key. ``tls_certificate``, ``tls_key``: PEM
-    files, for both ports.
-    ``max_choices``: prompts times ``n`` of one request. ``max_prompt_tokens``, ``max_new_tokens``: of one sequence,
-    None leaves it to the model's context. ``max_in_flight``: requests at once, waiting ones included; more are
-    answered 429. ``cancels_per_minute``: of one caller, of requests that are not known here; more are answered 429.
-    ``stream_buffer``: parts of text that wait for one client's connection; beyond them its generation
-    waits too. ``request_timeout_s``: how long a request may take that does not say so itself, ``max_request_timeout_s``
-    how long one may ask for. ``slow_client_timeout_s``: how long a client may take none of what is sent before it is
-    dropped. ``keep_alive_s``: silence on a stream after which a comment is sent. ``drain_timeout_s``: how long stopping
-    waits for running requests; what runs then is cancelled. ``linger_s``: how long it then goes on refusing, so that
-    clients whose connections are open are refused by an answer and not by a connection that ends; shorter where no
-    connection is left, and within ``drain_timeout_s``. ``keep_replies_s``: how long the reply to a request with an
-    idempotency key is kept for a retry. ``system_fingerprint``: what replies carry under that name; None makes one of
-    the version and the model's name. ``model_root``: what /v1/models says under ``root``; None: the served name.
+    Doors. ``port``, ``grpc_port``: 0 takes a free one; ``grpc_port`` None switches the gRPC API off. ``keys_file``: the
+    API keys (``greenroom keys``). None lets everybody in, which is allowed only on this machine's own loopback.
+    ``allowed_hosts``: names by which the server may be called (the header ``Host``) beside ``host`` and those of the
+    loopback; with keys every name passes unless some are given here. ``allowed_origins``: the origins whose pages may
+    read its answers in a browser. ``open_metrics``: /metrics needs no key. ``tls_certificate``, ``tls_key``: PEM files,
+    for both ports.
+
+    Limits. ``max_choices``: prompts times ``n`` of one request. ``max_prompt_tokens``, ``max_new_tokens``: of one
+    sequence; None leaves it to the model's context. ``max_in_flight``: requests at once, waiting ones included; more
+    are answered 429. ``cancels_per_minute``: of one caller, for requests that are not known here; more are answered
+    429. ``stream_buffer``: parts of text that wait for one client's connection; beyond them its generation waits.
+
+    Times. ``request_timeout_s``: for a request that does not set its own. ``max_request_timeout_s``: the longest that a
+    request may set. ``slow_client_timeout_s``: a client that takes nothing for so long is cut off. ``keep_alive_s``:
+    silence on a stream after which a comment is sent. ``drain_timeout_s``: how long stopping waits for running
+    requests; then they are cancelled. ``linger_s``: how long stopping then goes on refusing, within
+    ``drain_timeout_s``, so that clients with open connections get an answer; it ends earlier when no connection is
+    left.
+
+    Names. ``system_fingerprint``: of replies; None makes one of the version and the model's name. ``model_root``: the
+    field ``root`` of /v1/models; None: the served name.
     """
 
     host: str = "127.0.0.1"
@@ -59,11 +63,14 @@ class GatewayConfig:
     keep_alive_s: float = 15.0
     drain_timeout_s: float = 30.0
     linger_s: float = 2.0
-    keep_replies_s: float = 600.0
     system_fingerprint: str | None = None
     model_root: str | None = None
 
     def __post_init__(self) -> None:
+        try:
+            self.host.encode("idna")
+        except UnicodeError as error:
+            raise InvalidConfig("host", self.host, "no host can have this name") from error
         for field in ("port", "grpc_port"):
             value = getattr(self, field)
             if value is not None and not 0 <= value <= 65535:
@@ -85,7 +92,7 @@ class GatewayConfig:
         ):  # fmt: skip
             if not 0 < getattr(self, field) < math.inf:
                 raise InvalidConfig(field, getattr(self, field), "it is a number of seconds above 0")
-        for field in ("drain_timeout_s", "linger_s", "keep_replies_s"):
+        for field in ("drain_timeout_s", "linger_s"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise InvalidConfig(field, getattr(self, field), "it is a number of seconds from 0")
         if self.request_timeout_s > self.max_request_timeout_s:
@@ -112,3 +119,18 @@ class GatewayConfig:
         if self.tls_certificate is None or self.tls_key is None:
             return None
         return self.tls_certificate, self.tls_key
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """For the HTTP listener, None without a certificate. Reads the files. Raises InvalidConfig where they can not
+        be used."""
+        if self.tls is None:
+            return None
+        certificate, key = self.tls
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(certificate, key)
+        except OSError as error:  # SSLError too
+            raise InvalidConfig(
+                "tls_certificate", str(certificate), f"it can not be used with the key {key}: {error}"
+            ) from error
+        return context

@@ -14,6 +14,7 @@ from greenroom.core.errors import Conflict, GreenroomError, InvalidRequest, Satu
 from greenroom.core.generation import FinishReason
 from greenroom.fabric.log import LogError
 from greenroom.gateway.replies.choices import GenerationFailed
+from greenroom.gateway.replies.shapes import ErrorBody, ErrorDetail
 
 _LOG = logging.getLogger(__name__)
 INVALID = "invalid_request_error"
@@ -22,7 +23,11 @@ SERVER = "server_error"
 
 
 class ApiError(GreenroomError):
-    """What is answered instead of a reply. ``code`` is a stable word; ``param`` the field at fault, if it is one."""
+    """What is answered instead of a reply.
+
+    ``status``: of HTTP. ``code``: a stable word for programs. ``kind``: OpenAI's type of error. ``param``: the field at
+    fault, None where no field is.
+    """
 
     def __init__(
         self,
@@ -43,15 +48,15 @@ class ApiError(GreenroomError):
 
     def body(self) -> bytes:
         """OpenAI's error object in JSON."""
-        detail = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": detail})
+        detail = ErrorDetail(message=str(self), type=self.kind, param=self.param, code=self.code)
+        return msgspec.json.encode(ErrorBody(error=detail))
 
     def response(self) -> web.Response:
         return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=self.headers)
 
 
 class ClientGone(Exception):
-    """The client closed its connection, or was too slow and lost it: nothing can be answered any more."""
+    """The client closed its connection, or was too slow and was cut off. Nothing can be answered any more."""
 
 
 def retry_after(seconds: float) -> dict[str, str]:
@@ -88,7 +93,7 @@ def model_not_found(name: str, served: str) -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError | None:
-    """How ``error`` is answered; None for a defect, of which nothing is told."""
+    """How ``error`` is answered. None for a defect: the client is told nothing of it."""
     match error:
         case ApiError():
             return error
@@ -141,5 +146,5 @@ def _from_http(error: web.HTTPException) -> ApiError:
 
 
 def defect() -> ApiError:
-    """For what should not happen: the log has it, the client learns nothing of the inside."""
+    """For a defect. The log says what happened; the client learns nothing of the server's inside."""
     return ApiError(500, "the server failed on this request; its log says why", code="internal_error", kind=SERVER)

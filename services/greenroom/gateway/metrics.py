@@ -1,4 +1,4 @@
-"""What the front door knows about its requests, named as vLLM names it, with our prefix."""
+"""The front door's Prometheus metrics, named as vLLM names them, with our prefix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ModelMetrics:
 
 
 class _Families:
-    """The same for all models, by the label ``model_name``."""
+    """The metrics that have the label ``model_name``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str) -> Gauge:
@@ -70,7 +70,7 @@ class _Families:
 
 
 class GatewayMetrics:
-    """Registers at construction; one for a registry, since names are unique there."""
+    """All metrics of a gateway. A registry takes only one of these, since names are unique in it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._families = _Families(registry)
@@ -85,21 +85,21 @@ class GatewayMetrics:
         )
 
     def of(self, model_name: str) -> ModelMetrics:
-        """``model_name`` as it is served, so that their number is bounded."""
+        """``model_name``: the served name, never one that a client sent, so that the number of labels is bounded."""
         found = self._models.get(model_name)
         if found is None:
             found = self._models[model_name] = ModelMetrics(self._families, model_name)
         return found
 
     def answered(self, path: str, status: int) -> None:
-        """``path`` as the route is written, so that their number is bounded."""
+        """``path``: the route, never the path that a client sent, so that the number of labels is bounded."""
         self._http.labels(path, str(status)).inc()
 
     def error(self, code: str) -> None:
         self._errors.labels(code).inc()
 
     def called(self, method: str, status: str, code: str | None) -> None:
-        """A gRPC call ended; ``code`` as an HTTP reply would have it, None where it went well."""
+        """A gRPC call ended. ``code``: the same as in an HTTP reply, None where it went well."""
         self._rpc.labels(method, status).inc()
         if code is not None:
             self._rpc_errors.labels(code).inc()
@@ -136,13 +136,13 @@ class SequenceMeter:
         metrics.prompt_lengths.observe(self._prompt_tokens)
 
     def finished(self, finished: Finished) -> None:
-        """What is said of it where it is generated."""
+        """What the generator says of the sequence as a whole."""
         self._metrics.queued.observe(finished.queue_seconds)
         rows = max(0, finished.prompt_tokens + finished.generated_tokens - 1)
         self._metrics.approximated_tokens.inc(rows * finished.approximated)
 
     def end(self, reason: FinishReason | None) -> None:
-        """``reason`` None: it was never taken, so it leaves no trace but in the errors."""
+        """``reason`` None: the sequence was never taken, so it counts among the errors only."""
         metrics = self._metrics
         (metrics.waiting if self._last is None else metrics.running).dec()
         if reason is None:

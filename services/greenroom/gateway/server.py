@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import hashlib
 import importlib.metadata
 import logging
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.core.generation import Generator, ServedModel
+from greenroom.core.generation import ServedModel
 from greenroom.core.units import MIB
 from greenroom.fabric.lifecycle.tasks import Tasks
 from greenroom.fabric.rpc import Server, ServerConfig, ServerTls, join_address
@@ -29,10 +29,11 @@ from greenroom.gateway.doors.hosts import ANY, Hosts, Origins
 from greenroom.gateway.errors import model_not_found
 from greenroom.gateway.grpc.inference import InferenceApi, as_status
 from greenroom.gateway.http.endpoints import CALLER, Api
-from greenroom.gateway.http.http_exchange import Handler, exchange_middleware, name_reply, note_of, page_middleware
+from greenroom.gateway.http.middleware import Handler, name_reply, note_of, page_middleware, request_middleware
 from greenroom.gateway.http.openapi import openapi
 from greenroom.gateway.metrics import GatewayMetrics
-from greenroom.gateway.requests.calls import Calls
+from greenroom.gateway.replies.shapes import Condition, Model, ModelList
+from greenroom.gateway.requests.request_handler import RequestGenerator, RequestHandler
 from greenroom.text import TextProcessor
 
 _LOG = logging.getLogger(__name__)
@@ -42,41 +43,42 @@ _READY_LOOK_S = 0.5
 _LINGER_LOOK_S = 0.02
 _RPC_GRACE_S = 1.0
 OPEN_PATHS = frozenset({"/health", "/live", "/openapi.json"})
-"""They say nothing that is worth a key; what watches over the process asks the first two."""
+"""Paths that need no key: what they say is no secret, and probes send none."""
 
 
 class Gateway:
     """OpenAI's HTTP API, and gRPC where ``config.grpc_port`` says so, in front of ``generator``.
 
     ``text`` is the tokenizer and chat template of the model that the generator runs; ``registry`` is what /metrics
-    shows, ours and whatever others put there. All of it runs on the event loop that ``start`` is called on.
-    Raises InvalidConfig where the file of keys can not be read, and for what is no name of a host or no origin.
+    shows: the gateway's metrics and those of other parts. All of it runs on the event loop that ``start`` is called on.
+    Raises InvalidConfig where the file of keys can not be read, or an allowed host or origin is not one.
     """
 
     def __init__(
-        self, config: GatewayConfig, generator: Generator, text: TextProcessor, registry: CollectorRegistry
+        self, config: GatewayConfig, generator: RequestGenerator, text: TextProcessor, registry: CollectorRegistry
     ) -> None:
         self._config = config
         self._generator = generator
         self._registry = registry
         self._doorkeeper = Doorkeeper(config.keys_file)
-        asked = config.keys_file is None or config.allowed_hosts  # with a key a page that has none gets nothing
+        # With keys on, a web page has no key, so it gets nothing by any name.
+        asked = config.keys_file is None or config.allowed_hosts
         self._hosts = Hosts(config.host, config.allowed_hosts if asked else (ANY,))
         self._origins = Origins(config.allowed_origins)
         self._admission = Admission(config.max_in_flight, lambda: generator.ready)
         self._counted = metrics = GatewayMetrics(registry)
-        self._calls = Calls(config, generator, text, metrics, self._admission)
-        self._api = Api(self._calls, lambda name: config.system_fingerprint or _fingerprint(name))
+        self._requests = RequestHandler(config, generator, text, metrics, self._admission)
+        self._api = Api(self._requests, lambda name: config.system_fingerprint or _fingerprint(name))
         self._schema = msgspec.json.encode(openapi(config))
         self._runner = web.AppRunner(
             self._app(metrics),
-            handler_cancellation=True,  # or a client that left is noticed at the next write only
+            handler_cancellation=True,  # else a client that left is noticed only at the next write
             access_log=None,
             keepalive_timeout=_IDLE_CONNECTION_S,
             shutdown_timeout=1.0,
         )
         self._name_model()
-        self._rpc = _rpc_server(config, InferenceApi(self._calls, self._doorkeeper, metrics))
+        self._rpc = _rpc_server(config, InferenceApi(self._requests, self._doorkeeper, metrics))
         self._drained = False
         self.tasks = Tasks("gateway")
         self.grpc_port: int | None = None
@@ -85,7 +87,7 @@ class Gateway:
     def _app(self, metrics: GatewayMetrics) -> web.Application:
         app = web.Application(
             middlewares=[
-                exchange_middleware(self._config, metrics),
+                request_middleware(self._config, metrics),
                 page_middleware(self._hosts, self._origins),
                 self._key_middleware(),
             ],
@@ -93,7 +95,7 @@ class Gateway:
         )
         app.on_response_prepare.append(name_reply)
         app.on_response_prepare.append(self._allow_origin)
-        app.on_response_prepare.append(self._part)
+        app.on_response_prepare.append(self._close_after)
         app.router.add_post("/v1/chat/completions", self._api.chat)
         app.router.add_post("/v1/completions", self._api.completion)
         app.router.add_get("/v1/models", self._models)
@@ -123,8 +125,8 @@ class Gateway:
         response.headers.update(self._origins.headers(request.headers.get("Origin")))
 
     async def start(self) -> int:
-        """Listens; the HTTP port. Raises InvalidConfig where an address can not be had, or a certificate not read."""
-        context = _tls_context(self._config)
+        """Listens. Returns the HTTP port. Raises InvalidConfig where an address is taken or a certificate unusable."""
+        context = self._config.tls_context()
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._config.host, self._config.port, backlog=1024, ssl_context=context)
         try:
@@ -132,14 +134,21 @@ class Gateway:
         except OSError as error:
             await self._runner.cleanup()
             address = f"{self._config.host}:{self._config.port}"
-            raise InvalidConfig("port", address, f"it can not be listened on: {error.strerror or error}") from error
+            reason = f"it can not be listened on: {error.strerror or error}"
+            if error.errno == errno.EADDRINUSE:
+                reason += "; choose another with --port (0 takes a free one)"
+            raise InvalidConfig("port", address, reason) from error
         port = int(self._runner.addresses[0][1])
         if self._rpc is not None:
             try:
                 self.grpc_port = await self._rpc.start()
             except InvalidConfig as error:
                 await self._runner.cleanup()
-                raise InvalidConfig("grpc_port", error.value, "it can not be listened on") from error
+                raise InvalidConfig(
+                    "grpc_port",
+                    error.value,
+                    "it can not be listened on; choose another with --grpc-port (0 takes a free one)",
+                ) from error
             self.tasks.start(self._tell_health(self._rpc), name="gateway health", forever=True)
         scheme = "http" if context is None else "https"
         host = self._config.host
@@ -155,42 +164,43 @@ class Gateway:
         return self._admission.unready
 
     async def drain(self, timeout_s: float) -> None:
-        """Not ready from now on and nothing new taken; running requests may finish within ``timeout_s``, then they are
-        ended, and their clients told. What is left of that time, at most ``linger_s``, is waited for connections to
-        be closed."""
+        """Takes nothing new from now on. Running requests may finish within ``timeout_s``; then they are ended, and
+        their clients told. For what is left of that time, at most ``linger_s``, it waits until clients have closed
+        their connections."""
         end = time.monotonic() + timeout_s
         self._drained = True
         self._admission.drain()
         if not await self._admission.idle(timeout_s):
             _LOG.warning("ending %d requests that did not finish in time", self._admission.in_flight)
-            self._calls.abort()
+            self._requests.abort()
             await self._admission.idle(_ABORT_GRACE_S)
         await self._linger(min(self._config.linger_s, end - time.monotonic()))
 
     async def _linger(self, timeout_s: float) -> None:
-        """A connection that ends by itself may meet a request on its way, whose client then can not know whether it
-        was taken. So whoever still sends one is answered, and no connection outlives its answer."""
+        """Answers who still sends a request, for a while. If the server closed a connection instead, a request could be
+        on its way, and its client could not know whether it was taken."""
         end = time.monotonic() + timeout_s
         server = self._runner.server  # None where it never started
-        # Nothing tells when the last connection has gone.
+        # aiohttp has no event for the last connection that goes.
         while server is not None and server.connections and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(_LINGER_LOOK_S)
 
-    async def _part(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def _close_after(self, request: web.Request, response: web.StreamResponse) -> None:
         """Signal handler: once it drains, every reply is the last of its connection and says so."""
         if self._drained:
             response.headers["Connection"] = "close"
             response.force_close()
 
     async def stop(self) -> None:
-        """Drains, within ``drain_timeout_s``, unless that was done; returns when no connection and no task is left."""
+        """Drains first, within ``drain_timeout_s``, if that was not done. Returns when no connection and no task is
+        left."""
         if not self._drained:
             await self.drain(self._config.drain_timeout_s)
         await self.tasks.stop()
         if self._rpc is not None:
             await self._rpc.stop(_RPC_GRACE_S)
         await self._runner.cleanup()
-        await self._calls.close()
+        await self._requests.close()
 
     async def _tell_health(self, rpc: Server) -> None:
         """The gRPC health service follows the readiness that /health shows."""
@@ -203,12 +213,12 @@ class Gateway:
             await asyncio.sleep(_READY_LOOK_S)
 
     def _name_model(self) -> None:
-        """So that its figures are there, at 0, before its first request."""
+        """Registers the model's metrics, so that they are shown at 0 before its first request."""
         if self._generator.ready:
             self._counted.of(self._generator.model.name)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._describe(self._generator.model)]})
+        return _json(ModelList(object="list", data=[self._describe(self._generator.model)]))
 
     async def _model(self, request: web.Request) -> web.Response:
         model = self._generator.model
@@ -216,24 +226,24 @@ class Gateway:
             raise model_not_found(request.match_info["id"], model.name)
         return _json(self._describe(model))
 
-    def _describe(self, model: ServedModel) -> dict[str, object]:
+    def _describe(self, model: ServedModel) -> Model:
         """As vLLM does. By ``root`` its clients find a tokenizer."""
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "greenroom",
-            "root": self._config.model_root or model.name,
-            "parent": None,
-            "max_model_len": model.max_model_len,
-        }
+        return Model(
+            id=model.name,
+            object="model",
+            created=model.created,
+            owned_by="greenroom",
+            root=self._config.model_root or model.name,
+            parent=None,
+            max_model_len=model.max_model_len,
+        )
 
     async def _health(self, request: web.Request) -> web.Response:
         self._admission.check_ready()
-        return _json({"status": "ready"})
+        return _json(Condition(status="ready"))
 
     async def _live(self, request: web.Request) -> web.Response:
-        return _json({"status": "live"})
+        return _json(Condition(status="live"))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._name_model()
@@ -246,7 +256,7 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RpcConfig(ServerConfig):
-    """``max_request_bytes``: of what comes in; a reply with log-probabilities may be larger."""
+    """``max_request_bytes``: the largest request. A reply with log-probabilities may be larger."""
 
     max_request_bytes: int = MIB
 
@@ -268,23 +278,11 @@ def _rpc_server(config: GatewayConfig, api: InferenceApi) -> Server | None:
     return Server(rpc, [api], shape=as_status)
 
 
-def _tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
-    if config.tls is None:
-        return None
-    certificate, key = config.tls
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:  # SSLError too
-        raise InvalidConfig("tls_certificate", str(certificate), f"it can not be used: {error}") from error
-    return context
-
-
-@functools.cache  # of the few names that are served; what it reads is a file
+@functools.cache  # there are few names, and finding the version reads a file
 def _fingerprint(model_name: str) -> str:
     what = f"greenroom {importlib.metadata.version('greenroom')} {model_name}"
     return f"fp_{hashlib.blake2b(what.encode(), digest_size=5).hexdigest()}"
 
 
-def _json(value: object) -> web.Response:
+def _json(value: msgspec.Struct) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -7,7 +7,7 @@ from greenroom.gateway.server import Gateway
 
 
 class GatewayService(Part):
-    """``gateway``, started and stopped with the rest. ``port``: where HTTP is, once started."""
+    """Starts and stops ``gateway`` with the other parts of the process. ``port``: of HTTP, once started."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__("gateway")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,9 +12,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from greenroom.gateway import Gateway, GatewayConfig
+from greenroom.gateway.requests.request_handler import RequestGenerator
 from greenroom.text import TextProcessor
 from tests import small_tokenizers
 from tests.scripted_generator import ScriptedGenerator
+from tests.scripted_pool import pipeline_to
 
 
 @dataclass
@@ -26,7 +29,7 @@ class Place:
 
 
 class Start(Protocol):
-    async def __call__(self, **config: Any) -> Place: ...
+    async def __call__(self, *, through_log: bool = False, **config: Any) -> Place: ...
 
 
 @pytest.fixture(scope="session")
@@ -37,18 +40,25 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
 
 @pytest.fixture
 async def start(text: TextProcessor) -> AsyncIterator[Start]:
-    """Starts gateways; all are stopped at the end, and nothing may be left running in them."""
+    """Starts gateways; all are stopped at the end, and nothing may be left running in them. ``through_log``: a
+    pipeline is between the gateway and its generator."""
     places: list[Place] = []
+    stack = AsyncExitStack()
 
-    async def start(**config: Any) -> Place:
+    async def start(*, through_log: bool = False, **config: Any) -> Place:
         generator = ScriptedGenerator(text.tokenizer)
+        behind: RequestGenerator = generator
+        if through_log:
+            behind = await stack.enter_async_context(pipeline_to(generator))
         settings = GatewayConfig(port=0, **{"grpc_port": 0, "drain_timeout_s": 0, **config})
-        gateway = Gateway(settings, generator, text, CollectorRegistry())
+        gateway = Gateway(settings, behind, text, CollectorRegistry())
         await gateway.start()
         places.append(Place(gateway, generator, f"localhost:{gateway.grpc_port}"))
         return places[-1]
 
-    yield start
+    async with stack:
+        yield start
+        for place in places:
+            await place.gateway.stop()
     for place in places:
-        await place.gateway.stop()
         await place.generator.until_idle()

@@ -164,7 +164,7 @@ async def test_cancelling_the_task_ends_the_request(start: Start) -> None:
 
 
 async def test_cancelling_by_id(start: Start) -> None:
-    place = await start()
+    place = await start(through_log=True)
     await place.generator.allow(3)
     async with AsyncClient(place.address) as client:
         stream = client.stream("hello", idempotency_key="order-1")
@@ -267,7 +267,7 @@ async def test_a_broken_answer_goes_on_at_the_other_gateway_only_under_a_key(sta
 
 
 async def test_another_request_under_the_same_key(start: Start) -> None:
-    place = await start()
+    place = await start(through_log=True)
     async with AsyncClient(place.address) as client:
         first = await client.generate("hello", idempotency_key="order-1")
         assert await client.generate("hello", idempotency_key="order-1") == first

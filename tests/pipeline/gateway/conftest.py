@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from greenroom.gateway import Gateway, GatewayConfig
+from greenroom.gateway.requests.request_handler import RequestGenerator
 from greenroom.text import TextProcessor
 from tests import small_tokenizers
 from tests.scripted_generator import DEADLINE_S, ScriptedGenerator
+from tests.scripted_pool import pipeline_to
 from tests.waiting import until
 
 
@@ -40,7 +43,7 @@ class Server:
     async def settled(self) -> None:
         """Waits until no sequence runs and every one is counted."""
         await self.generator.until_idle()
-        if tasks := set(self.gateway._calls.tasks):
+        if tasks := set(self.gateway._requests.tasks):
             _, running = await asyncio.wait(tasks, timeout=DEADLINE_S)
             assert not running
 
@@ -75,18 +78,28 @@ def config() -> dict[str, Any]:
 
 
 @pytest.fixture
-async def server(config: dict[str, Any], text: TextProcessor) -> AsyncIterator[Server]:
+def through_log() -> bool:
+    """Whether a pipeline is between the gateway and the generator: requests with an idempotency key need it."""
+    return False
+
+
+@pytest.fixture
+async def server(config: dict[str, Any], text: TextProcessor, through_log: bool) -> AsyncIterator[Server]:
     """Stopped at the end; whatever the test did, no sequence and no task may be left behind."""
     before = asyncio.all_tasks()
     registry = CollectorRegistry()
     generator = ScriptedGenerator(text.tokenizer)
-    gateway = Gateway(GatewayConfig(port=0, **{"drain_timeout_s": 0, **config}), generator, text, registry)
-    port = await gateway.start()
-    url = f"http://127.0.0.1:{port}"
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
-        server = Server(url, port, gateway, generator, text, registry, http)
-        yield server
-    await gateway.stop()
+    async with AsyncExitStack() as stack:
+        behind: RequestGenerator = generator
+        if through_log:
+            behind = await stack.enter_async_context(pipeline_to(generator))
+        gateway = Gateway(GatewayConfig(port=0, **{"drain_timeout_s": 0, **config}), behind, text, registry)
+        port = await gateway.start()
+        url = f"http://127.0.0.1:{port}"
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
+            server = Server(url, port, gateway, generator, text, registry, http)
+            yield server
+        await gateway.stop()
     await generator.until_idle()
     assert server.metric("num_requests_running") == 0
     assert server.metric("num_requests_waiting") == 0

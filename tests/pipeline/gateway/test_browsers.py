@@ -84,6 +84,17 @@ class TestHostsWithKeys:
         assert (await ask(server, "GET", "/v1/models", Host="gpu-box.lan", Authorization=key))[0] == 200
         assert (await ask(server, "GET", "/health", Host="127.0.0.1:8000"))[0] == 200
 
+    async def test_a_probe_calls_by_address(
+        self, server: Server, config: dict[str, Any], ann: tuple[Path, str]
+    ) -> None:
+        """As an orchestrator does, which knows no names; nothing else is to be had so."""
+        for path in ("/health", "/live", "/metrics"):
+            assert (await ask(server, "GET", path, Host="10.1.2.3:8000"))[0] == 200
+        foreign = 403 if config["allowed_hosts"] else 200
+        assert (await ask(server, "GET", "/health", Host="evil.example"))[0] == foreign
+        asked = {"Host": "10.1.2.3:8000", "Authorization": f"Bearer {ann[1]}"}
+        assert (await ask(server, "GET", "/v1/models", **asked))[0] == foreign
+
 
 class TestOrigins:
     @pytest.fixture

@@ -21,7 +21,7 @@ from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, 
 from greenroom.gateway.requests.call_headers import base_id
 from greenroom.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.pipeline.gateway.conftest import Server
-from tests.pipeline.gateway.test_terms import ends_with
+from tests.pipeline.gateway.test_call_headers import ends_with
 from tests.scripted_generator import DEADLINE_S, TEXT
 
 Request = inference_pb2.GenerateRequest
@@ -252,7 +252,7 @@ async def test_a_request_s_own_timeout(stub: Any, server: Server) -> None:
     await server.settled()
 
 
-@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize(("keyed", "through_log"), [(False, False), (False, True), (True, True)])
 async def test_cancel_by_id(stub: Any, server: Server, keyed: bool) -> None:
     metadata = (("idempotency-key", "order-1"),) if keyed else ()
     await server.generator.allow(2)
@@ -314,6 +314,7 @@ async def test_what_http_began_the_rpc_ends(stub: Any, server: Server) -> None:
     await server.settled()
 
 
+@pytest.mark.parametrize("through_log", [True])
 async def test_one_key_is_one_request_over_both(stub: Any, server: Server) -> None:
     reply = await stub.Generate(hello(max_tokens=50), metadata=(("idempotency-key", "order-1"),))
     body = {"model": "org/small", "prompt": "hello", "max_tokens": 50}
@@ -326,6 +327,7 @@ async def test_one_key_is_one_request_over_both(stub: Any, server: Server) -> No
     assert told is grpc.StatusCode.ALREADY_EXISTS
 
 
+@pytest.mark.parametrize("through_log", [True])
 async def test_a_keyed_call_outlives_its_client(stub: Any, server: Server) -> None:
     keyed = {"metadata": (("idempotency-key", "order-1"),)}
     await server.generator.allow(2)

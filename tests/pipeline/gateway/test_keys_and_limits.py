@@ -183,6 +183,7 @@ async def test_a_bad_request_frees_its_place(server: Server, add_key: AddKey) ->
     assert (await server.post("/v1/completions", COMPLETION, headers=few))[0] == 200
 
 
+@pytest.mark.parametrize("through_log", [True])
 async def test_a_retry_shares_the_place_of_what_it_retries(server: Server, add_key: AddKey) -> None:
     few = {**add_key("few", max_concurrent=1), "Idempotency-Key": "order-1"}
     await server.generator.allow(2)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from greenroom.gateway.replies import shapes
 from tests.pipeline.gateway.conftest import Server
-from tests.pipeline.gateway.test_streams import events
 
 schemathesis = pytest.importorskip("schemathesis", reason="it is in the group dev: pip install --group dev")
 CHAT: dict[str, Any] = {"model": "org/small", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
@@ -19,30 +16,6 @@ COMPLETION: dict[str, Any] = {"model": "org/small", "prompt": "hello", "max_toke
 EXAMPLES = 40
 UNCHECKED = [pytest.importorskip("schemathesis.specs.openapi.checks").positive_data_acceptance]
 """No schema can say that a prompt must fit the context; so what it allows may be refused, with its reason."""
-
-
-@pytest.mark.parametrize("logprobs", [False, True])
-async def test_replies_have_exactly_the_shapes_of_the_schema(server: Server, logprobs: bool) -> None:
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    chat = {**CHAT, "logprobs": logprobs, **({"top_logprobs": 2} if logprobs else {})}
-    completion = {**COMPLETION, **({"logprobs": 2} if logprobs else {})}
-    for path, body, whole, chunk in (
-        ("chat/completions", chat, shapes.ChatCompletion, shapes.ChatCompletionChunk),
-        ("completions", completion, shapes.TextCompletion, shapes.TextCompletion),
-    ):
-        async with server.http.post(f"{server.url}/v1/{path}", json=body) as response:
-            msgspec.json.decode(await response.read(), type=whole)
-        async with server.http.post(f"{server.url}/v1/{path}", json={**body, **options}) as response:
-            *parts, _ = [data for _, data in events(await response.read())]
-        assert len(parts) > 3
-        for part in parts:
-            msgspec.convert(part, chunk)
-    for path, kind in (
-        ("/v1/models", shapes.ModelList), ("/v1/models/org/small", shapes.Model), ("/live", shapes.Condition),
-        ("/health", shapes.Condition), ("/nowhere", shapes.ErrorBody),
-    ):  # fmt: skip
-        async with server.http.get(server.url + path) as response:
-            msgspec.json.decode(await response.read(), type=kind)
 
 
 async def test_it_is_served(server: Server) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from greenroom.core.errors import Saturated, TransferFailed
 from greenroom.fabric.lifecycle.logs import JsonLines
-from greenroom.gateway.http.http_exchange import ACCESS_LOG
+from greenroom.gateway.access_log import ACCESS_LOG
 from greenroom.v1 import inference_pb2, inference_pb2_grpc
 from tests.pipeline.gateway.conftest import Server
 from tests.waiting import until

@@ -10,7 +10,7 @@ import pytest
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
 from greenroom.fabric.wire import to_attempt, to_token_run
-from greenroom.gateway.requests.in_flight import Flights
+from greenroom.gateway.requests.in_flight import InFlightRequests
 from greenroom.gateway.requests.stream_book import StreamBook
 from greenroom.gateway.requests.tokens_service import INSTANCE_KEY, TokensService
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
@@ -21,8 +21,8 @@ LIMIT_S = 10.0
 
 @pytest.mark.parametrize("kind", sorted(NETS))
 async def test_asked_it_says_when_it_has_taken_a_message_in(kind: str) -> None:
-    flights = Flights(StreamBook(), keep_bytes=1000)
-    flight = flights.begin("a", b"", keyed=False)
+    in_flight = InFlightRequests(StreamBook(), keep_bytes=1000)
+    running = in_flight.begin("a", b"", keyed=False)
     net = NETS[kind]()
     sending: asyncio.Queue[tokens_pb2.FromWorker | None] = asyncio.Queue()
 
@@ -31,7 +31,7 @@ async def test_asked_it_says_when_it_has_taken_a_message_in(kind: str) -> None:
             yield message
 
     try:
-        address = await net.serve("gateway", TokensService("gateway-1", flights))
+        address = await net.serve("gateway", TokensService("gateway-1", in_flight))
         stub: tokens_pb2_grpc.TokensStub = net.dialer.stub(tokens_pb2_grpc.TokensStub, address)
         call = stub.Deliver(messages(), metadata=((INSTANCE_KEY, "gateway-1"),))
         replies = aiter(call)
@@ -50,7 +50,7 @@ async def test_asked_it_says_when_it_has_taken_a_message_in(kind: str) -> None:
         answer = await told()
         assert answer.taken
         assert not answer.replies
-        assert [token.index for token in flight.tokens] == list(range(5))
+        assert [token.index for token in running.tokens] == list(range(5))
         sending.put_nowait(None)
         with pytest.raises(StopAsyncIteration):
             await told()

@@ -15,7 +15,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.hosts import EXPOSED, Hosts, Origins, is_preflight
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.http.http_exchange import HINTS_HEADER, REPLY_ID_HEADER
+from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
 
 
 def refused(hosts: Hosts, said: str) -> bool:
@@ -68,6 +68,15 @@ def test_one_foreign_name_among_several_is_refused() -> None:
     with pytest.raises(ApiError):
         Hosts("127.0.0.1").check(["localhost", "evil.example"])
     Hosts("127.0.0.1").check([])  # HTTP/1.0 need not say any
+
+
+def test_a_probe_may_call_any_address_and_no_other_name() -> None:
+    hosts = Hosts("127.0.0.1", ["gpu-box.lan"])
+    for host in ("10.1.2.3:8000", "[2001:db8::1]:80", "gpu-box.lan", "localhost"):
+        hosts.check([host], probe=True)
+    for host in ("evil.example", "10.1.2.3.evil.example", "", "a b"):
+        with pytest.raises(ApiError):
+            hosts.check([host], probe=True)
 
 
 @pytest.mark.parametrize("name", ["", "http://x", "a b", "x/y", "-x", "*.example"])

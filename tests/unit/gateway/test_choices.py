@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from greenroom.core.generation import (
     Event,
@@ -20,7 +21,8 @@ from greenroom.core.generation import (
     TokenLogprobs,
 )
 from greenroom.gateway.replies.choices import ChoiceAssembler, Delta, GenerationFailed, Job
-from greenroom.gateway.replies.chunks import ChatStyle, CompletionStyle, Head, StreamUsage, Tally, token_text
+from greenroom.gateway.replies.shapes import Usage
+from greenroom.gateway.replies.writers import ChatWriter, CompletionWriter, Head, StreamUsage, Tally, token_text
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
 
@@ -80,10 +82,8 @@ def test_a_reply_is_approximated_as_its_rows_are(given_choices: list[tuple[int, 
     rows = [prompt + generated - 1 for prompt, generated, _ in given_choices]
     pairs = sum(own * many for own, (_, _, many) in zip(rows, given_choices, strict=True))
     completion = sum(generated for _, generated, _ in given_choices)
-    assert tally.as_json() == {
-        "usage": {"prompt_tokens": 9, "completion_tokens": completion, "total_tokens": 9 + completion},
-        "approximated": pytest.approx(pairs / (7 * sum(rows)) if sum(rows) else 0.0, abs=1e-6),
-    }
+    assert tally.usage() == Usage(prompt_tokens=9, completion_tokens=completion, total_tokens=9 + completion)
+    assert tally.approximated() == pytest.approx(pairs / (7 * sum(rows)) if sum(rows) else 0.0, abs=1e-6)
 
 
 def test_a_half_character_at_the_end_is_marked(tokenizer: Tokenizer) -> None:
@@ -113,7 +113,7 @@ def test_where_one_choice_is_not_known_the_reply_says_nothing_of_approximation(p
     for index in range(2):
         approximated = None if index == place else 0.0
         tally.add(Delta(index, "", finish=FinishReason.STOP, generated=2, approximated=approximated))
-    assert set(tally.as_json()) == {"usage"}
+    assert tally.approximated() is UNSET
 
 
 def test_a_stop_string_with_the_last_allowed_token_is_a_stop(tokenizer: Tokenizer) -> None:
@@ -151,8 +151,8 @@ def test_json_has_no_infinity(tokenizer: Tokenizer) -> None:
     job = Job(0, GenerationRequest("r", (1,), SamplingParams(logprobs=1)))
     part = ChoiceAssembler(job, tokenizer, ()).push(said[0])
     assert part is not None
-    for style in (ChatStyle, CompletionStyle):
-        written = style(HEAD, tokenizer, usage=StreamUsage(), prompts=[1], logprobs=True).part(part)
+    for writer in (ChatWriter, CompletionWriter):
+        written = writer(HEAD, tokenizer, usage=StreamUsage(), prompts=[1], logprobs=True).part(part)
         assert "inf" not in str(written)
         assert "-9999.0" in str(written)
 
@@ -163,8 +163,10 @@ def test_the_chosen_token_is_among_the_most_likely(tokenizer: Tokenizer) -> None
     job = Job(0, GenerationRequest("r", (1,), SamplingParams(logprobs=1)))
     part = ChoiceAssembler(job, tokenizer, ()).push(record)
     assert part is not None
-    style = CompletionStyle(HEAD, tokenizer, usage=StreamUsage(), prompts=[1], logprobs=True)
-    [top] = style.part(part)["choices"][0]["logprobs"]["top_logprobs"]
+    writer = CompletionWriter(HEAD, tokenizer, usage=StreamUsage(), prompts=[1], logprobs=True)
+    logprobs = writer.part(part).choices[0].logprobs
+    assert logprobs is not None
+    [top] = logprobs.top_logprobs
     assert list(top.values()) == [-0.5, -2.0]
 
 

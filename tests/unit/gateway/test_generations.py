@@ -194,7 +194,6 @@ async def test_a_generator_that_does_not_close_is_reported_and_not_waited_for(
         ("grpc_port", 65536),
         ("max_prompt_tokens", 0),
         ("max_new_tokens", 0),
-        ("keep_replies_s", -1),
     ],
 )
 def test_a_bad_setting_is_named(field: str, value: Any) -> None:

@@ -37,7 +37,7 @@ class World:
 
     async def sent(self) -> list[RequestRecord]:
         """What is in the log, in order."""
-        await asyncio.gather(*self.pipeline._cancels)
+        await asyncio.gather(*self.pipeline._appends)
         found: list[RequestRecord] = []
         for partition in range(await self.log.partitions(REQUESTS)):
             async with self.log.reader(REQUESTS, partition) as reader:
@@ -65,7 +65,7 @@ async def test_what_was_not_sent_is_for_later_and_leaves_nothing_behind(
     assert (raised.value.status, raised.value.code) == (503, "not_sent")
     assert "Retry-After" in raised.value.headers
     assert await world.sent() == []
-    assert len(world.pipeline.flights) == len(world.pipeline.flights.book) == 0
+    assert len(world.pipeline.in_flight) == len(world.pipeline.in_flight.book) == 0
 
 
 async def test_what_is_refused_is_the_request_s_own_fault(world: World) -> None:
@@ -74,7 +74,7 @@ async def test_what_is_refused_is_the_request_s_own_fault(world: World) -> None:
         await world.ask()
     assert raised.value.code == "too_large"
     assert await world.sent() == []
-    assert len(world.pipeline.flights.book) == 0
+    assert len(world.pipeline.in_flight.book) == 0
 
 
 async def test_a_keyed_request_that_may_be_there_is_not_ended_and_a_retry_gets_its_outcome(world: World) -> None:
@@ -83,9 +83,9 @@ async def test_a_keyed_request_that_may_be_there_is_not_ended_and_a_retry_gets_i
         await world.ask(keyed=True)
     assert (raised.value.status, raised.value.code) == (503, "unknown_acknowledgement")
     assert [type(record) for record in await world.sent()] == [Request]
-    flights = world.pipeline.flights
-    assert flights.book.open("r", Attempt(0, 0), object()) is Unwanted.NO_STREAM
-    flights.outcome(Outcome(epoch=0, request_id="r", reason=FinishReason.LENGTH, keyed=True, digest=b"d"))
+    in_flight = world.pipeline.in_flight
+    assert in_flight.book.open("r", Attempt(0, 0), object()) is Unwanted.NO_STREAM
+    in_flight.outcome(Outcome(epoch=0, request_id="r", reason=FinishReason.LENGTH, keyed=True, digest=b"d"))
     await world.ask(keyed=True)
     assert len(await world.sent()) == 1
 
@@ -95,10 +95,10 @@ async def test_one_that_a_worker_has_opened_was_taken_whatever_became_of_its_ack
     world.log.lose_held = True
     asked = asyncio.create_task(world.ask())
     await world.log.holding.wait()
-    flights = world.pipeline.flights
-    flights.book.open("r", Attempt(0, 0), object())
+    in_flight = world.pipeline.in_flight
+    in_flight.book.open("r", Attempt(0, 0), object())
     world.log.release()
-    flights.outcome(Outcome(epoch=0, request_id="r", reason=FinishReason.LENGTH, digest=b"d"))
+    in_flight.outcome(Outcome(epoch=0, request_id="r", reason=FinishReason.LENGTH, digest=b"d"))
     await asked
 
 
@@ -129,4 +129,4 @@ async def test_a_cancel_goes_after_what_may_be_there(world: World) -> None:
     assert (raised.value.status, raised.value.code) == (503, "unknown_acknowledgement")
     _, cancel = await world.sent()
     assert isinstance(cancel, Cancel)
-    assert world.pipeline.flights.book.open("r", Attempt(0, 0), object()) is Unwanted.ENDED
+    assert world.pipeline.in_flight.book.open("r", Attempt(0, 0), object()) is Unwanted.ENDED

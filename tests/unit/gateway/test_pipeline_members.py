@@ -24,6 +24,9 @@ class Members:
         return [member for member in self.here if member.member is kind]
 
 
+REQUEST = GenerationRequest("r", (1,), SamplingParams(max_tokens=1))
+
+
 def worker(name: str, *, text: str = "ours", length: int = 100) -> Member:
     card = ModelCard(name="m", digest="d", text_digest=text, max_model_len=length, vocab_size=9)
     return Member(member=MemberKind.WORKER, instance=name, address="", ttl_ms=1000, model=card)
@@ -61,15 +64,15 @@ def scheduler(waiting: int, limit: int) -> Member:
 def test_refused_from_what_the_scheduler_says_or_from_what_waits_here() -> None:
     members = Members()
     made = pipeline(members)
-    made._check_depth()
+    made._check_room(REQUEST)
     members.here = [scheduler(3, limit=3)]
     with pytest.raises(Saturated, match="3 requests wait"):
-        made._check_depth()
+        made._check_room(REQUEST)
     members.here = [scheduler(0, limit=2)]
     for number in range(2):
-        made.flights.begin(f"r{number}", b"", keyed=False)
+        made.in_flight.begin(f"r{number}", b"", keyed=False)
     with pytest.raises(Saturated, match="2 requests wait"):
-        made._check_depth()
+        made._check_room(REQUEST)
 
 
 def test_what_runs_does_not_wait_however_long_the_scheduler_says_nothing_new() -> None:
@@ -77,9 +80,9 @@ def test_what_runs_does_not_wait_however_long_the_scheduler_says_nothing_new() -
     made = pipeline(members)
     members.here = [scheduler(0, limit=2)]
     for number in range(20):
-        made._check_depth()
-        made.flights.begin(f"r{number}", b"", keyed=False)
-        made.flights.book.open(f"r{number}", Attempt(0, number), object())
+        made._check_room(REQUEST)
+        made.in_flight.begin(f"r{number}", b"", keyed=False)
+        made.in_flight.book.open(f"r{number}", Attempt(0, number), object())
 
 
 async def test_what_the_log_does_not_take_is_told_without_its_topics(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,4 +96,4 @@ async def test_what_the_log_does_not_take_is_told_without_its_topics(caplog: pyt
     assert caught.value.code == "too_large"
     assert str(caught.value) == "the request is larger than can be queued here; shorten it"
     assert "requests takes" in caplog.text
-    assert len(made.flights) == 0
+    assert len(made.in_flight) == 0

@@ -87,11 +87,10 @@ async def test_a_stream_whose_end_can_not_be_told_ends_with_an_error(monkeypatch
         stream = object()
 
         async def worker_sends() -> None:
-            await until(lambda: "r" in stage.pipeline.flights.book, "it is on its way")
-            stage.pipeline.flights.book.open("r", Attempt(0, 0), stream)
+            await until(lambda: "r" in stage.pipeline.in_flight.book, "it is on its way")
+            stage.pipeline.in_flight.book.open("r", Attempt(0, 0), stream)
             tokens = (Token(0, 7), Token(1, 8))
-            stage.pipeline.flights.book.add("r", stream, tokens)
-            stage.pipeline.flights.delivered("r", tokens)
+            stage.pipeline.in_flight.add("r", stream, tokens)
             stage.falls_silent()
 
         sending = stage.pipeline.tasks.start(worker_sends(), name="a worker")
@@ -101,7 +100,7 @@ async def test_a_stream_whose_end_can_not_be_told_ends_with_an_error(monkeypatch
             await anext(events)
         assert (raised.value.status, raised.value.code) == (503, "outcome_unknown")
         await sending
-        await until(lambda: not stage.pipeline._cancels, "its cancel was sent")
+        await until(lambda: not stage.pipeline._appends, "its cancel was sent")
         assert isinstance((await stage.sent())[-1], Cancel)
 
 
@@ -125,7 +124,7 @@ async def expired(stage: Stage, *, keyed: bool) -> str:
     events = stage.ask("r", keyed=keyed)
 
     async def scheduler_ends() -> None:
-        await until(lambda: "r" in stage.pipeline.flights.book, "it is on its way")
+        await until(lambda: "r" in stage.pipeline.in_flight.book, "it is on its way")
         await stage.ends("r", FinishReason.EXPIRED)
 
     ending = stage.pipeline.tasks.start(scheduler_ends(), name="a scheduler")

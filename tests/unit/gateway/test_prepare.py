@@ -15,7 +15,7 @@ from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.doorkeeper import Caller
 from greenroom.gateway.doors.keys import KeyLimits
 from greenroom.gateway.requests.bodies import ChatBody, CompletionBody
-from greenroom.gateway.requests.call_headers import Terms
+from greenroom.gateway.requests.call_headers import CallHeaders
 from greenroom.gateway.requests.prepare import (
     MAX_WORDS,
     Length,
@@ -54,31 +54,31 @@ def llama_like(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
 
 
 CONFIG = GatewayConfig(max_choices=8)
-TERMS = Terms(base="r")
+TERMS = CallHeaders(base="r")
 
 
 def chat(
     text: TextProcessor,
     messages: list[dict[str, Any]],
     model: ServedModel = MODEL,
-    terms: Terms = TERMS,
+    call: CallHeaders = TERMS,
     config: GatewayConfig = CONFIG,
     **fields: Any,
 ) -> Prepared:
     body = msgspec.convert({"model": "m", "messages": messages, **fields}, ChatBody)
-    return prepare_chat(body, text, model, terms=terms, config=config)
+    return prepare_chat(body, text, model, call=call, config=config)
 
 
 def complete(
     text: TextProcessor,
     prompt: Any,
     model: ServedModel = MODEL,
-    terms: Terms = TERMS,
+    call: CallHeaders = TERMS,
     config: GatewayConfig = CONFIG,
     **fields: Any,
 ) -> Prepared:
     body = msgspec.convert({"model": "m", "prompt": prompt, **fields}, CompletionBody)
-    return prepare_completion(body, text, model, terms=terms, config=config)
+    return prepare_completion(body, text, model, call=call, config=config)
 
 
 def only(prepared: Prepared) -> GenerationRequest:
@@ -219,20 +219,20 @@ def test_of_a_long_prompt_both_ends_tell_the_task(text: TextProcessor) -> None:
 
 
 def test_hopes_come_from_body_or_headers(text: TextProcessor) -> None:
-    said = Terms(base="r", slo=Slo(ttft_ms=200, e2e_ms=900), priority=7)
-    request = only(complete(text, "a", terms=said, slo={"tpot_ms": 50, "e2e_ms": 900}))
+    said = CallHeaders(base="r", slo=Slo(ttft_ms=200, e2e_ms=900), priority=7)
+    request = only(complete(text, "a", call=said, slo={"tpot_ms": 50, "e2e_ms": 900}))
     assert (request.slo, request.priority) == (Slo(ttft_ms=200, tpot_ms=50, e2e_ms=900), 7)
     assert only(complete(text, "a", priority=-100)).priority == -100
-    assert only(complete(text, "a", terms=said, priority=7)).priority == 7
+    assert only(complete(text, "a", call=said, priority=7)).priority == 7
     assert (only(complete(text, "a")).slo, only(complete(text, "a")).priority) == (Slo(), 0)
 
 
 def test_body_and_headers_that_differ_are_refused(text: TextProcessor) -> None:
-    said = Terms(base="r", slo=Slo(ttft_ms=200), priority=7)
+    said = CallHeaders(base="r", slo=Slo(ttft_ms=200), priority=7)
     with pytest.raises(InvalidRequest, match=r"slo\.ttft_ms and the header x-slo-ttft-ms differ"):
-        complete(text, "a", terms=said, slo={"ttft_ms": 201})
+        complete(text, "a", call=said, slo={"ttft_ms": 201})
     with pytest.raises(InvalidRequest, match="priority and the header x-priority differ"):
-        complete(text, "a", terms=said, priority=0)
+        complete(text, "a", call=said, priority=0)
 
 
 @pytest.mark.parametrize(
@@ -255,9 +255,9 @@ def test_hopes_out_of_range(text: TextProcessor, fields: dict[str, Any], param: 
 def test_timeouts(text: TextProcessor) -> None:
     assert complete(text, "a").timeout_s == only(complete(text, "a")).timeout_s == 600
     assert only(complete(text, "a", timeout=0.25)).timeout_s == 0.25
-    hurried = Terms(base="r", patience_s=3.0)
-    assert only(complete(text, "a", terms=hurried)).timeout_s == 3.0
-    assert only(complete(text, "a", terms=hurried, timeout=2)).timeout_s == 2
+    hurried = CallHeaders(base="r", patience_s=3.0)
+    assert only(complete(text, "a", call=hurried)).timeout_s == 3.0
+    assert only(complete(text, "a", call=hurried, timeout=2)).timeout_s == 2
 
 
 def test_limits_of_tokens(text: TextProcessor) -> None:
@@ -275,10 +275,10 @@ def test_limits_of_tokens(text: TextProcessor) -> None:
 
 
 def test_a_key_has_a_limit_of_tokens(text: TextProcessor) -> None:
-    limited = Terms(base="r", caller=Caller("ann", KeyLimits(token_limit=30)))
-    said = complete(text, [[7] * 5, [7] * 5], terms=limited, n=2, max_tokens=5)
+    limited = CallHeaders(base="r", caller=Caller("ann", KeyLimits(token_limit=30)))
+    said = complete(text, [[7] * 5, [7] * 5], call=limited, n=2, max_tokens=5)
     assert [job.request.sampling.max_tokens for job in said.jobs] == [5] * 4
-    lowered = complete(text, [[7] * 5, [7] * 5], terms=limited, n=2)
+    lowered = complete(text, [[7] * 5, [7] * 5], call=limited, n=2)
     assert [job.request.sampling.max_tokens for job in lowered.jobs] == [5] * 4
     cases: list[tuple[dict[str, Any], list[int], str]] = [
         ({"max_tokens": 21}, [7] * 10, "max_tokens"),
@@ -286,16 +286,16 @@ def test_a_key_has_a_limit_of_tokens(text: TextProcessor) -> None:
     ]
     for fields, prompt, param in cases:
         with pytest.raises(InvalidRequest, match="this key is allowed 30") as caught:
-            complete(text, prompt, terms=limited, **fields)
+            complete(text, prompt, call=limited, **fields)
         assert (caught.value.param, caught.value.code) == (param, "token_limit_exceeded")
 
 
-KEYED = Terms(base="r", caller=Caller("ann"), keyed=True)
+KEYED = CallHeaders(base="r", caller=Caller("ann"), keyed=True)
 
 
 def test_the_digest_is_of_what_is_asked(text: TextProcessor) -> None:
     def digest(**fields: Any) -> bytes:
-        request = only(complete(text, fields.pop("prompt", "a"), terms=fields.pop("terms", KEYED), **fields))
+        request = only(complete(text, fields.pop("prompt", "a"), call=fields.pop("call", KEYED), **fields))
         assert (request.keyed, request.tenant) == (True, "ann")
         return request.digest
 

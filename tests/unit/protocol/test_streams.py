@@ -1,4 +1,4 @@
-"""The gateway's rules, one by one, and flights on top of them."""
+"""The gateway's rules, one by one, and in_flight on top of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from greenroom.core.errors import Conflict
 from greenroom.core.generation import Event, Finished, FinishReason, Token, TokenLogprobs
 from greenroom.core.logprobs import pack_logprobs, unpack_tokens
 from greenroom.core.messages import Outcome
-from greenroom.gateway.requests.in_flight import CONFLICT, Flights
+from greenroom.gateway.requests.in_flight import InFlightRequests
 from greenroom.gateway.requests.stream_book import Diverged, Gap, StreamBook, Unwanted
 
 A1, A2 = Attempt(0, 1), Attempt(0, 2)
@@ -116,53 +116,52 @@ async def gather(events: object) -> list[Event]:
     return [event async for event in events]  # type: ignore[attr-defined]
 
 
-async def test_two_who_listen_to_one_flight_get_all_of_it() -> None:
-    flights = Flights(StreamBook(), 1000)
-    flight = flights.begin("r", b"d", keyed=True)
-    first = asyncio.create_task(gather(flight.events()))
-    flights.book.open("r", A1, "s")
-    flights.delivered("r", flights.book.add("r", "s", tokens(10)))  # type: ignore[arg-type]
+async def test_two_who_listen_to_one_request_get_all_of_it() -> None:
+    in_flight = InFlightRequests(StreamBook(), 1000)
+    running = in_flight.begin("r", b"d", keyed=True)
+    first = asyncio.create_task(gather(running.events()))
+    in_flight.book.open("r", A1, "s")
+    assert in_flight.add("r", "s", tokens(10)) == tokens(10)
     await asyncio.sleep(0)
-    second = asyncio.create_task(gather(flight.events()))
-    flights.outcome(outcome(10, 11, keyed=True, digest=b"d"))
+    second = asyncio.create_task(gather(running.events()))
+    in_flight.outcome(outcome(10, 11, keyed=True, digest=b"d"))
     expected = [*tokens(10, 11), Finished(FinishReason.LENGTH, 0, 2)]
     assert await asyncio.wait_for(first, 5) == expected
     assert await asyncio.wait_for(second, 5) == expected
-    assert len(flights) == 0
-    assert flights.known("r") is not None
+    assert len(in_flight) == 0
+    assert in_flight.known("r", b"d") == expected
 
 
 async def test_an_end_says_what_the_outcome_says() -> None:
-    flights = Flights(StreamBook(), 1000)
-    flight = flights.begin("r", b"", keyed=False)
-    flights.outcome(msgspec.structs.replace(outcome(10, 11), queue_ms=2500.0, approximated=0.125))
-    *_, end = await asyncio.wait_for(gather(flight.events()), 5)
+    in_flight = InFlightRequests(StreamBook(), 1000)
+    running = in_flight.begin("r", b"", keyed=False)
+    in_flight.outcome(msgspec.structs.replace(outcome(10, 11), queue_ms=2500.0, approximated=0.125))
+    *_, end = await asyncio.wait_for(gather(running.events()), 5)
     assert isinstance(end, Finished)
     assert (end.queue_seconds, end.approximated) == (2.5, 0.125)
 
 
 async def test_another_request_under_the_same_key_is_a_conflict() -> None:
-    flights = Flights(StreamBook(), 1000)
-    flight = flights.begin("r", b"mine", keyed=True)
+    in_flight = InFlightRequests(StreamBook(), 1000)
+    running = in_flight.begin("r", b"mine", keyed=True)
     with pytest.raises(Conflict):
-        flights.get("r", b"other")
-    flights.outcome(outcome(10, keyed=True, digest=b"other"))
-    [end] = await asyncio.wait_for(gather(flight.events()), 5)
-    assert isinstance(end, Finished)
-    assert end.error == CONFLICT
-    assert "r" not in flights.book
+        in_flight.join("r", b"other")
+    in_flight.outcome(outcome(10, keyed=True, digest=b"other"))
+    with pytest.raises(Conflict):
+        await asyncio.wait_for(gather(running.events()), 5)
+    assert "r" not in in_flight.book
 
 
 def test_kept_outcomes_are_bounded_and_the_first_one_stays() -> None:
-    flights = Flights(StreamBook(), 400)
-    flights.outcome(outcome(1, keyed=True))
-    first = flights.known("r")
-    flights.outcome(outcome(2, keyed=True))
-    assert flights.known("r") == first
+    in_flight = InFlightRequests(StreamBook(), 400)
+    in_flight.outcome(outcome(1, keyed=True))
+    first = in_flight.known("r", b"")
+    in_flight.outcome(outcome(2, keyed=True))
+    assert in_flight.known("r", b"") == first
     for number in range(10):
-        flights.outcome(Outcome(epoch=0, request_id=f"k{number}", reason=FinishReason.STOP, keyed=True))
-    assert flights.dropped > 0
-    assert flights.known("r") is None
+        in_flight.outcome(Outcome(epoch=0, request_id=f"k{number}", reason=FinishReason.STOP, keyed=True))
+    assert in_flight.dropped > 0
+    assert in_flight.known("r", b"") is None
 
 
 @given(

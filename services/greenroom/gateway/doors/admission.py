@@ -1,4 +1,4 @@
-"""Who may come in: while the server is ready, and not more at once than it is set to hold."""
+"""Whether a request may come in: the server must be ready, and not full."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from greenroom.gateway.errors import saturated, unavailable
 
 
 class Admission:
-    """Counts the requests that are being answered. Once ``drain`` was called nobody new is let in."""
+    """Counts the requests that are being answered. After ``drain`` no new one is let in."""
 
     def __init__(self, max_in_flight: int, ready: Callable[[], bool]) -> None:
         self._max_in_flight = max_in_flight
@@ -22,7 +22,7 @@ class Admission:
 
     @property
     def unready(self) -> str | None:
-        """Why nobody is let in now, None where they are."""
+        """Why no request is let in now. None where requests are."""
         if self.draining:
             return "the server is stopping and takes no new requests"
         return None if self._ready() else "the server is not ready yet"
@@ -36,7 +36,7 @@ class Admission:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Counts as long as it is open. Raises ApiError: 503 if not ready, 429 if full."""
+        """The request counts while the context is open. Raises ApiError: 503 if not ready, 429 if full."""
         self.check_ready()
         if self.in_flight >= self._max_in_flight:
             raise saturated(f"{self.in_flight} requests are being answered, as many as are allowed", 1.0)
@@ -53,7 +53,7 @@ class Admission:
         self.draining = True
 
     async def idle(self, timeout_s: float) -> bool:
-        """Whether nothing is left to answer, waiting for it up to ``timeout_s``."""
+        """Waits up to ``timeout_s`` until no request is left to answer. Returns whether none is."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()

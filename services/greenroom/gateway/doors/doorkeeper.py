@@ -13,14 +13,14 @@ from greenroom.gateway.errors import ApiError
 
 _LOG = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0
-"""How often the file is looked at, and so how long a revoked key may still be taken."""
+"""How often the file is looked at. A revoked key may be taken for so long."""
 _Mark = tuple[int, int, int]
 _NO_LIMITS = KeyLimits(max_priority=MAX_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is. ``name`` "": keys are off."""
+    """Who sends a request. ``name``: the key's; empty where keys are off."""
 
     name: str = ""
     limits: KeyLimits = _NO_LIMITS
@@ -30,10 +30,10 @@ ANYONE = Caller()
 
 
 class Doorkeeper:
-    """Recognises callers by the keys in ``path``; without one everybody is let in as ``ANYONE``.
+    """Recognises callers by the keys in the file ``path``. Without a file every caller is ``ANYONE``.
 
-    The file is read at construction, which raises InvalidConfig, and again whenever it has changed. One that can not
-    be read then leaves the keys as they were, and says so in the log: a slip of an editor must not lock everybody out.
+    The file is read at construction, which raises InvalidConfig, and again whenever it has changed. If it can not be
+    read then, the keys stay as they were and the log says so: a slip of an editor must not lock everybody out.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -53,7 +53,7 @@ class Doorkeeper:
         return self._path is not None
 
     def admit(self, authorization: str | None, now: float) -> Caller:
-        """The caller, by the header ``Authorization``. Raises ApiError (401). ``now`` is monotonic."""
+        """The caller, by the header ``Authorization``. ``now``: monotonic, in seconds. Raises ApiError (401)."""
         if self._path is None:
             return ANYONE
         if now - self._looked >= LOOK_AGAIN_S:
@@ -84,7 +84,7 @@ class Doorkeeper:
 
 
 def _mark(path: Path) -> _Mark | None:
-    """What changes when the file does."""
+    """A value that changes when the file does. None where there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,12 +1,13 @@
-"""What web pages may ask of the server: by which names it is called, and pages of which origins read its answers.
+"""What web pages may ask: the names by which the server may be called, and the origins whose pages read its answers.
 
-A page of any site may send requests to a server on the machine that it is looked at. The browser keeps the answers from
-it, unless the page's own name resolves to this machine ("DNS rebinding"): the request then names a host that this
-server is not. Pure.
+A page of any site may send requests to a server on the machine of whoever looks at it. The browser hides the answers
+from the page. It does not where the page's own name was made to resolve to this machine ("DNS rebinding"), but then the
+header ``Host`` names a host that this server is not. Pure.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
@@ -14,10 +15,11 @@ from urllib.parse import urlsplit
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.hosts import is_loopback
 from greenroom.gateway.errors import ApiError
+from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
 
 ANY = "*"
-EXPOSED = ("X-Request-Id", "Greenroom-Request-Id", "Greenroom-Without-Effect", "Retry-After", "WWW-Authenticate")
-"""Headers of a reply that a page of an allowed origin may read, beside those that every page may."""
+EXPOSED = ("X-Request-Id", REPLY_ID_HEADER, HINTS_HEADER, "Retry-After", "WWW-Authenticate")
+"""Headers of a reply that a page of an allowed origin may read. Browsers allow a few others by themselves."""
 _PREFLIGHT_KEPT_S = 600
 _METHODS = "GET, POST"
 _USUAL_HEADERS = "Authorization, Content-Type, Idempotency-Key, X-Request-Id"
@@ -27,8 +29,8 @@ _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:
 
 
 class Hosts:
-    """The names by which the server may be called: those of this machine's loopback, ``listening`` and ``allowed``;
-    ``*`` among these is any. Ports are not looked at. Raises InvalidConfig for what is no name."""
+    """The names by which the server may be called: those of this machine's loopback, ``listening`` and ``allowed``. A
+    ``*`` in ``allowed`` allows any. Ports are not compared. Raises InvalidConfig for an ``allowed`` that is no name."""
 
     def __init__(self, listening: str, allowed: Iterable[str] = ()) -> None:
         names = list(allowed)
@@ -40,10 +42,11 @@ class Hosts:
         self._any = ANY in names
         self._names = {found for found in map(name_in, [listening, *names]) if found is not None}
 
-    def check(self, said: Sequence[str]) -> None:
-        """``said``: the values of the header ``Host``. None is allowed: every browser sends one. Raises ApiError."""
+    def check(self, said: Sequence[str], *, probe: bool = False) -> None:
+        """``said``: the values of the header ``Host``; none is fine, since every browser sends one. ``probe``: any
+        address is fine too, since no name leads a page there. Raises ApiError (403)."""
         for host in said:
-            if not self._allows(host):
+            if not self._allows(host) and not (probe and _is_address(host)):
                 raise ApiError(
                     403,
                     f"the header Host says {host!r:.100}, which is not known as a name of this server: call it as "
@@ -60,7 +63,7 @@ class Hosts:
 
 
 def name_in(host: str) -> str | None:
-    """The name or address of ``host``, in lower case and without its port; None where it has none."""
+    """The name or address in ``host``, in lower case and without its port. None where there is none."""
     name, colon, port = host.rpartition(":")
     if "[" not in host and host.count(":") > 1:
         name = f"[{host}]"  # an IPv6 address, as an option has it
@@ -69,16 +72,24 @@ def name_in(host: str) -> str | None:
     return name.lower().removesuffix(".").strip("[]") if _NAME.fullmatch(name) else None
 
 
+def _is_address(host: str) -> bool:
+    name = name_in(host)
+    try:
+        return name is not None and bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
 def _is_loopback(name: str) -> bool:
-    """Browsers resolve ``localhost`` and what is below it by themselves, so no name server has a say in it."""
+    """Browsers resolve ``localhost`` and the names below it by themselves, so no name server can point them here."""
     return name.endswith(".localhost") or is_loopback(name)
 
 
 class Origins:
-    """Pages of which origins may read the answers (CORS); none: nothing is said of it. Raises InvalidConfig for what is
-    no origin.
+    """The origins whose pages may read the answers (CORS). Without any, no reply has a header about it. Raises
+    InvalidConfig for what is no origin.
 
-    Nothing is said of credentials: a page sends its key as a header, and there are no cookies.
+    There are no cookies, and a page sends its key as a header, so credentials are not allowed.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -92,12 +103,12 @@ class Origins:
         return bool(self._allowed)
 
     def headers(self, origin: str | None) -> dict[str, str]:
-        """What every reply to a request with this ``Origin`` carries."""
+        """Headers for every reply to a request with this ``Origin``."""
         if not self._allowed:
             return {}
         if ANY in self._allowed:
             return {"Access-Control-Allow-Origin": ANY, "Access-Control-Expose-Headers": ", ".join(EXPOSED)}
-        vary = {"Vary": "Origin"}  # or a cache gives one origin's answer to another
+        vary = {"Vary": "Origin"}  # else a cache gives one origin's answer to another
         if origin is None or origin not in self._allowed:
             return vary
         return {
@@ -107,8 +118,8 @@ class Origins:
         }
 
     def preflight(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """What a browser is told that asks, by a request of these headers, whether a page may send another one. Raises
-        ApiError (403) where it may not."""
+        """The reply's headers for a preflight: a browser asks, with these ``headers``, whether a page may send a
+        request. Raises ApiError (403) where it may not."""
         origin = headers.get("Origin")
         if ANY not in self._allowed and origin not in self._allowed:
             raise ApiError(
@@ -132,7 +143,7 @@ def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
 
 
 def _is_origin(text: str) -> bool:
-    """As a browser writes it: no path, no ending slash."""
+    """Whether ``text`` is an origin as browsers write it: without a path or a slash at the end."""
     try:
         parts = urlsplit(text)
         port = parts.port

@@ -33,11 +33,11 @@ _NOBODY = hashlib.sha256(b"no key has this").hexdigest()
 
 
 class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a key may do; None: no limit beyond the server's own.
+    """What a key may do. None: no limit beyond the server's own.
 
-    ``rate_per_minute``: sequences, so many at once and then so many a minute; a request has ``n`` times its prompts of
-    them. ``max_concurrent``: sequences that are answered or generated at once. ``token_limit``: tokens of one request,
-    those of its prompts and those that it asks for together. ``max_priority``: the highest that a request may ask for.
+    A request has ``n`` times its prompts of sequences. ``rate_per_minute``: so many sequences at once, and then so many
+    a minute. ``max_concurrent``: sequences that are answered or generated at once. ``token_limit``: tokens of one
+    request, of its prompts and its answers together. ``max_priority``: the highest that a request may ask for.
     """
 
     rate_per_minute: Annotated[float, Meta(gt=0)] | None = None
@@ -46,7 +46,7 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     max_priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
     def __post_init__(self) -> None:
-        """Raises InvalidConfig: values that did not come out of a file are checked here."""
+        """Checks values that did not come out of a file. Raises InvalidConfig."""
         if self.rate_per_minute is not None and not 0 < self.rate_per_minute < float("inf"):
             raise InvalidConfig("rate_limit", self.rate_per_minute, "it is a number of sequences a minute above 0")
         if self.max_concurrent is not None and self.max_concurrent < 1:
@@ -58,7 +58,7 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
 
 class Key(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key. ``name``: whose it is; requests, limits and idempotency keys belong to the name."""
+    """One key. ``name``: its owner's. Requests, limits and idempotency keys belong to the name, not to the key."""
 
     id: Annotated[str, Meta(pattern=r"\A[a-z2-7]{12}\Z")]
     name: Annotated[str, Meta(pattern=rf"\A{_NAME.pattern}\Z")]
@@ -69,7 +69,7 @@ class Key(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
 
 class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the file holds; a value: changes give a new one."""
+    """What the file holds. Immutable: a change gives a new one."""
 
     version: Literal[1] = 1
     keys: tuple[Key, ...] = ()
@@ -98,7 +98,7 @@ class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def new_key(name: str, limits: KeyLimits, now: datetime) -> tuple[Key, str]:
-    """A key, and the text that its owner sends; the text is nowhere else. Raises InvalidConfig for a bad name."""
+    """A key, and the text that its owner sends. The text is kept nowhere. Raises InvalidConfig for a bad name."""
     if not _NAME.fullmatch(name):
         raise InvalidConfig("name", name, "it takes 1 to 64 letters, digits, '.', '_' and '-', no sign first")
     key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(12))
@@ -109,7 +109,7 @@ def new_key(name: str, limits: KeyLimits, now: datetime) -> tuple[Key, str]:
 def recognise(live: dict[str, Key], text: str) -> Key | None:
     """The live key that ``text`` is, None if it is none of them.
 
-    The id is public and may be looked up; the rest is compared by its hash, in a time that does not depend on it.
+    The id is public, so it is looked up. The rest is compared by its hash, in a time that does not depend on it.
     """
     match = _KEY.fullmatch(text)
     key = live.get(match[1]) if match else None
@@ -134,7 +134,7 @@ def read_keys(path: Path) -> KeyFile:
 
 
 def write_keys(path: Path, keys: KeyFile) -> None:
-    """All at once: a reader sees the old file or the new one. Only its owner may read it."""
+    """Replaces the file at once: a reader sees the old one or the new one. Only its owner may read it."""
     text = msgspec.json.format(msgspec.json.encode(keys), indent=2) + b"\n"
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # made with 0600
     try:
@@ -155,7 +155,7 @@ def write_keys(path: Path, keys: KeyFile) -> None:
 
 @contextmanager
 def changing(path: Path) -> Iterator[KeyFile]:
-    """The file's keys, empty where there is no file yet; no other command changes it meanwhile."""
+    """The file's keys, none where there is no file yet. While the context is open no other command changes the file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)

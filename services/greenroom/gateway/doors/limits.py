@@ -1,4 +1,4 @@
-"""What each caller may do at once and in a minute. Pure: the time is passed in."""
+"""How much each caller may do at once and in a minute. Pure: the time is passed in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not taken now, and when it is worth another try; None: never."""
+    """Why a request is not taken. ``retry_after_s``: when another try is worth it; None: never."""
 
     code: str
     message: str
@@ -42,25 +42,25 @@ class TokenBucket:
         return max(1.0, self.per_minute)
 
     def set_rate(self, per_minute: float, now: float) -> None:
-        """Another rate from now on; what was used stays used."""
+        """Another rate from now on. What was used stays used."""
         self._refill(now)
         used = self.capacity - self.level
         self.per_minute = per_minute
         self.level = min(max(0.0, self.capacity - used), self.capacity)
 
     def wait_s(self, now: float, count: int = 1) -> float:
-        """How long until ``count`` are let through, at most ``capacity``; 0: now. Changes nothing that matters."""
+        """Seconds until ``count`` (at most ``capacity``) are let through; 0: now. Takes nothing."""
         self._refill(now)
         lacking = count - self.level
         return lacking * 60.0 / self.per_minute if lacking > _ROUNDING else 0.0
 
     def take(self, now: float, count: int = 1) -> None:
-        """To be called where ``wait_s`` is 0."""
+        """Call this only where ``wait_s`` is 0."""
         self._refill(now)
         self.level = max(0.0, self.level - count)
 
     def give_back(self, count: int = 1) -> None:
-        """What was taken for something that is refused after all."""
+        """Returns what was taken for a request that is refused after all."""
         self.level = min(self.capacity, self.level + count)
 
     def _refill(self, now: float) -> None:
@@ -71,7 +71,7 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class _Slot:
-    """What one request takes up. ``sequences``: all that it asks for, until its last holder leaves."""
+    """The place of one request. ``sequences``: all that it asks for, until its last holder leaves."""
 
     holders: int = 0
     sequences: int = 1
@@ -91,13 +91,12 @@ class _Account:
 class Limits:
     """Counts sequences by callers' names: a request has ``n`` times its prompts of them.
 
-    A request holds a *slot*, named by its id. Whoever comes for the same request again (a retry under its idempotency
-    key) shares it, so a retry is never refused for the place that it has already. A slot is free when all that hold
-    it have left. How many sequences a request has is known only once its body has been read: it counts as one when it
-    enters, and is widened then.
+    A request holds a *slot*, named by its id. A retry under its idempotency key shares the slot, so it is never refused
+    for the place that it has already. A slot is free when all its holders have left. How many sequences a request has
+    is known only once its body has been read: it counts as one when it enters, and is widened then.
 
-    ``cancels_per_minute``: of a caller, of requests that are not known here; each is written to the log, and kept by
-    the scheduler for as long as such a request may yet come.
+    ``cancels_per_minute``: of one caller, for requests that are not known here. Each such cancel is written to the log,
+    and the scheduler keeps it for as long as the request may yet come.
     """
 
     def __init__(self, cancels_per_minute: float = CANCELS_PER_MINUTE) -> None:
@@ -110,7 +109,7 @@ class Limits:
         return 0 if account is None else account.sequences
 
     def enter(self, caller: Caller, slot: str, now: float) -> Refusal | None:
-        """Take a request in, as one sequence; the reason where it can not be, and then nothing was counted."""
+        """Takes a request in, as one sequence. A Refusal where it can not be taken: then nothing was counted."""
         limits = caller.limits
         account = self._accounts.setdefault(caller.name, _Account())
         if slot not in account.slots and (refusal := _no_place(account, limits, 1)):
@@ -124,8 +123,8 @@ class Limits:
         return None
 
     def widen(self, caller: Caller, slot: str, sequences: int, now: float) -> Refusal | None:
-        """What has entered has so many sequences; the reason where that is too many, and then it counts as nothing
-        against the rate. The slot stays as it was, to be left."""
+        """A request that has entered has so many sequences. A Refusal where that is too many: then it no longer counts
+        against the rate, and its slot stays as it was until it leaves."""
         limits = caller.limits
         account = self._accounts[caller.name]
         held = account.slots[slot]
@@ -144,7 +143,7 @@ class Limits:
         return refusal
 
     def cancel(self, caller: Caller, now: float) -> Refusal | None:
-        """Take a cancel of a request that is not known here; the reason where it can not be."""
+        """Takes a cancel of a request that is not known here. A Refusal where it can not be taken."""
         account = self._accounts.setdefault(caller.name, _Account())
         bucket = account.cancels
         if bucket is None:
@@ -157,11 +156,11 @@ class Limits:
         return None
 
     def hold(self, name: str, slot: str) -> None:
-        """One more that needs the slot, which is in use."""
+        """Adds a holder to a slot that is in use."""
         self._accounts[name].slots[slot].holders += 1
 
     def leave(self, name: str, slot: str) -> None:
-        """For every ``enter`` that let in, and for every ``hold``."""
+        """Call this once for every ``enter`` that was not refused, and for every ``hold``."""
         account = self._accounts[name]
         held = account.slots[slot]
         held.holders -= 1
@@ -172,7 +171,7 @@ class Limits:
 
 
 def _too_many(limits: KeyLimits, sequences: int) -> Refusal | None:
-    """More than the key is ever allowed."""
+    """The refusal of more sequences than the key is ever allowed, None where it may have them."""
     most, rate = limits.max_concurrent, limits.rate_per_minute
     if most is not None and sequences > most:
         allowed = f"{most} at once"

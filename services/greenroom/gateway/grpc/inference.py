@@ -1,4 +1,4 @@
-"""The public RPCs, greenroom.v1.Inference: the same checks and generations as over HTTP, in other messages."""
+"""The public RPCs, greenroom.v1.Inference. Checks and generations are those of the HTTP API."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from greenroom.fabric.rpc import Context, Status
 from greenroom.fabric.rpc.errors import DEFECT
 from greenroom.fabric.rpc.spans import told
 from greenroom.fabric.wire import to_end_reason, to_token_run
+from greenroom.gateway.access_log import ACCESS_LOG, fields
 from greenroom.gateway.doors.doorkeeper import Caller, Doorkeeper
 from greenroom.gateway.errors import as_api_error, too_large
-from greenroom.gateway.http.http_exchange import ACCESS_LOG, REPLY_ID_HEADER
 from greenroom.gateway.metrics import GatewayMetrics
 from greenroom.gateway.replies.choices import Delta, GenerationFailed
+from greenroom.gateway.replies.reply_headers import REPLY_ID_HEADER
 from greenroom.gateway.requests.bodies import ChatBody, CompletionBody, Message, SloBody
-from greenroom.gateway.requests.call_headers import VISIBLE, Headers, Terms, terms_of
-from greenroom.gateway.requests.calls import Calls
+from greenroom.gateway.requests.call_headers import VISIBLE, CallHeaders, Headers, call_headers
 from greenroom.gateway.requests.prepare import Prepared, prepare_chat, prepare_completion
+from greenroom.gateway.requests.request_handler import RequestHandler
 from greenroom.v1 import inference_pb2, inference_pb2_grpc
 
 _SERVICE = "/greenroom.v1.Inference"
@@ -44,10 +45,10 @@ _CODES = {
 
 
 class InferenceApi(inference_pb2_grpc.InferenceServicer):
-    """Behind a ``fabric.rpc`` server, which ends a call with what ``as_status`` makes of a handler's error."""
+    """For a ``fabric.rpc`` server. That ends a call with what ``as_status`` makes of a handler's error."""
 
-    def __init__(self, calls: Calls, doorkeeper: Doorkeeper, metrics: GatewayMetrics) -> None:
-        self._calls = calls
+    def __init__(self, requests: RequestHandler, doorkeeper: Doorkeeper, metrics: GatewayMetrics) -> None:
+        self._requests = requests
         self._doorkeeper = doorkeeper
         self._metrics = metrics
 
@@ -84,7 +85,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
                         tokens=to_token_run(part.tokens),
                         end=part.end,
                     )
-                    with _Impatience(self._calls.config.slow_client_timeout_s):
+                    with _Impatience(self._requests.config.slow_client_timeout_s):
                         yield event
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelResponse:
@@ -92,18 +93,18 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
             caller = self._admit(context, note)
             if not VISIBLE.fullmatch(request.request_id):
                 raise InvalidRequest("request_id takes the id of a request, as its reply has it", param="request_id")
-            await self._calls.cancel(request.request_id, caller)
+            await self._requests.cancel(request.request_id, caller)
             return inference_pb2.CancelResponse()
 
     async def GetModel(self, request: inference_pb2.GetModelRequest, context: Context) -> inference_pb2.Model:
         with self._noted("GetModel", context) as note:
             self._admit(context, note)
-            model = self._calls.model
+            model = self._requests.model
             return inference_pb2.Model(
                 name=model.name,
                 max_model_len=model.max_model_len,
                 vocab_size=model.vocab_size,
-                has_chat_template=self._calls.text.has_chat,
+                has_chat_template=self._requests.text.has_chat,
             )
 
     async def _parts(
@@ -111,26 +112,26 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncGenerator[_Part, None]:
         arrived = time.monotonic()
         caller = self._admit(context, note)
-        terms = terms_of(_headers(context), caller, patience_s=_patience_s(context))
-        note.request_id = f"{terms.base}-0"
+        call = call_headers(_headers(context), caller, patience_s=_patience_s(context))
+        note.request_id = f"{call.base}-0"
         await context.send_initial_metadata(((REPLY_ID_HEADER.lower(), note.request_id),))
-        with self._calls.enter(terms):
+        with self._requests.enter(call):
             size = request.ByteSize()
-            if size > self._calls.config.max_body_bytes:
-                raise too_large(self._calls.config.max_body_bytes)
-            model = self._calls.model_named(request.model or self._calls.model.name)
-            prepared = await self._calls.prepare(size, lambda: self._prepare(request, model, terms))
-            async with self._calls.run(prepared, terms, arrived, tokens=True) as running:
+            if size > self._requests.config.max_body_bytes:
+                raise too_large(self._requests.config.max_body_bytes)
+            model = self._requests.model_named(request.model or self._requests.model.name)
+            prepared = await self._requests.prepare(size, lambda: self._prepare(request, model, call))
+            async with self._requests.run(prepared, call, arrived, tokens=True) as running:
                 while not running.generations.done:
-                    deltas = await running.parts(self._calls.config.keep_alive_s)
+                    deltas = await running.parts(self._requests.config.keep_alive_s)
                     if deltas:
                         yield _Part(deltas, prepared)
 
-    def _prepare(self, request: inference_pb2.GenerateRequest, model: ServedModel, terms: Terms) -> Prepared:
-        body, text, config = to_body(request, model), self._calls.text, self._calls.config
+    def _prepare(self, request: inference_pb2.GenerateRequest, model: ServedModel, call: CallHeaders) -> Prepared:
+        body, text, config = to_body(request, model), self._requests.text, self._requests.config
         if isinstance(body, ChatBody):
-            return prepare_chat(body, text, model, terms=terms, config=config)
-        return prepare_completion(body, text, model, terms=terms, config=config, default_tokens=None)
+            return prepare_chat(body, text, model, call=call, config=config)
+        return prepare_completion(body, text, model, call=call, config=config, default_tokens=None)
 
     def _admit(self, context: Context, note: _Note) -> Caller:
         given = _headers(context)("authorization")
@@ -140,7 +141,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
 
     @contextmanager
     def _noted(self, method: str, context: Context) -> Iterator[_Note]:
-        """Its metrics, its line in the log and its trace, however it ends."""
+        """Makes the call's metrics, access-log line and trace, however the call ends."""
         began = time.monotonic()
         note = _Note()
         if not current_request.request_id.get():
@@ -163,20 +164,17 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
                 self._metrics.called(method, status.name, code)
                 ACCESS_LOG.log(
                     logging.DEBUG if method == "GetModel" and code is None else logging.INFO,
-                    "%s grpc %s %s %.1f ms%s%s%s%s",
+                    "%s grpc %s %s %.1f ms%s",
                     current_request.request_id.get(),
                     method,
                     status.name,
                     (time.monotonic() - began) * 1000,
-                    f" key={note.caller}" if note.caller else "",
-                    f" id={note.request_id}" if note.request_id else "",
-                    f" error={code}" if code else "",
-                    f" param={param!r:.80}" if param else "",
+                    fields(key=note.caller, request_id=note.request_id, error=code, param=param),
                 )
 
 
 class _Note:
-    """What is learned of a call on its way."""
+    """What the access log says of a call; filled in while it is answered."""
 
     def __init__(self) -> None:
         self.request_id = ""
@@ -184,7 +182,7 @@ class _Note:
 
 
 class _Part:
-    """What came at once."""
+    """The deltas that came together, and the end if one of them is the last."""
 
     def __init__(self, deltas: list[Delta], prepared: Prepared) -> None:
         self.deltas = deltas
@@ -202,7 +200,7 @@ class _Part:
 
 
 class _Impatience:
-    """Cancels the task that is in it for longer than ``limit_s``: one whose caller does not read."""
+    """Cancels the task that is in it for longer than ``limit_s``: its caller does not read."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -217,12 +215,12 @@ class _Impatience:
 
 
 def _begin_span(method: str) -> telemetry.Span:
-    """Where the caller's span did not come along, so that the guard has begun none, a trace begins."""
+    """Begins a trace where the caller sent no span; otherwise the guard has begun one."""
     return telemetry.Span() if telemetry.trace_id() else telemetry.begin(f"{_SERVICE}/{method}", kind="server")
 
 
 def as_status(error: Exception) -> Status | None:
-    """As over HTTP, in gRPC's codes; the word is the HTTP API's ``code``."""
+    """The HTTP API's error in gRPC's codes. The status's word is the HTTP API's ``code``."""
     shaped = as_api_error(error)
     if shaped is None:
         return None
@@ -239,7 +237,7 @@ def _param_of(error: Exception) -> str | None:
 
 
 def to_body(request: inference_pb2.GenerateRequest, model: ServedModel) -> ChatBody | CompletionBody:
-    """The same request as the HTTP API has it. Raises InvalidRequest where there is no prompt."""
+    """The body that the HTTP API has for the same request. Raises InvalidRequest where there is no prompt."""
     common: dict[str, Any] = {
         "model": model.name,
         "temperature": request.temperature if request.HasField("temperature") else None,
@@ -286,6 +284,6 @@ def _headers(context: Context) -> Headers:
 
 
 def _patience_s(context: Context) -> float | None:
-    """How long the call may yet last, None: as long as it likes."""
+    """Seconds that the call may yet last. None: no limit."""
     left = context.time_remaining()
     return None if left is None else max(left, 0.001)

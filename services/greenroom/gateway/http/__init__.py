@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API: routes, exchanges, bodies, streams of events."""
+"""OpenAI's HTTP API: endpoints, middleware, streams of events, the schema."""

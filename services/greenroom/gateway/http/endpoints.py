@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,16 +11,17 @@ from typing import Any, Generic
 import msgspec
 from aiohttp import web
 
+from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.doorkeeper import Caller
-from greenroom.gateway.errors import ClientGone, as_api_error, defect
-from greenroom.gateway.http.http_exchange import note_of, read_json
+from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect, too_large
+from greenroom.gateway.http.middleware import note_of
 from greenroom.gateway.http.sse import DONE, EventStream, error_frame, frame
 from greenroom.gateway.replies.choices import Delta, TokenRecord
-from greenroom.gateway.replies.chunks import ChatStyle, ChoiceResult, CompletionStyle, Head, ReplyStyle, Tally
+from greenroom.gateway.replies.writers import ChatWriter, ChoiceResult, CompletionWriter, Head, ReplyWriter, Tally
 from greenroom.gateway.requests.bodies import Body, ChatBody, CompletionBody, decode_body, hints_in
-from greenroom.gateway.requests.call_headers import terms_of
-from greenroom.gateway.requests.calls import Calls, Running
+from greenroom.gateway.requests.call_headers import call_headers
 from greenroom.gateway.requests.prepare import Prepared, prepare_chat, prepare_completion
+from greenroom.gateway.requests.request_handler import ActiveCall, RequestHandler
 
 CALLER = web.RequestKey("caller", Caller)
 
@@ -28,20 +30,20 @@ CALLER = web.RequestKey("caller", Caller)
 class _Endpoint(Generic[Body]):
     body: type[Body]
     prepare: Callable[..., Prepared]
-    style: Callable[..., ReplyStyle]
+    writer: Callable[..., ReplyWriter]
     id_prefix: str
 
 
-_CHAT = _Endpoint(ChatBody, prepare_chat, ChatStyle, "chatcmpl")
-_COMPLETION = _Endpoint(CompletionBody, prepare_completion, CompletionStyle, "cmpl")
+_CHAT = _Endpoint(ChatBody, prepare_chat, ChatWriter, "chatcmpl")
+_COMPLETION = _Endpoint(CompletionBody, prepare_completion, CompletionWriter, "cmpl")
 
 
 class Api:
-    """Over HTTP, in OpenAI's words. ``fingerprint``: of a model by its name, for the replies."""
+    """OpenAI's endpoints that generate. ``fingerprint``: from a model's name to the replies' system_fingerprint."""
 
-    def __init__(self, calls: Calls, fingerprint: Callable[[str], str]) -> None:
-        self._calls = calls
-        self._config = calls.config
+    def __init__(self, requests: RequestHandler, fingerprint: Callable[[str], str]) -> None:
+        self._requests = requests
+        self._config = requests.config
         self._fingerprint = fingerprint
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -52,35 +54,35 @@ class Api:
 
     async def _answer(self, request: web.Request, endpoint: _Endpoint[Any]) -> web.StreamResponse:
         arrived = time.monotonic()
-        terms = terms_of(lambda name: request.headers.getall(name, ()), request[CALLER])
+        call = call_headers(lambda name: request.headers.getall(name, ()), request[CALLER])
         note = note_of(request)
-        note.base = terms.base
-        with self._calls.enter(terms):
-            raw = await read_json(request, self._config)
+        note.base = call.base
+        with self._requests.enter(call):
+            raw = await _read_json(request, self._config)
 
             def prepare() -> Prepared:
                 body = decode_body(raw, endpoint.body)
                 note.user, note.hints = body.user or body.safety_identifier, hints_in(body)
-                model = self._calls.model_named(body.model)
-                prepared: Prepared = endpoint.prepare(body, self._calls.text, model, terms=terms, config=self._config)
+                model = self._requests.model_named(body.model)
+                prepared: Prepared = endpoint.prepare(body, self._requests.text, model, call=call, config=self._config)
                 return prepared
 
-            prepared = await self._calls.prepare(len(raw), prepare)
-            name = self._calls.model.name
-            head = Head(f"{endpoint.id_prefix}-{terms.base}", int(time.time()), name, self._fingerprint(name))
-            style = endpoint.style(
+            prepared = await self._requests.prepare(len(raw), prepare)
+            name = self._requests.model.name
+            head = Head(f"{endpoint.id_prefix}-{call.base}", int(time.time()), name, self._fingerprint(name))
+            writer = endpoint.writer(
                 head,
-                self._calls.text.tokenizer,
+                self._requests.text.tokenizer,
                 usage=prepared.usage,
                 prompts=[len(job.request.prompt_ids) for job in prepared.jobs],
                 logprobs=prepared.jobs[0].request.sampling.logprobs is not None,
             )
-            async with self._calls.run(prepared, terms, arrived) as running:
+            async with self._requests.run(prepared, call, arrived) as running:
                 if prepared.stream:
-                    return await self._stream(request, running, style)
-                return await self._whole(running, style)
+                    return await self._stream(request, running, writer)
+                return await self._whole(running, writer)
 
-    async def _whole(self, running: Running, style: ReplyStyle) -> web.Response:
+    async def _whole(self, running: ActiveCall, writer: ReplyWriter) -> web.Response:
         jobs = running.prepared.jobs
         texts: list[list[str]] = [[] for _ in jobs]
         records: list[list[TokenRecord]] = [[] for _ in jobs]
@@ -99,12 +101,12 @@ class Api:
         tally = _tally(running.prepared)
         for end in ends.values():
             tally.add(end)
-        body = msgspec.json.encode(style.whole(results, tally))
+        body = msgspec.json.encode(writer.whole(results, tally))
         return web.Response(body=body, content_type="application/json")
 
-    async def _stream(self, request: web.Request, running: Running, style: ReplyStyle) -> web.StreamResponse:
-        """Headers go out with the first parts, so what is refused before them has a status of its own; or with the
-        first keep-alive. A choice is opened with its first part: clients take what opens it for its first token."""
+    async def _stream(self, request: web.Request, running: ActiveCall, writer: ReplyWriter) -> web.StreamResponse:
+        """The headers go out with the first parts or the first keep-alive, so that a refusal before them has a status
+        of its own. A choice is opened with its first part, since clients take the opening for its first token."""
         parts = await running.parts(self._config.keep_alive_s)
         stream = EventStream(request, self._config.slow_client_timeout_s)
         await stream.open()
@@ -113,7 +115,7 @@ class Api:
         try:
             while True:
                 if parts:
-                    await stream.send(b"".join(self._frames(style, part, unopened) for part in parts))
+                    await stream.send(b"".join(self._frames(writer, part, unopened) for part in parts))
                     for part in parts:
                         if part.finish is not None:
                             tally.add(part)
@@ -122,7 +124,7 @@ class Api:
                 if running.generations.done:
                     break
                 parts = await running.parts(self._config.keep_alive_s)
-            last = frame(style.usage(tally)) if running.prepared.usage.at_end else b""
+            last = frame(writer.usage(tally)) if running.prepared.usage.at_end else b""
             await stream.send(last + DONE)
         except ClientGone:
             raise
@@ -135,16 +137,43 @@ class Api:
         return stream.response
 
     @staticmethod
-    def _frames(style: ReplyStyle, part: Delta, unopened: set[int]) -> bytes:
+    def _frames(writer: ReplyWriter, part: Delta, unopened: set[int]) -> bytes:
         opening = None
         if part.index in unopened:
             unopened.remove(part.index)
-            opening = style.opening(part.index)
+            opening = writer.opening(part.index)
         frames = b"" if opening is None else frame(opening)
         if part.text or part.records:
-            frames += frame(style.part(part))
-        return frames if part.finish is None else frames + frame(style.closing(part))
+            frames += frame(writer.part(part))
+        return frames if part.finish is None else frames + frame(writer.closing(part))
 
 
 def _tally(prepared: Prepared) -> Tally:
     return Tally(prepared.prompt_tokens, [len(job.request.prompt_ids) for job in prepared.jobs])
+
+
+async def _read_json(request: web.Request, config: GatewayConfig) -> bytes:
+    """The body. It must say that it is JSON: a web page can not send that to another server unasked.
+
+    Raises ApiError: 415, 413, 408, 400.
+    """
+    if "Content-Type" not in request.headers or request.content_type != "application/json":
+        raise ApiError(
+            415, "send the body as JSON, with the header Content-Type: application/json", code="unsupported_media_type"
+        )
+    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
+        raise ApiError(415, "send the body in UTF-8", code="unsupported_media_type")
+    if (request.content_length or 0) > config.max_body_bytes:
+        raise too_large(config.max_body_bytes)
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            return await request.read()
+    except TimeoutError:
+        message = f"the body did not come within {config.body_timeout_s:g} seconds"
+        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large(config.max_body_bytes) from None
+    except ConnectionError as error:
+        raise ClientGone("closed the connection before its request was complete") from error
+    except web.RequestPayloadError as error:
+        raise ApiError(400, f"the body can not be read: {error}", code="invalid_body") from error

@@ -1,4 +1,4 @@
-"""/openapi.json: the HTTP API in OpenAPI 3.1, made from the bodies that requests are decoded with."""
+"""/openapi.json: the HTTP API in OpenAPI 3.1, made from the structs of requests and replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from greenroom.core.generation import MAX_LOGPROBS, MAX_STOP_STRINGS
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.keys import MAX_PRIORITY
-from greenroom.gateway.http.http_exchange import HINTS_HEADER, REPLY_ID_HEADER
+from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
 from greenroom.gateway.replies.shapes import (
     REPLIES,
     ChatCompletion,
@@ -134,11 +134,7 @@ def openapi(config: GatewayConfig) -> Json:
 
 
 def _schemas(config: GatewayConfig) -> Json:
-    kinds = (ChatBody, CompletionBody, *REPLIES)
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
-    replies = set(msgspec.json.schema_components(REPLIES, ref_template=_REF)[1])
-    for name in replies:  # a client that was made from this must not break when a field is added
-        schemas[name].pop("additionalProperties", None)
+    _, schemas = msgspec.json.schema_components((ChatBody, CompletionBody, *REPLIES), ref_template=_REF)
     for kind, neutral in _NEUTRAL.items():
         properties = schemas[kind.__name__]["properties"]
         for field in properties.keys() & neutral.keys():
@@ -167,7 +163,7 @@ def _schemas(config: GatewayConfig) -> Json:
 
 
 def _bounds(config: GatewayConfig) -> Json:
-    """What is checked behind the decoding, so that each refusal can say why."""
+    """Bounds that are checked after decoding, so that each refusal can say why."""
     tokens: Json = {"minimum": 1}
     if config.max_new_tokens is not None:
         tokens["maximum"] = config.max_new_tokens
@@ -259,7 +255,7 @@ def _generating(
 
 
 def _event(chunk: str) -> Json:
-    """One event of a stream: how OpenAPI 3.1 is read where a reply has many."""
+    """The schema of one event of a stream; OpenAPI 3.1 has no other way to describe many."""
     payload = {"anyOf": [{"$ref": _REF.format(name=chunk)}, _ref(ErrorBody)]}
     return {
         "type": "object",

@@ -1,4 +1,4 @@
-"""Server-sent events to a client that may be slow, or gone."""
+"""Server-sent events to a client that may be slow or gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEVER_WAITS_BYTES = 32 * 1024  # a transport asks its writers to wait beyond 64
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
-def frame(value: object) -> bytes:
+def frame(value: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
@@ -23,7 +23,7 @@ def error_frame(error: ApiError) -> bytes:
 
 
 class EventStream:
-    """One reply in parts. Every write has a deadline: a client that takes nothing until then is dropped."""
+    """One reply in parts. Every write has a deadline: a client that takes nothing for so long is cut off."""
 
     def __init__(self, request: web.Request, write_timeout_s: float) -> None:
         self._request = request
@@ -62,12 +62,12 @@ class EventStream:
             raise ClientGone("closed the connection") from error
 
     def _takes(self, size: int) -> bool:
-        """Whether the connection takes so much without waiting, so that no deadline has to be set up."""
+        """Whether the connection takes ``size`` bytes without waiting. Then no deadline is needed."""
         transport = self._request.transport
         return transport is not None and transport.get_write_buffer_size() + size <= _NEVER_WAITS_BYTES
 
     async def keep_alive(self) -> None:
-        """A comment, which clients pass over."""
+        """Sends a comment, which clients ignore."""
         await self.send(_KEEP_ALIVE)
 
     async def close(self) -> None:
@@ -80,6 +80,6 @@ class EventStream:
 
 
 def drop(request: web.Request) -> None:
-    """Closes the connection at once, whatever is still to be sent."""
+    """Closes the connection at once. What is still to be sent is lost."""
     if request.transport is not None:
         request.transport.abort()

@@ -1,1 +1,1 @@
-"""From what is generated to what a client is told."""
+"""From generated tokens to what a client is told."""

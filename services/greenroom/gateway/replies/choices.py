@@ -18,7 +18,7 @@ _WHY = {
 
 
 class GenerationFailed(GreenroomError):
-    """A generation that did not come to an end of its own; ``reason`` is none of STOP and LENGTH."""
+    """A generation that was not completed: ``reason`` is neither STOP nor LENGTH."""
 
     def __init__(self, message: str, reason: FinishReason) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class GenerationFailed(GreenroomError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One sequence to generate: the ``index``-th choice of the reply. ``behind_text``: it continues the prompt's text,
+    """One sequence to generate, the ``index``-th choice of the reply. ``behind_text``: it continues the prompt's text,
     so its first word keeps the space before it. ``keep_stop``: a stop string stays in the text."""
 
     index: int
@@ -47,8 +47,9 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained. ``tokens`` only where they were asked for. ``generated``: the choice's tokens up to here.
-    ``finish`` and ``approximated`` (the share of its routing, as Finished has it; None: not known) come with its last.
+    """What one choice gained. ``tokens``: only where they were asked for. ``generated``: the choice's tokens so far.
+
+    The last part of a choice has ``finish`` and ``approximated`` (see Finished; None: not known).
     """
 
     index: int
@@ -63,11 +64,11 @@ class Delta:
 class ChoiceAssembler:
     """Detokenises, applies stop strings and keeps the log-probabilities of one choice.
 
-    The text of a token that ends the generation (EOS, or one of ``stop_token_ids``) is left out, its log-probability
-    is not: there is one for every token that usage counts. ``tokens``: the tokens themselves are wanted too.
+    The text of a token that ends the generation (EOS, or one of ``stop_token_ids``) is left out. Its log-probability is
+    kept: there is one for every token that usage counts. ``tokens``: the parts carry the tokens themselves too.
 
-    Whoever generates goes by the stop strings too. If it goes on behind one all the same the choice ends here, before
-    it was said what was approximated.
+    The generator applies stop strings too. If it goes on behind one all the same, the choice ends here, and how much
+    was approximated is not known.
     """
 
     def __init__(self, job: Job, tokenizer: Tokenizer, eos_token_ids: Collection[int], *, tokens: bool = False) -> None:

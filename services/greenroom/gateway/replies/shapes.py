@@ -1,4 +1,4 @@
-"""The shapes of what the HTTP API answers, for its schema. ``replies`` writes them; a test holds the two together."""
+"""All that the HTTP API answers, as it is written: each struct is encoded as it stands, and makes the schema."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-FinishReason = Literal["stop", "length"]
+FinishWord = Literal["stop", "length"]
 
 
-class ErrorDetail(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``code`` is a stable word for programs, ``param`` the field at fault where it is one."""
+class ErrorDetail(Struct, kw_only=True):
+    """``code`` is a stable word for programs. ``param`` is the field at fault, null where no field is."""
 
     message: str
     type: str
@@ -18,55 +18,58 @@ class ErrorDetail(Struct, forbid_unknown_fields=True, kw_only=True):
     code: str
 
 
-class ErrorBody(Struct, forbid_unknown_fields=True, kw_only=True):
+class ErrorBody(Struct, kw_only=True):
     """What is answered instead of a reply."""
 
     error: ErrorDetail
 
 
-class Usage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """In tokens; a prompt counts once however many choices it has."""
+class Usage(Struct, kw_only=True):
+    """In tokens. A prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-class AlternativeToken(Struct, forbid_unknown_fields=True, kw_only=True):
+class AlternativeToken(Struct, kw_only=True):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ChosenToken(AlternativeToken, forbid_unknown_fields=True, kw_only=True):
+class ChosenToken(AlternativeToken, kw_only=True):
     top_logprobs: list[AlternativeToken]
 
 
-class ChatLogprobs(Struct, forbid_unknown_fields=True, kw_only=True):
+class ChatLogprobs(Struct, kw_only=True):
     content: list[ChosenToken]
     refusal: None
 
 
-class ReplyMessage(Struct, forbid_unknown_fields=True, kw_only=True):
+class ReplyMessage(Struct, kw_only=True):
     role: Literal["assistant"]
     content: str
     refusal: None
 
 
-class ChatChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+class ChatChoice(Struct, kw_only=True):
     index: int
     message: ReplyMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishWord
 
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
-class ChatCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The reply as a whole. ``approximated``: of all times that a layer's router chose experts for a token of the
-    prompt or the answer, the share where it was kept from those it would have chosen, since they were not in memory;
-    left out where it is not known."""
+class ChatCompletion(Struct, kw_only=True):
+    """The reply as a whole.
+
+    ``approximated``: of all times that a layer's router chose experts for a token of the prompt or the answer, the
+    share where it was kept from those it would have chosen, since they were not in memory. Left out where it is not
+    known.
+    """
 
     id: str
     object: Literal["chat.completion"]
@@ -78,20 +81,20 @@ class ChatCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
     approximated: Share | UnsetType = UNSET
 
 
-class ChatDelta(Struct, forbid_unknown_fields=True, kw_only=True):
+class ChatDelta(Struct, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
-class ChatChunkChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+class ChatChunkChoice(Struct, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishWord | None
 
 
-class ChatCompletionChunk(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The data of one event of a stream; ``approximated`` where it has ``usage``."""
+class ChatCompletionChunk(Struct, kw_only=True):
+    """The data of one event of a stream. The part with the usage of the whole has ``approximated`` too."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -103,21 +106,21 @@ class ChatCompletionChunk(Struct, forbid_unknown_fields=True, kw_only=True):
     approximated: Share | UnsetType = UNSET
 
 
-class CompletionLogprobs(Struct, forbid_unknown_fields=True, kw_only=True):
+class CompletionLogprobs(Struct, kw_only=True):
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
     text_offset: list[int]
 
 
-class CompletionChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+class CompletionChoice(Struct, kw_only=True):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishWord | None
 
 
-class TextCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
+class TextCompletion(Struct, kw_only=True):
     """The reply as a whole, or, without ``usage`` and ``approximated``, the data of one event of a stream."""
 
     id: str
@@ -130,7 +133,7 @@ class TextCompletion(Struct, forbid_unknown_fields=True, kw_only=True):
     approximated: Share | UnsetType = UNSET
 
 
-class Model(Struct, forbid_unknown_fields=True, kw_only=True):
+class Model(Struct, kw_only=True):
     """``max_model_len``: tokens of prompt and answer together. ``root``: the model's id on the hub, where it has one,
     else the served name. ``parent``: always null, since there are no adapters."""
 
@@ -143,12 +146,12 @@ class Model(Struct, forbid_unknown_fields=True, kw_only=True):
     max_model_len: int
 
 
-class ModelList(Struct, forbid_unknown_fields=True, kw_only=True):
+class ModelList(Struct, kw_only=True):
     object: Literal["list"]
     data: list[Model]
 
 
-class Condition(Struct, forbid_unknown_fields=True, kw_only=True):
+class Condition(Struct, kw_only=True):
     status: Literal["ready", "live"]
 
 

@@ -1,1 +1,1 @@
-"""From a call to sequences on their way through the pipeline."""
+"""From a call to the requests that it has in flight in the pipeline."""

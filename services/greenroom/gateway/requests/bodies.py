@@ -1,8 +1,8 @@
-"""Request bodies: every field of OpenAI's API, none of them ignored without a word.
+"""Request bodies: every field of OpenAI's API. None is ignored silently.
 
-A field is supported, or a hint that the answer does not depend on (``HINTS``), which the reply's header names, or taken
-at the values that ask for nothing (``NEUTRAL``), or unknown. All else is an InvalidRequest that names the field.
-docs/architecture/http-api.md has the same as tables.
+A field is one of four kinds: supported; a hint (``HINTS``), on which no answer depends and which the reply's header
+names; neutral (``NEUTRAL``), taken only at the values that ask for nothing; or unknown. Every other value is an
+InvalidRequest that names the field. docs/architecture/http-api.md has the same as tables.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Fields that are not supported, and the values that ask for nothing; null is always one of them."""
+"""Fields that are not supported, with the values that ask for nothing. Null always asks for nothing."""
 
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "annotations": ([],),
@@ -55,7 +55,7 @@ NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "tool_call_id": (),
     "tool_calls": ([],),
 }
-"""The same for the fields of a message: a reply sent back as it came has them."""
+"""The same for the fields of a message. A reply that is sent back as it came has them."""
 
 HINTS: Mapping[str, tuple[object, ...]] = {
     "cache_control": (),
@@ -69,14 +69,14 @@ HINTS: Mapping[str, tuple[object, ...]] = {
     "user": (),
     "verbosity": ("medium",),
 }
-"""Fields that an answer does not depend on, and the values at which they say nothing; null is always one of them."""
+"""Fields that no answer depends on, with the values at which they say nothing. Null always says nothing."""
 
 HINTS_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "cache_control": (),
     "reasoning": (),
     "reasoning_content": (),
 }
-"""The same for the fields of a message. A model's reasoning of earlier turns is left out of the talk."""
+"""The same for the fields of a message. A model's reasoning of earlier turns is left out of the prompt."""
 
 ONLY_OF_THE_ASSISTANT: Mapping[str, tuple[object, ...]] = {"reasoning": (), "reasoning_content": ()}
 """Unsupported in messages of other roles."""
@@ -211,7 +211,7 @@ _NAMED = re.compile(r"(?:unknown|required) field `([^`]*)`")
 
 
 def decode_body(raw: bytes, kind: type[Body]) -> Body:
-    """The body as ``kind``. Raises InvalidRequest for anything that is not one, naming the field at fault."""
+    """The body as ``kind``. Raises InvalidRequest, naming the field at fault."""
     try:
         body: Body = _DECODERS[kind].decode(raw)
     except msgspec.ValidationError as error:
@@ -228,8 +228,8 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
 
 
 def _lone_surrogate(raw: bytes) -> str | None:
-    """What is wrong where half of a character is escaped: the decoder takes it for the end of the body. None where none
-    is."""
+    """What is wrong where half of a character is escaped, which the decoder takes for the end of the body. None where
+    no half is escaped."""
     for found in _ESCAPES.finditer(raw):
         if found["lone"] is not None:
             escape = found["lone"].decode()
@@ -241,8 +241,8 @@ def _lone_surrogate(raw: bytes) -> str | None:
 
 
 def hints_in(body: GenerationBody) -> tuple[str, ...]:
-    """The hints that ``body`` has, in order and each once: ``messages[].cache_control`` stands for those of all
-    messages, so that a header has room for them."""
+    """The hints that ``body`` has, in order and each once. ``messages[].cache_control`` stands for those of all
+    messages, so that they fit into a header."""
     found = _hints(body, HINTS)
     if isinstance(body, ChatBody):
         for message in body.messages:
@@ -276,7 +276,7 @@ def refuse_unsupported(part: Struct, neutral: Mapping[str, tuple[object, ...]], 
 
 
 def _same(value: object, neutral: object) -> bool:
-    """Equal as JSON values: a boolean is no number."""
+    """Whether both are equal as JSON values, where a boolean is no number."""
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
@@ -297,8 +297,8 @@ def _not_valid(raw: bytes, kind: type[Struct], message: str) -> InvalidRequest:
 
 
 def _unknown_fields(raw: bytes, kind: type[Struct]) -> list[str]:
-    """All of them, so that a client learns of them at once; long names are cut. Empty if the rest is not readable:
-    the first was found before the end was read."""
+    """All unknown fields, so that a client learns of them at once. Long names are cut. Empty if the rest of the body
+    can not be read: the first unknown field is found before the end is read."""
     try:
         fields = _TOP_LEVEL.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

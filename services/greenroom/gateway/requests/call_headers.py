@@ -24,13 +24,13 @@ _ID = re.compile(r"(?:[a-z]+-)?([0-9a-f]{40})(?:-([0-9]{1,4}))?")
 _TAG_CHARS = 8
 NO_SLO = Slo()
 Headers = Callable[[str], Sequence[str]]
-"""All values of a header, by its name in lower case; empty where it was not sent."""
+"""From a header's name in lower case to all its values. Empty where it was not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """``base``: from which the ids of the call's sequences are made. ``keyed``: it comes from an idempotency key.
-    ``patience_s``: how long the call itself may last, where its transport says so."""
+class CallHeaders:
+    """What the headers of one call say. ``base``: the ids of its sequences are made from it. ``keyed``: ``base`` comes
+    from an idempotency key. ``patience_s``: how long the call may last, where its transport says so."""
 
     base: str
     caller: Caller = ANYONE
@@ -40,7 +40,7 @@ class Terms:
     patience_s: float | None = None
 
 
-def terms_of(headers: Headers, caller: Caller, *, patience_s: float | None = None) -> Terms:
+def call_headers(headers: Headers, caller: Caller, *, patience_s: float | None = None) -> CallHeaders:
     """Raises InvalidRequest, naming the header."""
     key = _one(headers, IDEMPOTENCY_HEADER)
     if key is not None and not VISIBLE.fullmatch(key):
@@ -55,7 +55,7 @@ def terms_of(headers: Headers, caller: Caller, *, patience_s: float | None = Non
             f"the header {PRIORITY_HEADER} takes a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}",
             param=PRIORITY_HEADER,
         )
-    return Terms(
+    return CallHeaders(
         base=base_id(caller.name, key),
         caller=caller,
         keyed=key is not None,
@@ -66,9 +66,9 @@ def terms_of(headers: Headers, caller: Caller, *, patience_s: float | None = Non
 
 
 def base_id(tenant: str, key: str | None) -> str:
-    """An id of 40 hex digits; the same one for the same tenant and idempotency key at every gateway.
+    """An id of 40 hex digits. Every gateway makes the same one of the same tenant and idempotency key.
 
-    The first 8 digits are the tenant's, so that no other can end the request by its id.
+    The first 8 digits are the tenant's, so that no other tenant can end the request by its id.
     """
     if key is None:
         return _tag(tenant) + uuid.uuid4().hex
@@ -77,8 +77,8 @@ def base_id(tenant: str, key: str | None) -> str:
 
 
 def owned_id(given: str, tenant: str) -> tuple[str, int] | None:
-    """Base and number of a sequence, from any of its ids: the reply's or the sequence's own. None where it is none of
-    this tenant's."""
+    """Base and number of a sequence, from the reply's id or the sequence's own. None where it is not an id of this
+    tenant's."""
     match = _ID.fullmatch(given)
     if match is None or not match[1].startswith(_tag(tenant)):
         return None

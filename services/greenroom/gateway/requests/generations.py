@@ -1,4 +1,4 @@
-"""The generations of one HTTP request, side by side, merged into one stream of parts."""
+"""The generations of one call, side by side, merged into one stream of parts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class Generations:
-    """One task a sequence moves its parts into a bounded buffer; leaving the context cancels what still runs and
-    waits until every generator is closed.
+    """One task a sequence moves its parts into a bounded buffer. Leaving the context cancels the tasks that still run
+    and waits until every generator is closed.
 
-    ``tasks`` holds the running ones for whoever stops the server.
+    ``tasks``: where the running tasks are kept, so that stopping the server can wait for them.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Generations:
                 _LOG.error("%s did not close within %g seconds", task.get_name(), CLOSE_TIMEOUT_S)
 
     async def parts(self, timeout_s: float) -> list[Delta]:
-        """All parts that have come, in order; empty if none comes within ``timeout_s``.
+        """All parts that have come, in order. Empty if none comes within ``timeout_s``.
 
-        Raises the first failure: InvalidRequest, Saturated, Conflict, ApiError, GenerationFailed, or what ``abort``
-        was told.
+        Raises the first failure: InvalidRequest, Saturated, Conflict, ApiError, GenerationFailed, or the error given to
+        ``abort``.
         """
         self._alarm.set(timeout_s)
         item = await self._buffer.get()
@@ -86,12 +86,12 @@ class Generations:
             item = self._buffer.get_nowait()
 
     def _break_silence(self) -> None:
-        """Wakes a reader that waits; where something has come it is awake, or does not read now."""
+        """Wakes the reader if it waits. If something has come, the reader is awake or does not read now."""
         if self._buffer.empty():
             self._buffer.put_nowait(None)
 
     def abort(self, error: Exception) -> None:
-        """Ends all of them; the next ``parts`` raises ``error``."""
+        """Ends all generations. The next ``parts`` raises ``error``."""
         self._cancel()
         while not self._buffer.empty():
             self._buffer.get_nowait()
@@ -102,8 +102,8 @@ class Generations:
             task.cancel()
 
     async def _pump(self, job: Job, assembler: ChoiceAssembler) -> None:
-        """By the time its last part can be read, the generator is closed and the sequence counted. One with an
-        idempotency key goes on without its client, so it has not ended when that leaves."""
+        """Once the last part can be read, the generator is closed and the sequence counted. A sequence with an
+        idempotency key goes on without its client, so it is not counted as ended when the client leaves."""
         meter = self._meter(job)
         outcome: FinishReason | None = None if job.request.keyed else FinishReason.CANCELLED
         try:
@@ -121,7 +121,7 @@ class Generations:
         await self._buffer.put(last)
 
     async def _run(self, job: Job, assembler: ChoiceAssembler, meter: SequenceMeter) -> Delta:
-        """Hands over all parts but the last, which it returns. Raises what the generator raises, GenerationFailed."""
+        """Buffers all parts but the last, and returns that one. Raises what the generator raises, GenerationFailed."""
         events = self._generator.generate(job.request)
         try:
             async for event in events:
@@ -140,8 +140,10 @@ class Generations:
 
 
 class _Alarm:
-    """Calls back once no ``set`` has been made for the time of the last one. A ``set`` for every token must cost
-    nothing, so the timer is left where it is and looks again when it fires."""
+    """Calls ``ring`` once no ``set`` has been made for the time that the last one gave.
+
+    There is a ``set`` for every token, so it must be cheap: the timer stays where it is and looks again when it fires.
+    """
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -171,7 +173,7 @@ class _Alarm:
 
 
 async def _close(events: AsyncIterator[Event]) -> None:
-    """Whoever generates learns that nobody listens any more; an iterator without ``aclose`` has nothing to end."""
+    """Tells the generator that its events are not wanted any more. Without ``aclose`` there is nothing to end."""
     close = getattr(events, "aclose", None)
     if close is not None:
         await close()

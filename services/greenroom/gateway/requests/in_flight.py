@@ -1,50 +1,58 @@
-"""Requests on their way: what their clients have had, who waits for them, and how they ended. No I/O."""
+"""The table of requests that were sent from here and have not ended, and the outcomes of keyed ones. No I/O."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from greenroom.core.errors import Conflict
 from greenroom.core.generation import Event, Finished, FinishReason, Token
 from greenroom.core.logprobs import unpack_tokens
-from greenroom.core.messages import Outcome, encode
-from greenroom.gateway.requests.stream_book import Diverged, StreamBook
+from greenroom.core.messages import Outcome, decode, encode
+from greenroom.gateway.requests.stream_book import Delivery, Diverged, StreamBook, Unwanted
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
-    """One request that was sent on its way from here. ``tokens``: all that its client may have had."""
+class InFlightRequest:
+    """One request from before it is appended to the log until its end is known. Any number of clients read it.
+
+    ``delivery``: its tokens, which the stream book adds to. ``finished`` or ``failure`` is its end here.
+    """
 
     request_id: str
     digest: bytes
     keyed: bool
-    tokens: list[Token] = field(default_factory=list)
+    delivery: Delivery
     finished: Finished | None = None
     failure: Exception | None = None
     doubt: Exception | None = None
     """Why its end can not be told now, though it may be later."""
     quiet: tuple[int, float] = (-1, 0.0)
     """How many tokens it had when that was last looked at, and since when."""
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """Called once when it ends."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, tokens: Sequence[Token]) -> None:
-        self.tokens += tokens
-        self.changed.set()
+    @property
+    def tokens(self) -> Sequence[Token]:
+        """All that its clients may have had."""
+        return self.delivery.tokens
 
-    def finish(self, finished: Finished) -> None:
-        self.finished = finished
+    def end(self, how: Finished | Exception) -> None:
+        """Its outcome is known, or there will be none here."""
+        if isinstance(how, Finished):
+            self.finished = how
+        else:
+            self.failure = how
         self.changed.set()
-
-    def fail(self, error: Exception) -> None:
-        """There will be no end of it here."""
-        self.failure = error
-        self.changed.set()
+        for call in self.at_end:
+            call()
+        self.at_end.clear()
 
     async def events(self) -> AsyncIterator[Event]:
-        """All of it from the beginning, as it comes. Raises what ``fail`` was told, and ``doubt``."""
+        """All of it from the beginning, as it comes. Raises ``failure`` and ``doubt``."""
         given = 0
         while True:
             while given < len(self.tokens):
@@ -63,112 +71,125 @@ class Flight:
                 self.changed = asyncio.Event()
 
 
-def as_finished(outcome: Outcome, error: str | None = None) -> Finished:
-    return Finished(
-        outcome.reason if error is None else FinishReason.FAILED,
-        outcome.prompt_tokens,
-        len(outcome.token_ids),
-        error if error is not None else (outcome.message or None),
-        outcome.queue_ms / 1000,
-        outcome.approximated,
-    )
+class InFlightRequests:
+    """Which requests are in flight, by id: their tokens (in ``book``), their readers, their ends.
 
-
-class Flights:
-    """All requests that were sent on their way from here, and the outcomes of keyed ones, wherever they came from.
-
-    ``keep``: how many bytes of outcomes are kept; the oldest go first.
+    An outcome of a keyed request is kept, wherever the request came from, so that a retry finds it (rule 10).
+    ``keep_bytes``: how many bytes of outcomes are kept; the oldest go first.
     """
 
     def __init__(self, book: StreamBook, keep_bytes: int) -> None:
         self.book = book
         self._keep_bytes = keep_bytes
-        self._flights: dict[str, Flight] = {}
+        self._requests: dict[str, InFlightRequest] = {}
         self._outcomes: OrderedDict[str, bytes] = OrderedDict()
         self._older: OrderedDict[str, bytes] = OrderedDict()
         """Those from before the journal was followed: the first to go."""
         self._kept = 0
         self.dropped = 0
-        """Outcomes of keyed requests that were given up for room before their retention was over."""
+        """Outcomes of keyed requests that were dropped to make room before their retention was over."""
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._requests)
 
-    def get(self, request_id: str, digest: bytes) -> Flight | None:
-        """The flight of that id. Raises Conflict where it is of something else."""
-        flight = self._flights.get(request_id)
-        if flight is not None and flight.digest != digest:
+    @property
+    def keyed(self) -> int:
+        """How many have an idempotency key, and so go on without their clients."""
+        return sum(request.keyed for request in self._requests.values())
+
+    def find(self, request_id: str) -> InFlightRequest | None:
+        return self._requests.get(request_id)
+
+    def join(self, request_id: str, digest: bytes) -> InFlightRequest | None:
+        """The request of that id, None if none is in flight. Raises Conflict where it asks for something else."""
+        request = self._requests.get(request_id)
+        if request is not None and request.digest != digest:
             raise _conflict()
-        return flight
+        return request
 
-    def begin(self, request_id: str, digest: bytes, *, keyed: bool) -> Flight:
-        self.book.expect(request_id)
-        flight = self._flights[request_id] = Flight(request_id, digest, keyed)
-        return flight
+    def begin(self, request_id: str, digest: bytes, *, keyed: bool) -> InFlightRequest:
+        """Call this before the request is sent. Raises ValueError where one of that id is in flight."""
+        delivery = self.book.expect(request_id)
+        request = self._requests[request_id] = InFlightRequest(request_id, digest, keyed, delivery)
+        return request
 
-    def forget(self, flight: Flight) -> None:
-        """Nobody waits for it any more, and a cancel follows."""
-        if self._flights.get(flight.request_id) is flight:
-            del self._flights[flight.request_id]
-            self.book.forget(flight.request_id)
+    def add(self, request_id: str, stream: object, tokens: Sequence[Token]) -> Sequence[Token] | Unwanted:
+        """Tokens from a worker; see StreamBook.add. Raises Gap, and then nothing was added."""
+        new = self.book.add(request_id, stream, tokens)
+        if new and not isinstance(new, Unwanted):
+            self._requests[request_id].changed.set()
+        return new
 
-    def disown(self, flight: Flight, why: Exception) -> None:
-        """Nobody waits for it any more: who joined it is told ``why``. Where it was taken it goes on (rule 8)."""
-        if self._flights.get(flight.request_id) is flight:
-            del self._flights[flight.request_id]
-            self.book.disown(flight.request_id)
-            flight.fail(why)
+    def forget(self, request: InFlightRequest) -> bool:
+        """Its client has gone, and a cancel follows. False where it was not in flight any more."""
+        if self._requests.get(request.request_id) is not request:
+            return False
+        del self._requests[request.request_id]
+        self.book.forget(request.request_id)
+        return True
+
+    def disown(self, request: InFlightRequest, why: Exception) -> None:
+        """Nobody waits for it any more: its readers are told ``why``. Where it was taken it goes on (rule 8)."""
+        if self._requests.get(request.request_id) is request:
+            del self._requests[request.request_id]
+            self.book.disown(request.request_id)
+            request.end(why)
 
     def doubt(self, now: float, after_ms: float, why: Exception) -> None:
-        """The log is silent, so no outcome comes: who waits for a request that had no token for ``after_ms`` is told
-        ``why``. To be called now and then, until ``trust``."""
-        for flight in self._flights.values():
-            had, since = flight.quiet
-            if had != len(flight.tokens):
-                flight.quiet = (len(flight.tokens), now)
-            elif now - since >= after_ms and flight.doubt is None:
-                flight.doubt = why
-                flight.changed.set()
+        """The log is silent, so no outcome comes: readers of a request that had no token for ``after_ms`` are told
+        ``why``. Call this now and then until ``trust``."""
+        for request in self._requests.values():
+            had, since = request.quiet
+            if had != len(request.tokens):
+                request.quiet = (len(request.tokens), now)
+            elif now - since >= after_ms and request.doubt is None:
+                request.doubt = why
+                request.changed.set()
 
     def trust(self) -> None:
         """The log answers: outcomes come."""
-        for flight in self._flights.values():
-            flight.doubt, flight.quiet = None, (-1, 0.0)
-
-    def delivered(self, request_id: str, tokens: Sequence[Token]) -> None:
-        """New tokens that the book has let through."""
-        self._flights[request_id].add(tokens)
+        for request in self._requests.values():
+            request.doubt, request.quiet = None, (-1, 0.0)
 
     def outcome(self, outcome: Outcome) -> None:
-        """An outcome that counts. Of a request the first; what follows is passed over here."""
-        if outcome.keyed and self.known(outcome.request_id) is None:
+        """An outcome that counts. The first of a request is its end; later ones change nothing."""
+        if outcome.keyed and outcome.request_id not in self._older and outcome.request_id not in self._outcomes:
             self._keep(outcome, self._outcomes)
-        flight = self._flights.pop(outcome.request_id, None)
-        if flight is None:
+        request = self._requests.pop(outcome.request_id, None)
+        if request is None:
             return
-        if flight.digest != outcome.digest and outcome.digest:
-            # Under one key something else was asked elsewhere, and it came first.
+        if request.digest != outcome.digest and outcome.digest:
+            # Another gateway was asked for something else under the same key, and that request came first.
             self.book.forget(outcome.request_id)
-            flight.finish(Finished(FinishReason.FAILED, 0, 0, CONFLICT))
+            request.end(_conflict())
             return
         try:
-            flight.tokens += self.book.end(outcome, unpack_tokens(outcome.token_ids, outcome.logprobs))
-            flight.finish(as_finished(outcome))
+            self.book.end(outcome, unpack_tokens(outcome.token_ids, outcome.logprobs))
+            request.end(_finished(outcome))
         except Diverged as error:
-            flight.finish(as_finished(outcome, str(error)))
+            request.end(_finished(outcome, str(error)))
 
     def older(self, outcome: Outcome) -> None:
-        """An outcome that counts, from before all that ``outcome`` was told, in the journal's order. No request that
-        is on its way is ended by it."""
+        """An outcome that counts, older than all that ``outcome`` is told, in the journal's order. It ends no request
+        in flight."""
         if not outcome.keyed or outcome.request_id in self._older:
             return
         later = self._outcomes.pop(outcome.request_id, None)
         self._kept -= len(later or b"")
         self._keep(outcome, self._older)
 
-    def known(self, request_id: str) -> bytes | None:
-        """The outcome of a keyed request, encoded, where it is kept."""
-        return self._older.get(request_id) or self._outcomes.get(request_id)
+    def known(self, request_id: str, digest: bytes) -> list[Event] | None:
+        """All events of a keyed request whose outcome is kept, None where it is not. Raises Conflict where that was
+        another request."""
+        data = self._older.get(request_id) or self._outcomes.get(request_id)
+        if data is None:
+            return None
+        outcome: Outcome = decode(data, Outcome)
+        if outcome.digest != digest:
+            raise _conflict()
+        completed = outcome.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        tokens = unpack_tokens(outcome.token_ids, outcome.logprobs) if completed else []
+        return [*tokens, _finished(outcome)]
 
     def _keep(self, outcome: Outcome, among: OrderedDict[str, bytes]) -> None:
         data = encode(outcome)
@@ -180,8 +201,17 @@ class Flights:
             self.dropped += 1
 
 
-CONFLICT = "this idempotency key was used for another request"
+def _finished(outcome: Outcome, error: str | None = None) -> Finished:
+    return Finished(
+        outcome.reason if error is None else FinishReason.FAILED,
+        outcome.prompt_tokens,
+        len(outcome.token_ids),
+        error if error is not None else (outcome.message or None),
+        outcome.queue_ms / 1000,
+        outcome.approximated,
+    )
 
 
 def _conflict() -> Conflict:
-    return Conflict(f"{CONFLICT}; use a new key for a new request")
+    """For a second request under a key that asks for something else."""
+    return Conflict("this idempotency key belongs to another request; send this one with a key of its own")

@@ -1,4 +1,4 @@
-"""A pool's journal as its gateway reads it: at once from where it matters to requests on their way, then all of it."""
+"""A pool's journal as its gateway reads it: first from where it matters to requests in flight, then the older part."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0
 _CATCH_UP_POLL_S = 0.1
 _OLDER_AT_ONCE = 100
-"""Records: others have their turn between."""
+"""Records. Other tasks run between two polls."""
 _AGAIN_S = 1.0
 
 
 class JournalReader:
     """Reads from the middle to the end and follows; ``read_older`` reads what is retained from before.
 
-    ``outcome`` is called for every outcome that counts, in the journal's order from the middle on; ``older`` for each
-    from before that. A reader from the middle leaves undecided what depends on claims from before it; ``read_older``
-    knows those, and goes on until both agree. So each outcome is told once, whichever of the two could judge it.
+    ``outcome`` is called for every outcome that counts, in the journal's order from the middle on. ``older`` is called
+    for each one from before that. A reader that begins in the middle can not judge records that depend on earlier
+    claims. ``read_older`` knows those claims, and goes on until both readers agree. So each outcome is told once.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class JournalReader:
         self._decided_from: int | None = None
         """From this offset on the reader from the middle has judged every record."""
         self.caught_up = asyncio.Event()
-        """All has been read that was there when it began, from the middle on."""
+        """All records from the middle on that were there at the start have been read."""
         self.reading_older = False
-        """Whether what is retained from before the middle is yet to be read."""
+        """Whether records from before the middle are still to be read."""
         self.unreadable = 0
         """Records that could not be read and were passed over; the scheduler writes dead letters of them."""
 
@@ -73,8 +73,9 @@ class JournalReader:
             self._outcome(content)
 
     async def read_older(self) -> None:
-        """Once it has caught up: all that is retained from before, with ``reading_older`` until that is done. What is
-        deleted meanwhile is passed over: its keys are not retained either. Raises LogFailed."""
+        """Reads all that is retained from before the middle. Call this once it has caught up; ``reading_older`` is true
+        until it is done. Records that are deleted meanwhile are skipped: their keys are not retained either. Raises
+        LogFailed."""
         while self.reading_older:
             try:
                 async with self._log.reader(JOURNAL, self._pool) as reader:
@@ -84,7 +85,7 @@ class JournalReader:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _read_from(self, reader: Reader) -> bool:
-        """Whether all was read. False: what comes next has been deleted. Raises LogUnavailable, LogFailed."""
+        """Whether all was read. False: the next record has been deleted. Raises LogUnavailable, LogFailed."""
         try:
             await self._read_older(reader)
         except LogFailed:
@@ -108,8 +109,8 @@ class JournalReader:
                     (self._older if record.offset < self._middle else self._outcome)(content)
 
     def _agreed(self, fold: JournalFold, offset: int) -> bool:
-        """Whether ``fold``, which knows all before ``offset``, has nothing more to say that the reader from the middle
-        does not know."""
+        """Whether ``fold``, which has read all before ``offset``, knows nothing that the reader from the middle does
+        not know."""
         if self._decided_from is None and offset >= self._fold.next_offset:
             # That one has read as far, and still can not judge: it goes on with what is known here.
             fold.skip(self._fold.next_offset - 1)

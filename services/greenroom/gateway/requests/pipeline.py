@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from greenroom.core.clock import SteadyClock
-from greenroom.core.errors import Conflict, InvalidConfig, InvalidRequest, Saturated
+from greenroom.core.errors import InvalidConfig, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, ServedModel
-from greenroom.core.logprobs import unpack_tokens
 from greenroom.core.messages import (
     Cancel,
     Member,
@@ -19,7 +19,6 @@ from greenroom.core.messages import (
     ModelCard,
     Outcome,
     Request,
-    decode,
     encode,
 )
 from greenroom.fabric import telemetry
@@ -29,7 +28,7 @@ from greenroom.fabric.log.health import LogHealth, Skew, expired_early, told_ms
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.topics import REQUESTS
 from greenroom.gateway.errors import ApiError, unavailable
-from greenroom.gateway.requests.in_flight import CONFLICT, Flight, Flights, as_finished
+from greenroom.gateway.requests.in_flight import InFlightRequest, InFlightRequests
 from greenroom.gateway.requests.journal import JournalReader
 from greenroom.gateway.requests.stream_book import StreamBook
 from greenroom.gateway.requests.tokens_service import TokensService
@@ -37,26 +36,31 @@ from greenroom.gateway.requests.tokens_service import TokensService
 _LOG = logging.getLogger(__name__)
 _PROMPT_CHARS = 8192
 _CANCEL_AGAIN_S = 1.0
-_MOST_CANCELS = 10_000
-"""Cancels on their way. What leaves beyond that runs to its end."""
+_MOST_APPENDS = 10_000
+"""Appends at once. A request whose client leaves when there are more runs to its end: no cancel is sent."""
 _OLDER_RETRY_S = 5.0
 _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
-    """``pool``: the pool whose model is served here. ``append_timeout_s``: how long an append may take before it is
+    """Settings of a gateway's end of the log. Raises InvalidConfig, naming the field.
+
+    ``pool``: the pool whose model is served here. ``append_timeout_s``: how long an append may take before it is
     unknown. ``default_timeout_s``, ``max_timeout_s``: from acceptance to a request's end. ``keep_outcomes_bytes``:
-    outcomes of keyed requests that are kept for a retry. ``journal_margin_s``: how much of the journal is read, beyond
-    ``max_timeout_s``, before a start is over: for clocks that differ, and for a claim to be met. ``quiet_s``: after how
-    long without a token a client gets an error while the log is silent. ``ttl_ms``: of what the gateway says of itself
-    on ``members``: a worker takes a gateway for gone that has been silent for so long."""
+    outcomes of keyed requests that are kept for a retry. ``max_keyed``: requests with an idempotency key in flight at
+    once; more are refused, since these go on without their clients. ``journal_margin_s``: how much of the journal is
+    read at the start, beyond ``max_timeout_s``: clocks differ, and a claim must be met. ``quiet_s``: while the log is
+    silent, a client whose request has had no token for so long gets an error. ``ttl_ms``: workers take a gateway that
+    has been silent on ``members`` for so long to be gone.
+    """
 
     pool: int = 0
     append_timeout_s: float = 10.0
     default_timeout_s: float = 600.0
     max_timeout_s: float = 3600.0
     keep_outcomes_bytes: int = 256 * 1024 * 1024
+    max_keyed: int = 1024
     journal_margin_s: float = 180.0
     quiet_s: float = 30.0
     ttl_ms: int = 6_000
@@ -64,8 +68,10 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         if self.pool < 0:
             raise InvalidConfig("pool", self.pool, "it is a number from 0")
-        above_0 = ("append_timeout_s", "default_timeout_s", "max_timeout_s", "keep_outcomes_bytes", "ttl_ms")
-        for field in (*above_0, "journal_margin_s", "quiet_s"):
+        for field in (
+            "append_timeout_s", "default_timeout_s", "max_timeout_s", "keep_outcomes_bytes", "max_keyed",
+            "journal_margin_s", "quiet_s", "ttl_ms",
+        ):  # fmt: skip
             if not getattr(self, field) > 0:
                 raise InvalidConfig(field, getattr(self, field), "it is a number above 0")
         if self.default_timeout_s > self.max_timeout_s:
@@ -73,13 +79,13 @@ class PipelineConfig:
 
 
 class Pipeline(Part):
-    """As ``greenroom.core.generation.Generator`` has it, on a log.
+    """A ``greenroom.core.generation.Generator`` on a log.
 
-    ``tokens`` is the servicer that workers send tokens to, at ``address``, which must be known when it is started;
-    ``start`` returns once the journal has been read from where requests that are on their way may have ended. Requests
-    with an idempotency key are refused until all that is retained has been, so that a key's outcome is known (rule 10).
-    ``text_digest``: of the tokenizer in use here; workers with another are not served for. None: of any. ``health``: of
-    ``log``, where that can fall silent.
+    ``tokens`` is the servicer that workers send tokens to, at ``address``, which must be known before the start.
+    ``start`` returns once the journal has been read from where requests in flight may have ended. Requests with an
+    idempotency key are refused until the whole retained journal has been read, so that a key's outcome is known
+    (rule 10). ``text_digest``: of the tokenizer in use here; a worker with another one is ignored. None: any will do.
+    ``health``: of ``log``, where that can fall silent.
     """
 
     def __init__(
@@ -100,15 +106,15 @@ class Pipeline(Part):
         self._log = log
         self._directory = directory
         self._clock = SteadyClock()
-        self.flights = Flights(StreamBook(), config.keep_outcomes_bytes)
-        self.tokens = TokensService(instance, self.flights)
+        self.in_flight = InFlightRequests(StreamBook(), config.keep_outcomes_bytes)
+        self.tokens = TokensService(instance, self.in_flight)
         self._announcer = Announcer(log, self._member)
         self._card: ModelCard | None = None
         self._text_digest = text_digest
         self._health = health
         self._stranger: str | None = None
-        self._journal = JournalReader(log, config.pool, outcome=self._outcome, older=self.flights.older)
-        self._cancels: set[asyncio.Task[None]] = set()
+        self._journal = JournalReader(log, config.pool, outcome=self._outcome, older=self.in_flight.older)
+        self._appends: set[asyncio.Task[None]] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -122,12 +128,12 @@ class Pipeline(Part):
         await self._announcer.start()
 
     async def stop(self) -> None:
-        """Says that it leaves, and ends what runs here. Requests go on without it."""
+        """Announces that this gateway leaves, and ends its tasks. Requests go on without it."""
         await self._announcer.stop()
-        if self._cancels:
-            _, left = await asyncio.wait(self._cancels, timeout=self._config.append_timeout_s)
-            for cancel in left:
-                cancel.cancel()
+        if self._appends:
+            _, left = await asyncio.wait(self._appends, timeout=self._config.append_timeout_s)
+            for append in left:
+                append.cancel()
             await asyncio.gather(*left, return_exceptions=True)
         await super().stop()
 
@@ -155,7 +161,7 @@ class Pipeline(Part):
         return self._stranger or "no worker has said yet which model it serves"
 
     def _model_card(self) -> ModelCard | None:
-        """The least of what the pool's workers serve; the last that was known where none is there."""
+        """What all of the pool's workers can serve. Where there is no worker: what was known last."""
         workers = self._directory.of(MemberKind.WORKER, pool=self._config.pool)
         cards = [worker.model for worker in workers if worker.model is not None]
         ours = [card for card in cards if self._text_digest in (None, card.text_digest)]
@@ -180,13 +186,14 @@ class Pipeline(Part):
     # -- requests ------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
-        """Tokens in order, then exactly one Finished. Raises before the first: InvalidRequest, Saturated, Conflict,
-        ApiError (503)."""
+        """Tokens in order, then exactly one Finished. A second call under an idempotency key gets the events of the
+        first, from the beginning. Raises before the first token: InvalidRequest, Saturated, Conflict, ApiError (503).
+        """
         began = self._clock()
-        flight = self.flights.get(request.request_id, request.digest)
-        if flight is not None and not request.keyed:
+        running = self.in_flight.join(request.request_id, request.digest)
+        if running is not None and not request.keyed:
             raise InvalidRequest(f"request {request.request_id!r} is running already", code="duplicate_request")
-        if flight is None:
+        if running is None:
             if request.keyed and self._journal.reading_older:
                 raise unavailable(
                     "the outcomes of earlier requests are being read: send this one again later, or without its "
@@ -194,62 +201,76 @@ class Pipeline(Part):
                     "keys_not_read",
                     _OLDER_RETRY_S,
                 )
-            known = self.flights.known(request.request_id) if request.keyed else None
+            known = self.in_flight.known(request.request_id, request.digest) if request.keyed else None
             if known is not None:
-                for event in _from_outcome(known, request.digest):
+                for event in known:
                     yield event
                 return
-            flight = await self._send(request)
+            running = self._begin(request)
         if self._health is None or not self._health.silent(began):
-            flight.doubt = None
+            running.doubt = None
         try:
-            async for event in flight.events():
-                if isinstance(event, Finished) and event.error == CONFLICT:
-                    raise Conflict(CONFLICT)
+            async for event in running.events():
                 yield self._with_clocks(event, began, request) if isinstance(event, Finished) else event
         finally:
-            # One with a key goes on without its client: a retry gets it.
-            if flight.finished is None and not flight.keyed:
-                self._give_up(flight, request)
+            # A request with a key goes on without its client: a retry gets it.
+            if not request.keyed:
+                self._give_up(running, request)
 
-    async def _send(self, request: GenerationRequest) -> Flight:
-        self._check_depth()
+    def keyed_request(self, request_id: str) -> InFlightRequest | None:
+        """The request with an idempotency key that is in flight under that id: it outlives its clients."""
+        found = self.in_flight.find(request_id)
+        return found if found is not None and found.keyed else None
+
+    def _begin(self, request: GenerationRequest) -> InFlightRequest:
+        """Puts it into the table and sends it. Raises InvalidRequest, Saturated."""
+        self._check_room(request)
         record = self._record(request)
-        flight = self.flights.begin(request.request_id, request.digest, keyed=request.keyed)
+        running = self.in_flight.begin(request.request_id, request.digest, keyed=request.keyed)
+        self._in_background(self._append(running, record), f"append {request.request_id}")
+        return running
+
+    async def _append(self, running: InFlightRequest, record: Request) -> None:
+        """Sends it to the log. A failure becomes its end here."""
+        failure: Exception
         try:
             await self._log.append(
                 REQUESTS,
                 encode(record),
-                key=request.request_id.encode(),
+                key=record.request_id.encode(),
                 headers=telemetry.inject(),
                 timeout_s=self._config.append_timeout_s,
             )
+            return
         except AppendRefused as error:
-            _LOG.warning("request %s can not be queued: %s", request.request_id, error)
-            refused = InvalidRequest("the request is larger than can be queued here; shorten it", code="too_large")
-            self.flights.disown(flight, refused)
-            raise refused from error
+            _LOG.warning("request %s can not be queued: %s", record.request_id, error)
+            failure = InvalidRequest("the request is larger than can be queued here; shorten it", code="too_large")
+            maybe_taken = False
         except (AppendNotSent, LogFailed) as error:
-            _LOG.warning("request %s was not sent: %s", request.request_id, error)
-            not_sent = unavailable(
-                f"request {request.request_id} was not taken: the log does not take requests now; send it again later",
+            _LOG.warning("request %s was not sent: %s", record.request_id, error)
+            failure = unavailable(
+                f"request {record.request_id} was not taken: the log does not take requests now; send it again later",
                 "not_sent",
             )
-            self.flights.disown(flight, not_sent)
-            raise not_sent from error
-        except AppendUnknown as error:
-            if flight.finished is None and not self.flights.book.opened(request.request_id):
-                unknown = _unknown(request)
-                self._not_known(flight, request, unknown)
-                raise unknown from error
-        except BaseException:
-            self._not_known(flight, request, _unknown(request))
-            raise
-        return flight
+            maybe_taken = False
+        except AppendUnknown:
+            if running.finished is not None or self.in_flight.book.opened(record.request_id):
+                return  # A worker has had it, so it was taken.
+            failure = unavailable(
+                f"request {record.request_id} may or may not have been taken: the log did not answer",
+                "unknown_acknowledgement",
+            )
+            maybe_taken = True
+        except Exception as error:
+            failure, maybe_taken = error, True
+        if maybe_taken and not record.keyed:
+            running.end(failure)  # Its reader gives it up, and a cancel follows (rule 8).
+        else:
+            self.in_flight.disown(running, failure)
 
     async def cancel(self, request_id: str) -> None:
-        """End a request, wherever it runs and whoever took it (CancelsById). Raises ApiError (503) where the log did
-        not take the cancel, or did not say so."""
+        """Ends a request, wherever it runs and whichever gateway took it. Raises ApiError (503) where the log did not
+        take the cancel, or did not say so."""
         self.tokens.hint_cancel(request_id)
         deadline_ms = int(self._clock() + self._config.max_timeout_s * 1000)
         try:
@@ -264,30 +285,27 @@ class Pipeline(Part):
                 f"request {request_id} was not cancelled: the log takes nothing now; cancel it again later", "not_sent"
             ) from error
 
-    def _not_known(self, flight: Flight, request: GenerationRequest, why: ApiError) -> None:
-        """Rule 8. Under a key a retry sends it again, and whichever lands first is the request. Until then what has
-        landed runs without a stream."""
-        if request.keyed:
-            self.flights.disown(flight, why)
-        else:
-            self._give_up(flight, request)
-
-    def _give_up(self, flight: Flight, request: GenerationRequest) -> None:
-        """Its client has gone, or was told that it is unknown: a cancel goes the request's own way (rule 9)."""
-        self.flights.forget(flight)
-        self.tokens.hint_cancel(flight.request_id)
-        work = self._cancel_for_certain(request.request_id, self._deadline(request))
-        if len(self._cancels) >= _MOST_CANCELS:
-            work.close()
-            self.flights.book.disown(flight.request_id)
+    def _give_up(self, running: InFlightRequest, request: GenerationRequest) -> None:
+        """Its client has gone, or was told that it is unknown: a cancel goes the request's own way (rule 9). Nothing
+        happens where it has ended."""
+        self.tokens.hint_cancel(running.request_id)
+        if not self.in_flight.forget(running):
             return
-        task = asyncio.create_task(work, name=f"cancel {flight.request_id}")
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
+        work = self._cancel_for_certain(request.request_id, self._deadline(request))
+        if len(self._appends) >= _MOST_APPENDS:
+            work.close()
+            self.in_flight.book.disown(running.request_id)
+            return
+        self._in_background(work, f"cancel {running.request_id}")
+
+    def _in_background(self, append: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(append, name=name)
+        self._appends.add(task)
+        task.add_done_callback(self._appends.discard)
 
     async def _cancel_for_certain(self, request_id: str, deadline_ms: int) -> None:
-        """Until it is acknowledged, or is of no more use. Until then workers are told that the request has ended, and
-        where the cancel did not come they would begin it again and again."""
+        """Sends a cancel until it is acknowledged, or the deadline has passed. Meanwhile workers are told that the
+        request has ended: without the cancel they would begin it again and again."""
         while self._clock() < deadline_ms:
             try:
                 await self._cancel(request_id, deadline_ms, "its client has gone")
@@ -298,7 +316,7 @@ class Pipeline(Part):
             except LogError as error:
                 _LOG.warning("the cancel of %s was not acknowledged: %s", request_id, error)
                 await asyncio.sleep(_CANCEL_AGAIN_S)
-        self.flights.book.disown(request_id)
+        self.in_flight.book.disown(request_id)
 
     async def _cancel(self, request_id: str, deadline_ms: int, reason: str) -> None:
         """Raises LogError."""
@@ -334,24 +352,29 @@ class Pipeline(Part):
         timeout_s = min(request.timeout_s or self._config.default_timeout_s, self._config.max_timeout_s)
         return int(self._clock() + timeout_s * 1000)
 
-    def _check_depth(self) -> None:
-        """Rule 8: refused before it is accepted. From what the pool's scheduler last said, which is up to a quarter of
-        a second old, or from how many of this gateway's own wait, whichever is more."""
+    def _check_room(self, request: GenerationRequest) -> None:
+        """Rule 8: a request is refused before it is accepted. Raises Saturated.
+
+        The depth is the larger of two: what the pool's scheduler last said, which is up to a quarter of a second old,
+        and how many of this gateway's own requests wait.
+        """
+        if request.keyed and (keyed := self.in_flight.keyed) >= self._config.max_keyed:
+            raise Saturated(f"{keyed} requests with idempotency keys run, as many as are allowed")
         depths = [
             member.depth
             for member in self._directory.of(MemberKind.SCHEDULER, pool=self._config.pool)
             if member.depth is not None
         ]
         if not depths:
-            return  # nobody schedules now; what is accepted waits for whoever takes over
+            return  # No scheduler is there now. What is accepted waits for the next one.
         depth = max(depths, key=lambda depth: depth.waiting)
-        waiting = max(depth.waiting, self.flights.book.unopened)
+        waiting = max(depth.waiting, self.in_flight.book.unopened)
         if waiting >= depth.limit:
             raise Saturated(f"{waiting} requests wait, as many as may", retry_after_s=max(1.0, depth.wait_ms / 1000))
 
     def _with_clocks(self, end: Finished, began: float, request: GenerationRequest) -> Finished:
-        """An end that has come too early by the clock here says that the clocks differ. Under a key it may be another
-        call's, which had begun before: there the log's stamps must say so too."""
+        """Explains an expiry that is too early by the clock here: the clocks differ. Under a key the request may have
+        begun with an earlier call, so there the log's stamps must show the difference too."""
         now = self._clock()
         timeout_ms = self._deadline(request) - now
         skewed = self._health is not None and self._health.skew is not Skew.FINE
@@ -368,32 +391,25 @@ class Pipeline(Part):
         return dataclasses.replace(end, error=message)
 
     async def _watch(self, health: LogHealth) -> None:
-        """While the log is silent no outcome is read: what has come to its end hangs no client for ever."""
+        """While the log is silent no outcome is read. Clients are told so, and do not hang for ever."""
         while True:
             await asyncio.sleep(_LOOK_S)
             now = self._clock()
             if health.silent(now):
-                self.flights.doubt(now, self._config.quiet_s * 1000, _no_outcome())
+                self.in_flight.doubt(now, self._config.quiet_s * 1000, _no_outcome())
             else:
-                self.flights.trust()
+                self.in_flight.trust()
 
     # -- the journal ---------------------------------------------------------------------------------------------
 
     def _outcome(self, outcome: Outcome) -> None:
-        self.flights.outcome(outcome)
-        self.tokens.ended(outcome.request_id)
+        self.tokens.unbind(outcome.request_id)
+        self.in_flight.outcome(outcome)
 
     @property
     def journal_unreadable(self) -> int:
         """Records of the journal that could not be read and were passed over."""
         return self._journal.unreadable
-
-
-def _unknown(request: GenerationRequest) -> ApiError:
-    return unavailable(
-        f"request {request.request_id} may or may not have been taken: the log did not answer",
-        "unknown_acknowledgement",
-    )
 
 
 def _no_outcome() -> ApiError:
@@ -403,12 +419,3 @@ def _no_outcome() -> ApiError:
         "outcome_unknown",
         5.0,
     )
-
-
-def _from_outcome(data: bytes, digest: bytes) -> list[Event]:
-    outcome: Outcome = decode(data, Outcome)
-    if outcome.digest != digest:
-        raise Conflict(CONFLICT)
-    completed = outcome.reason in (FinishReason.STOP, FinishReason.LENGTH)
-    tokens = unpack_tokens(outcome.token_ids, outcome.logprobs) if completed else []
-    return [*tokens, as_finished(outcome)]

@@ -1,4 +1,4 @@
-"""What a gateway knows of the requests that it sent on their way."""
+"""Metrics of the requests that a gateway has in flight."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class PipelineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
-            "greenroom_gateway_flights", "Requests on their way from here", value=len(self._pipeline.flights)
+            "greenroom_gateway_flights", "Requests on their way from here", value=len(self._pipeline.in_flight)
         )
         yield CounterMetricFamily(
             "greenroom_gateway_outcomes_dropped",
             "Outcomes of requests with an idempotency key that were given up for room",
-            value=self._pipeline.flights.dropped,
+            value=self._pipeline.in_flight.dropped,
         )
         yield CounterMetricFamily(
             "greenroom_gateway_journal_unreadable",

@@ -1,4 +1,4 @@
-"""From a request's body to the sequences to generate: templates, tokens, limits. No I/O, but work for the processor."""
+"""From a request's body to the sequences to generate: templates, tokens, limits. No I/O, but it may take seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from greenroom.core.generation import MAX_SEED, GenerationRequest, SamplingParam
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.keys import MAX_PRIORITY, KeyLimits
 from greenroom.gateway.replies.choices import Job
-from greenroom.gateway.replies.chunks import StreamUsage
+from greenroom.gateway.replies.writers import StreamUsage
 from greenroom.gateway.requests.bodies import (
     HINT_IN_CONTENT,
     NEUTRAL_IN_MESSAGE,
@@ -26,7 +26,7 @@ from greenroom.gateway.requests.bodies import (
     StreamOptions,
     refuse_unsupported,
 )
-from greenroom.gateway.requests.call_headers import PRIORITY_HEADER, SLO_HEADERS, Terms
+from greenroom.gateway.requests.call_headers import PRIORITY_HEADER, SLO_HEADERS, CallHeaders
 from greenroom.text import ChatTemplate, TextProcessor, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -34,13 +34,13 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_TASK_TYPE = 64
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_WORDS = 4096
-"""Characters of a prompt that a task type is looked for in."""
+"""How many characters of a prompt the task type is found from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``prompt_tokens``: of all prompts, each counted once however many choices it has. ``timeout_s``: for all of
-    it, from its arrival."""
+    """A request that is ready to run. ``prompt_tokens``: of all prompts, each counted once however many choices it has.
+    ``timeout_s``: from the request's arrival to its end."""
 
     jobs: tuple[Job, ...]
     prompt_tokens: int
@@ -51,7 +51,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """``words``: what a task type is extracted from; None: the text of the ids."""
+    """One prompt. ``words``: the text that a task type is found from; None: the decoded ids."""
 
     ids: tuple[int, ...]
     behind_text: bool
@@ -60,7 +60,8 @@ class _Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How many tokens a sequence may get. ``limit`` None: up to the end of the context. ``said``: the client did."""
+    """How many tokens a sequence may get. ``limit`` None: up to the end of the context. ``said``: whether the client
+    set it."""
 
     limit: int | None
     field: str
@@ -68,7 +69,7 @@ class Length:
 
 
 def prepare_chat(
-    body: ChatBody, text: TextProcessor, model: ServedModel, *, terms: Terms, config: GatewayConfig
+    body: ChatBody, text: TextProcessor, model: ServedModel, *, call: CallHeaders, config: GatewayConfig
 ) -> Prepared:
     """Raises InvalidRequest, naming the field."""
     template = text.chat
@@ -86,7 +87,7 @@ def prepare_chat(
         raise InvalidRequest("max_completion_tokens and max_tokens differ; send one of them", param="max_tokens")
     field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     length = Length(limit, field, said=limit is not None)
-    return _prepared(body, [prompt], "messages", logprobs, length, text, model, terms, config)
+    return _prepared(body, [prompt], "messages", logprobs, length, text, model, call, config)
 
 
 def prepare_completion(
@@ -94,11 +95,11 @@ def prepare_completion(
     text: TextProcessor,
     model: ServedModel,
     *,
-    terms: Terms,
+    call: CallHeaders,
     config: GatewayConfig,
     default_tokens: int | None = DEFAULT_COMPLETION_TOKENS,
 ) -> Prepared:
-    """``default_tokens``: how many are generated where the body does not say, None: up to the end of the context.
+    """``default_tokens``: how many are generated where the body does not say; None: up to the end of the context.
     Raises InvalidRequest, naming the field."""
     prompts = _prompts(body.prompt)
     if len(prompts) > config.max_choices:
@@ -121,13 +122,13 @@ def prepare_completion(
         room = model.max_model_len - max((len(prompt.ids) for prompt in encoded), default=0)
         limit = min(default_tokens, room) if room > 0 else None
     length = Length(limit, "max_tokens", said=body.max_tokens is not None)
-    return _prepared(body, encoded, "prompt", body.logprobs, length, text, model, terms, config)
+    return _prepared(body, encoded, "prompt", body.logprobs, length, text, model, call, config)
 
 
 def _encoded(
     prompt: str, tokenizer: Tokenizer, model: ServedModel, config: GatewayConfig, field: str, *, special: bool
 ) -> tuple[int, ...]:
-    """The prompt's token ids. Raises InvalidRequest, before it is encoded, for one that is certainly too long."""
+    """The prompt's token ids. Raises InvalidRequest for a prompt that is certainly too long, before encoding it."""
     fewest = tokenizer.fewest_tokens(prompt)
     if config.max_prompt_tokens is not None and fewest > config.max_prompt_tokens:
         raise InvalidRequest(
@@ -153,7 +154,7 @@ def _prepared(
     length: Length,
     text: TextProcessor,
     model: ServedModel,
-    terms: Terms,
+    call: CallHeaders,
     config: GatewayConfig,
 ) -> Prepared:
     n = 1 if body.n is None else body.n
@@ -165,10 +166,10 @@ def _prepared(
         raise InvalidRequest("stream_options is for stream: true only", param="stream_options")
     if body.task_type is not None and not 1 <= len(body.task_type) <= MAX_TASK_TYPE:
         raise InvalidRequest(f"task_type must have 1 to {MAX_TASK_TYPE} characters", param="task_type")
-    slo, priority, timeout_s = _slo(body, terms), _priority(body, terms), _timeout(body, terms, config)
+    slo, priority, timeout_s = _slo(body, call), _priority(body, call), _timeout(body, call, config)
     allowed = [_allowed_tokens(prompt.ids, length.limit, model, prompt_field, length.field) for prompt in prompts]
     allowed = within_limits(
-        [len(prompt.ids) for prompt in prompts], n, allowed, length, prompt_field, config, terms.caller.limits
+        [len(prompt.ids) for prompt in prompts], n, allowed, length, prompt_field, config, call.caller.limits
     )
     keep_stop = bool(body.include_stop_str_in_output)
     asked = [
@@ -176,18 +177,18 @@ def _prepared(
         for prompt, tokens in zip(prompts, allowed, strict=True)
         for choice in range(n)
     ]
-    digest = _digest(model, body.task_type, keep_stop, slo, priority, asked) if terms.keyed else b""
+    digest = _digest(model, body.task_type, keep_stop, slo, priority, asked) if call.keyed else b""
     jobs = [
         Job(
             index,
             GenerationRequest(
-                request_id=f"{terms.base}-{index}",
+                request_id=f"{call.base}-{index}",
                 prompt_ids=prompt.ids,
                 sampling=sampling,
                 task_type=body.task_type,
                 prompt=_words(prompt, text.tokenizer),
-                tenant=terms.caller.name,
-                keyed=terms.keyed,
+                tenant=call.caller.name,
+                keyed=call.keyed,
                 digest=digest,
                 slo=slo,
                 priority=priority,
@@ -222,9 +223,10 @@ def within_limits(
     config: GatewayConfig,
     limits: KeyLimits,
 ) -> list[int]:
-    """``allowed`` by prompt, lowered to what the server and the key allow where the client did not say how much.
+    """How many tokens each prompt's answers may have: ``allowed``, or less where the server or the key allow less and
+    the client did not say how many.
 
-    ``prompts``: their lengths in tokens. Raises InvalidRequest where what it said is more, or no token is left.
+    ``prompts``: their lengths in tokens. Raises InvalidRequest where the client asked for more, or no token is left.
     """
 
     def refuse(message: str, param: str) -> InvalidRequest:
@@ -251,23 +253,23 @@ def within_limits(
     return [min(each, share) for each in tokens]
 
 
-def _slo(body: GenerationBody, terms: Terms) -> Slo:
-    """Said in the body or in headers; where in both, the same."""
+def _slo(body: GenerationBody, call: CallHeaders) -> Slo:
+    """From the body or the headers. Where both say a value, it must be the same."""
     if body.slo is None:
-        return terms.slo
+        return call.slo
     found: dict[str, float | None] = {}
     for name, header in SLO_HEADERS.items():
-        here, there = getattr(body.slo, name), getattr(terms.slo, name)
+        here, there = getattr(body.slo, name), getattr(call.slo, name)
         if here is not None and there is not None and here != there:
             raise InvalidRequest(f"slo.{name} and the header {header} differ; send one of them", param=f"slo.{name}")
         found[name] = there if here is None else here
     return Slo(**found)
 
 
-def _priority(body: GenerationBody, terms: Terms) -> int:
-    """What was asked for, at most what the key may; where nothing was, 0 or as much as it may."""
-    most = terms.caller.limits.max_priority
-    asked = _asked_priority(body, terms)
+def _priority(body: GenerationBody, call: CallHeaders) -> int:
+    """The priority asked for, at most what the key allows. Absent: 0, or less where the key allows only that."""
+    most = call.caller.limits.max_priority
+    asked = _asked_priority(body, call)
     if asked is not None and asked > most:
         raise InvalidRequest(
             f"this key is allowed a priority of at most {most}, not {asked}",
@@ -277,24 +279,24 @@ def _priority(body: GenerationBody, terms: Terms) -> int:
     return min(0, most) if asked is None else asked
 
 
-def _asked_priority(body: GenerationBody, terms: Terms) -> int | None:
+def _asked_priority(body: GenerationBody, call: CallHeaders) -> int | None:
     if body.priority is None:
-        return terms.priority
+        return call.priority
     if abs(body.priority) > MAX_PRIORITY:
         raise InvalidRequest(f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", param="priority")
-    if terms.priority not in (None, body.priority):
+    if call.priority not in (None, body.priority):
         raise InvalidRequest(f"priority and the header {PRIORITY_HEADER} differ; send one of them", param="priority")
     return body.priority
 
 
-def _timeout(body: GenerationBody, terms: Terms, config: GatewayConfig) -> float:
+def _timeout(body: GenerationBody, call: CallHeaders, config: GatewayConfig) -> float:
     wanted = config.request_timeout_s if body.timeout is None else body.timeout
     if not 0 < wanted <= config.max_request_timeout_s:
         raise InvalidRequest(
             f"timeout must be above 0 and at most {config.max_request_timeout_s:g} seconds, not {wanted:g}",
             param="timeout",
         )
-    return wanted if terms.patience_s is None else min(wanted, terms.patience_s)
+    return wanted if call.patience_s is None else min(wanted, call.patience_s)
 
 
 def _digest(
@@ -305,8 +307,7 @@ def _digest(
     priority: int,
     asked: Sequence[tuple[_Prompt, SamplingParams]],
 ) -> bytes:
-    """Equal for two requests that ask for the same. Not part of it: whether the reply comes in parts, how long its
-    client waits, and for whom it asks."""
+    """Equal for two requests that ask for the same. ``stream``, ``timeout`` and ``user`` are not part of it."""
     meaning = (
         model.name,
         task_type,
@@ -319,7 +320,7 @@ def _digest(
 
 
 def _words(prompt: _Prompt, tokenizer: Tokenizer) -> str:
-    """The prompt's two ends: what it asks for stands at one of them."""
+    """The two ends of the prompt: the task stands at one of them."""
     words = prompt.words
     if words is None:
         ids = prompt.ids
@@ -382,7 +383,7 @@ def _sampling(
 
 
 def _seed(seed: int | None, choice: int) -> int | None:
-    """The first choice has the request's own seed, so it is the one that n=1 gives; the others derive theirs."""
+    """The first choice has the request's own seed, so it is what n=1 gives. The others derive theirs from it."""
     if seed is None or choice == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest()
@@ -406,7 +407,7 @@ def _prompts(prompt: str | list[int | str | list[int]]) -> list[str] | list[list
 
 
 def _render(body: ChatBody, template: ChatTemplate) -> tuple[str, str]:
-    """The prompt, and the last message of the user's in it."""
+    """The prompt, and the last message of the user in it."""
     if not body.messages:
         raise InvalidRequest("messages is empty", param="messages")
     continues = bool(body.continue_final_message)
@@ -454,7 +455,7 @@ def _message(message: Message, place: int, template: ChatTemplate) -> dict[str, 
     refuse_unsupported(message, NEUTRAL_IN_MESSAGE, f"{where}.")
     if message.role != "assistant":
         refuse_unsupported(message, ONLY_OF_THE_ASSISTANT, f"{where}.")
-    # templates of models without developer messages know them as system messages
+    # Templates that know no developer messages know them as system messages.
     role = "system" if message.role == "developer" and not template.mentions("developer") else message.role
     rendered: dict[str, Any] = {"role": role, "content": _content(message, where)}
     if message.name is not None:
@@ -490,7 +491,8 @@ def _content(message: Message, where: str) -> str:
 
 
 def _variables(body: ChatBody, template: ChatTemplate) -> dict[str, Any]:
-    """What the caller sets in the template; a name that it does not read would be ignored, so it is refused."""
+    """The variables that the caller sets in the template. One that the template does not read is refused, since it
+    would be ignored."""
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
         if name not in template.variables:

@@ -1,4 +1,4 @@
-"""What a gateway's clients have had, and who may add to it: the gateway's side of the protocol, without I/O.
+"""Which tokens a gateway's clients have had, and which worker's stream may add to them. Pure: no I/O.
 
 docs/architecture/protocol.md has the rules by number; the comments here name them.
 """
@@ -21,21 +21,21 @@ class Unwanted(Enum):
     STALE = "stale"
     """A higher attempt, or a later stream of the same one, has it."""
     ENDED = "ended"
-    """Its client has had its end, or has gone and a cancel is on its way."""
+    """Its client has had its end, or has left and a cancel is on its way."""
     NO_STREAM = "no stream"
-    """Nobody here waits for its tokens, but it has not ended: it goes on without a stream, to its outcome (rule 8)."""
+    """No client here waits for its tokens, but it has not ended: it goes on without a stream (rule 8)."""
 
 
 _REMEMBERED = 16_384
-"""Requests that are known to be over. Of an older one *no stream* is answered, which costs its worker some steps."""
+"""How many ended requests are remembered. For an older one the answer is *no stream*, which costs its worker steps."""
 
 
 class Gap(Exception):
-    """Tokens that do not join on to what was delivered: the worker must open its stream anew."""
+    """Tokens are missing between what was delivered and what came: the worker must open its stream anew."""
 
 
 class Diverged(Exception):
-    """The outcome does not start with what the client has had. It can not be continued and must not be changed."""
+    """The outcome does not start with the tokens that the client has had, which must not be changed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,11 +48,11 @@ class Delivery:
 
 
 class StreamBook:
-    """All requests that clients of this gateway wait for.
+    """The tokens of all requests that clients of this gateway wait for.
 
-    Invariants: a client's tokens come in order, without gap or repeat; they are only ever added to; once the
-    outcome has been given nothing is. A worker is told that a request has ended only where that is known, or a cancel
-    goes after it: else it would begin it again and again until its deadline.
+    Invariants: a client's tokens come in order, without gap or repeat. Tokens are only added, and none after the
+    outcome. A worker is told that a request has ended only where that is known or a cancel follows: else the request
+    would be run again and again until its deadline.
     """
 
     def __init__(self) -> None:
@@ -68,40 +68,46 @@ class StreamBook:
 
     @property
     def unopened(self) -> int:
-        """How many of them no worker has opened a stream for: they wait, or are on their way."""
+        """How many requests no worker has opened a stream for. They wait, or are on their way."""
         return len(self._unopened)
 
-    def expect(self, request_id: str) -> None:
-        """A client waits for it. To be called before it is sent on its way. Raises ValueError if one does already."""
+    def expect(self, request_id: str) -> Delivery:
+        """A client waits for it. Call this before the request is sent. Raises ValueError if a client waits already."""
         if request_id in self._deliveries:
             raise ValueError(f"{request_id} is waited for already")
-        self._deliveries[request_id] = Delivery()
+        delivery = self._deliveries[request_id] = Delivery()
         self._unopened.add(request_id)
         self._over.pop(request_id, None)
+        return delivery
 
     def forget(self, request_id: str) -> None:
-        """The client has its end, or has gone and a cancel follows. Whoever opens it is told that it has ended."""
+        """The client has its end, or has left and a cancel follows. A worker that opens it is told so."""
         self.disown(request_id)
         self._over[request_id] = None
         while len(self._over) > _REMEMBERED:
             self._over.popitem(last=False)
 
     def disown(self, request_id: str) -> None:
-        """Nobody waits for it any more, and nothing ends it: where it was taken it goes on without a stream, and a
+        """No client waits for it any more, and no cancel follows. Where it was taken it goes on without a stream, and a
         retry under its key finds it (rule 8)."""
         self._deliveries.pop(request_id, None)
         self._unopened.discard(request_id)
         self._over.pop(request_id, None)
 
     def opened(self, request_id: str) -> bool:
-        """Whether a worker has opened a stream for it, and so it was certainly taken."""
+        """Whether a worker has opened a stream for it. Then it was certainly taken."""
         return request_id in self._deliveries and request_id not in self._unopened
 
     def delivered(self, request_id: str) -> tuple[Token, ...]:
         return tuple(self._deliveries[request_id].tokens)
 
+    def stream(self, request_id: str) -> object:
+        """The worker's stream that may add to it. None where no worker has opened one, or no client waits."""
+        delivery = self._deliveries.get(request_id)
+        return None if delivery is None else delivery.stream
+
     def open(self, request_id: str, attempt: Attempt, stream: object) -> tuple[Token, ...] | Unwanted:
-        """A worker opens a stream: what its client has had, from now on added to by this stream only (rules 5, 6)."""
+        """A worker opens a stream. Returns what the client has had; only this stream may add to it now (rules 5, 6)."""
         delivery = self._deliveries.get(request_id)
         if delivery is None:
             return self._nobody(request_id)
@@ -112,7 +118,7 @@ class StreamBook:
         return tuple(delivery.tokens)
 
     def add(self, request_id: str, stream: object, tokens: Sequence[Token]) -> Sequence[Token] | Unwanted:
-        """Tokens from a worker: those that are new to the client. Raises Gap, and then nothing was added."""
+        """Tokens from a worker. Returns those that are new to the client. Raises Gap, and then nothing was added."""
         delivery = self._deliveries.get(request_id)
         if delivery is None:
             return self._nobody(request_id)
@@ -128,9 +134,9 @@ class StreamBook:
         return new
 
     def end(self, outcome: Outcome, rest: Sequence[Token]) -> Sequence[Token]:
-        """The outcome from the journal, ``rest`` being all its tokens: those that the client has not had.
+        """The outcome from the journal. ``rest``: all its tokens. Returns those that the client has not had.
 
-        The request is forgotten. Raises Diverged, and KeyError for one that nobody waits for.
+        The request is forgotten. Raises Diverged, and KeyError for a request that no client waits for.
         """
         had = self._deliveries[outcome.request_id].tokens
         self.forget(outcome.request_id)
@@ -138,7 +144,9 @@ class StreamBook:
             return ()
         if [token.token_id for token in rest[: len(had)]] != [token.token_id for token in had]:
             raise Diverged(f"the outcome of {outcome.request_id} does not start with the {len(had)} tokens delivered")
-        return rest[len(had) :]
+        new = rest[len(had) :]
+        had += new
+        return new
 
     def _nobody(self, request_id: str) -> Unwanted:
         return Unwanted.ENDED if request_id in self._over else Unwanted.NO_STREAM

@@ -11,7 +11,7 @@ import grpc
 from greenroom.core.attempts import Attempt
 from greenroom.fabric.rpc.metadata import Context, received, value_of
 from greenroom.fabric.wire import from_token_run, to_token_run
-from greenroom.gateway.requests.in_flight import Flights
+from greenroom.gateway.requests.in_flight import InFlightRequests
 from greenroom.gateway.requests.stream_book import Gap, Unwanted
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
 
@@ -26,7 +26,7 @@ _MAX_REPLIES = 4096
 
 
 class _Stream:
-    """One request on one call. The book knows it by identity."""
+    """One request on one call. The stream book compares it by identity."""
 
     __slots__ = ("call", "number", "request_id")
 
@@ -34,6 +34,13 @@ class _Stream:
         self.call = call
         self.number = number
         self.request_id = request_id
+
+    def drop(self) -> bool:
+        """Its call takes no more of it. False where that was so already."""
+        if self.call.streams.get(self.number) is not self:
+            return False
+        del self.call.streams[self.number]
+        return True
 
 
 class _Call:
@@ -43,12 +50,12 @@ class _Call:
         self.streams: dict[int, _Stream] = {}
         self.replies: list[tokens_pb2.StreamReply] = []
         self.taken = False
-        """Whether it is to be said that what was asked for is taken in."""
+        """Whether the worker asked to be told that its message was taken in, and was not told yet."""
         self.came = asyncio.Event()
         self.done = False
 
     def reply(self, reply: tokens_pb2.StreamReply) -> None:
-        """Raises OverflowError where the worker reads none."""
+        """Raises OverflowError where the worker does not read its replies."""
         if len(self.replies) >= _MAX_REPLIES:
             raise OverflowError("replies are not read")
         self.replies.append(reply)
@@ -56,12 +63,11 @@ class _Call:
 
 
 class TokensService(tokens_pb2_grpc.TokensServicer):
-    """``instance``: this gateway's; calls that mean another are refused, which tells the worker that it is gone."""
+    """``instance``: this gateway's. A call for another one is refused, which tells the worker that that one is gone."""
 
-    def __init__(self, instance: str, flights: Flights) -> None:
+    def __init__(self, instance: str, in_flight: InFlightRequests) -> None:
         self._instance = instance
-        self._flights = flights
-        self._bound: dict[str, _Stream] = {}
+        self._in_flight = in_flight
 
     async def Deliver(
         self,
@@ -87,9 +93,7 @@ class TokensService(tokens_pb2_grpc.TokensServicer):
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-            for stream in call.streams.values():
-                if self._bound.get(stream.request_id) is stream:
-                    del self._bound[stream.request_id]
+            call.streams.clear()
 
     async def _read(self, messages: AsyncIterator[tokens_pb2.FromWorker], call: _Call) -> None:
         try:
@@ -108,53 +112,52 @@ class TokensService(tokens_pb2_grpc.TokensServicer):
     def _open(self, call: _Call, opening: tokens_pb2.OpenStream) -> None:
         request_id = opening.request_id
         stream = _Stream(call, opening.stream, request_id)
-        had = self._flights.book.open(request_id, Attempt(opening.attempt.epoch, opening.attempt.n), stream)
+        before = self._stream(request_id)
+        had = self._in_flight.book.open(request_id, Attempt(opening.attempt.epoch, opening.attempt.n), stream)
         if isinstance(had, Unwanted):
             call.reply(_unwanted(opening.stream, _WHY[had]))
             return
-        call.streams[opening.stream] = stream
-        before = self._bound.get(request_id)
         if before is not None:
-            before.call.streams.pop(before.number, None)
-        self._bound[request_id] = stream
+            before.drop()
+        call.streams[opening.stream] = stream
         call.reply(tokens_pb2.StreamReply(stream=opening.stream, delivered=to_token_run(had)))
 
     def _add(self, call: _Call, message: tokens_pb2.StreamTokens) -> None:
-        """Done for every step of every request: no reply is made where none is sent."""
+        """Called for every step of every request, so a reply is made only where it is sent."""
         stream = call.streams.get(message.stream)
         if stream is None:
             call.reply(_unwanted(message.stream, tokens_pb2.Unwanted.WHY_STALE))
             return
         try:
-            new = self._flights.book.add(stream.request_id, stream, from_token_run(message.tokens))
+            new = self._in_flight.add(stream.request_id, stream, from_token_run(message.tokens))
         except (Gap, ValueError) as error:
             _LOG.warning("request %s: %s", stream.request_id, error)
             call.reply(tokens_pb2.StreamReply(stream=message.stream, gap=tokens_pb2.Gap()))
             return
         if isinstance(new, Unwanted):
             del call.streams[message.stream]
-            if self._bound.get(stream.request_id) is stream:
-                del self._bound[stream.request_id]
             call.reply(_unwanted(message.stream, _WHY[new]))
-        elif new:
-            self._flights.delivered(stream.request_id, new)
 
     def hint_cancel(self, request_id: str) -> None:
-        """Its client has gone: tell the worker at once, ahead of the cancel that goes the request's own way."""
-        stream = self._bound.pop(request_id, None)
-        if stream is None:
+        """Tells the worker at once that the request is not wanted, ahead of the cancel that goes the request's own
+        way. Call this while the request is in flight."""
+        stream = self._stream(request_id)
+        if stream is None or not stream.drop():
             return
-        stream.call.streams.pop(stream.number, None)
         try:
             stream.call.reply(_unwanted(stream.number, tokens_pb2.Unwanted.WHY_CANCELLED))
         except OverflowError:
             _LOG.warning("a worker does not read the replies to its tokens")
 
-    def ended(self, request_id: str) -> None:
-        """Its outcome is known: nothing more of it is taken."""
-        stream = self._bound.pop(request_id, None)
+    def unbind(self, request_id: str) -> None:
+        """Takes no more tokens of a request whose outcome has come. Call this while the request is in flight."""
+        stream = self._stream(request_id)
         if stream is not None:
-            stream.call.streams.pop(stream.number, None)
+            stream.drop()
+
+    def _stream(self, request_id: str) -> _Stream | None:
+        found = self._in_flight.book.stream(request_id)
+        return found if isinstance(found, _Stream) else None
 
 
 def _unwanted(stream: int, why: tokens_pb2.Unwanted.Why.ValueType) -> tokens_pb2.StreamReply:

@@ -125,6 +125,7 @@ async def test_replies_carry_the_request_s_id(server: Server) -> None:
         assert "Greenroom-Request-Id" not in response.headers
 
 
+@pytest.mark.parametrize("through_log", [True])
 async def test_the_same_key_is_the_same_request(server: Server) -> None:
     first = await server.post("/v1/completions", {**COMPLETION, "n": 2}, headers=KEY)
     again = await server.post("/v1/completions", {**COMPLETION, "n": 2}, headers=KEY)
@@ -137,6 +138,7 @@ async def test_the_same_key_is_the_same_request(server: Server) -> None:
     assert len(server.generator.seen) == 3
 
 
+@pytest.mark.parametrize("through_log", [True])
 async def test_a_retry_may_stream_what_was_not_streamed(server: Server) -> None:
     whole = await server.post("/v1/completions", COMPLETION, headers=KEY)
     stream = {**COMPLETION, "stream": True}
@@ -147,6 +149,7 @@ async def test_a_retry_may_stream_what_was_not_streamed(server: Server) -> None:
     assert len(server.generator.seen) == 1
 
 
+@pytest.mark.parametrize("through_log", [True])
 async def test_something_else_under_the_same_key(server: Server) -> None:
     await server.post("/v1/completions", COMPLETION, headers=KEY)
     for path, body in (("completions", {**COMPLETION, "prompt": "goodbye"}), ("chat/completions", CHAT)):
@@ -162,6 +165,7 @@ async def test_a_conflict_that_the_generator_finds(server: Server) -> None:
     assert (status, shaped(reply)["code"]) == (409, "idempotency_conflict")
 
 
+@pytest.mark.parametrize("through_log", [True])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_keyed_request_outlives_its_client(server: Server, stream: bool) -> None:
     await server.generator.allow(3)
@@ -173,7 +177,7 @@ async def test_a_keyed_request_outlives_its_client(server: Server, stream: bool)
     else:
         post.cancel()
         await asyncio.wait([post])
-    tasks = set(server.gateway._calls.tasks)
+    tasks = set(server.gateway._requests.tasks)
     if tasks:
         await asyncio.wait(tasks, timeout=20)
     assert len(server.generator.active) == 1
@@ -184,6 +188,7 @@ async def test_a_keyed_request_outlives_its_client(server: Server, stream: bool)
     assert list(server.generator.outcomes.values()) == [FinishReason.STOP]
 
 
+@pytest.mark.parametrize("through_log", [True])
 async def test_two_at_once_are_one(server: Server) -> None:
     await server.generator.allow(2)
     both = [asyncio.ensure_future(server.post("/v1/completions", COMPLETION, headers=KEY)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""One HTTP exchange: its id, its log line, its metrics, and errors in OpenAI's shape whatever goes wrong."""
+"""Around every HTTP request: its id, its log line, its metrics, and errors in OpenAI's shape whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from dataclasses import dataclass, field
 from aiohttp import hdrs, web
 
 from greenroom.fabric import current_request, telemetry
+from greenroom.gateway.access_log import ACCESS_LOG, fields
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.hosts import Hosts, Origins, is_preflight
-from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect, too_large
+from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect
 from greenroom.gateway.http.sse import drop
 from greenroom.gateway.metrics import GatewayMetrics
+from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
 from greenroom.gateway.requests.call_headers import VISIBLE
 
-ACCESS_LOG = logging.getLogger("greenroom.gateway.access")
 _LOG = logging.getLogger(__name__)
 CLIENT_CLOSED = 499
-REPLY_ID_HEADER = "Greenroom-Request-Id"
-HINTS_HEADER = "Greenroom-Without-Effect"
 _HEALTH = "/health"
 _PROBES = (_HEALTH, "/live", "/metrics")  # asked every few seconds, so not worth a line while all is well
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -32,9 +31,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class Note:
-    """What the log line and the span of one exchange will say beside the usual; filled in while it is answered.
+    """What the log line and the span of one request say beside the usual; filled in while it is answered.
+
     ``given_id``: the header ``X-Request-Id``. ``base``: the id that the ids of its sequences begin with. ``hints``:
-    fields of its body that the answer does not depend on. ``param``: the field at fault."""
+    fields of its body that the answer does not depend on. ``param``: the field at fault.
+    """
 
     given_id: str | None
     request_id: str = field(default_factory=lambda: f"req-{uuid.uuid4().hex}")
@@ -47,7 +48,7 @@ class Note:
     sent: int | None = None
     """The status of a reply in parts whose end has been sent: the client has all of it, and may leave."""
     at_fault: bool = False
-    """Whether it is the server's doing that it went wrong."""
+    """Whether the server, not the client, is at fault."""
 
     def failed(self, error: ApiError) -> None:
         """This is what the client is told, whatever status the reply began with."""
@@ -61,8 +62,8 @@ def note_of(request: web.Request) -> Note:
     return request[_NOTE]
 
 
-def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """The outermost middleware: nothing leaves the server but through it."""
+def request_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """The outermost middleware: every reply goes through it."""
     levels = _Levels()
 
     @web.middleware
@@ -94,28 +95,24 @@ def exchange_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Calla
                     metrics.error(note.code)
                 ACCESS_LOG.log(
                     levels.of(path, status, note.code),
-                    "%s %s %s %d %.1f ms%s%s%s%s%s",
+                    "%s %s %s %d %.1f ms%s",
                     note.request_id,
                     request.method,
                     request.rel_url.raw_path,
                     status,
                     (time.monotonic() - began) * 1000,
-                    f" key={note.caller}" if note.caller else "",
-                    f" id={note.base}" if note.base else "",
-                    f" error={note.code}" if note.code else "",
-                    f" param={note.param!r:.80}" if note.param else "",
-                    f" user={note.user!r:.80}" if note.user else "",
+                    fields(key=note.caller, request_id=note.base, error=note.code, param=note.param, user=note.user),
                 )
 
     return middleware
 
 
 def page_middleware(hosts: Hosts, origins: Origins) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """What is asked before any key: a browser sends none with its preflight."""
+    """Checks of a web page's requests. They come before the key, since a browser sends none with its preflight."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        hosts.check(request.headers.getall("Host", ()))
+        hosts.check(request.headers.getall("Host", ()), probe=_route(request) in _PROBES)
         if origins and is_preflight(request.method, request.headers):
             return web.Response(status=204, headers=origins.preflight(request.headers))
         return await handler(request)
@@ -124,7 +121,7 @@ def page_middleware(hosts: Hosts, origins: Origins) -> Callable[..., Awaitable[w
 
 
 class _Levels:
-    """At which level an exchange is logged. Of the answers of /health only those that differ from the one before."""
+    """At which level a request is logged. An answer of /health is worth a line only where it differs from the last."""
 
     def __init__(self) -> None:
         self._unready: str | None = None
@@ -137,7 +134,7 @@ class _Levels:
 
 
 async def name_reply(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal handler: every reply carries the exchange's id, and the request's own where one was made."""
+    """Signal handler: every reply carries ``X-Request-Id``, and the id of what it generates where it does."""
     note = note_of(request)
     response.headers["X-Request-Id"] = note.request_id
     if note.base is not None:
@@ -147,36 +144,9 @@ async def name_reply(request: web.Request, response: web.StreamResponse) -> None
     response.headers["Server"] = "greenroom"
 
 
-async def read_json(request: web.Request, config: GatewayConfig) -> bytes:
-    """The body, which must say that it is JSON: so no web page can send it unasked.
-
-    Raises ApiError: 415, 413, 408, 400.
-    """
-    if "Content-Type" not in request.headers or request.content_type != "application/json":
-        raise ApiError(
-            415, "send the body as JSON, with the header Content-Type: application/json", code="unsupported_media_type"
-        )
-    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
-        raise ApiError(415, "send the body in UTF-8", code="unsupported_media_type")
-    if (request.content_length or 0) > config.max_body_bytes:
-        raise too_large(config.max_body_bytes)
-    try:
-        async with asyncio.timeout(config.body_timeout_s):
-            return await request.read()
-    except TimeoutError:
-        message = f"the body did not come within {config.body_timeout_s:g} seconds"
-        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise too_large(config.max_body_bytes) from None
-    except ConnectionError as error:
-        raise ClientGone("closed the connection before its request was complete") from error
-    except web.RequestPayloadError as error:
-        raise ApiError(400, f"the body can not be read: {error}", code="invalid_body") from error
-
-
 @contextmanager
 def _traced(request: web.Request, note: Note) -> Iterator[telemetry.Span]:
-    """The exchange's span, which is marked as failed only where the server is at fault. Probes have none."""
+    """The request's span, marked as failed only where the server is at fault. Probes have none."""
     route = _route(request)
     if route in _PROBES or not telemetry.enabled():
         yield telemetry.Span()

@@ -12,27 +12,27 @@ from hypothesis import strategies as st
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Slo
 from greenroom.gateway.doors.doorkeeper import Caller
-from greenroom.gateway.requests.call_headers import Terms, base_id, owned_id, terms_of
+from greenroom.gateway.requests.call_headers import CallHeaders, base_id, call_headers, owned_id
 
 NAMES = st.text("abcdefghij.-_0123456789", min_size=0, max_size=20)
 KEYS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=128)
 
 
-def terms(*headers: tuple[str, str], name: str = "ann") -> Terms:
+def call(*headers: tuple[str, str], name: str = "ann") -> CallHeaders:
     def values(wanted: str) -> Sequence[str]:
         return [value for header, value in headers if header == wanted]
 
-    return terms_of(values, Caller(name))
+    return call_headers(values, Caller(name))
 
 
 def test_nothing_said() -> None:
-    said = terms()
+    said = call()
     assert (said.slo, said.priority, said.keyed, said.patience_s) == (Slo(), None, False, None)
-    assert said.base != terms().base
+    assert said.base != call().base
 
 
 def test_all_that_can_be_said() -> None:
-    said = terms(
+    said = call(
         ("x-slo-ttft-ms", "200"), ("x-slo-tpot-ms", "1.25e1"), ("x-slo-e2e-ms", " 3000 "), ("x-priority", "-7"),
         ("idempotency-key", "order-1"),
     )  # fmt: skip
@@ -46,27 +46,27 @@ BAD_NUMBERS = ["", "0", "-1", "x", "1e999", "nan", "inf", "1,5", "٣", "1" * 30,
 @pytest.mark.parametrize("value", BAD_NUMBERS)
 def test_a_bad_number_of_milliseconds_names_its_header(value: str) -> None:
     with pytest.raises(InvalidRequest, match="x-slo-tpot-ms takes a number of milliseconds above 0") as caught:
-        terms(("x-slo-tpot-ms", value))
+        call(("x-slo-tpot-ms", value))
     assert caught.value.param == "x-slo-tpot-ms"
 
 
 @pytest.mark.parametrize("value", ["", "101", "-101", "1.5", "high", "+5", "٣"])
 def test_a_bad_priority(value: str) -> None:
     with pytest.raises(InvalidRequest, match="whole number from -100 to 100"):
-        terms(("x-priority", value))
+        call(("x-priority", value))
 
 
 @pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 129, "\x7f", "a\tb"])
 def test_a_bad_idempotency_key(key: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        terms(("idempotency-key", key))
+        call(("idempotency-key", key))
     assert caught.value.code == "invalid_idempotency_key"
 
 
 @pytest.mark.parametrize("header", ["x-priority", "idempotency-key", "x-slo-e2e-ms"])
 def test_a_header_twice_is_refused(header: str) -> None:
     with pytest.raises(InvalidRequest, match=f"{header} was sent 2 times"):
-        terms((header, "1"), (header, "1"))
+        call((header, "1"), (header, "1"))
 
 
 @given(tenant=NAMES, other=NAMES, key=KEYS, second=KEYS)

@@ -17,7 +17,7 @@ from openai.types.chat import (
 from openai.types.completion_create_params import CompletionCreateParamsBase
 
 from greenroom.core.errors import InvalidRequest
-from greenroom.gateway.http.http_exchange import REPLY_ID_HEADER
+from greenroom.gateway.replies.reply_headers import REPLY_ID_HEADER
 from greenroom.gateway.requests.bodies import (
     HINTS,
     HINTS_IN_MESSAGE,
@@ -241,7 +241,7 @@ def codes_in(path: Path) -> set[str]:
 def test_the_documentation_names_every_code_and_header() -> None:
     root = Path(__file__).parents[3]
     page = (root / "docs" / "architecture" / "http-api.md").read_text(encoding="utf-8")
-    sources = [*(root / "services/greenroom/gateway").rglob("*.py"), *(root / "services/greenroom/text").glob("*.py")]
+    sources = [*(root / "services/greenroom/gateway").rglob("*.py"), *(root / "services/greenroom/text").rglob("*.py")]
     found = set().union(*map(codes_in, sources))
     assert found >= {"saturated", "shed", "idempotency_conflict", "invalid_api_key", "rate_limited", "cancelled"}
     assert {name for name in found if f"`{name}`" not in page} == set()
