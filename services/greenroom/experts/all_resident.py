@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.experts.pack.direct_io import page_aligned
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.experts.source import Arriving
 
 
 class ResidentExperts:

@@ -25,12 +25,12 @@ from greenroom.experts.copying.accelerator import Mark
 from greenroom.experts.copying.carriers import Store
 from greenroom.experts.copying.hardware import Hardware, RealHardware
 from greenroom.experts.copying.mover import Mover
-from greenroom.experts.deciding.evictor import Room
-from greenroom.experts.deciding.on_demand import DemandFetcher
-from greenroom.experts.deciding.prefetcher import AheadFetcher
-from greenroom.experts.pack.layout import PackManifest
-from greenroom.experts.running_layer import RunningLayer, Stage
-from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.experts.deciding.evictor import Evictor
+from greenroom.experts.deciding.on_demand import OnDemandFetcher
+from greenroom.experts.deciding.prefetcher import Prefetcher
+from greenroom.experts.pack.layout import ExpertWeights, PackManifest
+from greenroom.experts.running_layer import LayerContext, RunningLayer
+from greenroom.experts.source import Arriving
 from greenroom.policies.base.array_types import Keys, Mask
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import (
@@ -135,21 +135,23 @@ class ExpertEngine:
         self._hardware = hardware or RealHardware()
         self._device = Ledger(catalogue.size, min(config.device_slots, catalogue.size))
         self._host = Ledger(catalogue.size, min(config.host_slots, catalogue.size)) if config.host_slots else None
-        self._room = Room(policy, self._device, self._host, slot_bytes, self.counters)
+        self._evictor = Evictor(policy, self._device, self._host, slot_bytes, self.counters)
         self._tiers = Tiers(
             store, catalogue, self._device, self._host, make_host_room=self._host_room, hardware=self._hardware
         )
-        self._ahead = AheadFetcher(policy, self._tiers, self._room, self.counters, config.queue_ahead)
-        self._demand = DemandFetcher(
+        self._prefetcher = Prefetcher(policy, self._tiers, self._evictor, self.counters, config.queue_ahead)
+        self._on_demand = OnDemandFetcher(
             policy,
             self._tiers,
-            self._room,
-            self._ahead,
+            self._evictor,
+            self._prefetcher,
             self.counters,
             self._hardware,
             config.transfer_timeout_s,
         )
-        self._stage = Stage(policy, self._tiers, self._room, self._demand, self._ahead, self.counters)
+        self._context = LayerContext(
+            policy, self._tiers, self._evictor, self._on_demand, self._prefetcher, self.counters
+        )
         self._firsts: list[int] = catalogue.first.tolist()
         self.asks = frozenset() if self._device.slots == catalogue.size else policy.asks
         self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
@@ -198,11 +200,11 @@ class ExpertEngine:
         if self._confinement is not None:
             self._confinement.step_started(self._step)
         self._rerouted = None
-        self._demand.step_begins()
+        self._on_demand.step_begins()
         failed = True
         try:
             yield
-            self._demand.confirm()
+            self._on_demand.confirm()
             failed = False
             self._count_rerouted()
         finally:
@@ -218,7 +220,7 @@ class ExpertEngine:
 
     def predicted(self, prediction: Prediction) -> None:
         self.policy.on_prediction(prediction)
-        self._ahead.pump()
+        self._prefetcher.pump()
 
     def mark(self) -> Mark:
         accelerator = self._hardware.accelerator
@@ -229,15 +231,15 @@ class ExpertEngine:
     def swapped(self, artifact: Artifact) -> None:
         """What the policy predicts by is another version from now on. Between steps."""
         self.policy.on_artifact_swapped(artifact)
-        self._ahead.pump()
+        self._prefetcher.pump()
 
     def layer_entered(self, layer: int) -> None:
         if self._whole():
             return
         if "on_layer_entered" in self.policy.hooks:
             self.policy.on_layer_entered(self._step, layer)
-        self._demand.deliver()
-        self._ahead.pump(freed=layer == 0 and not self._hears_layers)
+        self._on_demand.deliver()
+        self._prefetcher.pump(freed=layer == 0 and not self._hears_layers)
 
     def allowed_experts(self, layer: int) -> Mask | None:
         self._here_alone = -1
@@ -265,16 +267,16 @@ class ExpertEngine:
         while (target := self.policy.target) is not None and target.tier is Tier.DEVICE:
             if target is not self._awaited:
                 self._awaited, self._await_until = target, self._hardware.now() + self._config.transfer_timeout_s
-                self._demand.forget_failures()
+                self._on_demand.forget_failures()
             lacking = target.wanted[span] & (state != State.RESIDENT)
             if not lacking.any() or self._hardware.now() >= self._await_until:
                 return
-            self._ahead.pump()
+            self._prefetcher.pump()
             coming = bool((lacking & (state == State.LOADING)).any())
             if not coming and self._tiers.moving < self._config.queue_ahead:
                 return
             try:
-                self._demand.wait_for((np.flatnonzero(lacking) + span.start).tolist())
+                self._on_demand.wait_for((np.flatnonzero(lacking) + span.start).tolist())
             except TransferFailed as error:
                 self._await_until = self._hardware.now()
                 log.warning("layers go on without some of the experts that were to be kept: %s", error)
@@ -290,12 +292,12 @@ class ExpertEngine:
         if self._whole():
             return nullcontext(self._all_here(layer, picks))
         routing = LayerRouting.from_picks(self.catalogue, self._step, layer, picks)
-        return RunningLayer(self._stage, routing, self._firsts[layer])
+        return RunningLayer(self._context, routing, self._firsts[layer])
 
     def _host_room(self, incoming: int) -> bool:
-        return self._ahead.withdraw_from_host() or self._room.on_host(incoming)
+        return self._prefetcher.withdraw_from_host() or self._evictor.on_host(incoming)
 
-    def at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def resident_addresses(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Where all that are picked are here nobody needs to be pinned: who leaves does so by this thread's doing, and
         the layer runs in one call. So the policy is told of the layer, where it wants to be, and its wants looked at
         when the layer has run.
@@ -318,7 +320,7 @@ class ExpertEngine:
             self.policy.on_layer_routed(self._running)
         return table.addresses
 
-    def ran(self, layer: int, experts: int) -> None:
+    def layer_ran(self, layer: int, experts: int) -> None:
         self._hit(experts)
         routing, self._running = self._running, None
         if routing is None:
@@ -328,7 +330,7 @@ class ExpertEngine:
             self.policy.on_experts_done(routing.step, layer, routing.experts)
         if "on_layer_done" in hooks:
             self.policy.on_layer_done(routing.step, layer)
-        self._ahead.pump(freed=True)
+        self._prefetcher.pump(freed=True)
 
     def _hit(self, experts: int) -> None:
         self.counters.lookups += experts
@@ -336,7 +338,7 @@ class ExpertEngine:
 
     def _count_used(self, table: Table, layer: int, picks: NDArray[np.int64]) -> None:
         """Of those that have come to the layer the picked, if they were brought ahead, have been of use."""
-        unused, first = self._room.unused, self._firsts[layer]
+        unused, first = self._evictor.unused, self._firsts[layer]
         for index in table.arrived.intersection(picks.ravel().tolist()):
             table.arrived.remove(index)
             if unused[first + index]:
@@ -361,7 +363,7 @@ class ExpertEngine:
             self._weights.clear()
             return False
         if not self._weights:
-            self._demand.deliver()
+            self._on_demand.deliver()
             if self._device.free or self._tiers.moving:
                 return False
             for layer, span in enumerate(self.catalogue.spans):
@@ -400,12 +402,12 @@ class ExpertEngine:
             self.listener.sequence_reported(sequence, report)
 
     def idle(self) -> bool:
-        self._demand.deliver()
-        return self._ahead.fill() or self._tiers.moving_to_host > 0
+        self._on_demand.deliver()
+        return self._prefetcher.fill() or self._tiers.moving_to_host > 0
 
     def audit_idle(self) -> None:
         """As ``audit``, while nothing waits or runs; what still landed is booked first."""
-        self._demand.deliver()
+        self._on_demand.deliver()
         self.audit(idle=True)
 
     # -- around it ------------------------------------------------------------------------------------------------
@@ -429,10 +431,10 @@ class ExpertEngine:
         ``progress`` is told 1 for each. Raises TransferFailed.
         """
         wanted = [key for key in dict.fromkeys(keys) if self.device.state[key] == State.ABSENT][: self.device.free]
-        self._demand.forget_failures()
+        self._on_demand.forget_failures()
         missing: set[int] = set()
         for key in wanted:
-            self._room.goes_to_device(key)
+            self._evictor.goes_to_device(key)
             self._tiers.fetch(key, Reason.TARGET)
             missing.add(key)
             if len(missing) == _PRELOAD_QUEUED:
@@ -444,7 +446,7 @@ class ExpertEngine:
     def _some_of(self, missing: set[int], progress: Callable[[int], object] | None) -> set[int]:
         """Wait until some have landed; returns these."""
         while not (landed := {key for key in missing if self.device.resident[key]}):
-            self._demand.wait_for(missing)
+            self._on_demand.wait_for(missing)
         if progress is not None:
             progress(len(landed))
         return landed
@@ -454,7 +456,7 @@ class ExpertEngine:
         what the device has too. It goes on while layers run and while nothing does (``idle``), behind everything else
         on the link. Without a host tier nothing is done.
         """
-        self._ahead.fill_host(keys)
+        self._prefetcher.fill_host(keys)
 
     def load_seconds(self, disk_seconds: float) -> float:
         """How long an expert that is not on the device takes to get there, on average over those, where a read from the

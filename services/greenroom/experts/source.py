@@ -7,15 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from greenroom.experts.copying.accelerator import Mark
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.policies.base.events import Prediction, PredictionRequest
-
-ExpertWeights = tuple[torch.Tensor, ...]
-"""One expert's tensors, in the order of its record's layout: views of the source's memory."""
-
 
 Arriving = list[tuple[int, ExpertWeights]] | Iterator[tuple[int, ExpertWeights]]
 """A layer's picked experts: see ExpertSource.routed."""
@@ -80,15 +76,15 @@ class PredictsFor(Protocol):
 
 
 @runtime_checkable
-class AtHand(Protocol):
+class ResidentInRam(Protocol):
     """A source that may have all that a layer's router picks in memory that computes: then one call runs it."""
 
-    def at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def resident_addresses(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Addresses ``[E, n]`` of the tensors of the layer's experts, of those at least that ``picks[T, k]`` names,
-        valid until ``ran``; None: ask ``routed``. One array that was given before may be given again, as above.
+        valid until ``layer_ran``; None: ask ``routed``. One array that was given before may be given again, as above.
         """
         ...
 
-    def ran(self, layer: int, experts: int) -> None:
+    def layer_ran(self, layer: int, experts: int) -> None:
         """The layer has run; so many different experts were picked."""
         ...

@@ -19,8 +19,8 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
-from greenroom.experts.source import ExpertWeights
-from greenroom.moe.products.expert_hooks import Seat, Stage, take_seat
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.moe.products.expert_hooks import LayerHook, ModelHooks, set_hook
 from greenroom.moe.products.expert_products import Grouped, TorchSum
 from greenroom.moe.products.experts_forward import IMPLEMENTATION, combine
 from tests.contract.families.sources import ScriptedExperts
@@ -72,9 +72,9 @@ class Case:
             names = [part for name in names for part in (name, f"{name}_bias")]
         stacked = [self.seated._parameters.pop(name) for name in names]
         self.source = ScriptedExperts([[tuple(p[e].detach().clone() for p in stacked) for e in range(EXPERTS)]])
-        stage = Stage()
-        stage.source = self.source
-        take_seat(self.seated, Seat(0, stage))
+        hooks = ModelHooks()
+        hooks.source = self.source
+        set_hook(self.seated, LayerHook(0, hooks))
 
 
 def routing(rows: int, k: int, seed: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -156,7 +156,7 @@ def test_a_source_that_leaves_experts_out_is_a_defect() -> None:
 
 def test_a_model_without_a_source_says_so() -> None:
     case = Case("plain", torch.float32)
-    take_seat(case.seated, Seat(0, Stage()))
+    set_hook(case.seated, LayerHook(0, ModelHooks()))
     with pytest.raises(RuntimeError, match="attach a source"):
         case.seated(*routing(2, 2, 0, torch.float32))
 

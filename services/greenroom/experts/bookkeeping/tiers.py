@@ -22,7 +22,7 @@ from greenroom.experts.copying.carriers import Copies, DiskReads, StagedReads, S
 from greenroom.experts.copying.device_errors import raise_if_fatal
 from greenroom.experts.copying.hardware import Hardware
 from greenroom.experts.copying.mover import Carrier, Job, Landing, Mover
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.policies.base.catalogue import Catalogue
 from greenroom.policies.base.events import Reason, Tier, Transfer
 
@@ -102,9 +102,9 @@ class Tiers:
         return len(self._to_host)
 
     @property
-    def waiting_ahead(self) -> int:
+    def waiting_prefetches(self) -> int:
         """Queued moves to the device that no layer waits for."""
-        return sum(mover.waiting_ahead for mover in self.movers) + len(self._without_host_slot)
+        return sum(mover.waiting_prefetches for mover in self.movers) + len(self._without_host_slot)
 
     @property
     def short_of_host_room(self) -> bool:
@@ -180,7 +180,7 @@ class Tiers:
         for mover in self.movers:
             mover.promote(key)
 
-    def withdraw_ahead(self) -> int | None:
+    def withdraw_prefetch(self) -> int | None:
         """Give up the least urgent move to the device that no layer waits for and that has not begun; None: there is
         none. Those that have not even a slot on the host come first.
         """
@@ -214,7 +214,7 @@ class Tiers:
         self._give_up(job)
         return True
 
-    def queued_ahead(self, key: int) -> Job | None:
+    def queued_prefetch(self, key: int) -> Job | None:
         """The job of an expert that is on its way, to the device or the host, without a layer waiting for it."""
         job = self._jobs.get(key)
         return None if job is None or job.reason is Reason.ON_DEMAND else job

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from greenroom.experts.copying.accelerator import Accelerator, Mark
 from greenroom.experts.pack.direct_io import page_aligned
-from greenroom.experts.pack.layout import RecordLayout
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 
 NOTHING = -1
 """In place of an expert: a slot whose bytes are no whole record."""

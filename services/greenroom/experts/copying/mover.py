@@ -154,19 +154,19 @@ class Mover:
         self._outbox = outbox
         self._changed = threading.Condition(threading.Lock())
         self._idle = 0
-        self._demand: deque[Job] = deque()
-        self._ahead: dict[int, Job] = {}
+        self._on_demand: deque[Job] = deque()
+        self._prefetches: dict[int, Job] = {}
         self._begun: list[Begun] = []
         self._closed = False
         self._threads = self._start()
 
     @property
-    def waiting_ahead(self) -> int:
+    def waiting_prefetches(self) -> int:
         """Queued jobs bound for the device that no layer waits for. Without the lock: ``dict.copy`` takes it whole, and
         what is begun meanwhile is counted once more at worst. (Going through its values would not: a collection of
         garbage may come in between, and another thread with it.)
         """
-        return sum(job.bound is Tier.DEVICE for job in self._ahead.copy().values())
+        return sum(job.bound is Tier.DEVICE for job in self._prefetches.copy().values())
 
     def seconds(self, nbytes: int) -> float | None:
         """How long so many bytes take, as measured on what has been moved so far; None: nothing has."""
@@ -179,44 +179,44 @@ class Mover:
             if self._closed:
                 raise RuntimeError(f"the mover {self.name} is closed")
             if job.reason is Reason.ON_DEMAND:
-                self._demand.append(job)
+                self._on_demand.append(job)
             else:
-                self._ahead[job.expert] = job
+                self._prefetches[job.expert] = job
             self._changed.notify()
 
     def promote(self, expert: int) -> bool:
         """A layer now waits for a queued job: move it up. False where it is not queued (it runs, or is done)."""
         with self._changed:
-            job = self._ahead.pop(expert, None)
+            job = self._prefetches.pop(expert, None)
             if job is None:
                 return False
-            self._demand.append(job)
+            self._on_demand.append(job)
             self._changed.notify()
             return True
 
     def reprioritise(self, expert: int, priority: float) -> None:
         """Change the place of a queued job, if it is still queued."""
         with self._changed:
-            if expert in self._ahead:
-                self._ahead[expert].priority = priority
+            if expert in self._prefetches:
+                self._prefetches[expert].priority = priority
 
     def withdraw(self, expert: int) -> Job | None:
         """Take back a job that no layer waits for and that has not begun; None where it is too late."""
         with self._changed:
-            return self._ahead.pop(expert, None)
+            return self._prefetches.pop(expert, None)
 
     def least_urgent(self) -> int | None:
         """The queued job bound for the device to withdraw first."""
         with self._changed:
-            jobs = [job for job in self._ahead.values() if job.bound is Tier.DEVICE]
+            jobs = [job for job in self._prefetches.values() if job.bound is Tier.DEVICE]
             return min(jobs, key=lambda job: job.priority).expert if jobs else None
 
     def close(self) -> None:
         """Stop after the parts that move now; all other work is dropped. Raises TimeoutError where one does not end."""
         with self._changed:
             self._closed = True
-            self._demand.clear()
-            self._ahead.clear()
+            self._on_demand.clear()
+            self._prefetches.clear()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
@@ -282,12 +282,12 @@ class Mover:
         for begun in rest:
             if begun.urgent:
                 return begun
-        if self._demand:
+        if self._on_demand:
             urgent = sum(begun.urgent for begun in self._begun)
-            return self._demand[0] if urgent < self._carrier.depth else None
+            return self._on_demand[0] if urgent < self._carrier.depth else None
         begun_first = max(rest, key=lambda begun: begun.job.urgency) if rest else None
-        if self._ahead:
-            waiting = max(self._ahead.values(), key=lambda job: job.urgency)  # the first queued among equals
+        if self._prefetches:
+            waiting = max(self._prefetches.values(), key=lambda job: job.urgency)  # the first queued among equals
             if begun_first is None or waiting.bound < begun_first.job.bound:
                 not_overtaken = sum(begun.job.bound <= waiting.bound for begun in self._begun)
                 if not_overtaken < self._carrier.depth:
@@ -295,10 +295,10 @@ class Mover:
         return begun_first
 
     def _begin(self, job: Job) -> Begun:
-        if self._demand and self._demand[0] is job:
-            self._demand.popleft()
+        if self._on_demand and self._on_demand[0] is job:
+            self._on_demand.popleft()
         else:
-            del self._ahead[job.expert]
+            del self._prefetches[job.expert]
         begun = Begun(job, self._carrier.begin(job))
         self._begun.append(begun)
         return begun

@@ -1,4 +1,4 @@
-"""Room for what comes: the policy names who leaves, the ledgers book it."""
+"""Evictions: the policy names the victims, the ledgers book them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from greenroom.policies.base.events import Reason, Tier, VictimRequest
 from greenroom.policies.base.expert_policy import ExpertPolicy
 
 
-class Room:
+class Evictor:
     """Evictions of the device and the host tier.
 
     ``unused[experts]``: brought ahead to the device, or coming, and not looked up since. ``unused_on_host[experts]``:

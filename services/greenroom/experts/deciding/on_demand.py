@@ -9,8 +9,8 @@ from greenroom.experts.bookkeeping.counters import Counters
 from greenroom.experts.bookkeeping.ledger import LedgerError, State
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.copying.hardware import Hardware
-from greenroom.experts.deciding.evictor import Room
-from greenroom.experts.deciding.prefetcher import AheadFetcher
+from greenroom.experts.deciding.evictor import Evictor
+from greenroom.experts.deciding.prefetcher import Prefetcher
 from greenroom.policies.base.array_types import Keys
 from greenroom.policies.base.events import Reason
 from greenroom.policies.base.expert_policy import ExpertPolicy
@@ -18,23 +18,23 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 _ABSENT, _LOADING = int(State.ABSENT), int(State.LOADING)
 
 
-class DemandFetcher:
+class OnDemandFetcher:
     """On-demand fetches of one engine. ``timeout_s``: how long a layer waits without anything landing."""
 
     def __init__(
         self,
         policy: ExpertPolicy,
         tiers: Tiers,
-        room: Room,
-        ahead: AheadFetcher,
+        evictor: Evictor,
+        prefetcher: Prefetcher,
         counters: Counters,
         hardware: Hardware,
         timeout_s: float,
     ) -> None:
         self._policy = policy
         self._tiers = tiers
-        self._room = room
-        self._ahead = ahead
+        self._evictor = evictor
+        self._prefetcher = prefetcher
         self._counters = counters
         self._hardware = hardware
         self._timeout_s = timeout_s
@@ -52,17 +52,17 @@ class DemandFetcher:
         for key, state in zip(keys, device.state[keys].tolist(), strict=True):
             if state == _ABSENT:
                 absent.append(key)
-            elif state == _LOADING and self._tiers.queued_ahead(key) is not None:
+            elif state == _LOADING and self._tiers.queued_prefetch(key) is not None:
                 self._tiers.hurry(key)
         if not absent:
             return False
-        self._ahead.withdraw_all_but(len(absent))
+        self._prefetcher.withdraw_all_but(len(absent))
         if device.free < len(absent):
-            self._room.on_demand(len(absent) - device.free, absent, running)
+            self._evictor.on_demand(len(absent) - device.free, absent, running)
         begun = absent[: device.free]
         for key in begun:
             self._counters.on_demand_fetches += 1
-            self._room.goes_to_device(key)
+            self._evictor.goes_to_device(key)
             self._tiers.fetch(key, Reason.ON_DEMAND)
         return len(begun) < len(absent)
 
@@ -74,10 +74,10 @@ class DemandFetcher:
                     self._policy.on_transfer_done(transfer)
                 continue
             self._counters.failed_transfers += 1
-            if self._room.unused_on_host[transfer.expert]:  # it was to stay there: nobody waits for it on the device
-                self._room.unused_on_host[transfer.expert] = False
+            if self._evictor.unused_on_host[transfer.expert]:  # it was to stay there: nobody waits for it on the device
+                self._evictor.unused_on_host[transfer.expert] = False
             else:
-                self._room.unused[transfer.expert] = False
+                self._evictor.unused[transfer.expert] = False
                 self._failed[transfer.expert] = transfer.error
             self._policy.on_transfer_failed(transfer)
 

@@ -11,7 +11,7 @@ import numpy as np
 from greenroom.experts.bookkeeping.counters import Counters
 from greenroom.experts.bookkeeping.ledger import Ledger, State
 from greenroom.experts.bookkeeping.tiers import Tiers
-from greenroom.experts.deciding.evictor import Room
+from greenroom.experts.deciding.evictor import Evictor
 from greenroom.policies.base.array_types import Keys, Mask
 from greenroom.policies.base.events import Reason, Tier
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
@@ -20,7 +20,7 @@ _FILL_QUEUED = 64
 """Enough for any link, and few enough to look through."""
 
 
-class AheadFetcher:
+class Prefetcher:
     """Keeps up to ``queue_ahead`` of what the policy wants on the device queued, the most urgent first, and up to as
     many on their way to the host that go no further.
 
@@ -30,11 +30,13 @@ class AheadFetcher:
     but of copies that the device has too.
     """
 
-    def __init__(self, policy: ExpertPolicy, tiers: Tiers, room: Room, counters: Counters, queue_ahead: int) -> None:
+    def __init__(
+        self, policy: ExpertPolicy, tiers: Tiers, evictor: Evictor, counters: Counters, queue_ahead: int
+    ) -> None:
         self._policy = policy
         self._tiers = tiers
-        self._to_device = _ToDevice(tiers, room, counters, queue_ahead)
-        self._to_host = None if tiers.host is None else _ToHost(tiers, tiers.host, room, counters, queue_ahead)
+        self._to_device = _ToDevice(tiers, evictor, counters, queue_ahead)
+        self._to_host = None if tiers.host is None else _ToHost(tiers, tiers.host, evictor, counters, queue_ahead)
         self._seen: tuple[Prefetch | None, Target | None] = (None, None)
         self._fill: deque[int] = deque()
 
@@ -78,7 +80,7 @@ class AheadFetcher:
     def withdraw_all_but(self, slots: int) -> None:
         """Take queued ones back, the least urgent first, until ``slots`` are free on the device or none is left."""
         device = self._tiers.device
-        while device.free < slots and (key := self._tiers.withdraw_ahead()) is not None:
+        while device.free < slots and (key := self._tiers.withdraw_prefetch()) is not None:
             self._to_device.taken_back(key)
 
     def withdraw_from_host(self) -> bool:
@@ -99,10 +101,10 @@ class AheadFetcher:
 class _Lane(ABC):
     """The wants for one tier."""
 
-    def __init__(self, tiers: Tiers, ledger: Ledger, room: Room, counters: Counters, queue_ahead: int) -> None:
+    def __init__(self, tiers: Tiers, ledger: Ledger, evictor: Evictor, counters: Counters, queue_ahead: int) -> None:
         self._tiers = tiers
         self._ledger = ledger
-        self._room = room
+        self._evictor = evictor
         self._counters = counters
         self._queue_ahead = queue_ahead
         self._refused: tuple[Prefetch | None, Target | None] = (None, None)
@@ -139,7 +141,7 @@ class _Lane(ABC):
 
     def reorder(self, prefetch: Prefetch | None, target: Target | None) -> None:
         for key in np.flatnonzero((self._ledger.state == State.LOADING) & self._unused()).tolist():
-            job = self._tiers.queued_ahead(key)
+            job = self._tiers.queued_prefetch(key)
             if job is None or job.reason is Reason.FILL:
                 continue
             if job.reason is Reason.TARGET:
@@ -226,51 +228,51 @@ class _Lane(ABC):
 
 
 class _ToDevice(_Lane):
-    def __init__(self, tiers: Tiers, room: Room, counters: Counters, queue_ahead: int) -> None:
-        super().__init__(tiers, tiers.device, room, counters, queue_ahead)
+    def __init__(self, tiers: Tiers, evictor: Evictor, counters: Counters, queue_ahead: int) -> None:
+        super().__init__(tiers, tiers.device, evictor, counters, queue_ahead)
 
     def taken_back(self, key: int) -> None:
-        self._room.unused[key] = False
+        self._evictor.unused[key] = False
         self._counters.prefetches -= 1
 
     def _unused(self) -> Mask:
-        return self._room.unused
+        return self._evictor.unused
 
     def _absent(self) -> Mask:
         absent: Mask = self._ledger.state == State.ABSENT
         return absent
 
     def _full(self) -> bool:
-        return self._tiers.waiting_ahead >= self._queue_ahead
+        return self._tiers.waiting_prefetches >= self._queue_ahead
 
     def _outside(self, target: Target) -> Mask:
         return self._ledger.evictable() & ~target.wanted
 
     def _make_room(self, key: int, reason: Reason, evictable: Mask) -> bool:
-        return self._room.ahead(key, reason, evictable)
+        return self._evictor.ahead(key, reason, evictable)
 
     def _evict_others(self, target: Target) -> None:
-        self._room.evict(np.flatnonzero(self._outside(target)))
+        self._evictor.evict(np.flatnonzero(self._outside(target)))
 
     def _queue(self, key: int, reason: Reason, priority: float) -> None:
-        self._room.goes_to_device(key)
+        self._evictor.goes_to_device(key)
         self._tiers.fetch(key, reason, priority)
-        self._room.unused[key] = True
+        self._evictor.unused[key] = True
         self._counters.prefetches += 1
 
 
 class _ToHost(_Lane):
     """Who is on the device, or on the way there, is nearer than the host already and is not fetched."""
 
-    def __init__(self, tiers: Tiers, host: Ledger, room: Room, counters: Counters, queue_ahead: int) -> None:
-        super().__init__(tiers, host, room, counters, queue_ahead)
+    def __init__(self, tiers: Tiers, host: Ledger, evictor: Evictor, counters: Counters, queue_ahead: int) -> None:
+        super().__init__(tiers, host, evictor, counters, queue_ahead)
 
     def taken_back(self, key: int) -> None:
-        self._room.unused_on_host[key] = False
+        self._evictor.unused_on_host[key] = False
         self._counters.host_prefetches -= 1
 
     def _unused(self) -> Mask:
-        return self._room.unused_on_host
+        return self._evictor.unused_on_host
 
     def _absent(self) -> Mask:
         absent: Mask = (self._ledger.state == State.ABSENT) & (self._tiers.device.state == State.ABSENT)
@@ -286,10 +288,10 @@ class _ToHost(_Lane):
         return outside if outside.any() else evictable & self._tiers.device.resident
 
     def _make_room(self, key: int, reason: Reason, evictable: Mask) -> bool:
-        return self._room.ahead_on_host(key, reason, evictable)
+        return self._evictor.ahead_on_host(key, reason, evictable)
 
     def _evict_others(self, target: Target) -> None:
-        self._room.evict_from_host(np.flatnonzero(self._ledger.evictable() & ~target.wanted))
+        self._evictor.evict_from_host(np.flatnonzero(self._ledger.evictable() & ~target.wanted))
 
     def fill(self, keys: deque[int]) -> None:
         """Take those off ``keys`` that are queued or on a tier already; all where there is no place any more."""
@@ -307,5 +309,5 @@ class _ToHost(_Lane):
 
     def _queue(self, key: int, reason: Reason, priority: float) -> None:
         self._tiers.fetch_to_host(key, reason, priority)
-        self._room.unused_on_host[key] = True
+        self._evictor.unused_on_host[key] = True
         self._counters.host_prefetches += 1

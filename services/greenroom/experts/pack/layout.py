@@ -18,6 +18,10 @@ TENSOR_ALIGNMENT = 64  # a cache line, and enough for every vector load
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
+ExpertWeights = tuple[torch.Tensor, ...]
+"""One expert's tensors, in the order of its record's layout: views of the memory that holds the record."""
+
+
 def align(count: int, to: int) -> int:
     return -(-count // to) * to
 
@@ -56,7 +60,7 @@ class RecordLayout:
         """Bytes of the tensors alone, without padding."""
         return sum(spec.nbytes for spec in self.tensors)
 
-    def views(self, record: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def views(self, record: torch.Tensor) -> ExpertWeights:
         """The expert's tensors as views of ``record`` (uint8, at least ``nbytes`` long)."""
         return tuple(
             record[spec.offset : spec.offset + spec.nbytes].view(DTYPES[spec.dtype]).view(spec.shape)

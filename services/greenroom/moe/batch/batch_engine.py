@@ -25,7 +25,7 @@ from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_stats import BatchStats
 from greenroom.moe.batch.device_sampling import sample_together
 from greenroom.moe.batch.queue_description import QueueDescription
-from greenroom.moe.batch.sampling import Picked
+from greenroom.moe.batch.sampling import SampledToken
 from greenroom.moe.batch.sampling import sample as sample_in_ram
 from greenroom.moe.batch.sequence import OnEvent, Sequence, StopCheckerFactory
 from greenroom.moe.forward.ragged_model import RaggedModel
@@ -434,7 +434,7 @@ def _chunk(sequence: Sequence, rows: Rows) -> Chunk:
     )
 
 
-def _sample(sequences: list[Sequence], logits: torch.Tensor) -> list[Picked | Exception]:
+def _sample(sequences: list[Sequence], logits: torch.Tensor) -> list[SampledToken | Exception]:
     draws = [sequence.next_draw() for sequence in sequences]
     sample = sample_in_ram if logits.device.type == "cpu" else sample_together
     try:
@@ -442,7 +442,7 @@ def _sample(sequences: list[Sequence], logits: torch.Tensor) -> list[Picked | Ex
     except Exception as error:
         raise_if_fatal(error)
         log.exception("sampling %d rows together failed, each is sampled alone", len(draws))
-    picked: list[Picked | Exception] = []
+    picked: list[SampledToken | Exception] = []
     for row, draw in enumerate(draws):
         try:
             picked += sample(logits[row : row + 1], [draw])

@@ -14,11 +14,11 @@ from functools import partial
 import torch
 
 from greenroom.core.generation import TokenLogprobs
-from greenroom.moe.batch.sampling import NUCLEUS_TRY, Draw, InvalidLogits, Picked, invalid, uniform
+from greenroom.moe.batch.sampling import NUCLEUS_TRY, Draw, InvalidLogits, SampledToken, invalid, uniform
 from greenroom.moe.products.device_copies import to_device
 
 
-def sample_together(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | InvalidLogits]:
+def sample_together(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | InvalidLogits]:
     """As ``sampling.sample``. Waits for the device once, and once more where a nucleus is wider than most."""
     answers = _Answers(logits, draws, NUCLEUS_TRY)
     (found,) = _look([answers.parts])
@@ -58,7 +58,7 @@ class _Answers:
                 best = logprobs.topk(min(top, logprobs.shape[1]), dim=1)
                 self.parts[f"top {top}"] = torch.cat([best.indices.double(), best.values.double()], dim=1)
 
-    def picked(self, found: _Found, row: int) -> Picked | InvalidLogits:
+    def picked(self, found: _Found, row: int) -> SampledToken | InvalidLogits:
         """The row's token, where ``found`` are the parts in RAM."""
         draw = self._draws[row]
         token, best = found["greedy"][row]
@@ -68,15 +68,15 @@ class _Answers:
         if draw.params.temperature != 0:
             token = found["drawn"][self.drawing.index(row)][0]
         if top is None:
-            return Picked(int(token))
+            return SampledToken(int(token))
         place = self._asking.index(row)
         (chosen,) = found["chosen"][place]
         if top == 0:
-            return Picked(int(token), TokenLogprobs(chosen))
+            return SampledToken(int(token), TokenLogprobs(chosen))
         both = found[f"top {top}"][place]
         ids, values = both[: len(both) // 2], both[len(both) // 2 :]
         pairs = tuple((int(one), value) for one, value in zip(ids, values, strict=True))
-        return Picked(int(token), TokenLogprobs(chosen, pairs))
+        return SampledToken(int(token), TokenLogprobs(chosen, pairs))
 
 
 def _look(answers: Sequence[Mapping[str, torch.Tensor]]) -> list[_Found]:

@@ -32,7 +32,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class SampledToken:
     """A row's token."""
 
     token_id: int
@@ -54,7 +54,7 @@ def uniform(key: int, position: int) -> float:
     return (int(np.random.Philox(key=key, counter=position).random_raw()) >> 11) * 2.0**-53
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | InvalidLogits]:
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | InvalidLogits]:
     """A token for each row of ``logits[n, vocabulary]``; for a row without usable logits the reason in its place.
 
     Greedy rows take the largest logit, of equal ones the lowest token id, as transformers does. The others draw from
@@ -67,15 +67,15 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | Invalid
     return [_pick(logits, i, draw, greedy[i], best[i]) for i, draw in enumerate(draws)]
 
 
-def _pick(logits: torch.Tensor, number: int, draw: Draw, greedy: int, best: float) -> Picked | InvalidLogits:
+def _pick(logits: torch.Tensor, number: int, draw: Draw, greedy: int, best: float) -> SampledToken | InvalidLogits:
     if (why := invalid(best, draw)) is not None:
         return why
     params = draw.params
     if params.temperature == 0 and params.logprobs is None:
-        return Picked(greedy)
+        return SampledToken(greedy)
     row = logits[number]
     token = greedy if params.temperature == 0 else _draw(row, params, uniform(draw.key, draw.position))
-    return Picked(token, None if params.logprobs is None else _logprobs(row, token, params.logprobs))
+    return SampledToken(token, None if params.logprobs is None else _logprobs(row, token, params.logprobs))
 
 
 def invalid(best: float, draw: Draw) -> InvalidLogits | None:

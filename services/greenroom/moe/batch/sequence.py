@@ -7,7 +7,7 @@ from typing import Protocol
 
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, Token
 from greenroom.moe.attention.kv_cache import SequenceKV
-from greenroom.moe.batch.sampling import Draw, Picked, sampling_key
+from greenroom.moe.batch.sampling import Draw, SampledToken, sampling_key
 from greenroom.policies.base.events import UNKNOWN_TASK, SequenceInfo
 
 OnEvent = Callable[[Event], None]
@@ -109,7 +109,7 @@ class Sequence:
                 return FinishReason.STOP
         return FinishReason.LENGTH if self.generated >= self.limit else None
 
-    def accept(self, picked: Picked) -> tuple[Token, FinishReason | None]:
+    def accept(self, picked: SampledToken) -> tuple[Token, FinishReason | None]:
         """Append the token; returns its event, and why the request ends with it, if it does.
 
         Whatever the stop checker raises comes through, and then the token was not appended.

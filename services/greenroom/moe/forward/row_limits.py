@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from greenroom.experts.all_resident import ResidentExperts
-from greenroom.experts.pack.layout import PackManifest
+from greenroom.experts.pack.layout import ExpertWeights, PackManifest
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.experts.source import Arriving
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel

@@ -25,7 +25,7 @@ from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.moe.loading.skeleton import load_skeleton
-from greenroom.moe.products.expert_hooks import RouterObserver, Seat, Stage, take_seat
+from greenroom.moe.products.expert_hooks import LayerHook, ModelHooks, RouterObserver, set_hook
 from greenroom.moe.products.expert_products import native_for, use_native
 from greenroom.moe.products.experts_forward import switch_expert, switch_experts_forward
 from greenroom.moe.products.native.onednn import bound_primitives
@@ -52,7 +52,7 @@ class LoadedMoE:
     layers: tuple[MoeLayer, ...]
     dtype: torch.dtype
     masking: str | None
-    stage: Stage = field(repr=False)
+    hooks: ModelHooks = field(repr=False)
     native: NativeRows | None = field(default=None, repr=False)
 
     @property
@@ -87,7 +87,7 @@ def load(
     products: str = "auto",
     device: torch.device | None = None,
 ) -> LoadedMoE:
-    """Load the dense weights and seat the hooks; the model runs once a source is attached.
+    """Load the dense weights and install the hooks; the model runs once a source is attached.
 
     ``products``: one of ``products.PRODUCTS``; off the CPU, where ``device`` says so, always torch's.
 
@@ -107,41 +107,41 @@ def load(
     masking = family.masking(checkpoint.config)
     if None in routers:
         masking = "its routers are not where transformers' own declarations say"
-    stage = Stage()
+    hooks = ModelHooks()
     native = None
     own: NativeRows | None = None  # of this model: its limits are
     for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
         native = native_for(model.get_submodule(layer.name), kept, products) if layer.stacked else None
         if native is not None:
             native = own = own or native.for_a_model()
-        seat = Seat(number, stage, native, masking)
-        _seat(model, layer, seat)
+        hook = LayerHook(number, hooks, native, masking)
+        _install(hook, model, layer)
         if router is not None:
-            wrap_router(router, layer, seat, masking)
+            wrap_router(router, layer, hook, masking)
     if native is not None:
         use_native(model, native, [router.module for router in routers if router is not None])
-    return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, stage, native)
+    return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, hooks, native)
 
 
 def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: RouterObserver | None = None) -> None:
     """From now on the model takes its experts from ``source`` (None: detached); not while a forward runs."""
-    loaded.stage.source = source
-    loaded.stage.on_router_logits = on_router_logits
-    loaded.stage.look_ahead = look_ahead_of(loaded.model, loaded.layers, source)
+    loaded.hooks.source = source
+    loaded.hooks.on_router_logits = on_router_logits
+    loaded.hooks.look_ahead = look_ahead_of(loaded.model, loaded.layers, source)
 
 
-def _seat(model: Any, layer: MoeLayer, seat: Seat) -> None:
+def _install(hook: LayerHook, model: Any, layer: MoeLayer) -> None:
     experts = model.get_submodule(layer.name)
-    take_seat(experts, seat)
+    set_hook(experts, hook)
     if not layer.stacked:
         experts.greenroom_expert = switch_expert(ACT2FN[model.config.dense_act_fn])
         experts.forward = types.MethodType(switch_experts_forward, experts)
-    _decoder_layer(model, layer.name).register_forward_pre_hook(lambda *_: _entered(seat))
+    _decoder_layer(model, layer.name).register_forward_pre_hook(lambda *_: _entered(hook))
 
 
-def _entered(seat: Seat) -> None:
-    if seat.stage.source is not None:
-        seat.stage.source.layer_entered(seat.layer)
+def _entered(hook: LayerHook) -> None:
+    if hook.model_hooks.source is not None:
+        hook.model_hooks.source.layer_entered(hook.layer)
 
 
 def _decoder_layer(model: torch.nn.Module, name: str) -> torch.nn.Module:

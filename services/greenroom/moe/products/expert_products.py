@@ -15,7 +15,7 @@ from transformers.activations import SiLUActivation
 from transformers.integrations import moe as transformers_moe
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.products.device_copies import to_device
 from greenroom.moe.products.native.library import NativeUnavailable
 from greenroom.moe.products.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
@@ -62,7 +62,7 @@ class Grouped(NamedTuple):
         return cls(order % rows if rows > 1 else np.zeros_like(order), order, spans)
 
 
-class Picked(NamedTuple):
+class PickedExpert(NamedTuple):
     """An expert of a layer with its weights; its rows are those of the ``Grouped`` from ``start`` to ``end``."""
 
     start: int
@@ -75,11 +75,11 @@ class ExpertSum(Protocol):
 
     output: torch.Tensor
 
-    def run(self, picked: Sequence[Picked]) -> None:
+    def run(self, picked: Sequence[PickedExpert]) -> None:
         """Compute what experts contribute to their rows, and add it in this order."""
         ...
 
-    def contribution(self, picked: Picked) -> torch.Tensor:
+    def contribution(self, picked: PickedExpert) -> torch.Tensor:
         """``[end - start, H]`` to be added later: it is not the expert's turn yet."""
         ...
 
@@ -112,11 +112,11 @@ class TorchSum:
     def _in_order(self, order: torch.Tensor) -> torch.Tensor:
         return self._picked_scales.t().reshape(-1)[order].unsqueeze(-1)
 
-    def run(self, picked: Sequence[Picked]) -> None:
+    def run(self, picked: Sequence[PickedExpert]) -> None:
         for one in picked:
             self.add(one.start, one.end, self.contribution(one))
 
-    def contribution(self, picked: Picked) -> torch.Tensor:
+    def contribution(self, picked: PickedExpert) -> torch.Tensor:
         start, end, weights = picked
         product = self._compute(self._rows[self._tokens[start:end]], weights) * self._scales[start:end]
         return product.to(self.output.dtype)
@@ -138,8 +138,8 @@ class NativeSum(TorchSum):
         self._numbers = grouped.tokens
         self._factors = scales.float().numpy().T.reshape(-1)[grouped.order]
 
-    def run(self, picked: Sequence[Picked]) -> None:
-        few: list[Picked] = []
+    def run(self, picked: Sequence[PickedExpert]) -> None:
+        few: list[PickedExpert] = []
         for one in picked:
             if one.end - one.start <= self._native.most_rows:
                 few.append(one)
@@ -149,7 +149,7 @@ class NativeSum(TorchSum):
             super().run([one])
         self._call(few, self.output, add=True)
 
-    def contribution(self, picked: Picked) -> torch.Tensor:
+    def contribution(self, picked: PickedExpert) -> torch.Tensor:
         rows = picked.end - picked.start
         if rows > self._native.most_rows:
             return super().contribution(picked)
@@ -157,7 +157,7 @@ class NativeSum(TorchSum):
         self._call([picked], out, add=False)
         return out
 
-    def _call(self, picked: Sequence[Picked], out: torch.Tensor, *, add: bool) -> None:
+    def _call(self, picked: Sequence[PickedExpert], out: torch.Tensor, *, add: bool) -> None:
         """The rows of ``picked`` lie one behind the other."""
         if not picked:
             return

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from greenroom.experts.source import ExpertWeights
-from greenroom.moe.products.expert_hooks import Foresight, Seat, seat_of
-from greenroom.moe.products.expert_products import Compute, ExpertSum, Grouped, NativeSum, Picked, TorchSum
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.moe.products.expert_hooks import LayerHook, LookAheadHook, hook_of
+from greenroom.moe.products.expert_products import Compute, ExpertSum, Grouped, NativeSum, PickedExpert, TorchSum
 
 IMPLEMENTATION = "greenroom"
 """The name in transformers' experts registry."""
@@ -35,37 +35,37 @@ def experts_forward(
 
     A pick at or above the number of experts is none. Raises TransferFailed where an expert can not be had.
     """
-    seat = seat_of(module)
-    picks = _picks_in_ram(seat, top_k_index)
+    hook = hook_of(module)
+    picks = _picks_in_ram(hook, top_k_index)
     grouped = Grouped.of(picks, module.num_experts)
-    look_ahead = seat.stage.look_ahead
+    look_ahead = hook.model_hooks.look_ahead
     if look_ahead is not None:
         look_ahead.answer()  # what the layer before has asked for, at the latest
-    with seat.source.routed(seat.layer, picks) as arriving:
+    with hook.source.routed(hook.layer, picks) as arriving:
         if look_ahead is not None:
-            look_ahead(seat.layer, hidden_states)
+            look_ahead(hook.layer, hidden_states)
             if not isinstance(arriving, list):
                 arriving = _answering(arriving, look_ahead)
         compute = partial(_expert, module)
-        if seat.native is not None:
-            return combine(grouped, arriving, NativeSum(hidden_states, top_k_weights, grouped, compute, seat.native))
+        if hook.native is not None:
+            return combine(grouped, arriving, NativeSum(hidden_states, top_k_weights, grouped, compute, hook.native))
         return combine(grouped, arriving, TorchSum(hidden_states, top_k_weights, grouped, compute))
 
 
-def _picks_in_ram(seat: Seat, picks: torch.Tensor) -> NDArray[np.int64]:
+def _picks_in_ram(hook: LayerHook, picks: torch.Tensor) -> NDArray[np.int64]:
     """The picks ``[T, k]``: the one copy of a layer that this thread waits for, so whatever else the source of experts
     is to know of the layer comes with it.
     """
-    rerouted, seat.rerouted = seat.rerouted, None
+    rerouted, hook.rerouted = hook.rerouted, None
     if rerouted is None:
         return picks.cpu().numpy()
     both = torch.cat([picks, rerouted[:, None].to(picks.dtype)], dim=1).cpu().numpy()
-    seat.source.rerouted(seat.layer, both[:, -1] != 0)
+    hook.source.rerouted(hook.layer, both[:, -1] != 0)
     return np.ascontiguousarray(both[:, :-1])
 
 
 def _answering(
-    arriving: Iterator[tuple[int, ExpertWeights]], look_ahead: Foresight
+    arriving: Iterator[tuple[int, ExpertWeights]], look_ahead: LookAheadHook
 ) -> Iterator[tuple[int, ExpertWeights]]:
     """While the experts' work is queued, what was computed before it comes to its end."""
     for one in arriving:
@@ -83,10 +83,10 @@ def combine(grouped: Grouped, arriving: Iterable[tuple[int, ExpertWeights]], tot
     for expert, weights in arriving:
         own, start, end = waiting.pop(expert)
         if own == turn:
-            total.run([Picked(start, end, weights)])
+            total.run([PickedExpert(start, end, weights)])
             turn += 1
         else:
-            early[own] = start, end, total.contribution(Picked(start, end, weights))
+            early[own] = start, end, total.contribution(PickedExpert(start, end, weights))
         while turn in early:
             total.add(*early.pop(turn))
             turn += 1
@@ -100,7 +100,7 @@ def _all_at_once(grouped: Grouped, here: list[tuple[int, ExpertWeights]], total:
     if missing := grouped.spans.keys() - weights.keys():
         raise _left_out(missing)
     in_turn = sorted((turn, start, end, expert) for expert, (turn, start, end) in grouped.spans.items())
-    total.run([Picked(start, end, weights[expert]) for _, start, end, expert in in_turn])
+    total.run([PickedExpert(start, end, weights[expert]) for _, start, end, expert in in_turn])
     return total.output
 
 
@@ -133,12 +133,12 @@ def switch_experts_forward(
     ``selected_experts`` is one-hot ``[T, 1, experts]``, all zero for a row beyond its expert's capacity;
     ``routing_weights[T, 1]``.
     """
-    seat = seat_of(module)
+    hook = hook_of(module)
     one_hot = selected_experts[:, 0]
     chosen = torch.where(one_hot.any(dim=-1), one_hot.argmax(dim=-1), module.num_experts)[:, None]
-    picks = _picks_in_ram(seat, chosen)
+    picks = _picks_in_ram(hook, chosen)
     grouped = Grouped.of(picks, module.num_experts)
-    with seat.source.routed(seat.layer, picks) as arriving:
+    with hook.source.routed(hook.layer, picks) as arriving:
         total = TorchSum(hidden_states, routing_weights, grouped, module.greenroom_expert)
         return combine(grouped, arriving, total)
 

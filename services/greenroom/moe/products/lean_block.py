@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from greenroom.experts.source import AtHand
-from greenroom.moe.products.expert_hooks import Seat, seat_of
+from greenroom.experts.source import ResidentInRam
+from greenroom.moe.products.expert_hooks import LayerHook, hook_of
 from greenroom.moe.products.native.rows import Lasting, NativeRows
 
 _PROBES = 64
@@ -33,7 +33,7 @@ class LeanBlock:
     def __init__(self, block: Any, native: NativeRows, *, normalise: bool, rounded: bool) -> None:
         self._block = block
         self._native = native
-        self._seat: Seat = seat_of(block.experts)
+        self._hook: LayerHook = hook_of(block.experts)
         self._weight: torch.Tensor = block.gate.weight
         self._experts = len(self._weight)
         self._top_k = int(block.gate.top_k)
@@ -45,8 +45,8 @@ class LeanBlock:
 
     def add(self, rows: torch.Tensor, stream: torch.Tensor) -> None:
         """Adds what the block makes of the normalised ``rows[T, H]`` to ``stream[T, H]``."""
-        stage = self._seat.stage
-        routed = None if stage.on_router_logits is not None else self.route(rows)
+        hooks = self._hook.model_hooks
+        routed = None if hooks.on_router_logits is not None else self.route(rows)
         if routed is None:
             stream += self._block(rows[None])[0]
         else:
@@ -54,12 +54,12 @@ class LeanBlock:
 
     def route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Picks and scales ``[T, k]``, within the source's mask; None where the module is to say why it can not be."""
-        source, layer = self._seat.stage.source, self._seat.layer
+        source, layer = self._hook.model_hooks.source, self._hook.layer
         allowed = None if source is None else source.allowed_experts(layer)
         if allowed is None:
             return self._native.route(self._weight, rows, self._top_k, normalise=self._normalise, rounded=self._rounded)
         count = rows.shape[0]  # torch's own len() is slow
-        if self._seat.masking is not None or not _fits(allowed, count, self._experts):
+        if self._hook.masking is not None or not _fits(allowed, count, self._experts):
             return None
         if allowed is not self._allowed.array:
             self._allowed = Lasting(allowed)
@@ -78,12 +78,12 @@ class LeanBlock:
 
     def experts(self, rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor, stream: torch.Tensor) -> None:
         """Adds the picked experts' sum to ``stream[T, H]``."""
-        source, layer = self._seat.stage.source, self._seat.layer
-        if _may_have_at_hand(source) and (addresses := source.at_hand(layer, picks.numpy())) is not None:
+        source, layer = self._hook.model_hooks.source, self._hook.layer
+        if _may_be_resident(source) and (addresses := source.resident_addresses(layer, picks.numpy())) is not None:
             if addresses is not self._addresses.array:
                 self._addresses = Lasting(addresses)
             busy = self._native.all_experts(self._addresses, self._inner, picks, scales, rows, stream)
-            source.ran(layer, busy)
+            source.layer_ran(layer, busy)
         else:
             stream += self._block.experts(rows, picks, scales)
 
@@ -92,13 +92,13 @@ def _fits(allowed: NDArray[np.bool_], rows: int, experts: int) -> bool:
     return allowed.ndim == 2 and allowed.shape[1] == experts and len(allowed) in (1, rows)
 
 
-def _may_have_at_hand(source: object) -> TypeGuard[AtHand]:
+def _may_be_resident(source: object) -> TypeGuard[ResidentInRam]:
     return _has_methods(type(source))  # type: ignore[arg-type]  # mypy takes classes for unhashable
 
 
 @functools.cache
 def _has_methods(kind: type[Any]) -> bool:  # looking for a protocol's methods in every layer takes longer than the rest
-    return issubclass(kind, AtHand)
+    return issubclass(kind, ResidentInRam)
 
 
 def lean_block(block: Any, native: NativeRows) -> LeanBlock | None:
@@ -129,7 +129,7 @@ def _is_plain(block: Any, native: NativeRows) -> bool:
         and weight.ndim == 2
         and weight.shape[1] % 2 == 0
         and isinstance(getattr(gate, "top_k", None), int)
-        and seat_of(block.experts).native is native
+        and hook_of(block.experts).native is native
     )
 
 

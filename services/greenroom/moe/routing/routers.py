@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from greenroom.core.errors import GreenroomError, UnsupportedModel
 from greenroom.moe.architecture.moe_layers import MoeLayer
 from greenroom.moe.products.device_copies import to_device
-from greenroom.moe.products.expert_hooks import Seat
+from greenroom.moe.products.expert_hooks import LayerHook
 
 
 class MaskRefused(GreenroomError):
@@ -53,16 +53,16 @@ def find_router(model: Any, layer: MoeLayer) -> Router | None:
     return None
 
 
-def wrap_router(router: Router, layer: MoeLayer, seat: Seat, refusal: str | None) -> None:
+def wrap_router(router: Router, layer: MoeLayer, hook: LayerHook, refusal: str | None) -> None:
     """From now on this router shows its logits and obeys masks; ``refusal`` says why it can not obey any."""
     inner = router.module.forward
     one_hot = not layer.stacked
 
     def forward(_: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        stage = seat.stage
-        source = stage.source
-        allowed = None if source is None else source.allowed_experts(seat.layer)
-        seat.rerouted = None
+        hooks = hook.model_hooks
+        source = hooks.source
+        allowed = None if source is None else source.allowed_experts(hook.layer)
+        hook.rerouted = None
         if source is None or allowed is None:
             outputs = inner(hidden_states, *args, **kwargs)
             logits = outputs[router.logits_index]
@@ -73,12 +73,12 @@ def wrap_router(router: Router, layer: MoeLayer, seat: Seat, refusal: str | None
             outputs, logits = _masked(inner, (hidden_states, *args), kwargs, forbidden, layer, one_hot)
             rerouted = _rerouted(logits.reshape(-1, layer.experts), forbidden, layer.top_k)
             if rerouted.device.type == "cpu":
-                source.rerouted(seat.layer, rerouted.numpy())
+                source.rerouted(hook.layer, rerouted.numpy())
             else:
-                seat.rerouted = rerouted
+                hook.rerouted = rerouted
             logits = logits.to(outputs[router.logits_index].dtype)
-        if stage.on_router_logits is not None:
-            stage.on_router_logits(seat.layer, logits.reshape(-1, layer.experts))
+        if hooks.on_router_logits is not None:
+            hooks.on_router_logits(hook.layer, logits.reshape(-1, layer.experts))
         return outputs
 
     router.module.forward = types.MethodType(forward, router.module)
