@@ -1,4 +1,4 @@
-"""All experts in memory: the source to compare every other one with, and the twin for tests."""
+"""A source with all experts in memory: the reference for every other one, and its twin in tests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from greenroom.experts.source import Arriving
 
 
 class ResidentExperts:
-    """An ExpertSource over ``weights[layer][expert]``; yields the picked experts in ascending order."""
+    """An ExpertSource over ``weights[layer][expert]``. Yields the picked experts in ascending order."""
 
     def __init__(self, weights: Sequence[Sequence[ExpertWeights]]) -> None:
         self._weights = weights
 
     @classmethod
     def of_pack(cls, pack: PackFile) -> ResidentExperts:
-        """Reads the whole pack. Raises PackError where it was altered."""
+        """Reads the whole pack. Raises PackError if it was altered."""
         weights = []
         for layer, spec in enumerate(pack.manifest.layers):
             experts = []

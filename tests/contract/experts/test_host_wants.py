@@ -580,9 +580,9 @@ def test_any_wants_under_random_delays_and_failures(
         assert not store.twice, "an expert was read by two jobs at once"
         counters = engine.counters
         assert counters.host_prefetches_used + counters.host_prefetches_wasted <= counters.host_prefetches
-        assert not (engine._evictor.unused_on_host & ~host.resident).any()
-        assert not (engine._evictor.unused & ~engine.device.resident).any()
-        left = int(np.count_nonzero(engine._evictor.unused_on_host))
+        assert not (host.prefetches.unused & ~host.resident).any()
+        assert not (engine.device.prefetches.unused & ~engine.device.resident).any()
+        left = int(np.count_nonzero(host.prefetches.unused))
         failed = counters.host_prefetches - counters.host_prefetches_used - counters.host_prefetches_wasted - left
         assert 0 <= failed <= counters.failed_transfers
     finally:

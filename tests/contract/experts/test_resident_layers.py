@@ -320,7 +320,7 @@ def test_a_policy_hears_the_same_of_a_layer_in_one_call(closing: list[ExpertEngi
     assert len(heard[0][0]) == len(steps) * LAYERS * 3
 
 
-def test_what_is_missing_is_not_at_hand(closing: list[ExpertEngine]) -> None:
+def test_a_layer_with_a_missing_expert_takes_the_slow_path(closing: list[ExpertEngine]) -> None:
     _, engine, _ = make(Quiet, 6, "exact")
     closing.append(engine)
     engine.preload([0, 1, 6, 7, 12, 13])

@@ -329,7 +329,7 @@ def test_who_has_landed_is_resident_only_once_the_copy_has_ended(lossy: tuple[Ti
     assert tiers.wait(DEADLINE_S)
     (transfer,) = tiers.collect()
     assert transfer.error == "RuntimeError: the copy is lost"
-    assert tiers.void == {5: transfer.error}
+    assert tiers.lost_copies == {5: transfer.error}
     assert tiers.computable([5]) == [False]
     assert (tiers.device.state[5], tiers.device.free, tiers.moving) == (State.ABSENT, 4, 0)
     tiers.release(np.array([5]))
@@ -351,7 +351,7 @@ def test_a_lost_copy_ahead_of_need_costs_nobody_but_itself(lossy: tuple[Tiers, B
         assert tiers.wait(DEADLINE_S)
         ended += tiers.collect()
     assert ended[-1].expert == 5
-    assert tiers.void == {}, "nobody can have computed with it"
+    assert tiers.lost_copies == {}, "nobody can have computed with it"
     assert tiers.device.free == 4
     tiers.audit()
 

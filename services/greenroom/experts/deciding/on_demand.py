@@ -1,4 +1,4 @@
-"""Fetching what a layer waits for, and booking what lands."""
+"""Fetches what a layer waits for, and books what lands."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class OnDemandFetcher:
         self._hardware = hardware
         self._timeout_s = timeout_s
         self._hears_arrivals = "on_transfer_done" in policy.hooks
-        self._failed: dict[int, str] = {}
+        self._failed: dict[int, str] = {}  # by expert, why
 
     def begin(self, keys: list[int], running: Keys) -> bool:
-        """Begin to fetch as many of the missing as room can be found for; True: some have found none yet.
+        """Begin to fetch the missing ones of ``keys``, as many as slots can be freed for. True: some must wait.
 
-        ``running``: all experts of the layer, which make room for each other last. Raises TransferFailed.
+        ``running``: all experts of the layer, which are evicted for each other last. Raises TransferFailed.
         """
         self._raise_failure_of(keys)
         device = self._tiers.device
@@ -56,33 +56,33 @@ class OnDemandFetcher:
                 self._tiers.hurry(key)
         if not absent:
             return False
-        self._prefetcher.withdraw_all_but(len(absent))
+        self._prefetcher.free_device_slots(len(absent))
         if device.free < len(absent):
-            self._evictor.on_demand(len(absent) - device.free, absent, running)
+            self._evictor.free_on_demand(len(absent) - device.free, absent, running)
         begun = absent[: device.free]
         for key in begun:
             self._counters.on_demand_fetches += 1
-            self._evictor.goes_to_device(key)
             self._tiers.fetch(key, Reason.ON_DEMAND)
         return len(begun) < len(absent)
 
     def deliver(self) -> None:
-        """Book what the movers have finished and tell the policy."""
+        """Book what the movers have finished, and tell the policy."""
         for transfer in self._tiers.collect():
             if transfer.error is None:
                 if self._hears_arrivals:
                     self._policy.on_transfer_done(transfer)
                 continue
             self._counters.failed_transfers += 1
-            if self._evictor.unused_on_host[transfer.expert]:  # it was to stay there: nobody waits for it on the device
-                self._evictor.unused_on_host[transfer.expert] = False
+            host = self._tiers.host
+            if host is not None and host.prefetches.unused[transfer.expert]:
+                host.prefetches.fail(transfer.expert)  # it was to stay on the host: no layer waits for it
             else:
-                self._evictor.unused[transfer.expert] = False
+                self._tiers.device.prefetches.fail(transfer.expert)
                 self._failed[transfer.expert] = transfer.error
             self._policy.on_transfer_failed(transfer)
 
     def wait_for(self, wanted: Iterable[int]) -> None:
-        """Wait until something lands. Raises TransferFailed where one of ``wanted`` can not be had."""
+        """Wait until something lands. Raises TransferFailed if one of ``wanted`` can not be fetched."""
         self._raise_failure_of(wanted)
         if not self._tiers.moving:
             raise LedgerError("a layer waits for experts, and nothing moves")
@@ -94,23 +94,24 @@ class OnDemandFetcher:
         if not landed:
             raise TransferFailed(f"no expert has landed for {self._timeout_s:g} s")
 
-    def step_begins(self) -> None:
-        """What was computed until now has been used or discarded."""
-        self._tiers.void.clear()
+    def begin_step(self) -> None:
+        """Forget lost copies: what was computed with them before this step has been discarded."""
+        self._tiers.lost_copies.clear()
 
-    def confirm(self) -> None:
-        """Wait until whoever has landed has arrived. Raises TransferFailed where the bytes of one that had landed since
-        the step began did not come: what was computed with it is void.
+    def confirm_step(self) -> None:
+        """Wait until the bytes of every expert that has landed have arrived.
+
+        Raises TransferFailed if those of an expert that landed in this step did not: what the step computed is void.
         """
-        while self._tiers.landed and not self._tiers.void:
+        while self._tiers.landed and not self._tiers.lost_copies:
             if not self._tiers.wait(self._timeout_s):
                 raise TransferFailed(f"no copy to the device has ended for {self._timeout_s:g} s")
             self.deliver()
-        for key, text in self._tiers.void.items():
+        for key, text in self._tiers.lost_copies.items():
             raise self._failure_of(key, text)
 
     def forget_failures(self) -> None:
-        """What failed before may be tried again."""
+        """Let experts whose fetch has failed be tried again."""
         self._failed.clear()
 
     def _raise_failure_of(self, wanted: Iterable[int]) -> None:

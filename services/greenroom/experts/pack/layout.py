@@ -1,6 +1,6 @@
 """Where an expert's tensors lie within its record, and what a pack holds.
 
-A *record* is one expert: all its tensors, each at a multiple of 64 bytes, the whole padded to 4 KiB so that direct I/O
+A *record* holds all tensors of one expert, each at a multiple of 64 bytes. It is padded to 4 KiB, so that direct I/O
 can read it straight into a slot.
 """
 
@@ -28,7 +28,7 @@ def align(count: int, to: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of an expert; ``offset`` and ``nbytes`` are within the record."""
+    """One tensor of an expert. ``offset`` and ``nbytes`` are within the record."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """All tensors of one expert; ``nbytes`` is a multiple of 4 KiB."""
+    """All tensors of one expert. ``nbytes`` is a multiple of 4 KiB."""
 
     tensors: tuple[TensorSpec, ...]
     nbytes: int
@@ -82,7 +82,7 @@ class PackLayer:
 class PackManifest:
     """What a pack holds. Two packs with equal manifests hold the same weights.
 
-    ``source_digest`` identifies the checkpoint's content, ``dtype`` the one that the weights were converted to.
+    ``source_digest`` identifies the checkpoint's content. ``dtype``: what the weights were converted to.
     """
 
     model_type: str
