@@ -1,4 +1,4 @@
-"""What ties the modules of a loaded model to the source of its experts."""
+"""Connects the modules of a loaded model with the source of its experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from greenroom.experts.source import ExpertSource
 from greenroom.moe.products.native.rows import NativeRows
 
 RouterObserver = Callable[[int, torch.Tensor], None]
-"""Told ``(layer, logits[T, experts])`` by every router, before any mask; the tensor is the router's own."""
+"""Gets ``(layer, logits[T, experts])`` from every router, before any mask. The tensor belongs to the router."""
 
 _ATTRIBUTE = "_greenroom_hook"
 

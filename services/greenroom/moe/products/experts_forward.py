@@ -1,11 +1,10 @@
 """The experts' forward pass over experts that arrive in any order.
 
-Transformers' "eager" implementation runs the picked experts in ascending order and adds each one's weighted output to
-the rows that picked it, in the output's dtype. Floating-point addition is not associative, so the same order of
-additions is kept here whatever the order of arrival: what arrived early waits. All else is computed as there, from the
-same rows in the same order, so that with torch's products the result is the same to the bit. The compiled products
-(``products``) sum in another order: with them it is the same to the bit between budgets, policies and orders of
-arrival.
+Transformers' "eager" implementation runs the picked experts in ascending order. It adds each expert's weighted output
+to the rows that picked it, in the output's dtype. Floating-point addition is not associative, so the same order of
+additions is kept here: the contribution of an expert that arrives early waits for its turn. With torch's products the
+result equals transformers' to the bit, because the same rows are computed in the same order. The compiled products sum
+in another order; with them results are equal to the bit between budgets, policies and orders of arrival.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ IMPLEMENTATION = "greenroom"
 def experts_forward(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What the registry calls: rows ``[T, H]``, picks and weights ``[T, k]``; returns ``[T, H]``.
+    """Called by the registry with rows ``[T, H]``, picks and scales ``[T, k]``. Returns ``[T, H]``.
 
-    A pick at or above the number of experts is none. Raises TransferFailed where an expert can not be had.
+    A pick at or above the number of experts is none. Raises TransferFailed if an expert can not be fetched.
     """
     hook = hook_of(module)
     picks = _picks_in_ram(hook, top_k_index)
     grouped = Grouped.of(picks, module.num_experts)
     look_ahead = hook.model_hooks.look_ahead
     if look_ahead is not None:
-        look_ahead.answer()  # what the layer before has asked for, at the latest
+        look_ahead.answer()  # gives what the layer before asked for
     with hook.source.routed(hook.layer, picks) as arriving:
         if look_ahead is not None:
             look_ahead(hook.layer, hidden_states)
@@ -53,8 +52,8 @@ def experts_forward(
 
 
 def _picks_in_ram(hook: LayerHook, picks: torch.Tensor) -> NDArray[np.int64]:
-    """The picks ``[T, k]``: the one copy of a layer that this thread waits for, so whatever else the source of experts
-    is to know of the layer comes with it.
+    """The picks ``[T, k]``. This is the one copy of a layer that the thread waits for, so it also brings
+    which rows a mask has changed.
     """
     rerouted, hook.rerouted = hook.rerouted, None
     if rerouted is None:
@@ -67,7 +66,7 @@ def _picks_in_ram(hook: LayerHook, picks: torch.Tensor) -> NDArray[np.int64]:
 def _answering(
     arriving: Iterator[tuple[int, ExpertWeights]], look_ahead: LookAheadHook
 ) -> Iterator[tuple[int, ExpertWeights]]:
-    """While the experts' work is queued, what was computed before it comes to its end."""
+    """After each expert whose work was queued, give the look-ahead's answer if it has arrived by now."""
     for one in arriving:
         yield one
         look_ahead.answer()
@@ -109,7 +108,7 @@ def _left_out(experts: Iterable[int]) -> RuntimeError:
 
 
 def _expert(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """One expert as transformers' interface describes it; ``weights`` in the order of the layer's record."""
+    """One expert as described by transformers' interface. ``weights``: in the order of the layer's record."""
     if module.has_bias:
         up, up_bias, down, down_bias = weights
     else:
@@ -122,15 +121,15 @@ def _expert(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Te
 
 def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
     product = rows @ weight if transposed else nn.functional.linear(rows, weight)
-    return product if bias is None else product + bias  # added apart, as eager does: fused it rounds once less
+    return product if bias is None else product + bias  # not fused, because eager rounds before it adds
 
 
 def switch_experts_forward(
     module: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The same for Switch Transformers, whose experts are not in the registry.
+    """As ``experts_forward`` for Switch Transformers, whose experts are not in the registry.
 
-    ``selected_experts`` is one-hot ``[T, 1, experts]``, all zero for a row beyond its expert's capacity;
+    ``selected_experts``: one-hot ``[T, 1, experts]``, all zero for a row beyond its expert's capacity.
     ``routing_weights[T, 1]``.
     """
     hook = hook_of(module)
@@ -144,7 +143,7 @@ def switch_experts_forward(
 
 
 def switch_expert(activation: nn.Module) -> Compute:
-    """A Switch Transformers expert: two projections with an activation between, no biases."""
+    """A Switch Transformers expert: two projections without biases, and an activation between them."""
 
     def compute(rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
         inner, outer = weights

@@ -1,8 +1,7 @@
-"""Routers whose logits can be seen, and whose picks can be confined to allowed experts.
+"""Routers whose logits can be observed, and whose picks can be confined to allowed experts.
 
-A router computes logits by one linear map and goes on with its family's own softmax, top-k and normalisation. A mask
-is laid over the result of that map while the family's own code runs, so what follows is the family's, and a router
-without a mask runs as ever.
+A router computes logits by one linear map, followed by its family's own softmax, top-k and normalisation. A mask is
+applied to the result of that map while the family's own code runs. Without a mask the router runs unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from greenroom.moe.products.expert_hooks import LayerHook
 
 
 class MaskRefused(GreenroomError):
-    """A mask of allowed experts that a router can not honour: of the wrong shape, or with too few experts a row."""
+    """A mask of allowed experts has the wrong shape, or too few experts in a row."""
 
 
 class Router(NamedTuple):
@@ -35,7 +34,7 @@ class Router(NamedTuple):
 
 
 def find_router(model: Any, layer: MoeLayer) -> Router | None:
-    """The router beside a layer's experts; None if it is not to be found.
+    """The router of a layer. None: it was not found.
 
     transformers declares the class and the index, for its ``output_router_logits``.
     """
@@ -54,7 +53,7 @@ def find_router(model: Any, layer: MoeLayer) -> Router | None:
 
 
 def wrap_router(router: Router, layer: MoeLayer, hook: LayerHook, refusal: str | None) -> None:
-    """From now on this router shows its logits and obeys masks; ``refusal`` says why it can not obey any."""
+    """From now on this router shows its logits and obeys masks. ``refusal``: why it can obey none."""
     inner = router.module.forward
     one_hot = not layer.stacked
 
@@ -114,16 +113,16 @@ def _masked(
 
 
 def _rerouted(logits: torch.Tensor, forbidden: torch.Tensor, top_k: int) -> torch.Tensor:
-    """``[T]``: rows for which somebody forbidden has a larger logit (``[T, E]``) than the last of those picked."""
+    """``[T]``: rows for which a forbidden expert has a larger logit (``[T, E]``) than the last picked one."""
     last = logits.masked_fill(forbidden, -torch.inf).topk(top_k, dim=1).values[:, -1]
     best = logits.masked_fill(~forbidden, -torch.inf).amax(dim=1)
     return best > last
 
 
 class _MaskedLogits(TorchFunctionMode):
-    """Puts minus infinity where the mask forbids, in the one linear map to as many outputs as there are experts.
+    """Sets forbidden logits to minus infinity, in the one linear map whose outputs are as many as the experts.
 
-    Bound to the thread that enters it.
+    Affects only the thread that enters it.
     """
 
     def __init__(self, forbidden: torch.Tensor, layer: MoeLayer) -> None:
