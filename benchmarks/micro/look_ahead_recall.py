@@ -86,7 +86,7 @@ def main() -> None:
     for exchange in (False, True):
         source.watch()
         attach(loaded, source)
-        loaded.stage.look_ahead = look_ahead_of(loaded.model, loaded.layers, source, exchange_norms=exchange)
+        loaded.hooks.look_ahead = look_ahead_of(loaded.model, loaded.layers, source, exchange_norms=exchange)
         for sample in (one for task in TASKS for one in samples(task, options.prompts, seed=5)):
             encoded = tokenizer.apply_chat_template(
                 [{"role": "user", "content": sample.prompt}],

@@ -34,8 +34,9 @@ from greenroom.core.units import format_bytes
 from greenroom.experts.copying.disk_calibration import measure
 from greenroom.experts.engine import ExpertEngine
 from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.experts.source import Arriving
 from greenroom.llm import LLM
 from greenroom.moe.loading.packing import default_cache_dir
 from greenroom.policies.base.events import Prediction, SequenceInfo, Step
@@ -64,9 +65,9 @@ class Watch:
         self._step, self._routed = engine.step, engine.routed
         engine.step = self._timed_step  # type: ignore[method-assign]
         engine.routed = self._timed_routed  # type: ignore[method-assign]
-        self._at_hand, self._ran = engine.at_hand, engine.ran
-        engine.at_hand = self._timed_at_hand  # type: ignore[method-assign]
-        engine.ran = self._timed_ran  # type: ignore[method-assign]
+        self._resident_addresses, self._layer_ran = engine.resident_addresses, engine.layer_ran
+        engine.resident_addresses = self._timed_addresses  # type: ignore[method-assign]
+        engine.layer_ran = self._timed_layer_ran  # type: ignore[method-assign]
         self._rows = 0
         self._all_began: float | None = None
 
@@ -110,16 +111,16 @@ class Watch:
             self._in_experts += seconds
             self.experts.append((int(rows[expert]), seconds))
 
-    def _timed_at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        addresses = self._at_hand(layer, picks)
+    def _timed_addresses(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        addresses = self._resident_addresses(layer, picks)
         self._all_began = None if addresses is None else time.perf_counter()
         return addresses
 
-    def _timed_ran(self, layer: int, experts: int) -> None:
-        """All of a layer's experts in one call, which began when they were handed over: each counts its share."""
+    def _timed_layer_ran(self, layer: int, experts: int) -> None:
+        """All of a layer's experts in one call, which began when they were handed over: each had its share."""
         began, self._all_began = self._all_began, None
         ended = time.perf_counter()
-        self._ran(layer, experts)
+        self._layer_ran(layer, experts)
         if began is None:
             return
         seconds = ended - began

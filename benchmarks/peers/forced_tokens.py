@@ -13,7 +13,7 @@ from greenroom.demo.tasks import TASKS, sample
 from greenroom.demo.tokenizer import SPECIAL_TOKENS, render
 from greenroom.moe.batch import sequence as moe_sequence
 from greenroom.moe.batch.batch_engine import BatchEngine
-from greenroom.moe.batch.sampling import Picked
+from greenroom.moe.batch.sampling import SampledToken
 
 SEED = 11
 
@@ -73,9 +73,9 @@ class ForcedSequence(moe_sequence.Sequence):
         self.forced = forced
         self.greedy: list[int] = []
 
-    def accept(self, picked: Picked) -> tuple[Token, FinishReason | None]:
+    def accept(self, picked: SampledToken) -> tuple[Token, FinishReason | None]:
         self.greedy.append(picked.token_id)
-        return super().accept(Picked(self.forced[self.generated], picked.logprobs))
+        return super().accept(SampledToken(self.forced[self.generated], picked.logprobs))
 
 
 def force(engine: BatchEngine, forced: Mapping[str, Sequence[int]]) -> dict[str, ForcedSequence]:

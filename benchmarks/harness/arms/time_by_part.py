@@ -22,7 +22,8 @@ PARTS = (
 """
 
 _SOURCE_METHODS = (
-    "step", "layer_entered", "allowed_experts", "rerouted", "routed", "at_hand", "ran", "take_request", "predicted"
+    "step", "layer_entered", "allowed_experts", "rerouted", "routed", "resident_addresses", "layer_ran", "take_request",
+    "predicted",
 )  # fmt: skip
 
 
@@ -46,9 +47,9 @@ class Inside:
             self._time(source._tiers, "wait", "waiting")
             for name in _SOURCE_METHODS:
                 self._time_source(source, name)
-            stage = _stage(model)
-            if stage.look_ahead is not None:
-                self._replace(stage, "look_ahead", _TimedLookAhead(stage.look_ahead, self._clock))
+            hooks = _model_hooks(model)
+            if hooks.look_ahead is not None:
+                self._replace(hooks, "look_ahead", _TimedLookAhead(hooks.look_ahead, self._clock))
             if engine.model.lean is not None:  # then the modules' own attention is not what runs
                 self._time(engine.model.lean, "attention", "attention")
                 for block in filter(None, (layer.block for layer in engine.model.lean._layers)):
@@ -164,8 +165,8 @@ def _routers(model: Any) -> list[Any]:
     return found
 
 
-def _stage(model: Any) -> Any:
-    from greenroom.moe.products.expert_hooks import seat_of
+def _model_hooks(model: Any) -> Any:
+    from greenroom.moe.products.expert_hooks import hook_of
 
     _, module = next(iter(experts_modules(model)))
-    return seat_of(module).stage
+    return hook_of(module).model_hooks

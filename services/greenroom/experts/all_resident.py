@@ -1,4 +1,4 @@
-"""All experts in memory: the source to compare every other one with, and the twin for tests."""
+"""A source with all experts in memory: the reference for every other one, and its twin in tests."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.experts.pack.direct_io import page_aligned
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.experts.source import Arriving
 
 
 class ResidentExperts:
-    """An ExpertSource over ``weights[layer][expert]``; yields the picked experts in ascending order."""
+    """An ExpertSource over ``weights[layer][expert]``. Yields the picked experts in ascending order."""
 
     def __init__(self, weights: Sequence[Sequence[ExpertWeights]]) -> None:
         self._weights = weights
 
     @classmethod
     def of_pack(cls, pack: PackFile) -> ResidentExperts:
-        """Reads the whole pack. Raises PackError where it was altered."""
+        """Reads the whole pack. Raises PackError if it was altered."""
         weights = []
         for layer, spec in enumerate(pack.manifest.layers):
             experts = []

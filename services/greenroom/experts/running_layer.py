@@ -1,4 +1,4 @@
-"""A layer's experts from its router's picks to its end: pinned, fetched, handed out as they land, released."""
+"""A layer's experts from its router's picks to its end: pinned, fetched, handed out as they land, unpinned."""
 
 from __future__ import annotations
 
@@ -11,147 +11,145 @@ import numpy as np
 
 from greenroom.experts.bookkeeping.counters import Counters
 from greenroom.experts.bookkeeping.tiers import Tiers
-from greenroom.experts.deciding.evictor import Room
-from greenroom.experts.deciding.on_demand import DemandFetcher
-from greenroom.experts.deciding.prefetcher import AheadFetcher
-from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.experts.deciding.on_demand import OnDemandFetcher
+from greenroom.experts.deciding.prefetcher import Prefetcher
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.experts.source import Arriving
 from greenroom.policies.base.events import LayerRouting
 from greenroom.policies.base.expert_policy import ExpertPolicy
 
 
-class Stage(NamedTuple):
-    """What every layer of an engine runs on."""
+class LayerContext(NamedTuple):
+    """What every layer of an engine uses."""
 
     policy: ExpertPolicy
     tiers: Tiers
-    room: Room
-    demand: DemandFetcher
-    ahead: AheadFetcher
+    on_demand: OnDemandFetcher
+    prefetcher: Prefetcher
     counters: Counters
 
 
 class RunningLayer(AbstractContextManager[Arriving]):
-    """See ExpertSource.routed. On entering, what is missing is begun to be fetched and what the policy wants next is
-    queued behind it; the iterator hands out what is here, then what lands, or keeps the policy's order where it has
-    one.
+    """See ExpertSource.routed.
+
+    Entering it queues the missing experts, and then what the policy wants next. The iterator hands out the resident
+    experts first and the others as they land, or all in the policy's order if it has one.
     """
 
-    __slots__ = ("_first", "_pending", "_routing", "_stage")
+    __slots__ = ("_context", "_first", "_pinned", "_routing")
 
-    def __init__(self, stage: Stage, routing: LayerRouting, first: int) -> None:
-        self._stage = stage
+    def __init__(self, context: LayerContext, routing: LayerRouting, first: int) -> None:
+        self._context = context
         self._routing = routing
         self._first = first
-        self._pending: dict[int, None] = {}  # pinned for this layer
+        self._pinned: dict[int, None] = {}
 
     def __enter__(self) -> Arriving:
-        stage, routing = self._stage, self._routing
-        experts, device = routing.experts, stage.tiers.device
-        stage.demand.deliver()
-        all_here = self._count()
-        stage.demand.forget_failures()
+        context, routing = self._context, self._routing
+        experts, device = routing.experts, context.tiers.device
+        context.on_demand.deliver()
+        all_resident = self._count_hits()
+        context.on_demand.forget_failures()
         device.pin(experts)
         keys = experts.tolist()
-        self._pending = dict.fromkeys(keys)
+        self._pinned = dict.fromkeys(keys)
         try:
-            stage.policy.on_layer_routed(routing)
+            context.policy.on_layer_routed(routing)
             order = self._compute_order()
             if order is not None:
                 keys = order
-            if all_here:
-                stage.ahead.pump()
-                return self._of_residents(keys)
-            stage.ahead.reorder()
-            starved = stage.demand.begin(keys, experts)
-            stage.ahead.pump()
-            return self._landing(dict.fromkeys(keys), starved, in_order=order is not None)
+            if all_resident:
+                context.prefetcher.pump()
+                return self._residents(keys)
+            context.prefetcher.reorder()
+            short_of_slots = context.on_demand.begin(keys, experts)
+            context.prefetcher.pump()
+            return self._as_they_land(dict.fromkeys(keys), short_of_slots, in_order=order is not None)
         except BaseException:
-            self._release_pending()
+            self._unpin_all()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        stage = self._stage
-        if self._pending:
-            if kind is None:
-                self._have_run(list(self._pending))
-            else:
-                self._release_pending()
         if kind is not None:
+            if self._pinned:
+                self._unpin_all()
             return
-        if "on_layer_done" in stage.policy.hooks:
-            stage.policy.on_layer_done(self._routing.step, self._routing.layer)
-        stage.ahead.pump(freed=True)
+        context, routing = self._context, self._routing
+        if self._pinned:
+            self._have_run(list(self._pinned))
+        if "on_layer_done" in context.policy.hooks:
+            context.policy.on_layer_done(routing.step, routing.layer)
+        context.prefetcher.pump(freed=True)
 
-    def _count(self) -> bool:
-        """Whether all are resident."""
-        experts, counters, unused = self._routing.experts, self._stage.counters, self._stage.room.unused
-        hits = int(np.count_nonzero(self._stage.tiers.device.resident[experts]))
+    def _count_hits(self) -> bool:
+        """Whether all picked experts are resident."""
+        experts, counters, device = self._routing.experts, self._context.counters, self._context.tiers.device
+        hits = int(np.count_nonzero(device.resident[experts]))
         counters.lookups += len(experts)
         counters.hits += hits
-        if counters.prefetches:
-            ahead = int(np.count_nonzero(unused[experts]))
-            if ahead:
-                counters.prefetches_used += ahead
-                unused[experts] = False
+        if device.prefetches.begun:
+            device.prefetches.use(experts)
         return hits == len(experts)
 
-    def _of_residents(self, keys: list[int]) -> Arriving:
-        """Everyone is here: nobody's slot is waited for, so all are released together at the end."""
-        first, tiers = self._first, self._stage.tiers
-        here = zip([key - first for key in keys], tiers.weights(keys, self._routing.layer), strict=True)
-        return list(here) if tiers.in_ram else here  # a device may still be filling the last one
+    def _residents(self, keys: list[int]) -> Arriving:
+        """All picked experts are resident: no slot is waited for, so all are unpinned together at the end."""
+        first, tiers = self._first, self._context.tiers
+        pairs = zip([key - first for key in keys], tiers.weights(keys, self._routing.layer), strict=True)
+        return list(pairs) if tiers.in_ram else pairs  # an accelerator may still be filling the last slot
 
-    def _landing(self, todo: dict[int, None], starved: bool, *, in_order: bool) -> Iterator[tuple[int, ExpertWeights]]:
-        """Everyone of ``todo`` once it is here. Who has run loses its pin: at once where others wait for its slot, else
-        with the next ones that have run.
+    def _as_they_land(
+        self, todo: dict[int, None], short_of_slots: bool, *, in_order: bool
+    ) -> Iterator[tuple[int, ExpertWeights]]:
+        """Each of ``todo`` once it can be computed. An expert that has run is unpinned at once where others wait for
+        its slot, and else together with the next ones.
         """
-        stage, layer, running = self._stage, self._routing.layer, self._routing.experts
+        context, layer, running = self._context, self._routing.layer, self._routing.experts
         while todo:
             ready = self._ready(todo, in_order=in_order)
-            if not ready and starved and not stage.tiers.moving:
-                ready = self._ready(todo, in_order=False)  # those before them can not come until these have run
+            if not ready and short_of_slots and not context.tiers.moving:
+                ready = self._ready(todo, in_order=False)  # the first ones only get slots when these have run
             if not ready:
-                stage.demand.wait_for(todo)
-                starved = stage.demand.begin(list(todo), running)
+                context.on_demand.wait_for(todo)
+                short_of_slots = context.on_demand.begin(list(todo), running)
                 continue
             run: list[int] = []
-            for key, weights in zip(ready, stage.tiers.weights(ready, layer), strict=True):
+            for key, weights in zip(ready, context.tiers.weights(ready, layer), strict=True):
                 yield key - self._first, weights
                 del todo[key]
                 run.append(key)
-                if starved:
+                if short_of_slots:
                     self._have_run(run)
                     run = []
-                    stage.demand.deliver()
-                    starved = stage.demand.begin(list(todo), running)
+                    context.on_demand.deliver()
+                    short_of_slots = context.on_demand.begin(list(todo), running)
             if run:
                 self._have_run(run)
-            stage.demand.deliver()
+            context.on_demand.deliver()
 
     def _compute_order(self) -> list[int] | None:
-        if "compute_order" not in self._stage.policy.hooks:
+        if "compute_order" not in self._context.policy.hooks:
             return None
-        order = self._stage.policy.compute_order(self._routing, self._stage.tiers.device.resident)
+        order = self._context.policy.compute_order(self._routing, self._context.tiers.device.resident)
         return None if order is None else order.tolist()
 
     def _ready(self, todo: dict[int, None], *, in_order: bool) -> list[int]:
-        """Who can run now: everyone who is computable, or where an order is kept those before the first who is not."""
+        """The experts that can run now. In order: those before the first that can not."""
         keys = list(todo)
-        here = self._stage.tiers.computable(keys)
-        if in_order and False in here:
-            return keys[: here.index(False)]
-        return [key for key, there in zip(keys, here, strict=True) if there]
+        computable = self._context.tiers.computable(keys)
+        if in_order and False in computable:
+            return keys[: computable.index(False)]
+        return [key for key, can_run in zip(keys, computable, strict=True) if can_run]
 
     def _have_run(self, keys: list[int]) -> None:
         run = np.array(keys, dtype=np.int64)
         for key in keys:
-            del self._pending[key]
-        self._stage.tiers.release(run)
-        if "on_experts_done" in self._stage.policy.hooks:
-            self._stage.policy.on_experts_done(self._routing.step, self._routing.layer, run)
+            del self._pinned[key]
+        self._context.tiers.release(run)
+        if "on_experts_done" in self._context.policy.hooks:
+            self._context.policy.on_experts_done(self._routing.step, self._routing.layer, run)
 
-    def _release_pending(self) -> None:
-        self._stage.tiers.release(np.fromiter(self._pending, dtype=np.int64))
-        self._pending.clear()
+    def _unpin_all(self) -> None:
+        self._context.tiers.release(np.fromiter(self._pinned, dtype=np.int64))
+        self._pinned.clear()

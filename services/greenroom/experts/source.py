@@ -1,4 +1,4 @@
-"""What a model's forward pass asks of whoever holds the experts."""
+"""What a model's forward pass asks of the source of its experts."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from greenroom.experts.copying.accelerator import Mark
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.policies.base.events import Prediction, PredictionRequest
-
-ExpertWeights = tuple[torch.Tensor, ...]
-"""One expert's tensors, in the order of its record's layout: views of the source's memory."""
-
 
 Arriving = list[tuple[int, ExpertWeights]] | Iterator[tuple[int, ExpertWeights]]
 """A layer's picked experts: see ExpertSource.routed."""
 
 
 class ExpertSource(Protocol):
-    """Held by the model's hooks. Called from the one thread that owns the model, layers in ascending order.
+    """Held by the model's hooks. Called by the one thread that owns the model, for layers in ascending order.
 
-    ``layer`` counts the MoE layers from 0 (a dense first layer is not counted); experts are numbered from 0
-    within their layer.
+    ``layer`` counts the MoE layers from 0, without dense layers. Experts are numbered from 0 within their layer.
     """
 
     def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> AbstractContextManager[None]:
@@ -37,58 +32,58 @@ class ExpertSource(Protocol):
         ...
 
     def allowed_experts(self, layer: int) -> NDArray[np.bool_] | None:
-        """Row mask ``[T, experts]`` of the experts the router may pick from, ``[1, experts]`` where it is the same for
-        all rows; None: all. One that was given before may be given again, written anew in between.
+        """A mask of the experts that the router may pick: ``[T, experts]``, or ``[1, experts]`` for all rows alike.
+        None: all experts. The same array may be returned again with new contents.
         """
         ...
 
     def rerouted(self, layer: int, rows: NDArray[np.bool_]) -> None:
-        """Which ``rows[T]``, if any, were given other experts than they would have been without the mask."""
+        """``rows[T]``: whether the mask has changed the row's picks."""
         ...
 
     def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
-        """The layer's router picked ``picks[T, k]`` (a pick at or above the number of experts is none).
+        """The layer's router picked ``picks[T, k]``. A pick at or above the number of experts is none.
 
-        Every distinct picked expert comes exactly once with its weights, in an order of the source's own choosing. A
-        list: all are here, and stay until the context is left. An iterator: asking for the next one says that the
-        previous is done with. Raises TransferFailed where one can not be had. Leaving the context releases whatever
-        is still held.
+        Yields each distinct picked expert once with its weights, in any order. From a list: all are resident, and stay
+        so until the context is left. From an iterator: asking for the next expert says that the last one has run.
+        Raises TransferFailed if an expert can not be fetched. Leaving the context releases all.
         """
         ...
 
 
 @runtime_checkable
 class PredictsFor(Protocol):
-    """A source whose policy asks for predictions; what can make them takes the requests and answers.
+    """A source whose policy asks for predictions. A provider takes its requests and answers them.
 
-    ``asks``: the kinds it may ask for, fixed while it lives; no other need be looked for.
+    ``asks``: the kinds of predictions that it may ask for. They do not change.
     """
 
     asks: frozenset[str]
 
     def take_request(self, kind: str) -> PredictionRequest | None:
-        """The newest request of this kind that nobody has taken, if there is one."""
+        """The newest request of this kind that was not taken yet. None: there is none."""
         ...
 
     def predicted(self, prediction: Prediction) -> None:
-        """The answer to one; on the thread that owns the source."""
+        """The answer to a request. To be called on the thread that owns the source."""
         ...
 
     def mark(self) -> Mark:
-        """Of all that the device has been given so far. Raises RuntimeError where the model computes in RAM."""
+        """Of all work that the device has queued so far. Raises RuntimeError if the device tier is RAM."""
         ...
 
 
 @runtime_checkable
-class AtHand(Protocol):
-    """A source that may have all that a layer's router picks in memory that computes: then one call runs it."""
+class ResidentInRam(Protocol):
+    """A source that may hold all picked experts of a layer in RAM. Compiled code then runs the layer in one call."""
 
-    def at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Addresses ``[E, n]`` of the tensors of the layer's experts, of those at least that ``picks[T, k]`` names,
-        valid until ``ran``; None: ask ``routed``. One array that was given before may be given again, as above.
+    def resident_addresses(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Addresses ``[E, n]`` of the n tensors of the layer's E experts, valid until ``layer_ran``. None: call
+        ``routed``. Experts that ``picks[T, k]`` does not name may be missing. The same array may be returned again with
+        new contents.
         """
         ...
 
-    def ran(self, layer: int, experts: int) -> None:
-        """The layer has run; so many different experts were picked."""
+    def layer_ran(self, layer: int, experts: int) -> None:
+        """The layer has run. ``experts``: how many distinct ones were picked."""
         ...

@@ -1,12 +1,12 @@
-"""What greenroom's own processes leave out of torch: its compiler, until something asks for it.
+"""Loads torch's compiler only when something uses it. For greenroom's own processes.
 
 transformers' model classes mention ``torch._dynamo`` in decorators, and so do a few functions of torch itself. Each
-mention imports the compiler, and with it Inductor, sympy and Triton: 0.2 GB and three seconds, on a machine that never
-compiles anything. ``compiler_on_demand`` puts a module in its place that answers those decorators and nothing else;
-whatever else is asked of it, or of a module below it, loads the real one first.
+mention imports the compiler with Inductor, sympy and Triton. That takes 0.2 GB and three seconds in processes that
+never compile. ``compiler_on_demand`` replaces the module by one that provides those decorators and nothing else. Any
+other use of it, or of a module below it, loads the real one first.
 
-This is for processes that are greenroom's: the command line calls it before any command runs, so it imports nothing
-itself. Nothing here runs because somebody imports greenroom as a library.
+The command line calls it before any command runs, so it imports nothing itself. Importing greenroom as a library does
+not run it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ _INDEXING: Final = f"{_COMPILER}._trace_wrapped_higher_order_op"
 """transformers' masks import one class of it, for masks that are made by ``vmap``."""
 
 _NOT_HERE: Final = ("is_torch_distributed_available", "is_torch_flex_attn_available")
-"""Questions of transformers that decide what its modules import. Both parts bring sympy, and neither is ever used here:
-a worker is one process, and the batch loop's attention is its own.
+"""Checks by which transformers decides what its modules import. Both features import sympy, and neither is used here: a
+worker is one process, and the batch loop has its own attention.
 """
 _ASKED: Final = ("transformers.utils.import_utils", "transformers.utils")
 
 
 def compiler_on_demand() -> None:
-    """From now on torch's compiler is loaded in this process when it is used, not when it is mentioned.
+    """From now on this process loads torch's compiler when it is used, not when it is mentioned.
 
-    transformers, when it is imported, leaves out its parts for several processes and for flex attention as well.
-
-    To be called before transformers' models are imported; it does nothing once the compiler is loaded.
+    transformers then also leaves out its modules for several processes and for flex attention. To be called before
+    transformers' models are imported. Does nothing once the compiler is loaded.
     """
     if _COMPILER in sys.modules:
         return
@@ -51,9 +50,9 @@ def _no() -> bool:
 
 
 class _Compiler(ModuleType):
-    """Stands for ``torch._dynamo``. Its three functions are the decorators that modules use when they are imported.
+    """Stands in for ``torch._dynamo``. Its three functions are the decorators that modules use when they are imported.
 
-    Without the compiler they are without effect; what they were told is passed on when it is loaded.
+    They have no effect without the compiler. Their calls are passed on when it is loaded.
     """
 
     def __init__(self) -> None:
@@ -92,7 +91,7 @@ class _Compiler(ModuleType):
 
 
 def _disabled(function: Callable[..., Any], disable: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """``function`` until the compiler is loaded; from then on what ``disable`` makes of it."""
+    """``function`` until the compiler is loaded, and then the result of ``disable`` for it."""
     real: Callable[..., Any] | None = None
 
     @functools.wraps(function)
@@ -108,7 +107,7 @@ def _disabled(function: Callable[..., Any], disable: Callable[[], Callable[..., 
 
 
 class _Indexing(ModuleType):
-    """Stands for the module with ``TransformGetItemToIndex``."""
+    """Stands in for the module with ``TransformGetItemToIndex``."""
 
     @staticmethod
     def TransformGetItemToIndex() -> Any:
@@ -121,7 +120,7 @@ class _Indexing(ModuleType):
 
 
 def _load() -> Any:
-    """The compiler itself. Threads that come here at once wait for one another in the import."""
+    """The real compiler. Threads that ask at once wait for each other in the import."""
     stand_in = sys.modules.get(_COMPILER)
     if isinstance(stand_in, _Compiler):
         sys.modules.pop(_INDEXING, None)
@@ -138,7 +137,7 @@ def _load_part(name: str) -> Any:
 
 
 class _PartsOfTheCompiler(MetaPathFinder):
-    """An import of a module below the stand-in is a use of the compiler."""
+    """Treats an import of a module below the stand-in as a use of the compiler."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -149,7 +148,7 @@ class _PartsOfTheCompiler(MetaPathFinder):
 
 
 class _AlreadyThere(Loader):
-    """Gives a module back that has been imported, as it is."""
+    """Returns a module that has already been imported."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
@@ -162,10 +161,10 @@ class _AlreadyThere(Loader):
 
 
 class _Answers(MetaPathFinder):
-    """Answers the questions once transformers' module with them is there, before another one asks: it finds nothing,
-    and looks on at what is imported.
+    """Replaces the checks once transformers' module with them is imported, before another module uses them.
 
-    A question that transformers no longer has goes without an answer: that costs memory, and breaks nothing.
+    As a finder it finds nothing; it only watches what is imported. If transformers drops one of the checks, that costs
+    memory and breaks nothing.
     """
 
     def __init__(self) -> None:
@@ -179,7 +178,7 @@ class _Answers(MetaPathFinder):
         return None
 
     def give(self) -> None:
-        """If the time has come."""
+        """If the module is imported by now."""
         modules = [sys.modules.get(name) for name in _ASKED]
         for question in _NOT_HERE:
             for module in modules:

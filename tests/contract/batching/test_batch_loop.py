@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import TransferFailed
 from greenroom.core.generation import FinishReason
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.attention.kv_cache import mapped_bytes
 from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop

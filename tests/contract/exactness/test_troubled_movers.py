@@ -33,7 +33,7 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.policies.replacement.belady import Belady, Future
 from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits
-from tests.contract.experts.test_ahead import Recorder
+from tests.contract.experts.test_prefetcher import Recorder
 from tests.prepared_policies import prepared_policy
 from tests.random_checkpoints import save_random, wide_heads
 

@@ -19,8 +19,7 @@ from greenroom.experts.copying.carriers import StagedReads
 from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
-from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.pack.layout import ExpertWeights, PackLayer, PackManifest, RecordLayout
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.base.expert_policy import Target
 from tests.contract.experts.test_engine import POLICIES, routes

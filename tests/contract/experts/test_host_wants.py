@@ -140,12 +140,12 @@ class Bench:
     def settle(self) -> None:
         """Let everything land, and all that is wanted follow."""
         engine = self.engine
-        engine._ahead.pump()
+        engine._prefetcher.pump()
         while engine._tiers.moving or engine._tiers.moving_to_host:
             assert engine._tiers.wait(DEADLINE_S)
-            engine._demand.deliver()
+            engine._on_demand.deliver()
             engine.audit()
-            engine._ahead.pump()
+            engine._prefetcher.pump()
 
 
 @pytest.fixture
@@ -194,13 +194,13 @@ def test_wants_for_a_host_tier_that_is_not_there_are_left_alone(benches: list[Be
 def test_on_demand_before_device_prefetch_before_host_prefetch(benches: list[Bench]) -> None:
     bench = bench_of(benches, 8, 12, 6)
     bench.policy.want({6: 1.0})
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(6)
     bench.policy.aim([7, 8])  # queued first, and wanted least
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.policy.want({12: 9.0, 13: 5.0}, Tier.DEVICE)
     with bench.engine.step(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)):
-        bench.engine._ahead.pump()
+        bench.engine._prefetcher.pump()
         with bench.engine.routed(0, np.array([[0, 1]])) as landing:
             bench.reads.let(6)
             assert sorted(expert for expert, _ in landing) == [0, 1]
@@ -213,7 +213,7 @@ def test_a_layer_takes_over_what_is_on_its_way_to_the_host(benches: list[Bench],
     held = 7 if begun else 9
     bench = bench_of(benches, 4, 6, held)
     bench.policy.want({9: 5.0, 7: 1.0} if not begun else {7: 5.0, 9: 1.0})
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(held)
     bench.layer(1, 1, 5, let=held)  # keys 7 and 11
     bench.settle()
@@ -227,10 +227,10 @@ def test_a_layer_takes_over_what_is_on_its_way_to_the_host(benches: list[Bench],
 def test_a_want_for_the_device_takes_over_one_for_the_host(benches: list[Bench]) -> None:
     bench = bench_of(benches, 4, 6, 9)
     bench.policy.aim([9, 11])
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(9)
     bench.policy.want({9: 1.0, 11: 2.0}, Tier.DEVICE)
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     assert bench.engine.device.state[[9, 11]].tolist() == [State.LOADING] * 2
     assert bench.engine._tiers.moving_to_host == 0
     bench.engine.audit()
@@ -245,16 +245,16 @@ def test_a_want_for_the_device_takes_over_one_for_the_host(benches: list[Bench])
 def test_what_waits_follows_the_newest_wants_and_is_taken_back_with_them(benches: list[Bench]) -> None:
     bench = bench_of(benches, 4, 8, 0, queue_ahead=5)
     bench.policy.want({0: 9.0, 7: 3.0, 8: 2.0, 9: 1.0})
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(0)
     bench.policy.want({9: 5.0, 7: 1.0})
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     assert bench.host.state[8] == State.ABSENT
     assert bench.engine.counters.host_prefetches == 3
     bench.policy.aim([10, 11])
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.policy.aim([11])
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     assert bench.host.state[[10, 11]].tolist() == [State.ABSENT, State.LOADING]
     bench.engine.audit()
     bench.reads.let(0)
@@ -267,14 +267,14 @@ def test_what_waits_follows_the_newest_wants_and_is_taken_back_with_them(benches
 def test_a_want_that_moves_to_another_tier_or_ends_is_taken_back(benches: list[Bench], wanted: str) -> None:
     bench = bench_of(benches, 4, 8, 0)
     bench.policy.want({0: 9.0, 7: 3.0}, Tier.DEVICE)
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(0)
     assert bench.engine.device.state[7] == State.LOADING
     if wanted == "elsewhere":
         bench.policy.want({7: 3.0}, Tier.HOST)
     else:
         bench.policy.prefetch = None
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     assert bench.engine.device.state[7] == State.ABSENT
     bench.engine.audit()
     bench.reads.let(0)
@@ -289,21 +289,21 @@ def test_no_more_than_so_many_are_on_their_way_and_those_to_the_device_are_count
 ) -> None:
     bench = bench_of(benches, 8, 12, 0, 1, 2, queue_ahead=2)
     bench.policy.aim(range(6))
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     assert bench.engine._tiers.moving_to_host == 2
     bench.policy.want({12: 1.0, 13: 2.0}, Tier.DEVICE)
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     assert bench.engine._tiers.moving == 2, "those that stay on the host take no place of theirs"
     assert bench.engine._tiers.moving_to_host == 2
 
     other = bench_of(benches, 8, 12, 12, queue_ahead=2)
     other.policy.want({12: 4.0, 13: 3.0, 14: 2.0, 15: 1.0}, Tier.DEVICE)
-    other.engine._ahead.pump()
+    other.engine._prefetcher.pump()
     other.reads.wait_begun(12)
-    other.engine._ahead.pump()
+    other.engine._prefetcher.pump()
     other.policy.aim(range(6))
-    other.engine._ahead.pump()
-    assert other.engine._tiers.waiting_ahead == other.engine._tiers.moving_to_host == 2
+    other.engine._prefetcher.pump()
+    assert other.engine._tiers.waiting_prefetches == other.engine._tiers.moving_to_host == 2
 
 
 def test_room_on_the_host_is_made_by_the_policys_victims(benches: list[Bench]) -> None:
@@ -353,12 +353,12 @@ def test_a_refusal_of_host_room_holds_until_others_may_leave(benches: list[Bench
     bench.policy.refuses = True
     bench.policy.aim([6, 7])
     for _ in range(3):
-        bench.engine._ahead.pump()
+        bench.engine._prefetcher.pump()
     assert len(bench.policy.asked) == 1
     bench.policy.refuses = False
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     assert bench.on_host == [0, 1]
-    bench.engine._ahead.pump(freed=True)
+    bench.engine._prefetcher.pump(freed=True)
     bench.settle()
     assert bench.on_host == [6, 7]
 
@@ -390,7 +390,7 @@ def test_a_member_that_is_on_the_device_is_not_read_and_its_copy_makes_room(benc
 def test_what_is_bound_for_the_device_takes_the_host_slots_of_what_waits(benches: list[Bench]) -> None:
     bench = bench_of(benches, 2, 2, 6)
     bench.policy.want({6: 9.0, 7: 1.0})
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(6)
     assert bench.host.free == 0
     bench.layer(0, 0, 1, let=6)
@@ -402,15 +402,15 @@ def test_what_is_bound_for_the_device_takes_the_host_slots_of_what_waits(benches
 def test_room_that_comes_free_on_the_host_is_for_what_is_bound_for_the_device(benches: list[Bench]) -> None:
     bench = bench_of(benches, 4, 2, 6)
     bench.policy.aim([6, 7])
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(6)
     bench.policy.want({12: 2.0, 13: 1.0}, Tier.DEVICE)
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     assert bench.engine._tiers.short_of_host_room, "12 has taken the place of 7, 13 has none"
     bench.policy.want({13: 1.0}, Tier.DEVICE)
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     assert bench.host.state[[7, 12]].tolist() == [State.ABSENT] * 2
-    bench.engine._demand.deliver()
+    bench.engine._on_demand.deliver()
     assert bench.host.state[13] == State.LOADING
     assert not bench.engine._tiers.short_of_host_room
     bench.engine.audit()
@@ -420,7 +420,7 @@ def test_a_read_for_the_host_that_fails_does_not_fail_the_layer_that_will_ask_fo
     """Two of the layer's four experts have no slot yet when the read of one of these fails."""
     bench = bench_of(benches, 2, 4, 3)
     bench.policy.want({3: 1.0})
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(3)
     bench.policy.prefetch = None
     bench.reads.failures[3] = 2
@@ -433,7 +433,7 @@ def test_a_read_for_the_host_that_fails_fails_no_layer(benches: list[Bench]) -> 
     bench = bench_of(benches, 2, 4)
     bench.reads.failures[7] = 2
     bench.policy.want({7: 1.0})
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(7)
     bench.policy.prefetch = None
     bench.settle()
@@ -449,7 +449,7 @@ def test_a_layer_that_took_over_a_read_that_fails_is_told(benches: list[Bench]) 
     bench = bench_of(benches, 2, 4, 7)
     bench.reads.failures[7] = 2
     bench.policy.want({7: 1.0})
-    bench.engine._ahead.pump()
+    bench.engine._prefetcher.pump()
     bench.reads.wait_begun(7)
     bench.policy.prefetch = None
     with pytest.raises(TransferFailed, match="expert 1 of MoE layer 1"):
@@ -478,7 +478,7 @@ def test_the_restless_policy_does_reach_the_host(host_slots: int) -> None:
                     run_layer(engine, layer, np.array([[turn % EXPERTS, (turn + 1 + layer) % EXPERTS]]))
                     while engine._tiers.moving or engine._tiers.moving_to_host:
                         assert engine._tiers.wait(DEADLINE_S)
-                        engine._demand.deliver()
+                        engine._on_demand.deliver()
         counters = engine.counters
         assert counters.prefetches > 20
         assert counters.host_prefetches > 20
@@ -556,9 +556,9 @@ def test_any_wants_under_random_delays_and_failures(
             elif word == "nothing":
                 policy.prefetch = policy.target = None
             elif word == "collect":
-                engine._demand.deliver()
+                engine._on_demand.deliver()
             elif word == "pump":
-                engine._ahead.pump()
+                engine._prefetcher.pump()
             else:
                 layer, expert = divmod(keys[0], EXPERTS)
                 try:
@@ -570,19 +570,19 @@ def test_any_wants_under_random_delays_and_failures(
             engine.audit()
             assert engine._tiers.moving_to_host <= 4
         policy.prefetch = policy.target = None
-        engine._ahead.pump()
+        engine._prefetcher.pump()
         while engine._tiers.moving or engine._tiers.moving_to_host:
             assert engine._tiers.wait(DEADLINE_S)
-            engine._demand.deliver()
+            engine._on_demand.deliver()
             engine.audit()
         assert all("injected" in failure for failure in failures), "no layer waits until its deadline"
         assert host.loading == engine.device.loading == host.pinned == 0
         assert not store.twice, "an expert was read by two jobs at once"
         counters = engine.counters
         assert counters.host_prefetches_used + counters.host_prefetches_wasted <= counters.host_prefetches
-        assert not (engine._room.unused_on_host & ~host.resident).any()
-        assert not (engine._room.unused & ~engine.device.resident).any()
-        left = int(np.count_nonzero(engine._room.unused_on_host))
+        assert not (host.prefetches.unused & ~host.resident).any()
+        assert not (engine.device.prefetches.unused & ~engine.device.resident).any()
+        left = int(np.count_nonzero(host.prefetches.unused))
         failed = counters.host_prefetches - counters.host_prefetches_used - counters.host_prefetches_wasted - left
         assert 0 <= failed <= counters.failed_transfers
     finally:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.experts.all_resident import ResidentExperts
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.experts.source import ExpertWeights
 
 
 class ScriptedExperts(ResidentExperts):

@@ -102,7 +102,7 @@ def test_rows_are_given_the_norm_of_the_layer_they_are_asked_for(pairs: Pairs, f
     """What one layer's norm made of a residual becomes what another's would have made of it (RMS norm, layer norm)."""
     pair = pairs.get(family)
     asking(pair)
-    ahead = pair.loaded.stage.look_ahead
+    ahead = pair.loaded.hooks.look_ahead
     assert isinstance(ahead, LookAhead)
     generator = torch.Generator().manual_seed(3)
     here, there = (gate.norm for gate in ahead._gates[:2])
@@ -130,11 +130,11 @@ def test_routers_that_can_not_be_run_ahead_are_said_once_and_left_alone(
     monkeypatch.setattr(router, "forward", two_outputs)
     with caplog.at_level(logging.WARNING):
         asking(pair)
-    assert pair.loaded.stage.look_ahead is None
+    assert pair.loaded.hooks.look_ahead is None
     assert [record.message for record in caplog.records if "look-ahead" in record.message] == [
         "no look-ahead: the routers of olmoe can not be run ahead of their layers; the policy goes on without"
     ]
 
 
 def test_nothing_is_computed_where_nobody_asks(pairs: Pairs) -> None:
-    assert pairs.get("olmoe").loaded.stage.look_ahead is None
+    assert pairs.get("olmoe").loaded.hooks.look_ahead is None

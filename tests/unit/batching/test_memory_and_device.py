@@ -16,7 +16,7 @@ from greenroom.moe.attention.kv_cache import KVAuditError, KVLayout, KVMemoryErr
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch import batch_engine
 from greenroom.moe.batch.batch_loop import BatchLoop
-from greenroom.moe.batch.sampling import Draw, Picked
+from greenroom.moe.batch.sampling import Draw, SampledToken
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import LAYOUT, FakeModel, continuation
 
@@ -190,7 +190,7 @@ def test_a_lost_device_is_no_requests_failure(together: int) -> None:
 
 
 def test_nor_where_it_is_found_out_while_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked]:
+    def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken]:
         raise device_loss()
 
     monkeypatch.setattr(batch_engine, "sample_in_ram", sample)

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from greenroom.core.generation import SamplingParams
-from greenroom.moe.batch.sampling import Draw, InvalidLogits, Picked, sample, sampling_key, uniform
+from greenroom.moe.batch.sampling import Draw, InvalidLogits, SampledToken, sample, sampling_key, uniform
 
 LOGITS = torch.tensor([2.0, 0.0, 1.0, -1.0, 1.5, -3.0, 0.5, -0.5])
 
 
-def pick(logits: torch.Tensor, position: int = 3, key: int = 11, **params: Any) -> Picked:
+def pick(logits: torch.Tensor, position: int = 3, key: int = 11, **params: Any) -> SampledToken:
     (picked,) = sample(logits[None], [Draw(SamplingParams(**params), key, position)])
-    assert isinstance(picked, Picked)
+    assert isinstance(picked, SampledToken)
     return picked
 
 
 def frequencies(logits: torch.Tensor, draws: int, **params: Any) -> np.ndarray[Any, Any]:
     sampling = SamplingParams(**params)
     picked = sample(logits.expand(draws, -1), [Draw(sampling, 11, position) for position in range(draws)])
-    tokens = [p.token_id for p in picked if isinstance(p, Picked)]
+    tokens = [p.token_id for p in picked if isinstance(p, SampledToken)]
     return np.bincount(tokens, minlength=len(logits)) / draws
 
 
@@ -111,7 +111,7 @@ def test_a_nucleus_wider_than_the_first_try_is_found_too() -> None:
     drawn = {
         p.token_id
         for p in sample(flat.expand(3000, -1), [Draw(sampling, 3, i) for i in range(3000)])
-        if isinstance(p, Picked)
+        if isinstance(p, SampledToken)
     }
     allowed = allowed_by_transformers(flat.double(), 1.0, 0, 0.9)
     assert drawn <= allowed
@@ -166,9 +166,9 @@ def test_a_row_without_usable_logits_fails_alone(bad: float) -> None:
     rows[1, 5] = bad
     draws = [Draw(SamplingParams(temperature=t), 1, 4) for t in (0, 0.5, 0.5)]
     first, second, third = sample(rows, draws)
-    assert isinstance(first, Picked)
+    assert isinstance(first, SampledToken)
     assert isinstance(second, InvalidLogits)
-    assert isinstance(third, Picked)
+    assert isinstance(third, SampledToken)
     assert third == pick(LOGITS, 4, 1, temperature=0.5)
 
 

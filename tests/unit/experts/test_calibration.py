@@ -27,7 +27,7 @@ from greenroom.experts.copying.disk_calibration import (
     load_or_measure,
     measure,
 )
-from greenroom.experts.pack.direct_io import AHEAD_READ_BYTES, ReadSettings, page_aligned
+from greenroom.experts.pack.direct_io import PREFETCH_READ_BYTES, ReadSettings, page_aligned
 from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
 from greenroom.experts.pack.pack_file import PackFile, PackWriter
 
@@ -194,7 +194,7 @@ def test_a_slow_disk_is_tried_with_the_simplest_setting_alone(pack: PackFile) ->
 
 @pytest.mark.parametrize("settings", [*CANDIDATES, SPLIT, ReadSettings(read_bytes=4096)])
 def test_the_parts_together_are_the_record(pack: PackFile, settings: ReadSettings) -> None:
-    part = settings.part_bytes(LAYOUT.nbytes, ahead=False)
+    part = settings.part_bytes(LAYOUT.nbytes, prefetch=False)
     record = page_aligned(LAYOUT.nbytes)
     for start in range(0, LAYOUT.nbytes, part):
         pack.read_part(0, 5, start, record[start : min(start + part, LAYOUT.nbytes)])
@@ -202,20 +202,20 @@ def test_the_parts_together_are_the_record(pack: PackFile, settings: ReadSetting
     pack.check(0, 5, record[: LAYOUT.nbytes])
 
 
-@given(nbytes=st.integers(1, 9000).map(lambda pages: pages * 4096), read=st.integers(1, 4096), ahead=st.booleans())
-def test_parts_are_equal_pages_and_no_longer_than_asked_for(nbytes: int, read: int, ahead: bool) -> None:
-    part = ReadSettings(read_bytes=read * 4096).part_bytes(nbytes, ahead=ahead)
+@given(nbytes=st.integers(1, 9000).map(lambda pages: pages * 4096), read=st.integers(1, 4096), prefetch=st.booleans())
+def test_parts_are_equal_pages_and_no_longer_than_asked_for(nbytes: int, read: int, prefetch: bool) -> None:
+    part = ReadSettings(read_bytes=read * 4096).part_bytes(nbytes, prefetch=prefetch)
     assert part % 4096 == 0
     assert 0 < part <= read * 4096
-    assert not ahead or part <= AHEAD_READ_BYTES
+    assert not prefetch or part <= PREFETCH_READ_BYTES
     parts = -(-nbytes // part)
     assert parts * part - nbytes < part
-    assert parts == -(-nbytes // min(read * 4096, AHEAD_READ_BYTES if ahead else nbytes))
+    assert parts == -(-nbytes // min(read * 4096, PREFETCH_READ_BYTES if prefetch else nbytes))
 
 
 def test_whole_records_are_one_read_unless_nobody_waits_for_them() -> None:
-    assert SIMPLEST.part_bytes(22 * MIB, ahead=False) == 22 * MIB
-    assert SIMPLEST.part_bytes(22 * MIB, ahead=True) == 22 * MIB // 3 // 4096 * 4096 + 4096
+    assert SIMPLEST.part_bytes(22 * MIB, prefetch=False) == 22 * MIB
+    assert SIMPLEST.part_bytes(22 * MIB, prefetch=True) == 22 * MIB // 3 // 4096 * 4096 + 4096
 
 
 @pytest.mark.parametrize("field", ["read_bytes", "threads", "depth"])

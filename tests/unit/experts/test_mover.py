@@ -159,7 +159,7 @@ def test_what_stays_on_the_host_comes_after_all_that_goes_to_the_device() -> Non
         mover.put(job(3, Reason.TARGET))
         mover.put(job(4, Reason.PREFETCH, 1))
         mover.put(job(5))
-        assert mover.waiting_ahead == 2, "bound for the device"
+        assert mover.waiting_prefetches == 2, "bound for the device"
         assert mover.least_urgent() == 3, "of those that hold a slot there"
         carrier.let_all()
         assert [job.expert for job in ended(outbox, 6)] == [0, 5, 4, 3, 2, 1]
@@ -175,17 +175,17 @@ def test_jobs_are_counted_while_others_begin() -> None:
             if waiting:
                 waiting.popitem()
 
-        began, thresholds = mover._ahead, gc.get_threshold()
+        began, thresholds = mover._prefetches, gc.get_threshold()
         gc.callbacks.append(begin_one)
         try:
-            mover._ahead = waiting
+            mover._prefetches = waiting
             gc.set_threshold(1)
             for _ in range(20):
-                assert 0 <= mover.waiting_ahead <= 64
+                assert 0 <= mover.waiting_prefetches <= 64
         finally:
             gc.set_threshold(*thresholds)
             gc.callbacks.remove(begin_one)
-            mover._ahead = began
+            mover._prefetches = began
 
 
 def test_what_goes_to_the_device_cuts_in_between_two_parts_of_what_stays_on_the_host() -> None:
@@ -305,7 +305,7 @@ def test_queued_ones_can_be_taken_back_and_begun_ones_can_not() -> None:
         carrier.wait_begun(1)
         mover.put(job(1, Reason.PREFETCH, 3))
         mover.put(job(2, Reason.PREFETCH, 2))
-        assert mover.waiting_ahead == 2
+        assert mover.waiting_prefetches == 2
         assert mover.least_urgent() == 2
         assert mover.withdraw(0) is None
         taken = mover.withdraw(2)
@@ -380,7 +380,7 @@ def test_any_traffic_moves_each_job_once_or_takes_it_back(threads: int, depth: i
                     withdrawn.add(other)
         carrier.let_all()
         done = ended(outbox, 30 - len(withdrawn))
-        assert not mover.waiting_ahead
+        assert not mover.waiting_prefetches
     assert {job.expert for job in done} | withdrawn == set(range(30))
     assert len(set(carrier.log)) == len(carrier.log), "no part moves twice"
     whole = [job.expert for job in done if job.error is None]

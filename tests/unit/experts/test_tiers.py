@@ -149,7 +149,7 @@ def test_who_waits_for_room_on_the_host_gets_it_by_urgency(bench: Bench) -> None
         bench.until((key, Tier.HOST))
     bench.tiers.fetch(2, Reason.PREFETCH)
     bench.tiers.fetch(3, Reason.ON_DEMAND)
-    assert bench.tiers.waiting_ahead >= 2
+    assert bench.tiers.waiting_prefetches >= 2
     bench.hardware.gate.set()
     bench.until((3, Tier.HOST))
     assert bench.store.reads[0, 3] == 1
@@ -231,7 +231,7 @@ def test_what_waits_for_the_host_is_taken_back_the_least_urgent_first() -> None:
         for key, priority in ((1, 3), (2, 1), (3, 2)):
             made.tiers.fetch_to_host(key, Reason.PREFETCH, priority)
         assert made.host.free == 0
-        assert made.tiers.withdraw_ahead() is None, "none of them holds a slot on the device"
+        assert made.tiers.withdraw_prefetch() is None, "none of them holds a slot on the device"
         assert [made.tiers.withdraw_to_host() for _ in range(4)] == [2, 3, 1, None], "the last is being read"
         assert not made.tiers.withdraw(7)
         made.tiers.audit()
@@ -268,7 +268,7 @@ def test_a_prefetch_that_found_no_room_on_the_host_can_be_taken_back(bench: Benc
     bench.tiers.fetch(3, Reason.PREFETCH, 1)
     assert bench.tiers.short_of_host_room
     assert bench.tiers.withdraw(2)
-    assert bench.tiers.withdraw_ahead() == 3
+    assert bench.tiers.withdraw_prefetch() == 3
     assert not bench.tiers.short_of_host_room
     assert bench.device.free == 2
     bench.tiers.audit()
@@ -329,7 +329,7 @@ def test_who_has_landed_is_resident_only_once_the_copy_has_ended(lossy: tuple[Ti
     assert tiers.wait(DEADLINE_S)
     (transfer,) = tiers.collect()
     assert transfer.error == "RuntimeError: the copy is lost"
-    assert tiers.void == {5: transfer.error}
+    assert tiers.lost_copies == {5: transfer.error}
     assert tiers.computable([5]) == [False]
     assert (tiers.device.state[5], tiers.device.free, tiers.moving) == (State.ABSENT, 4, 0)
     tiers.release(np.array([5]))
@@ -351,7 +351,7 @@ def test_a_lost_copy_ahead_of_need_costs_nobody_but_itself(lossy: tuple[Tiers, B
         assert tiers.wait(DEADLINE_S)
         ended += tiers.collect()
     assert ended[-1].expert == 5
-    assert tiers.void == {}, "nobody can have computed with it"
+    assert tiers.lost_copies == {}, "nobody can have computed with it"
     assert tiers.device.free == 4
     tiers.audit()
 

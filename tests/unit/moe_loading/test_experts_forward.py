@@ -19,8 +19,8 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
-from greenroom.experts.source import ExpertWeights
-from greenroom.moe.products.expert_hooks import Seat, Stage, take_seat
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.moe.products.expert_hooks import LayerHook, ModelHooks, set_hook
 from greenroom.moe.products.expert_products import Grouped, TorchSum
 from greenroom.moe.products.experts_forward import IMPLEMENTATION, combine
 from tests.contract.families.sources import ScriptedExperts
@@ -58,23 +58,23 @@ KINDS: dict[str, tuple[Any, Any]] = {
 
 
 class Case:
-    """An experts module as transformers runs it, and the same without its weights, seated."""
+    """An experts module as transformers runs it, and the same without its weights, hooked."""
 
     def __init__(self, kind: str, dtype: torch.dtype) -> None:
         module_class, config = KINDS[kind]
         self.eager = module_class(config()).to(dtype).eval()
         randomise(self.eager, seed=0)
         self.eager.config._experts_implementation = "eager"
-        self.seated = copy.deepcopy(self.eager)
-        self.seated.config._experts_implementation = IMPLEMENTATION
+        self.hooked = copy.deepcopy(self.eager)
+        self.hooked.config._experts_implementation = IMPLEMENTATION
         names = ["gate_up_proj" if self.eager.has_gate else "up_proj", "down_proj"]
         if self.eager.has_bias:
             names = [part for name in names for part in (name, f"{name}_bias")]
-        stacked = [self.seated._parameters.pop(name) for name in names]
+        stacked = [self.hooked._parameters.pop(name) for name in names]
         self.source = ScriptedExperts([[tuple(p[e].detach().clone() for p in stacked) for e in range(EXPERTS)]])
-        stage = Stage()
-        stage.source = self.source
-        take_seat(self.seated, Seat(0, stage))
+        hooks = ModelHooks()
+        hooks.source = self.source
+        set_hook(self.hooked, LayerHook(0, hooks))
 
 
 def routing(rows: int, k: int, seed: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -95,7 +95,7 @@ def test_equal_to_the_bit(kind: str, dtype: torch.dtype, wide_weights: bool) -> 
         hidden, picks, weights = routing(rows, k, seed, dtype)
         weights = weights if wide_weights else weights.to(dtype)
         case.source.order = random.Random(seed)
-        result = case.seated(hidden, picks, weights)
+        result = case.hooked(hidden, picks, weights)
         expected = case.eager(hidden, picks, weights)
         assert result.dtype == expected.dtype
         if kind == "without gate" and wide_weights:  # NemotronH alone adds up in the weights' dtype
@@ -112,11 +112,11 @@ def test_what_is_no_pick_adds_nothing() -> None:
     picks[1, 0] = EXPERTS
     picks[2] = EXPERTS
     picks[3, 2] = EXPERTS + 7
-    result = case.seated(hidden, picks, weights)
+    result = case.hooked(hidden, picks, weights)
     assert torch.equal(result, case.eager(hidden, picks.clamp(max=EXPERTS), weights))
     assert torch.equal(result[2], torch.zeros(HIDDEN))
     nobody = torch.full_like(picks, EXPERTS)
-    assert torch.equal(case.seated(hidden, nobody, weights), torch.zeros(5, HIDDEN))
+    assert torch.equal(case.hooked(hidden, nobody, weights), torch.zeros(5, HIDDEN))
 
 
 @given(
@@ -156,9 +156,9 @@ def test_a_source_that_leaves_experts_out_is_a_defect() -> None:
 
 def test_a_model_without_a_source_says_so() -> None:
     case = Case("plain", torch.float32)
-    take_seat(case.seated, Seat(0, Stage()))
+    set_hook(case.hooked, LayerHook(0, ModelHooks()))
     with pytest.raises(RuntimeError, match="attach a source"):
-        case.seated(*routing(2, 2, 0, torch.float32))
+        case.hooked(*routing(2, 2, 0, torch.float32))
 
 
 def test_a_module_that_was_not_loaded_here_says_so() -> None:

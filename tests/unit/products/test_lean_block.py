@@ -18,8 +18,9 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, 
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock, OlmoeTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
 
-from greenroom.experts.source import Arriving, ExpertWeights
-from greenroom.moe.products.expert_hooks import Seat, Stage, seat_of, take_seat
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.experts.source import Arriving
+from greenroom.moe.products.expert_hooks import LayerHook, ModelHooks, hook_of, set_hook
 from greenroom.moe.products.expert_products import Grouped
 from greenroom.moe.products.experts_forward import IMPLEMENTATION
 from greenroom.moe.products.lean_block import LeanBlock, lean_block
@@ -76,10 +77,10 @@ class Holds:
         self.picked += len(wanted)
         yield iter([(expert, self._weights[expert]) for expert in reversed(wanted)])
 
-    def at_hand(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def resident_addresses(self, layer: int, picks: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return self._addresses if self._together else None
 
-    def ran(self, layer: int, experts: int) -> None:
+    def layer_ran(self, layer: int, experts: int) -> None:
         self.picked += experts
 
 
@@ -89,9 +90,9 @@ def block_of(family: str, source: Any) -> Any:
     block = kind(config).bfloat16().eval()
     with torch.no_grad():
         block.gate.weight.copy_(random(5, EXPERTS, HIDDEN) / 4)
-    stage = Stage()
-    stage.source = source
-    take_seat(block.experts, Seat(0, stage, native))
+    hooks = ModelHooks()
+    hooks.source = source
+    set_hook(block.experts, LayerHook(0, hooks, native))
     return block
 
 
@@ -197,9 +198,9 @@ def test_the_module_is_left_to_those_who_watch_the_router_and_to_masks_that_it_m
     assert asks(np.ones((3, EXPERTS), dtype=np.bool_))
     assert asks(everyone[:, 1:])
     assert asks(np.arange(EXPERTS)[None] < TOP_K - 1)
-    seat_of(block.experts).masking = "its router is another"
+    hook_of(block.experts).masking = "its router is another"
     assert asks(everyone)
-    lean._seat.stage.on_router_logits = lambda layer, logits: None
+    lean._hook.model_hooks.on_router_logits = lambda layer, logits: None
     assert asks()
 
 
@@ -307,7 +308,7 @@ def test_near_ties_of_many_experts_do_not_hide_a_router() -> None:
     for seed in range(5):
         with torch.no_grad():
             block.gate.weight.copy_(random(seed, 128, HIDDEN) / 8)
-        take_seat(block.experts, Seat(0, Stage(), native))
+        set_hook(block.experts, LayerHook(0, ModelHooks(), native))
         assert lean_block(block, native) is not None
 
 

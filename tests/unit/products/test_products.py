@@ -18,7 +18,7 @@ from greenroom.moe.products import expert_products
 from greenroom.moe.products.expert_products import (
     Grouped,
     NativeSum,
-    Picked,
+    PickedExpert,
     TorchSum,
     describe_products,
     native_for,
@@ -92,12 +92,14 @@ def test_more_rows_than_they_are_good_for_go_to_torch(native: NativeRows, monkey
         return nn.functional.linear(nn.functional.silu(gate) * up, held[1])
 
     reference = TorchSum(hidden, scales, grouped, compute)
-    reference.run([Picked(0, 9, weights)])
+    reference.run([PickedExpert(0, 9, weights)])
     monkeypatch.setattr(native, "limits", RowLimits(8, 8, 8))
     beyond = NativeSum(hidden, scales, grouped, compute, native)
-    beyond.run([Picked(0, 9, weights)])
+    beyond.run([PickedExpert(0, 9, weights)])
     assert torch.equal(beyond.output, reference.output)
-    assert torch.equal(beyond.contribution(Picked(0, 9, weights)), reference.contribution(Picked(0, 9, weights)))
+    assert torch.equal(
+        beyond.contribution(PickedExpert(0, 9, weights)), reference.contribution(PickedExpert(0, 9, weights))
+    )
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
-"""Bookkeeping of one tier: which expert is in which slot, on its way, or pinned.
+"""Bookkeeping of one tier: which expert is in which slot, on its way, pinned, or prefetched.
 
-Knows nothing of bytes, threads or policies. Belongs to the one thread that owns the engine.
+Knows nothing of bytes, threads or policies. Used only by the thread that owns the engine.
 """
 
 from __future__ import annotations
@@ -11,40 +11,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import GreenroomError
+from greenroom.experts.bookkeeping.prefetch_use import PrefetchUse
+from greenroom.policies.base.array_types import Keys
 
-Keys = NDArray[np.int64]
 NO_SLOT = -1
 
 
 class State(IntEnum):
-    """Where an expert stands towards a tier."""
+    """Of one expert in one tier."""
 
     ABSENT = 0
     LOADING = 1
     RESIDENT = 2
 
 
-# Looked up a few times for every transfer: in Python 3.11 an enumeration's members are found slowly.
+# Used a few times for every transfer. In Python 3.11 access to an enumeration's members is slow.
 _ABSENT, _LOADING, _RESIDENT = map(int, State)
 
 
 class LedgerError(GreenroomError):
-    """A plan that would break an invariant of the ledger; nothing was changed. A defect, never bad input."""
+    """A plan would break an invariant of the ledger. Nothing was changed. This is a defect, never bad input."""
 
 
 class Ledger:
     """Slots of one tier and the experts in them.
 
-    Invariants, held by ``audit``: free + loading + resident = slots; an expert has a slot exactly while it is
-    loading or resident, and no slot has two. What is pinned or loading is never evicted.
+    Invariants, checked by ``audit``: free + loading + resident = slots. An expert has a slot exactly while it is
+    loading or resident. No slot has two experts. An expert that is pinned or loading is never evicted.
     """
 
     def __init__(self, experts: int, slots: int) -> None:
         self.slots = slots
+        self.residents = 0
+        """Resident experts."""
         self.departures = 0
-        """How often anyone left, or did not come after all: while it stays, whoever is here or coming still is."""
+        """How often an expert was evicted or abandoned. While it stays the same, no slot was freed."""
         self.changed: set[int] = set()
-        """Who has come or gone since whoever follows it last emptied it."""
+        """Experts that have arrived or were evicted since a follower last emptied it."""
+        self.prefetches = PrefetchUse(experts)
         self.state: NDArray[np.uint8] = np.zeros(experts, dtype=np.uint8)
         self.slot_of: NDArray[np.int64] = np.full(experts, NO_SLOT, dtype=np.int64)
         self.resident: NDArray[np.bool_] = np.zeros(experts, dtype=np.bool_)
@@ -59,7 +63,7 @@ class Ledger:
     @property
     def loading(self) -> int:
         """Experts on their way."""
-        return self.slots - len(self._free) - int(np.count_nonzero(self.resident))
+        return self.slots - len(self._free) - self.residents
 
     def evictable(self) -> NDArray[np.bool_]:
         """``[experts]``: resident and not pinned."""
@@ -67,7 +71,7 @@ class Ledger:
         return self.resident & unpinned
 
     def reserve(self, expert: int) -> int:
-        """Give an absent expert a free slot, which its transfer will fill; returns the slot."""
+        """Give an absent expert a free slot, for its transfer to fill. Returns the slot."""
         if self.state[expert] != _ABSENT:
             raise LedgerError(f"expert {expert} is {State(self.state[expert]).name.lower()} already")
         if not self._free:
@@ -83,10 +87,11 @@ class Ledger:
             raise LedgerError(f"expert {expert} was not on its way")
         self.state[expert] = _RESIDENT
         self.resident[expert] = True
+        self.residents += 1
         self.changed.add(expert)
 
     def abandon(self, expert: int) -> None:
-        """Its transfer failed or was given up; the slot is free again."""
+        """Its transfer failed or was withdrawn: its slot is free again."""
         if self.state[expert] != _LOADING:
             raise LedgerError(f"expert {expert} was not on its way")
         self._release(expert)
@@ -99,10 +104,11 @@ class Ledger:
             raise LedgerError(f"expert {expert} is pinned")
         self._release(expert)
         self.resident[expert] = False
+        self.residents -= 1
         self.changed.add(expert)
 
     def pin(self, experts: Keys) -> None:
-        """Keep distinct experts from being evicted, wherever they are now, until as many ``unpin``."""
+        """Keep distinct experts from being evicted, present or not, until each is unpinned as often."""
         self._pins[experts] += 1
 
     def unpin(self, experts: Keys) -> None:
@@ -125,7 +131,7 @@ class Ledger:
             raise LedgerError("slots and states disagree")
         if not np.array_equal(slots, np.arange(self.slots)):
             raise LedgerError("a slot is lost, or held twice")
-        if not np.array_equal(self.resident, self.state == _RESIDENT):
+        if not np.array_equal(self.resident, self.state == _RESIDENT) or self.residents != self.resident.sum():
             raise LedgerError("the resident set and the states disagree")
         if (self._pins < 0).any():
             raise LedgerError("a negative pin")

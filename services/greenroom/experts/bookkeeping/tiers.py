@@ -1,12 +1,13 @@
-"""The tiers of one pool and the moves between them: disk below, the device above, the host between if there is one.
+"""The tiers of one pool and the moves between them: disk, perhaps a host tier, and the device.
 
-Joins the ledgers (who is where), the arenas (the memory) and the movers (the links); decides nothing: whom to fetch
-and whom to evict is told by the engine, room is made before. With a host tier an expert on disk takes two hops to the
-device; one that is only wanted on the host takes the first of them, and has no slot on the device. An expert is never
-on two ways at once: who is fetched to the device while bound for the host goes on from there.
+``Tiers`` joins the ledgers, the arenas (memory) and the movers (links). It decides nothing: the engine says what to
+fetch, and evicts before. With a host tier an expert on disk takes two hops to the device. An expert that is only wanted
+on the host takes the first hop, and has no slot on the device. An expert never has two jobs: if it is fetched to the
+device while bound for the host, the same job goes on.
 
-Resident is only whose bytes have arrived. One that has *landed* may be computed with ahead of that, since the device
-keeps the order; it stays on its way until its copy has ended. Where that fails, what was computed with it is void.
+An expert is resident once its bytes have arrived. An expert that has *landed* can be computed with before that, because
+the device keeps the order of work; it is loading until its copy has ended. If the copy fails, what was computed with
+the expert is void.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from greenroom.experts.copying.carriers import Copies, DiskReads, StagedReads, S
 from greenroom.experts.copying.device_errors import raise_if_fatal
 from greenroom.experts.copying.hardware import Hardware
 from greenroom.experts.copying.mover import Carrier, Job, Landing, Mover
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.policies.base.events import Reason, Tier, Transfer
 from greenroom.policies.base.expert_keys import Catalogue
 
 
 class Tiers:
-    """``make_host_room(incoming)`` is asked for one host slot for what is bound for the device; it evicts someone, or
-    takes back what is not, and returns whether one is free.
+    """``make_host_room(incoming)`` frees one host slot for an expert bound for the device, by an eviction or by taking
+    back a job that stays on the host. It returns whether it could.
     """
 
     def __init__(
@@ -50,13 +51,15 @@ class Tiers:
         self.host = host
         self._make_host_room = make_host_room
         self._outbox = hardware.outbox()
-        self._jobs: dict[int, Job] = {}  # by expert: queued or running, the hop that is next or under way
-        self._to_host: set[int] = set()  # those of them that go no further than the host
-        self._landed: set[int] = set()  # those of them whose copy to the device is queued there
-        self.void: dict[int, str] = {}
-        """By expert, why its bytes did not come after it had landed. Emptied by whoever discards what was computed."""
+        self._jobs: dict[int, Job] = {}  # by expert: the hop that is queued or under way
+        self._to_host: set[int] = set()  # those of _jobs that go no further than the host
+        self._landed: set[int] = set()  # those of _jobs whose copy the device has queued
+        self.lost_copies: dict[int, str] = {}
+        """By expert that had landed, why its bytes did not arrive. Cleared once what was computed is discarded."""
         self._without_host_slot: list[Job] = []  # bounded by the device's slots, each holds one
         accelerator = hardware.accelerator
+        self.in_ram = accelerator is None
+        """Whether the device tier is RAM: resident experts can be used without a wait."""
         self._streamed = None if accelerator is None else DeviceArena(accelerator, device.slots, slot_bytes, layouts)
         self._ram: list[Arena] = []  # of the device tier, of the host tier, or staging
 
@@ -87,6 +90,11 @@ class Tiers:
         self._disk = hardware.mover("disk", disk, self._outbox)
         self._upload = None if upload is None else hardware.mover("host-device", upload, self._outbox)
 
+    def ledger(self, tier: Tier) -> Ledger:
+        ledger = self.device if tier is Tier.DEVICE else self.host
+        assert ledger is not None
+        return ledger
+
     @property
     def movers(self) -> tuple[Mover, ...]:
         return (self._disk,) if self._upload is None else (self._disk, self._upload)
@@ -102,9 +110,9 @@ class Tiers:
         return len(self._to_host)
 
     @property
-    def waiting_ahead(self) -> int:
+    def waiting_prefetches(self) -> int:
         """Queued moves to the device that no layer waits for."""
-        return sum(mover.waiting_ahead for mover in self.movers) + len(self._without_host_slot)
+        return sum(mover.waiting_prefetches for mover in self.movers) + len(self._without_host_slot)
 
     @property
     def short_of_host_room(self) -> bool:
@@ -112,46 +120,43 @@ class Tiers:
         return bool(self._without_host_slot)
 
     @property
-    def in_ram(self) -> bool:
-        """Whether the device computes in order with this thread: what is resident can be used without a wait."""
-        return self._streamed is None
-
-    @property
     def landed(self) -> bool:
-        """Whether anyone has landed and not arrived yet."""
+        """Whether an expert has landed and not arrived yet."""
         return bool(self._landed)
 
     def computable(self, keys: Sequence[int]) -> list[bool]:
-        """Of each expert whether it is resident, or has landed."""
+        """For each expert whether it is resident or has landed."""
         resident: list[bool] = self.device.resident[keys].tolist()
         if not self._landed:
             return resident
         return [here or key in self._landed for key, here in zip(keys, resident, strict=True)]
 
     def weights(self, keys: Sequence[int], layer: int) -> Iterable[ExpertWeights]:
-        """The tensors of computable experts of one layer, valid while pinned; take each when it is computed."""
+        """The tensors of computable experts of one layer, valid while pinned. Take each just before it is computed."""
         arena = self._device_arena
         return (arena.weights(slot, layer) for slot in self.device.slot_of[keys].tolist())
 
     def release(self, keys: NDArray[np.int64]) -> None:
-        """Undo one pin each. Their slots are filled anew only after the work on them that the device has queued."""
+        """Undo one pin of each. The slots are filled again only after the work on them that the device has queued."""
         if self._streamed is not None:
             slots = self.device.slot_of[keys]
             self._streamed.released(slots[slots != NO_SLOT].tolist())
         self.device.unpin(keys)
 
     def all_read(self) -> None:
-        """Experts may have been computed with that nobody has pinned: their slots, too, are filled anew after that."""
+        """As ``release``, for experts that were used without a pin: no slot is filled before the work queued so far."""
         if self._streamed is not None:
             self._streamed.all_released()
 
     def fetch(self, key: int, reason: Reason, priority: float = 0.0) -> None:
-        """Begin to bring an absent expert to the device, where a slot is free; on its way to the host it goes on."""
+        """Begin to bring an absent expert to the device, which must have a free slot. A job to the host is extended."""
         slot = self.device.reserve(key)
         host = self.host
         if host is None:
             self._queue(self._disk, Job(key, Tier.DISK, Tier.DEVICE, -1, slot, reason, priority))
-        elif key in self._to_host:
+            return
+        host.prefetches.use(key)
+        if key in self._to_host:
             self._to_host.remove(key)
             job = self._jobs[key]
             queued = self._disk.withdraw(key) is not None
@@ -167,25 +172,23 @@ class Tiers:
             self._begin_waiting()
 
     def fetch_to_host(self, key: int, reason: Reason, priority: float = 0.0) -> None:
-        """Begin to bring an expert that is on neither tier to the host and no further, where a slot is free there."""
+        """Begin to bring an expert that is on neither tier to the host, which must have a free slot, and no further."""
         assert self.host is not None
         slot = self.host.reserve(key)
         self._to_host.add(key)
         self._queue(self._disk, Job(key, Tier.DISK, Tier.HOST, -1, slot, reason, priority, bound=Tier.HOST))
 
     def hurry(self, key: int) -> None:
-        """A layer now waits for an expert that is on its way ahead."""
+        """A layer now waits for this expert, which is being prefetched."""
         job = self._jobs[key]
         job.reason = Reason.ON_DEMAND
         for mover in self.movers:
             mover.promote(key)
 
-    def withdraw_ahead(self) -> int | None:
-        """Give up the least urgent move to the device that no layer waits for and that has not begun; None: there is
-        none. Those that have not even a slot on the host come first.
-        """
-        ahead = [job for job in self._without_host_slot if job.reason is not Reason.ON_DEMAND]
-        if ahead and self.withdraw(key := min(ahead, key=lambda job: job.priority).expert):
+    def withdraw_prefetch(self) -> int | None:
+        """Withdraw the least urgent prefetch to the device, those without a host slot first. None: all have begun."""
+        prefetches = [job for job in self._without_host_slot if job.reason is not Reason.ON_DEMAND]
+        if prefetches and self.withdraw(key := min(prefetches, key=lambda job: job.priority).expert):
             return key
         for mover in self.movers:
             least = mover.least_urgent()
@@ -194,14 +197,14 @@ class Tiers:
         return None
 
     def withdraw_to_host(self) -> int | None:
-        """Give up the least urgent move that was to stay on the host and has not begun; None: there is none."""
+        """Withdraw the least urgent move that stays on the host. None: all have begun."""
         for key in sorted(self._to_host, key=lambda key: self._jobs[key].priority):
             if self.withdraw(key):
                 return key
         return None
 
     def withdraw(self, key: int) -> bool:
-        """Give up one queued move that no layer waits for; its slots are free again. False: it is too late."""
+        """Withdraw a queued move that no layer waits for, and free its slots. False: it has begun or a layer waits."""
         job = self._jobs.get(key)
         if job is None or job.reason is Reason.ON_DEMAND:
             return False
@@ -214,8 +217,8 @@ class Tiers:
         self._give_up(job)
         return True
 
-    def queued_ahead(self, key: int) -> Job | None:
-        """The job of an expert that is on its way, to the device or the host, without a layer waiting for it."""
+    def queued_prefetch(self, key: int) -> Job | None:
+        """The job of an expert that is being prefetched, to the device or the host. None: it is not."""
         job = self._jobs.get(key)
         return None if job is None or job.reason is Reason.ON_DEMAND else job
 
@@ -225,14 +228,14 @@ class Tiers:
             mover.reprioritise(key, priority)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a move has finished; False where the time ran out."""
-        self._begin_waiting()  # a move that was withdrawn may have left room on the host, and tells nobody
+        """Wait until a move has ended or an expert has landed. False: the time ran out."""
+        self._begin_waiting()  # a withdrawn move may have freed a host slot
         return self._outbox.wait(timeout_s)
 
     def collect(self) -> list[Transfer]:
-        """Book what has landed or ended, begin second hops; returns the moves that ended, failed ones with their error.
+        """Book what has landed or ended, and begin second hops. Returns the moves that ended, or failed with an error.
 
-        Raises ModelBroken where a mover has died, or a move failed of a device that is lost.
+        Raises ModelBroken if a mover has died, or if a move failed because the device is lost.
         """
         ended = []
         for message in self._outbox.collect():
@@ -244,7 +247,7 @@ class Tiers:
                 raise_if_fatal(job.error)
                 text = f"{type(job.error).__name__}: {job.error}"
                 if job.expert in self._landed:
-                    self.void[job.expert] = text
+                    self.lost_copies[job.expert] = text
             self._drop(job.expert)
             self._book(job)
             ended.append(Transfer(job.expert, job.source, job.target, job.reason, text))
@@ -252,17 +255,17 @@ class Tiers:
         return ended
 
     def audit(self) -> None:
-        """Raises LedgerError where an invariant of a ledger does not hold, a slot is held for what does not come, or a
-        resident expert's slot does not hold its bytes.
+        """Raises LedgerError if an invariant of a ledger does not hold, if a slot is reserved for an expert that is not
+        on its way, or if a resident expert's slot does not hold its bytes.
         """
         self.device.audit()
         self._audit_contents(self.device, self._device_arena)
         jobs = self._jobs.values()
         self._audit_loading(self.device, {job.expert for job in jobs if job.bound is Tier.DEVICE})
         if self._to_host != {job.expert for job in jobs if job.bound is Tier.HOST}:
-            raise LedgerError("what is bound for the host is booked wrongly")
+            raise LedgerError("the experts bound for the host are booked wrongly")
         if not self._landed <= self._jobs.keys():
-            raise LedgerError("who has landed is not on its way")
+            raise LedgerError("an expert that has landed is not on its way")
         if self.host is not None:
             self.host.audit()
             if self._host_arena is not None:
@@ -280,7 +283,7 @@ class Tiers:
     @staticmethod
     def _audit_loading(ledger: Ledger, moving: set[int]) -> None:
         if set(np.flatnonzero(ledger.state == State.LOADING).tolist()) != moving:
-            raise LedgerError("slots are held for experts that are not on their way, or the other way round")
+            raise LedgerError("the loading experts and those on their way disagree")
 
     @staticmethod
     def _audit_contents(ledger: Ledger, arena: Slots) -> None:
@@ -296,7 +299,7 @@ class Tiers:
         mover.put(job)
 
     def _drop(self, key: int) -> None:
-        """Its job has ended or is given up."""
+        """Its job has ended or was withdrawn."""
         del self._jobs[key]
         self._to_host.discard(key)
         self._landed.discard(key)
@@ -309,7 +312,7 @@ class Tiers:
         self._queue(self._upload, job)
 
     def _read_to_host(self, job: Job) -> bool:
-        """False where the host has no room now."""
+        """False: the host has no free slot now."""
         assert self.host is not None
         if not self.host.free and not self._make_host_room(job.expert):
             return False
@@ -318,7 +321,7 @@ class Tiers:
         return True
 
     def _book(self, job: Job) -> None:
-        """A hop's outcome."""
+        """A hop has ended."""
         if job.error is not None:
             self._give_up(job)
         elif job.target is Tier.DEVICE:
@@ -333,7 +336,7 @@ class Tiers:
             self._start_upload(Job(job.expert, Tier.HOST, Tier.DEVICE, -1, slot, job.reason, job.priority))
 
     def _begin_waiting(self) -> None:
-        """Begin what waits for room on the host, as far as there is some now."""
+        """Begin the jobs that wait for a host slot, as far as slots are free or can be freed."""
         waiting = self._without_host_slot
         while waiting:
             job = next((job for job in waiting if job.reason is Reason.ON_DEMAND), waiting[0])
@@ -347,7 +350,7 @@ class Tiers:
             self.host.unpin(np.array([job.expert]))
 
     def _give_up(self, job: Job) -> None:
-        """The expert does not get where it was bound for; whatever was reserved for it is free again."""
+        """The expert does not arrive: free what was reserved for it."""
         if job.bound is Tier.DEVICE:
             self.device.abandon(job.expert)
         self._unpin_host(job)

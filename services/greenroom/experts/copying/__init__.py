@@ -1,1 +1,1 @@
-"""Bytes from tier to tier: the links, their threads, memory and devices."""
+"""Moves bytes from tier to tier: the links, their threads, memory and devices."""

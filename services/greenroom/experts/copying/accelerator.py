@@ -1,9 +1,9 @@
-"""What the engine needs of a device with memory and an order of work of its own: the seam for CUDA.
+"""What the engine needs of a device that has its own memory and works asynchronously: the seam for CUDA.
 
-Such a device has two queues of work, CUDA's streams. The *compute* queue is the one that the model's forward fills,
-from the thread that owns the model. The *copy* queue is the engine's own, filled from the movers' threads. Work of one
-queue runs in the order in which it was given; between the two only marks order anything. Nothing here waits for a
-whole device.
+Such a device has two queues of work (CUDA's streams). The *compute* queue is filled by the model's forward, on the
+thread that owns the model. The *copy* queue belongs to the engine and is filled by the movers' threads. Work in one
+queue runs in the order in which it was queued. Only marks order work between the two. Nothing here waits for a whole
+device.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 
 
 class Mark(Protocol):
-    """A point in a queue, CUDA's event: reached when all work given to the queue before it is done."""
+    """A point in a queue (CUDA's event). It is reached when all work queued before it is done."""
 
     def reached(self) -> bool: ...
 
     def wait(self) -> None:
-        """The calling thread, and no other, waits until it is reached."""
+        """Block the calling thread, and no other, until it is reached."""
         ...
 
 
 class Accelerator(Protocol):
-    """Thread-safe, but for ``mark`` and ``wait_for``: those belong to the thread that owns the model."""
+    """Thread-safe, except ``mark`` and ``wait_for``, which only the thread that owns the model may call."""
 
     @property
     def device(self) -> torch.device: ...
@@ -35,17 +35,17 @@ class Accelerator(Protocol):
         ...
 
     def lock_pages(self, region: memoryview) -> Callable[[], None]:
-        """Let the device copy from this RAM while threads go on; call what is returned before it is freed."""
+        """Let the device copy from this RAM asynchronously. Call the returned function before the RAM is freed."""
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Mark | None) -> Mark:
-        """Queue a copy from page-locked RAM, to run once ``after`` is reached; returns at once, with its mark."""
+        """Queue a copy from page-locked RAM, to run once ``after`` is reached. Returns its mark at once."""
         ...
 
     def mark(self) -> Mark:
-        """Of all that the compute queue has been given so far."""
+        """Of all work in the compute queue so far."""
         ...
 
     def wait_for(self, mark: Mark) -> None:
-        """What the compute queue is given from now on runs once ``mark`` is reached; returns at once."""
+        """Let all later work of the compute queue run only once ``mark`` is reached. Returns at once."""
         ...

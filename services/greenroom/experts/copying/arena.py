@@ -10,18 +10,17 @@ from numpy.typing import NDArray
 
 from greenroom.experts.copying.accelerator import Accelerator, Mark
 from greenroom.experts.pack.direct_io import page_aligned
-from greenroom.experts.pack.layout import RecordLayout
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 
 NOTHING = -1
-"""In place of an expert: a slot whose bytes are no whole record."""
+"""In place of an expert: the slot holds no whole record."""
 
 
 class Slots:
     """``slots`` × ``slot_bytes`` of ``memory`` (uint8), and the tensors of the records in them.
 
-    ``layouts``: that of every layer's records. ``contents[slots]``: the expert whose whole record lies there, or
-    NOTHING. Whoever moves the bytes writes it and knows nothing of the ledger; the audit compares the two.
+    ``layouts``: of each layer's records. ``contents[slots]``: the expert whose whole record lies in the slot, or
+    NOTHING. The carriers write it, without the ledger; the audit compares the two.
     """
 
     def __init__(self, memory: torch.Tensor, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> None:
@@ -42,7 +41,7 @@ class Slots:
         return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
     def weights(self, slot: int, layer: int) -> ExpertWeights:
-        """The tensors of the layer's record in the slot; views, made once for each slot and layout."""
+        """The tensors of the layer's record in the slot: views, made once for each slot and layout."""
         number, layout = self._layouts[layer]
         views = self._views[number][slot]
         if views is None:
@@ -51,10 +50,10 @@ class Slots:
 
 
 class Arena(Slots):
-    """RAM; a page that was never written to is not resident.
+    """Slots in RAM. A page that was never written to takes no memory.
 
-    ``slot_bytes`` is a multiple of 4 KiB, so every slot can be the target of a direct read. With an ``accelerator``
-    the region is page-locked for it, and resident from the start.
+    ``slot_bytes`` is a multiple of 4 KiB, so a direct read can fill any slot. With an ``accelerator`` the region is
+    page-locked, and takes all of its memory from the start.
     """
 
     def __init__(
@@ -73,35 +72,35 @@ class Arena(Slots):
         return self._region[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
     def close(self) -> None:
-        """Give the pages free; nothing is copied from them any more."""
+        """Free the pages. No copy from them may be queued or running."""
         if self._unlock is not None:
             self._unlock()
             self._unlock = None
 
 
 class DeviceArena(Slots):
-    """An accelerator's memory. Slots are filled through its copy queue and read by its compute queue.
+    """Slots in an accelerator's memory. Its copy queue fills them and its compute queue reads them.
 
-    Three orders hold, each by a mark that one queue waits for on the other and no thread waits for: a slot is read
-    after it was filled (``weights``), filled anew after what read it (``released``, ``fill``), and filled twice in the
-    order of filling (one queue). It is filled first after all that the compute queue was given before: torch gives
-    memory out again while work on what lay there is still queued.
+    A slot is read after it was filled (``weights``), and filled again after the work that reads it (``released``,
+    ``fill``). Both orders hold because one queue waits for a mark in the other; no thread waits. Two fills keep their
+    order, because they are in one queue. The first fill waits for all earlier work of the compute queue, because torch
+    reuses memory while work on its former contents is still queued.
     """
 
     def __init__(self, accelerator: Accelerator, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> None:
         super().__init__(accelerator.allocate(slots * slot_bytes), slots, slot_bytes, layouts)
         self._accelerator = accelerator
-        self._filled: list[Mark | None] = [None] * slots  # until the compute queue was told to wait for it
-        self._used: list[Mark] = [accelerator.mark()] * slots  # by the compute queue, last
+        self._filled: list[Mark | None] = [None] * slots  # None: the compute queue waits for it already
+        self._used: list[Mark] = [accelerator.mark()] * slots  # the last use by the compute queue
 
     def fill(self, slot: int, source: torch.Tensor) -> Mark:
-        """Queue the copy of a record into a reserved slot; called by a mover. Reached: ``source`` is free again."""
+        """Queue the copy of a record into a reserved slot. Called by a mover. At the mark ``source`` can be reused."""
         filled = self._accelerator.copy(self.record(slot)[: source.numel()], source, after=self._used[slot])
         self._filled[slot] = filled
         return filled
 
     def weights(self, slot: int, layer: int) -> ExpertWeights:
-        """As for every tier, and whatever the compute queue is given after this call finds the record in place."""
+        """As Slots. Work that is queued for computing after this call finds the record in place."""
         filled = self._filled[slot]
         if filled is not None:
             self._accelerator.wait_for(filled)
@@ -109,7 +108,7 @@ class DeviceArena(Slots):
         return super().weights(slot, layer)
 
     def released(self, slots: Sequence[int]) -> None:
-        """Work that reads these slots is in the compute queue, no more of it will follow."""
+        """All work that reads these slots is in the compute queue now."""
         mark = self._accelerator.mark()
         for slot in slots:
             self._used[slot] = mark

@@ -1,7 +1,7 @@
-"""How records move between the tiers, one Carrier a link and a kind of memory. All run on the movers' threads.
+"""How records move between the tiers: one Carrier for each kind of link. All run on the movers' threads.
 
-Each notes in ``contents`` of the arena that it fills which record lies whole in a slot: none from a job's beginning on,
-the expert's once its bytes are there.
+A carrier keeps ``contents`` of the arena that it fills: NOTHING from the beginning of a job, the expert once all of its
+bytes have arrived.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ UPLOADS_IN_FLIGHT = 2
 
 
 class Store(Protocol):
-    """The lowest tier: a pack, or what a test puts in its place. Read by several threads at once."""
+    """The lowest tier: a pack, or a test's stand-in. Several threads read it at once."""
 
     @property
     def manifest(self) -> PackManifest: ...
 
     def read_part(self, layer: int, expert: int, start: int, buffer: memoryview) -> None:
-        """Fill the page-aligned ``buffer`` with a record's bytes from ``start`` on. Raises OSError."""
+        """Fill the page-aligned ``buffer`` with the record's bytes from ``start``. Raises OSError."""
         ...
 
     def check(self, layer: int, expert: int, record: memoryview) -> None:
-        """Raises PackError where the whole ``record`` is not what was stored."""
+        """Raises PackError if the whole ``record`` is not what was stored."""
         ...
 
 
 class DiskReads:
-    """Direct reads into slots of arenas in RAM, split as ``reads`` says. A read that fails is tried once more."""
+    """Direct reads into arenas in RAM, split as ``reads`` says. A read that fails is tried once more."""
 
     def __init__(self, store: Store, catalogue: Catalogue, arenas: Mapping[Tier, Arena], reads: ReadSettings) -> None:
         self.threads = reads.threads
@@ -54,7 +54,7 @@ class DiskReads:
 
     def begin(self, job: Job) -> int:
         nbytes = self._nbytes(job)
-        job.part_bytes = self._reads.part_bytes(nbytes, ahead=job.reason is not Reason.ON_DEMAND)
+        job.part_bytes = self._reads.part_bytes(nbytes, prefetch=job.reason is not Reason.ON_DEMAND)
         self._target(job).contents[job.target_slot] = NOTHING
         return -(-nbytes // job.part_bytes)
 
@@ -81,7 +81,7 @@ class DiskReads:
         pass
 
     def _check(self, job: Job) -> None:
-        """Raises PackError where what was read is not what was stored."""
+        """Raises PackError if the record that was read is not what was stored."""
         self._store.check(*self._place(job), self._buffer(job)[: self._nbytes(job)])
 
     def _target(self, job: Job) -> Slots:
@@ -98,10 +98,10 @@ class DiskReads:
 
 
 class StagedReads(DiskReads):
-    """Disk to device without a host tier: reads into a small page-locked ring, from where whole records are copied.
+    """Disk to device without a host tier: reads into a small page-locked ring, and copies whole records from there.
 
-    What a layer waits for lands when its copy is queued. The job ends with the copy, which its thread waits for: then
-    its place in the ring is free again, and whether the bytes came is known.
+    An expert that a layer waits for lands when its copy is queued. The job ends when the copy ends, which the mover's
+    thread waits for. Only then is its place in the ring free, and known whether the bytes arrived.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class StagedReads(DiskReads):
 
     @staticmethod
     def ring_slots(reads: ReadSettings) -> int:
-        """Enough that a job never finds none: those begun (on demand and ahead), and those being handed on."""
+        """Enough for all jobs that have begun (on demand and prefetches), and for those that are being copied on."""
         return 2 * reads.depth + reads.threads + 1
 
     def begin(self, job: Job) -> int:
@@ -148,9 +148,10 @@ class StagedReads(DiskReads):
 
 
 def _hand_over(job: Job, record: torch.Tensor, device: DeviceArena, outbox: Outbox) -> None:
-    """Copy ``record`` to the job's slot; returns when the bytes are there, raises where they did not come.
+    """Copy ``record`` to the job's slot. Returns once the bytes have arrived, and raises if they did not.
 
-    What a layer waits for lands once the copy is queued: the compute queue waits for the bytes, the owner need not.
+    An expert that a layer waits for lands once the copy is queued: the compute queue waits for the bytes, so the
+    engine's thread need not.
     """
     filled = device.fill(job.target_slot, record)
     if job.reason is Reason.ON_DEMAND:
@@ -160,7 +161,7 @@ def _hand_over(job: Job, record: torch.Tensor, device: DeviceArena, outbox: Outb
 
 
 class _Undivided:
-    """One part a job, and nothing to do after it."""
+    """Jobs of one part, with nothing to do after it."""
 
     def finish(self, job: Job) -> None:
         pass
@@ -173,7 +174,7 @@ class _Undivided:
 
 
 class Uploads(_Undivided):
-    """Host to device through the device's copy queue, with the next copy queued before the last one has ended."""
+    """Host to device through the copy queue. The next copy is queued before the last one has ended."""
 
     threads = UPLOADS_IN_FLIGHT
     depth = UPLOADS_IN_FLIGHT
@@ -193,7 +194,7 @@ class Uploads(_Undivided):
 
 
 class Copies(_Undivided):
-    """Host to device where both are RAM."""
+    """Host to device, both in RAM."""
 
     threads = 1
     depth = 1

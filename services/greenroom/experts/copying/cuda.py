@@ -1,4 +1,4 @@
-"""CUDA as an accelerator: a stream of the engine's own for copies, events between it and the forward's stream."""
+"""CUDA as an accelerator: the engine has its own stream for copies; events order it and the forward's stream."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def accelerator_of(device: str) -> Accelerator | None:
-    """What ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one) stand for here; None: computed on the CPU.
+    """The accelerator for ``cpu``, ``cuda`` or ``auto`` (a GPU if there is one). None: the CPU computes.
 
-    Raises InvalidConfig for another name, and for ``cuda`` where torch finds no GPU.
+    Raises InvalidConfig for another name, and for ``cuda`` if torch finds no GPU.
     """
     if device not in DEVICES:
         raise InvalidConfig("device", device, f"allowed: {', '.join(DEVICES)}")
@@ -32,7 +32,7 @@ def accelerator_of(device: str) -> Accelerator | None:
 
 
 class CudaMark:
-    """An event. Waiting for it blocks the thread without spinning, since there may be few cores."""
+    """An event. Waiting for it blocks the thread without spinning, because there may be few cores."""
 
     __slots__ = ("event",)
 
@@ -48,7 +48,7 @@ class CudaMark:
 
 
 class CudaAccelerator:
-    """One GPU. The compute queue is whatever stream is current in the thread that owns the model."""
+    """One GPU. The compute queue is the current stream of the thread that owns the model."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -58,7 +58,7 @@ class CudaAccelerator:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def lock_pages(self, region: memoryview) -> Callable[[], None]:
-        """Raises BudgetTooSmall where the system does not allow so much."""
+        """Raises BudgetTooSmall if the system does not allow so much."""
         address = torch.frombuffer(region, dtype=torch.uint8).data_ptr()
         runtime = _cuda.cudart()
         error = int(runtime.cudaHostRegister(address, len(region), 0))

@@ -1,7 +1,8 @@
-"""Errors of a device: which leave one that computes nothing any more, and which say that memory ran out.
+"""Errors of a device: which mean that it is lost to this process, and which that its memory ran out.
 
-torch raises ``AcceleratorError`` with the runtime's code (CUDA and HIP number alike) where a runtime call fails, plain
-RuntimeErrors where cuBLAS, cuDNN, the driver or Triton does, and ``OutOfMemoryError`` from its own allocator.
+torch raises ``AcceleratorError`` with the runtime's code if a runtime call fails (CUDA and HIP use the same codes). It
+raises a plain RuntimeError if cuBLAS, cuDNN, the driver or Triton fails, and ``OutOfMemoryError`` from its own
+allocator.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _cuda: Any = torch.cuda  # parts of it are typed in some releases and not in oth
 
 _OUT_OF_MEMORY = 2
 
-# By CUDA's description all later work of the process gets the same error, or the device or its context is gone.
+# By CUDA's description, all later work of the process gets the same error, or the device or its context is gone.
 _FATAL = {
     4: "driver shutting down",
     100: "no CUDA-capable device is detected",
@@ -44,7 +45,7 @@ _DEVICE_WORDS = ("CUDA", "HIP", "CUBLAS", "cuBLAS", "CUDNN", "cuDNN", "Triton Er
 
 
 def raise_if_fatal(error: BaseException) -> None:
-    """Raises ModelBroken where ``error`` says that the device computes nothing any more."""
+    """Raises ModelBroken if ``error`` says that the device is lost to this process."""
     if isinstance(error, ModelBroken):
         raise error
     if is_fatal(error):
@@ -53,9 +54,9 @@ def raise_if_fatal(error: BaseException) -> None:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether the device is lost to this process. Where an error of the device does not tell, the device is asked.
+    """Whether the device is lost to this process.
 
-    One that is lost gives its error again.
+    If an error of the device does not tell, the device is asked: a lost one gives its error again.
     """
     if not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return False
@@ -66,14 +67,14 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def device_loss() -> RuntimeError:
-    """What torch raises on a device whose context an illegal access has ended; for faults on purpose."""
+    """What torch raises after an illegal access has ended the device's context. For fault injection."""
     error = torch.AcceleratorError(f"CUDA error: {_FATAL[700]}")
     error.error_code = 700  # type: ignore[attr-defined]  # set as torch does
     return error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had, of the device or of this machine: less of it may be had, or this much later."""
+    """Whether the device or this machine was out of memory. Less may be available now, or as much later."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if isinstance(error, OSError):
@@ -85,7 +86,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     if "can't allocate memory" in text:  # torch's allocator on a CPU
         return True
-    # Libraries name it their own way; the driver (of which expandable segments ask) and Triton in CUDA's words.
+    # cuBLAS and cuDNN have their own name for it. The driver (used by expandable segments) and Triton use CUDA's words.
     return "_STATUS_ALLOC_FAILED" in text or ("out of memory" in text and _is_of_device(text))
 
 

@@ -1,8 +1,8 @@
-"""How fast the disk link is here, and how it is best read: measured once for a pack, kept beside it.
+"""How fast the disk link is, and by which settings it is read best: measured once for a pack, and kept beside it.
 
-A few settings are tried on records of the pack itself, taken at random, past the page cache, by the same mover that
-serves the engine. They take turns, so that whatever else the machine does falls on all alike. The simplest wins
-unless another is clearly better: a second thread is not worth noise.
+A few settings are tried on random records of the pack itself, past the page cache, with the engine's own mover. They
+take turns, so that other load on the machine slows them alike. The simplest wins unless another is clearly faster: a
+second thread is not worth a difference within the noise.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from greenroom.policies.base.expert_keys import Catalogue
 FORMAT_VERSION = 2
 
 SMALL_PACK_BYTES = 128 * MIB
-"""Below this a pack is read in a moment however it is read, and nothing is measured."""
+"""A smaller pack is read in a moment by any settings, so nothing is measured."""
 
 BUDGET_S = 1.5
 QUEUED = 4
 """Records queued at once when throughput is measured."""
 
 CLEARLY = 1.08
-"""How many times as fast another setting has to be before it replaces a simpler one."""
+"""How many times as fast a setting has to be to replace a simpler one."""
 
 LEAST_ROUNDS = 3
 _LOCK_WAIT_S = 2 * BUDGET_S
@@ -56,13 +56,13 @@ CANDIDATES = (
     ReadSettings(threads=2, depth=2),
     ReadSettings(read_bytes=1 * MIB, threads=4, depth=2),
 )
-"""The simpler first."""
+"""The simplest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn of a setting: seconds a record takes when it is fetched alone, and when several are queued and those
-    that have landed are computed with.
+    """One turn of a setting, in seconds a record: fetched alone, and with several queued while the processor computes
+    with those that have landed.
     """
 
     alone_s: float
@@ -71,11 +71,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """The disk link of one pack on one machine, as measured with ``reads``, the settings chosen.
+    """The disk link of one pack on one machine, with ``reads``, the settings that were chosen.
 
-    ``bytes_per_s``: with several records queued. ``latency_s``: what a record fetched alone takes beyond its bytes
-    at that rate. ``record_bytes``: the size of the records measured. The rest says what was measured where and when;
-    ``tried`` has the median seconds a record, alone and queued, of every setting.
+    ``bytes_per_s``: with several records queued. ``latency_s``: what a record that is fetched alone takes in addition
+    to its bytes at that rate. ``record_bytes``: the size of the records measured. ``tried``: of each setting the median
+    seconds a record, alone and queued. The rest identifies the pack, the machine and the time.
     """
 
     reads: ReadSettings
@@ -90,7 +90,7 @@ class MeasuredLink:
     version: int = FORMAT_VERSION
 
     def seconds(self, nbytes: int) -> float:
-        """One record of ``nbytes``, fetched alone."""
+        """Of one record of ``nbytes`` that is fetched alone."""
         return self.latency_s + nbytes / self.bytes_per_s
 
     def describe(self) -> str:
@@ -98,10 +98,10 @@ class MeasuredLink:
 
 
 def choose(samples: Mapping[ReadSettings, Sequence[Sample]]) -> ReadSettings:
-    """The first setting that no other beats clearly; ``samples`` are in order of simplicity and taken in turns.
+    """The first setting that no other clearly beats. ``samples``: the simplest setting first, one sample a turn.
 
-    A setting is compared with the first one turn by turn, so what slows a whole turn down counts for nothing: by the
-    median over the turns of the geometric mean of both ratios. Raises ValueError where there are no samples.
+    A setting's speed is the median over turns of the geometric mean of two ratios to the first setting, alone and
+    queued. Load that slows a whole turn cancels out. Raises ValueError if there are no samples.
     """
     first, *_ = samples.values()
     speeds = {}
@@ -126,14 +126,13 @@ def load_or_measure(
     budget_s: float = BUDGET_S,
     anew: bool = False,
 ) -> MeasuredLink | None:
-    """The profile kept beside the pack, measured first where there is none for this pack, host and file system.
+    """The profile kept beside the pack. It is measured first if there is none for this pack, host and file system.
 
-    ``anew``: measured whatever is kept, for instance because the machine was busy then.
+    ``anew``: measure in any case, for instance because the machine was busy the last time. ``on_measure`` is told once
+    before a measurement, which takes about ``budget_s``. Returns None for a small pack, which is not worth the time.
 
-    None for a small pack: it is not worth the time. ``on_measure`` is told once, before the measurement begins; this
-    takes about ``budget_s``. Of processes that start together one measures and the others take what it found. A
-    folder that can not be written to is no error: the profile then serves this process alone. Raises PackError where
-    the pack can not be read.
+    Of several processes that start together one measures, and the others take its result. If the folder can not be
+    written to, the profile serves this process alone. Raises PackError if the pack can not be read.
     """
     if pack.manifest.record_bytes < SMALL_PACK_BYTES:
         return None
@@ -154,7 +153,7 @@ def load_or_measure(
 
 
 def load(pack: PackFile) -> MeasuredLink | None:
-    """The profile kept beside the pack; None where there is none for this pack, host and file system."""
+    """The profile kept beside the pack. None: there is none for this pack, host and file system."""
     return _load(profile_path(pack.path), _identity(pack))
 
 
@@ -165,7 +164,7 @@ def measure(
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredLink:
-    """Measure now. The slower the disk, the fewer settings are tried; the first of ``candidates`` always is."""
+    """Measure now. On a slow disk only the first few ``candidates`` are tried, at least one."""
     nbytes = max(layer.layout.nbytes for layer in pack.manifest.layers)
     with _Bench(pack, clock) as bench:
         warm = min(bench.sample(candidates[0]).queued_s for _ in range(2))  # and the buffer's pages exist now
@@ -202,7 +201,7 @@ def measure(
 
 
 class _Bench:
-    """Movers over one pack, one for each setting tried. All read into the same slot: nobody looks at what lands."""
+    """Movers over one pack, one for each setting. All read into the same slot, because the bytes are not used."""
 
     def __init__(self, pack: PackFile, clock: Callable[[], float]) -> None:
         layouts = [layer.layout for layer in pack.manifest.layers]
@@ -252,7 +251,7 @@ class _Bench:
         self._last = self._clock()
 
     def _compute(self) -> None:
-        """What a token costs of an expert that has landed: a pass over its bytes, on all cores, beside the reads."""
+        """What a token computes with an expert: a pass over its bytes on all cores, while others are read."""
         self._arena.record(0).view(torch.float32).sum()
 
     def __enter__(self) -> _Bench:
@@ -264,7 +263,7 @@ class _Bench:
 
 
 class _Landing(DiskReads):
-    """Notes when records have landed; does not check them, since several land in one slot here."""
+    """Notes when records have landed. Does not check them, because several land in one slot."""
 
     landed: Callable[[], object]
 
@@ -285,7 +284,7 @@ def _identity(pack: PackFile) -> tuple[str, str, str]:
 
 
 def _filesystem(device: str, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Its numbers, type and source, as far as they can be learnt."""
+    """Its numbers, type and source, as far as they are known."""
     with contextlib.suppress(OSError):
         for line in mounts.read_text().splitlines():
             fields = line.split()
@@ -317,9 +316,7 @@ def _save(path: Path, profile: MeasuredLink) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process measures; one that waited too long, or can not lock, measures as well and disturbs nobody's result
-    but its own.
-    """
+    """Let one process measure at a time. One that has waited too long, or that can not lock, measures as well."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             held.enter_context(file_lock(path.with_suffix(".lock"), _LOCK_WAIT_S))

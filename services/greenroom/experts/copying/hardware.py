@@ -1,4 +1,4 @@
-"""What the engine runs on: memory, links and a clock. A replay puts a simulated one in its place."""
+"""What the engine runs on: memory, links and a clock. A replay uses a simulated one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from greenroom.experts.pack.layout import RecordLayout
 
 
 class Hardware(Protocol):
-    """Makes what ``Tiers`` moves experts with, and tells the time in seconds."""
+    """Makes the arenas and movers of ``Tiers``, and tells the time in seconds."""
 
     @property
     def reads(self) -> ReadSettings:
@@ -23,26 +23,26 @@ class Hardware(Protocol):
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """Where the device tier is; None: in RAM."""
+        """Whose memory the device tier is; None: the device tier is RAM."""
         ...
 
     def arena(self, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> Arena:
-        """The memory of a tier that is RAM."""
+        """The memory of a tier in RAM."""
         ...
 
     def outbox(self) -> Outbox:
-        """Where the movers of one engine post what they have finished."""
+        """For the results of all movers of one engine."""
         ...
 
     def mover(self, name: str, carrier: Carrier, outbox: Outbox) -> Mover:
-        """One link; ``carrier`` moves the jobs' bytes."""
+        """One link. ``carrier`` moves the jobs' bytes."""
         ...
 
     def now(self) -> float: ...
 
 
 class RealHardware:
-    """This machine: RAM, threads for each link, and its clock. RAM is page-locked where there is an accelerator."""
+    """This machine: its RAM (page-locked for an accelerator), threads for each link, and its clock."""
 
     def __init__(self, reads: ReadSettings | None = None, accelerator: Accelerator | None = None) -> None:
         self.reads = reads or ReadSettings()

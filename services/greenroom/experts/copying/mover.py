@@ -1,8 +1,8 @@
 """One link between two tiers, and the threads that move experts over it.
 
-What waits is ordered: on-demand fetches in the order of asking, then the others by priority, those that go no further
-than the host tier last. Only the owner of the engine queues, promotes and withdraws; the mover's threads take the
-first, move it part by part, and post the result for the owner.
+Waiting jobs are ordered: on-demand fetches first, in the order in which they were queued; then prefetches to the device
+by priority; then those that go no further than the host tier. Only the engine's thread queues, promotes and withdraws
+jobs. The mover's threads take the first job, move it part by part, and post the result for the engine.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ JOIN_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class Job:
-    """One expert to be moved; ``target_slot`` is reserved for it. ``priority``: higher is sooner.
+    """One expert to be moved by one hop. ``target_slot`` is reserved for it. ``priority``: higher is sooner.
 
-    ``part_bytes``: set by a carrier that splits it. ``bound``: the tier it is on its way to in the end; ``target`` is
-    where this hop takes it.
+    ``target``: where this hop takes it; ``bound``: the tier where it ends. ``part_bytes``: set by a carrier that splits
+    the job into parts.
     """
 
     expert: int
@@ -40,22 +40,22 @@ class Job:
 
     @property
     def urgency(self) -> tuple[int, float]:
-        """Orders what no layer waits for: what goes to the device before what stays on the host, then by priority."""
+        """Orders jobs that no layer waits for: those bound for the device first, then by priority."""
         return -self.bound, self.priority
 
 
 class Landing(NamedTuple):
-    """Posted ahead of a job's end: who computes may queue work on the target now, it will wait for the bytes itself.
+    """Posted before the end of a job: work on the expert may be queued now, and the device lets it wait for the bytes.
 
-    Only the job says whether the bytes came. Until it is posted, nothing that was computed with them counts, and what
-    the job holds of its source is in use.
+    Whether the bytes arrived is only known when the job is posted. Until then nothing that was computed with them
+    counts, and the source's memory is in use.
     """
 
     job: Job
 
 
 class Outbox:
-    """What all movers have to tell the engine's owner."""
+    """Messages from all movers to the engine's thread."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
@@ -68,13 +68,13 @@ class Outbox:
             self._condition.notify()
 
     def fail(self, defect: BaseException) -> None:
-        """A mover has died of a defect; whoever collects is told."""
+        """A mover has died of a defect: the next ``collect`` raises."""
         with self._condition:
             self._defect = defect
             self._condition.notify()
 
     def collect(self) -> list[Job | Landing]:
-        """What has come since the last call, in order; does not wait. Raises ModelBroken where a mover has died."""
+        """The messages since the last call, in order. Does not wait. Raises ModelBroken if a mover has died."""
         if self._defect is not None:
             raise ModelBroken("a mover has died") from self._defect
         if not self._posted:
@@ -84,16 +84,17 @@ class Outbox:
         return posted
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something has come; False where the time ran out."""
+        """Wait for a message. False: the time ran out."""
         with self._condition:
             return self._condition.wait_for(lambda: bool(self._posted) or self._defect is not None, timeout_s)
 
 
 class Carrier(Protocol):
-    """How the jobs of one link are moved; called on the mover's threads, for several parts at once.
+    """Moves the jobs of one link. Called on the mover's threads, for several parts at once.
 
-    ``threads``: how many parts move at once. ``depth``: how many jobs are begun at once; on-demand jobs do not wait
-    for those begun ahead of need, nor do these for those that stay on the host, so there may be as many again of each.
+    ``threads``: how many parts move at once. ``depth``: how many jobs are under way at once, not counting those of a
+    less urgent kind. So an on-demand fetch does not wait for prefetches that have begun, nor a prefetch to the device
+    for one to the host.
     """
 
     @property
@@ -103,29 +104,29 @@ class Carrier(Protocol):
     def depth(self) -> int: ...
 
     def begin(self, job: Job) -> int:
-        """Into how many parts the job is split; must not wait."""
+        """Into how many parts the job is split. Must not wait."""
         ...
 
     def move(self, job: Job, part: int) -> int:
-        """Move one part; returns its bytes, raises where it can not."""
+        """Move one part. Returns its bytes, and raises if it can not be moved."""
         ...
 
     def finish(self, job: Job) -> None:
-        """Every part has been moved. Raises where what came is wrong."""
+        """Every part has been moved. Raises if the record is wrong."""
         ...
 
     def drop(self, job: Job) -> None:
-        """A part could not be moved, and none is moving any more."""
+        """A part could not be moved, and no other part is moving."""
         ...
 
     def close(self) -> None:
-        """No thread of the mover runs any more."""
+        """All threads of the mover have ended."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Begun:
-    """A job under way: ``taken`` of its parts were given to threads, ``moving`` of these are not done."""
+    """A job under way: ``taken`` of its parts were given to threads, and ``moving`` of these are not done."""
 
     job: Job
     parts: int
@@ -139,84 +140,87 @@ class Begun:
 
 
 class Mover:
-    """The threads of one link. A thread that is free takes, in this order, the next part of a begun job that a layer
-    waits for, the next such job, and then the same of those that none waits for: an on-demand fetch overtakes a
-    prefetch between two parts, and both overtake what is only bound for the host.
+    """The threads of one link.
+
+    A free thread takes the next part of an on-demand fetch that has begun, else begins the next on-demand fetch, else
+    does the same for prefetches. So an on-demand fetch overtakes a prefetch between two parts, and both overtake jobs
+    that stay on the host.
     """
 
     def __init__(self, name: str, carrier: Carrier, outbox: Outbox) -> None:
         self.name = name
         self.bytes_moved = 0
         self.busy_seconds = 0.0
-        """For how long at least one part was moving; not kept by a simulated link, which knows its rate."""
+        """For how long at least one part was moving. A simulated link does not count it, because it knows its rate."""
         self._busy_until = 0.0
         self._carrier = carrier
         self._outbox = outbox
         self._changed = threading.Condition(threading.Lock())
         self._idle = 0
-        self._demand: deque[Job] = deque()
-        self._ahead: dict[int, Job] = {}
+        self._on_demand: deque[Job] = deque()
+        self._prefetches: dict[int, Job] = {}
         self._begun: list[Begun] = []
         self._closed = False
         self._threads = self._start()
 
     @property
-    def waiting_ahead(self) -> int:
-        """Queued jobs bound for the device that no layer waits for. Without the lock: ``dict.copy`` takes it whole, and
-        what is begun meanwhile is counted once more at worst. (Going through its values would not: a collection of
-        garbage may come in between, and another thread with it.)
+    def waiting_prefetches(self) -> int:
+        """Queued jobs bound for the device that no layer waits for.
+
+        Needs no lock, because ``dict.copy`` is atomic; at worst a job that begins meanwhile is still counted. Iterating
+        over the values would not be atomic: a garbage collection in between may let another thread run.
         """
-        return sum(job.bound is Tier.DEVICE for job in self._ahead.copy().values())
+        return sum(job.bound is Tier.DEVICE for job in self._prefetches.copy().values())
 
     def seconds(self, nbytes: int) -> float | None:
-        """How long so many bytes take, as measured on what has been moved so far; None: nothing has."""
+        """How long ``nbytes`` take at the rate of everything moved so far. None: nothing was moved."""
         moved, busy = self.bytes_moved, self.busy_seconds
         return busy * nbytes / moved if moved and busy else None
 
     def put(self, job: Job) -> None:
-        """Queue a job; bounded by the slots of its target, since each job holds one."""
+        """Queue a job. The queue is bounded, because each job holds a slot of its target."""
         with self._changed:
             if self._closed:
                 raise RuntimeError(f"the mover {self.name} is closed")
             if job.reason is Reason.ON_DEMAND:
-                self._demand.append(job)
+                self._on_demand.append(job)
             else:
-                self._ahead[job.expert] = job
+                self._prefetches[job.expert] = job
             self._changed.notify()
 
     def promote(self, expert: int) -> bool:
-        """A layer now waits for a queued job: move it up. False where it is not queued (it runs, or is done)."""
+        """Make a queued job on-demand, because a layer waits for it. False: it has begun or ended."""
         with self._changed:
-            job = self._ahead.pop(expert, None)
+            job = self._prefetches.pop(expert, None)
             if job is None:
                 return False
-            self._demand.append(job)
+            self._on_demand.append(job)
             self._changed.notify()
             return True
 
     def reprioritise(self, expert: int, priority: float) -> None:
-        """Change the place of a queued job, if it is still queued."""
+        """Change the priority of a job, if it is still queued."""
         with self._changed:
-            if expert in self._ahead:
-                self._ahead[expert].priority = priority
+            if expert in self._prefetches:
+                self._prefetches[expert].priority = priority
 
     def withdraw(self, expert: int) -> Job | None:
-        """Take back a job that no layer waits for and that has not begun; None where it is too late."""
+        """Take back a job that no layer waits for. None: it has begun."""
         with self._changed:
-            return self._ahead.pop(expert, None)
+            return self._prefetches.pop(expert, None)
 
     def least_urgent(self) -> int | None:
-        """The queued job bound for the device to withdraw first."""
+        """The queued prefetch to the device with the lowest priority."""
         with self._changed:
-            jobs = [job for job in self._ahead.values() if job.bound is Tier.DEVICE]
+            jobs = [job for job in self._prefetches.values() if job.bound is Tier.DEVICE]
             return min(jobs, key=lambda job: job.priority).expert if jobs else None
 
     def close(self) -> None:
-        """Stop after the parts that move now; all other work is dropped. Raises TimeoutError where one does not end."""
+        """Stop after the parts that move now, and drop all other work. Raises TimeoutError if a part does not end."""
         with self._changed:
             self._closed = True
-            self._demand.clear()
-            self._ahead.clear()
+            self._on_demand.clear()
+            self._prefetches.clear()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
@@ -225,8 +229,8 @@ class Mover:
         self._carrier.close()
 
     def _start(self) -> list[threading.Thread]:
-        """The threads: one more than parts move at once, so that what is done with a job's last part (a checksum, the
-        handing over) does not keep the next one waiting. A simulated link has none and keeps the time itself.
+        """One thread more than parts move at once. So the work after a job's last part, such as its checksum, does not
+        delay the next part. A simulated link has no threads.
         """
         threads = [
             threading.Thread(target=self._run, name=f"mover {self.name} {n}", daemon=True)
@@ -246,7 +250,7 @@ class Mover:
                 start = time.perf_counter()
                 try:
                     moved = self._carrier.move(begun.job, part)
-                except BaseException as failure:  # the owner of the engine sees it: no failure ends the thread
+                except BaseException as failure:  # reported with the job, so that no failure ends the thread
                     error = failure
                 self._was_busy(start, time.perf_counter())
                 if self._ends(begun, moved, error):
@@ -260,7 +264,7 @@ class Mover:
             self._busy_until = max(end, self._busy_until)
 
     def _take(self) -> tuple[Begun, int] | None:
-        """The part to move next; None: closed."""
+        """The part to move next. None: the mover is closed."""
         with self._changed:
             while (chosen := self._choose()) is None and not self._closed:
                 self._idle += 1
@@ -282,12 +286,12 @@ class Mover:
         for begun in rest:
             if begun.urgent:
                 return begun
-        if self._demand:
+        if self._on_demand:
             urgent = sum(begun.urgent for begun in self._begun)
-            return self._demand[0] if urgent < self._carrier.depth else None
+            return self._on_demand[0] if urgent < self._carrier.depth else None
         begun_first = max(rest, key=lambda begun: begun.job.urgency) if rest else None
-        if self._ahead:
-            waiting = max(self._ahead.values(), key=lambda job: job.urgency)  # the first queued among equals
+        if self._prefetches:
+            waiting = max(self._prefetches.values(), key=lambda job: job.urgency)  # the first queued among equals
             if begun_first is None or waiting.bound < begun_first.job.bound:
                 not_overtaken = sum(begun.job.bound <= waiting.bound for begun in self._begun)
                 if not_overtaken < self._carrier.depth:
@@ -295,17 +299,18 @@ class Mover:
         return begun_first
 
     def _begin(self, job: Job) -> Begun:
-        if self._demand and self._demand[0] is job:
-            self._demand.popleft()
+        if self._on_demand and self._on_demand[0] is job:
+            self._on_demand.popleft()
         else:
-            del self._ahead[job.expert]
+            del self._prefetches[job.expert]
         begun = Begun(job, self._carrier.begin(job))
         self._begun.append(begun)
         return begun
 
     def _ends(self, begun: Begun, moved: int, error: BaseException | None) -> bool:
-        """Book a part; True where it was the job's last. After a failure the parts not yet taken are left out, and
-        those that move still fill the slot, so it is given back only after them.
+        """Book a part that has ended. True: it was the job's last.
+
+        After a failure no further part is taken. The parts that still move fill the slot, so the job ends after them.
         """
         with self._changed:
             self.bytes_moved += moved

@@ -1,1 +1,1 @@
-"""The policy's decisions carried out: who is evicted, what is prefetched, what a layer waits for."""
+"""Carries out the policy's decisions: what is evicted, what is prefetched, what a layer waits for."""

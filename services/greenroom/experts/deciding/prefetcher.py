@@ -1,94 +1,92 @@
-"""Fetching what no layer waits for yet: the policy's wants, handed to the movers a few at a time."""
+"""Fetches what no layer waits for yet: the policy's wants, handed to the movers a few at a time."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from greenroom.experts.bookkeeping.counters import Counters
-from greenroom.experts.bookkeeping.ledger import Ledger, State
+from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.bookkeeping.tiers import Tiers
-from greenroom.experts.deciding.evictor import Room
-from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.experts.deciding.evictor import Evictor
+from greenroom.policies.base.array_types import Keys, Mask, Scores
 from greenroom.policies.base.events import Reason, Tier
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
+
+Wants = tuple[Prefetch | None, Target | None]
 
 _FILL_QUEUED = 64
 """Enough for any link, and few enough to look through."""
 
 
-class AheadFetcher:
-    """Keeps up to ``queue_ahead`` of what the policy wants on the device queued, the most urgent first, and up to as
-    many on their way to the host that go no further.
+class Prefetcher:
+    """Keeps up to ``queue_ahead`` of the experts that the policy wants queued for each tier, the most urgent first.
 
-    Few, so that what is not queued yet can still be reordered, and what is queued taken back. What is wanted on the
-    host stands behind what is bound for the device, on the link and for the host's slots. Where there is no host tier
-    wants for it are left alone. What the host begins with comes last: it is tried once, and takes the place of nobody
-    but of copies that the device has too.
+    Few are queued at a time, so that the others can still be reordered and the queued ones taken back. The host's wants
+    come after the device's, on the link and for the host's slots. Wants for a host tier that does not exist are
+    ignored. The host's first fill comes last: each of its experts is tried once, and displaces only copies of experts
+    that the device holds too.
     """
 
-    def __init__(self, policy: ExpertPolicy, tiers: Tiers, room: Room, counters: Counters, queue_ahead: int) -> None:
+    def __init__(self, policy: ExpertPolicy, tiers: Tiers, evictor: Evictor, queue_ahead: int) -> None:
         self._policy = policy
         self._tiers = tiers
-        self._to_device = _ToDevice(tiers, room, counters, queue_ahead)
-        self._to_host = None if tiers.host is None else _ToHost(tiers, tiers.host, room, counters, queue_ahead)
-        self._seen: tuple[Prefetch | None, Target | None] = (None, None)
+        self._device = _TierPrefetcher(Tier.DEVICE, tiers, evictor, queue_ahead)
+        self._host = None if tiers.host is None else _TierPrefetcher(Tier.HOST, tiers, evictor, queue_ahead)
+        self._by_tier = [self._device] if self._host is None else [self._device, self._host]
+        self._seen: Wants = (None, None)
         self._fill: deque[int] = deque()
 
     def fill_host(self, keys: Iterable[int]) -> None:
-        """Begin to fill the host with these, the first first, but for those that are on the device."""
-        if self._to_host is not None:
+        """Begin to fill the host with these, in this order, except for those that are on the device."""
+        if self._host is not None:
             self._fill.extend(keys)
             self.fill()
 
     def fill(self) -> bool:
-        """Queue more of the host's first fill, as there is place for it; False where none is left to queue."""
-        if self._fill and self._to_host is not None:
-            self._to_host.fill(self._fill)
+        """Queue more of the host's first fill, as the queue has room. False: nothing of it is left to queue."""
+        if self._fill and self._host is not None:
+            self._host.fill(self._fill)
         return bool(self._fill)
 
     def pump(self, *, freed: bool = False) -> None:
-        """Look at the wants and queue what there is place for. Cheap where there are none.
+        """Queue what the policy wants, as the queue has room. Cheap where it wants nothing.
 
-        What the policy has refused to make room for is dropped until it wants something else, or until others may
-        leave than could then (``freed``).
+        An expert that the policy has refused to evict for is dropped until the policy wants something else, or until
+        more experts have become evictable (``freed``).
         """
         if self._fill:
             self.fill()
         if self._policy.prefetch is None and self._policy.target is None and self._seen == (None, None):
             return
         self.reorder()
-        self._to_device.pump(*self._wants(Tier.DEVICE), freed=freed)
-        if self._to_host is not None:
-            self._to_host.pump(*self._wants(Tier.HOST), freed=freed)
+        for each in self._by_tier:
+            each.pump(self._wants(each.tier), freed=freed)
 
     def reorder(self) -> None:
-        """What waits follows the newest wants; what is wanted no more is taken back."""
+        """Fit the queue to the newest wants: change priorities, and take back what is no longer wanted."""
         wants = self._policy.prefetch, self._policy.target
         if wants == self._seen:
             return
         self._seen = wants
-        self._to_device.reorder(*self._wants(Tier.DEVICE))
-        if self._to_host is not None:
-            self._to_host.reorder(*self._wants(Tier.HOST))
+        for each in self._by_tier:
+            each.reorder(*self._wants(each.tier))
 
-    def withdraw_all_but(self, slots: int) -> None:
-        """Take queued ones back, the least urgent first, until ``slots`` are free on the device or none is left."""
+    def free_device_slots(self, slots: int) -> None:
+        """Take back queued experts, the least urgent first, until ``slots`` are free on the device or none is left."""
         device = self._tiers.device
-        while device.free < slots and (key := self._tiers.withdraw_ahead()) is not None:
-            self._to_device.taken_back(key)
+        while device.free < slots and (key := self._tiers.withdraw_prefetch()) is not None:
+            device.prefetches.take_back(key)
 
-    def withdraw_from_host(self) -> bool:
-        """Take back the least urgent of those queued that stay on the host; False where there is none."""
-        if self._to_host is None or (key := self._tiers.withdraw_to_host()) is None:
+    def free_host_slot(self) -> bool:
+        """Take back the least urgent of the queued experts that stay on the host. False: there is none."""
+        if self._host is None or (key := self._tiers.withdraw_to_host()) is None:
             return False
-        self._to_host.taken_back(key)
+        self._host.ledger.prefetches.take_back(key)
         return True
 
-    def _wants(self, tier: Tier) -> tuple[Prefetch | None, Target | None]:
+    def _wants(self, tier: Tier) -> Wants:
         prefetch, target = self._policy.prefetch, self._policy.target
         return (
             prefetch if prefetch is not None and prefetch.tier is tier else None,
@@ -96,50 +94,42 @@ class AheadFetcher:
         )
 
 
-class _Lane(ABC):
-    """The wants for one tier."""
+class _TierPrefetcher:
+    """The wants for one tier. An expert that is on the device, or on its way there, is not fetched to the host."""
 
-    def __init__(self, tiers: Tiers, ledger: Ledger, room: Room, counters: Counters, queue_ahead: int) -> None:
+    def __init__(self, tier: Tier, tiers: Tiers, evictor: Evictor, queue_ahead: int) -> None:
+        self.tier = tier
+        self.ledger = tiers.ledger(tier)
+        self._device = tiers.device
         self._tiers = tiers
-        self._ledger = ledger
-        self._room = room
-        self._counters = counters
+        self._evictor = evictor
         self._queue_ahead = queue_ahead
-        self._refused: tuple[Prefetch | None, Target | None] = (None, None)
-        self._had: tuple[Prefetch | None, Target | None, int] = (None, None, 0)
+        self._refused: Wants = (None, None)
+        self._satisfied: tuple[Wants, int] = (None, None), 0
 
-    def pump(self, prefetch: Prefetch | None, target: Target | None, *, freed: bool) -> None:
-        wants = prefetch, target
+    def pump(self, wants: Wants, *, freed: bool) -> None:
         if wants == (None, None) or (wants == self._refused and not freed):
             return
-        standing = prefetch, target, self._departures()
-        if standing == self._had:
+        departures = self.ledger.departures + self._device.departures
+        if (wants, departures) == self._satisfied:
             return
+        prefetch, target = wants
         if target is None or not target.drop_others:
-            if self._full():
+            if self._full(self._queue_ahead):
                 return
             if not self._lacks_any(prefetch, target):
-                self._had = standing
+                self._satisfied = wants, departures
                 return
-        accepted = prefetch is None or self._prefetches(prefetch)
-        if accepted and target is not None:
-            accepted = self._targets(target)
-        if not accepted:
+        refused = prefetch is not None and not self._fetch_prefetch(prefetch)
+        if not refused and target is not None:
+            refused = not self._fetch_target(target)
+        if refused:
             self._refused = wants
 
-    def _lacks_any(self, prefetch: Prefetch | None, target: Target | None) -> bool:
-        absent = self._absent()
-        return (prefetch is not None and bool((prefetch.priority[absent] > 0).any())) or (
-            target is not None and bool(target.wanted[absent].any())
-        )
-
-    def _departures(self) -> int:
-        """As long as it stays, nobody has come to lack."""
-        return self._ledger.departures + self._tiers.device.departures
-
     def reorder(self, prefetch: Prefetch | None, target: Target | None) -> None:
-        for key in np.flatnonzero((self._ledger.state == State.LOADING) & self._unused()).tolist():
-            job = self._tiers.queued_ahead(key)
+        unused = self.ledger.prefetches.unused
+        for key in np.flatnonzero((self.ledger.state == State.LOADING) & unused).tolist():
+            job = self._tiers.queued_prefetch(key)
             if job is None or job.reason is Reason.FILL:
                 continue
             if job.reason is Reason.TARGET:
@@ -149,55 +139,56 @@ class _Lane(ABC):
                 if prefetch is not None and wanted:
                     self._tiers.reprioritise(key, float(prefetch.priority[key]))
             if not wanted and self._tiers.withdraw(key):
-                self.taken_back(key)
+                self.ledger.prefetches.take_back(key)
 
-    @abstractmethod
-    def taken_back(self, key: int) -> None:
-        """A queued one was withdrawn."""
+    def fill(self, keys: deque[int]) -> None:
+        """Take experts off ``keys``: those that are queued now or on a tier already; all once there is no room left."""
+        absent = self._absent()
+        while keys and not self._full(_FILL_QUEUED):
+            key = keys.popleft()
+            if not absent[key]:
+                continue
+            if not self.ledger.free:
+                copies = self.ledger.evictable() & self._device.resident
+                if not (copies.any() and self._evictor.free_one(self.tier, key, Reason.FILL, copies)):
+                    keys.clear()
+                    return
+            self._queue(key, Reason.FILL, 0.0)
 
-    @abstractmethod
-    def _unused(self) -> Mask:
-        """``[experts]``: brought ahead by these wants, or coming, and no use yet."""
+    def _lacks_any(self, prefetch: Prefetch | None, target: Target | None) -> bool:
+        absent = self._absent()
+        return (prefetch is not None and bool((prefetch.priority[absent] > 0).any())) or (
+            target is not None and bool(target.wanted[absent].any())
+        )
 
-    @abstractmethod
-    def _absent(self) -> Mask:
-        """``[experts]``: could be fetched."""
+    def _fetch_prefetch(self, prefetch: Prefetch) -> bool:
+        """As ``_fetch``."""
+        return self._fetch(self._in_order(prefetch), Reason.PREFETCH, self.ledger.evictable, prefetch.priority)
 
-    @abstractmethod
-    def _full(self) -> bool:
-        """Whether enough is queued."""
+    def _fetch_target(self, target: Target) -> bool:
+        """As ``_fetch``."""
+        if target.drop_others:
+            self._evictor.evict(self.tier, np.flatnonzero(self.ledger.evictable() & ~target.wanted))
+        keys = np.flatnonzero(target.wanted & self._absent())
+        return self._fetch(keys, Reason.TARGET, lambda: self._evictable_for(target), None)
 
-    @abstractmethod
-    def _outside(self, target: Target) -> Mask:
-        """``[experts]``: may leave for a member of the target."""
-
-    @abstractmethod
-    def _make_room(self, key: int, reason: Reason, evictable: Mask) -> bool:
-        """False where the policy would rather keep what is there."""
-
-    @abstractmethod
-    def _evict_others(self, target: Target) -> None: ...
-
-    @abstractmethod
-    def _queue(self, key: int, reason: Reason, priority: float) -> None: ...
-
-    def _prefetches(self, prefetch: Prefetch) -> bool:
-        """False where the policy would rather keep what is there."""
-        for key in self._in_order(prefetch).tolist():
-            if self._full():
+    def _fetch(self, keys: Keys, reason: Reason, evictable_now: Callable[[], Mask], priority: Scores | None) -> bool:
+        """Queue these, as the queue has room and slots are free or can be freed. False: the policy refuses to evict."""
+        for key in keys.tolist():
+            if self._full(self._queue_ahead):
                 return True
-            if not self._ledger.free:
-                evictable = self._ledger.evictable()
+            if not self.ledger.free:
+                evictable = evictable_now()
                 if not evictable.any():
                     return True
-                if not self._make_room(key, Reason.PREFETCH, evictable):
+                if not self._evictor.free_one(self.tier, key, reason, evictable):
                     return False
-            self._queue(key, Reason.PREFETCH, float(prefetch.priority[key]))
+            self._queue(key, reason, 0.0 if priority is None else float(priority[key]))
         return True
 
     def _in_order(self, prefetch: Prefetch) -> Keys:
-        """Whom to fetch, the most urgent first; of those that may displace nobody as many as there are free slots."""
-        free = self._ledger.free
+        """The experts to fetch, the most urgent first. Those that may not evict come only as far as slots are free."""
+        free = self.ledger.free
         absent = self._absent()
         if not free and prefetch.may_evict is not None:
             absent &= prefetch.may_evict
@@ -208,104 +199,29 @@ class _Lane(ABC):
         later = wanted[free:]
         return np.concatenate((wanted[:free], later[prefetch.may_evict[later]]))
 
-    def _targets(self, target: Target) -> bool:
-        """False as above."""
-        if target.drop_others:
-            self._evict_others(target)
-        for key in np.flatnonzero(target.wanted & self._absent()).tolist():
-            if self._full():
-                return True
-            if not self._ledger.free:
-                outside = self._outside(target)
-                if not outside.any():
-                    return True
-                if not self._make_room(key, Reason.TARGET, outside):
-                    return False
-            self._queue(key, Reason.TARGET, 0.0)
-        return True
-
-
-class _ToDevice(_Lane):
-    def __init__(self, tiers: Tiers, room: Room, counters: Counters, queue_ahead: int) -> None:
-        super().__init__(tiers, tiers.device, room, counters, queue_ahead)
-
-    def taken_back(self, key: int) -> None:
-        self._room.unused[key] = False
-        self._counters.prefetches -= 1
-
-    def _unused(self) -> Mask:
-        return self._room.unused
-
     def _absent(self) -> Mask:
-        absent: Mask = self._ledger.state == State.ABSENT
-        return absent
+        """``[experts]``: can be fetched."""
+        absent: Mask = self.ledger.state == State.ABSENT
+        return absent if self.tier is Tier.DEVICE else absent & (self._device.state == State.ABSENT)
 
-    def _full(self) -> bool:
-        return self._tiers.waiting_ahead >= self._queue_ahead
+    def _evictable_for(self, target: Target) -> Mask:
+        """``[experts]``: may be evicted for a member of the target. A member itself may be only where the device holds
+        it too, and only from the host.
+        """
+        evictable = self.ledger.evictable()
+        others = evictable & ~target.wanted
+        return others if self.tier is Tier.DEVICE or others.any() else evictable & self._device.resident
 
-    def _outside(self, target: Target) -> Mask:
-        return self._ledger.evictable() & ~target.wanted
-
-    def _make_room(self, key: int, reason: Reason, evictable: Mask) -> bool:
-        return self._room.ahead(key, reason, evictable)
-
-    def _evict_others(self, target: Target) -> None:
-        self._room.evict(np.flatnonzero(self._outside(target)))
+    def _full(self, limit: int) -> bool:
+        """Whether the queue has no room: ``limit`` experts wait for the device, or are on their way to the host."""
+        tiers = self._tiers
+        if self.tier is Tier.DEVICE:
+            return tiers.waiting_prefetches >= limit
+        return tiers.short_of_host_room or tiers.moving_to_host >= limit
 
     def _queue(self, key: int, reason: Reason, priority: float) -> None:
-        self._room.goes_to_device(key)
-        self._tiers.fetch(key, reason, priority)
-        self._room.unused[key] = True
-        self._counters.prefetches += 1
-
-
-class _ToHost(_Lane):
-    """Who is on the device, or on the way there, is nearer than the host already and is not fetched."""
-
-    def __init__(self, tiers: Tiers, host: Ledger, room: Room, counters: Counters, queue_ahead: int) -> None:
-        super().__init__(tiers, host, room, counters, queue_ahead)
-
-    def taken_back(self, key: int) -> None:
-        self._room.unused_on_host[key] = False
-        self._counters.host_prefetches -= 1
-
-    def _unused(self) -> Mask:
-        return self._room.unused_on_host
-
-    def _absent(self) -> Mask:
-        absent: Mask = (self._ledger.state == State.ABSENT) & (self._tiers.device.state == State.ABSENT)
-        return absent
-
-    def _full(self) -> bool:
-        return self._tiers.short_of_host_room or self._tiers.moving_to_host >= self._queue_ahead
-
-    def _outside(self, target: Target) -> Mask:
-        """Nobody of the target, unless it is on the device as well: then its copy here is the one to do without."""
-        evictable = self._ledger.evictable()
-        outside = evictable & ~target.wanted
-        return outside if outside.any() else evictable & self._tiers.device.resident
-
-    def _make_room(self, key: int, reason: Reason, evictable: Mask) -> bool:
-        return self._room.ahead_on_host(key, reason, evictable)
-
-    def _evict_others(self, target: Target) -> None:
-        self._room.evict_from_host(np.flatnonzero(self._ledger.evictable() & ~target.wanted))
-
-    def fill(self, keys: deque[int]) -> None:
-        """Take those off ``keys`` that are queued or on a tier already; all where there is no place any more."""
-        absent = self._absent()
-        while keys and not self._tiers.short_of_host_room and self._tiers.moving_to_host < _FILL_QUEUED:
-            key = keys.popleft()
-            if absent[key] and (self._ledger.free or self._displace_copy(key)):
-                self._queue(key, Reason.FILL, 0.0)
-            elif absent[key]:
-                keys.clear()
-
-    def _displace_copy(self, key: int) -> bool:
-        copies = self._ledger.evictable() & self._tiers.device.resident
-        return bool(copies.any()) and self._make_room(key, Reason.FILL, copies)
-
-    def _queue(self, key: int, reason: Reason, priority: float) -> None:
-        self._tiers.fetch_to_host(key, reason, priority)
-        self._room.unused_on_host[key] = True
-        self._counters.host_prefetches += 1
+        if self.tier is Tier.DEVICE:
+            self._tiers.fetch(key, reason, priority)
+        else:
+            self._tiers.fetch_to_host(key, reason, priority)
+        self.ledger.prefetches.begin(key)

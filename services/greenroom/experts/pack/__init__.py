@@ -1,1 +1,1 @@
-"""The packed expert file, and reading it past the page cache."""
+"""The packed expert file, and direct reads from it."""

@@ -1,4 +1,4 @@
-"""Reading a file past the page cache, straight into memory of one's own."""
+"""Reads past the page cache, straight into the caller's memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from greenroom.core.units import MIB, format_bytes
 from greenroom.experts.pack.layout import PAGE_BYTES, align
 
 HUGE_PAGE_BYTES = 2 * MIB
-"""Of x86-64, and of arm64 with 4 KiB pages."""
+"""On x86-64, and on arm64 with 4 KiB pages."""
 
-AHEAD_READ_BYTES = 8 * MIB
-"""The longest read of a record that no layer waits for yet: how long an on-demand fetch may find the disk busy."""
+PREFETCH_READ_BYTES = 8 * MIB
+"""The longest read of a prefetch. It limits how long an on-demand fetch waits for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How records are read: in pieces of ``read_bytes`` at most (None: whole), ``threads`` pieces at once, of
-    ``depth`` records. Raises InvalidConfig.
+    """How records are read: in parts of at most ``read_bytes`` (None: whole), ``threads`` parts at once, of ``depth``
+    records. Raises InvalidConfig.
     """
 
     read_bytes: int | None = None
@@ -38,11 +38,11 @@ class ReadSettings:
             if getattr(self, name) < 1:
                 raise InvalidConfig(name, getattr(self, name), "at least 1")
 
-    def part_bytes(self, nbytes: int, *, ahead: bool) -> int:
-        """The size of the equal parts, but for the last, that a record of ``nbytes`` is read in."""
+    def part_bytes(self, nbytes: int, *, prefetch: bool) -> int:
+        """The size of the parts of a record of ``nbytes``. All are equal except the last."""
         longest = self.read_bytes or nbytes
-        if ahead:
-            longest = min(longest, AHEAD_READ_BYTES)
+        if prefetch:
+            longest = min(longest, PREFETCH_READ_BYTES)
         return align(-(-nbytes // -(-nbytes // longest)), PAGE_BYTES)
 
     def describe(self) -> str:
@@ -52,10 +52,10 @@ class ReadSettings:
 
 
 def page_aligned(nbytes: int) -> memoryview:
-    """Zeroed memory that starts on a page; pages that are never touched cost nothing.
+    """Zeroed memory that starts on a page. Pages that are never touched take no memory.
 
-    Where there is room for one it asks for huge pages: a direct read into them is a few long transfers instead of
-    thousands of single pages, twice as fast and without the processor time (docs/decisions/0016).
+    If the region can hold a huge page, it asks for huge pages. A direct read into them is a few long transfers instead
+    of thousands of single pages: twice as fast, and with less processor time (docs/decisions/0016).
     """
     size = align(max(nbytes, 1), PAGE_BYTES)
     if size < HUGE_PAGE_BYTES:
@@ -69,9 +69,9 @@ def page_aligned(nbytes: int) -> memoryview:
 
 
 class DirectFile:
-    """A file opened for direct reads; where the file system refuses these, reads that leave nothing in the page cache.
+    """A file opened for direct reads. If the file system refuses them, reads leave nothing in the page cache.
 
-    Thread-safe: reads carry their own offset.
+    Thread-safe, because each read names its offset.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class DirectFile:
         self.size = os.fstat(self._fd).st_size
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer``. Offset, address and length are multiples of 4 KiB. Raises OSError, EOFError."""
+        """Fill ``buffer``. Offset, address and length must be multiples of 4 KiB. Raises OSError, EOFError."""
         done = 0
         while done < len(buffer):
             count = os.preadv(self._fd, [buffer[done:]], offset + done)
@@ -114,7 +114,7 @@ class DirectFile:
         return self.read(start, offset - start + nbytes)[offset - start :][:nbytes]
 
     def is_at(self, path: Path) -> bool:
-        """Whether ``path`` still names this file, and not another that has taken its place. Raises OSError."""
+        """Whether ``path`` still names this file, and not one that has replaced it. Raises OSError."""
         return os.path.samestat(os.fstat(self._fd), path.stat())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One process at a time, by a lock on a file that goes with its holder: a process that was killed blocks nobody."""
+"""Lets one process run at a time, by a lock on a file. The lock of a process that was killed is free again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 POLL_S = 0.05
-"""flock can not be waited for with a deadline."""
+"""flock has no deadline, so it is polled."""
 
 
 @contextlib.contextmanager
 def file_lock(path: Path, wait_s: float, poll_s: float = POLL_S) -> Iterator[bool]:
-    """Hold the lock on ``path``, which is made where it is not there and stays; False: not had within ``wait_s``.
+    """Hold the lock on ``path``, which is created if it is missing, and stays. Yields False: not got within ``wait_s``.
 
-    Threads of one process exclude each other too. Raises OSError where the file can not be opened, or its file system
-    knows no locks.
+    Threads of one process exclude each other too. Raises OSError if the file can not be opened, or if its file system
+    has no locks.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -1,6 +1,6 @@
 """Where an expert's tensors lie within its record, and what a pack holds.
 
-A *record* is one expert: all its tensors, each at a multiple of 64 bytes, the whole padded to 4 KiB so that direct I/O
+A *record* holds all tensors of one expert, each at a multiple of 64 bytes. It is padded to 4 KiB, so that direct I/O
 can read it straight into a slot.
 """
 
@@ -18,13 +18,17 @@ TENSOR_ALIGNMENT = 64  # a cache line, and enough for every vector load
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
+ExpertWeights = tuple[torch.Tensor, ...]
+"""One expert's tensors, in the order of its record's layout: views of the memory that holds the record."""
+
+
 def align(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of an expert; ``offset`` and ``nbytes`` are within the record."""
+    """One tensor of an expert. ``offset`` and ``nbytes`` are within the record."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,7 +39,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """All tensors of one expert; ``nbytes`` is a multiple of 4 KiB."""
+    """All tensors of one expert. ``nbytes`` is a multiple of 4 KiB."""
 
     tensors: tuple[TensorSpec, ...]
     nbytes: int
@@ -56,7 +60,7 @@ class RecordLayout:
         """Bytes of the tensors alone, without padding."""
         return sum(spec.nbytes for spec in self.tensors)
 
-    def views(self, record: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def views(self, record: torch.Tensor) -> ExpertWeights:
         """The expert's tensors as views of ``record`` (uint8, at least ``nbytes`` long)."""
         return tuple(
             record[spec.offset : spec.offset + spec.nbytes].view(DTYPES[spec.dtype]).view(spec.shape)
@@ -78,7 +82,7 @@ class PackLayer:
 class PackManifest:
     """What a pack holds. Two packs with equal manifests hold the same weights.
 
-    ``source_digest`` identifies the checkpoint's content, ``dtype`` the one that the weights were converted to.
+    ``source_digest`` identifies the checkpoint's content. ``dtype``: what the weights were converted to.
     """
 
     model_type: str

@@ -4,9 +4,9 @@
     records  layer after layer, expert after expert
     trailer  a checksum for each record, a checksum of those, magic
 
-A pack appears under its name complete or not at all: it is written beside it and renamed after the data reached
-the disk. The size follows from the manifest, so a truncated file is seen without reading it; an altered record is
-seen when it is read.
+A pack appears under its name complete or not at all: it is written to another file, which is renamed once the data is
+on the disk. The manifest determines the size, so a truncated file is noticed without reading it. An altered record is
+noticed when it is read.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class _Geometry:
 
 
 class PackWriter:
-    """Writes a pack; used as a context manager.
+    """Writes a pack; a context manager.
 
-    A clean exit puts the pack at ``path`` atomically and raises PackError if a record is missing; any other exit
-    leaves nothing behind. The whole space is claimed first, so a disk that is too small is found out before the
-    work. What writers that were killed left beside ``path`` is removed.
+    A clean exit puts the pack at ``path`` atomically, or raises PackError if a record is missing. Any other exit leaves
+    nothing behind. All space is reserved first, so a disk that is too small is noticed before the work. Files that
+    killed writers have left beside ``path`` are removed.
     """
 
     def __init__(self, path: Path, manifest: PackManifest) -> None:
@@ -80,7 +80,7 @@ class PackWriter:
         self._written = np.zeros(manifest.experts, dtype=bool)
         self._record = np.zeros(0, dtype=np.uint8)
         self._record_layout: RecordLayout | None = None
-        # Not by the process's number: in containers that share a folder they are all 1.
+        # Not named by the process id: containers that share a folder may all have 1.
         self._partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{_PARTIAL}")
         self._fd = -1
 
@@ -97,9 +97,9 @@ class PackWriter:
         return self
 
     def identify(self, source_digest: str, path: Path) -> None:
-        """Set the manifest's digest, of the same length, and where in the same folder the pack is to appear.
+        """Set the manifest's digest (of the same length) and the pack's path (in the same folder).
 
-        For a writer that knows them only once it has read all the weights.
+        For a writer that knows them only after it has read all weights.
         """
         manifest = dataclasses.replace(self._manifest, source_digest=source_digest)
         encoded = msgspec.json.encode(manifest)
@@ -172,7 +172,7 @@ class PackWriter:
 
 
 class PackFile:
-    """An open pack. Reading is thread-safe; each record is checked against its checksum when first read."""
+    """An open pack. Reads are thread-safe. Each record is compared with its checksum when it is first read."""
 
     def __init__(self, path: Path, file: DirectFile, manifest: PackManifest, geometry: _Geometry) -> None:
         self.path = path
@@ -184,8 +184,9 @@ class PackFile:
 
     @classmethod
     def open(cls, path: Path, expected: PackManifest | None = None) -> PackFile:
-        """Raises PackDamaged if the file is half-written, truncated or altered, PackError if it is missing, can not be
-        read or is not of ``expected``."""
+        """Raises PackDamaged if the file is half-written, truncated or altered. Raises PackError if it is missing, can
+        not be read, or does not have the manifest ``expected``.
+        """
         try:
             file = DirectFile(path)
         except FileNotFoundError:
@@ -239,24 +240,24 @@ class PackFile:
 
     @property
     def direct(self) -> bool:
-        """Whether reads by-pass the page cache (not every file system can)."""
+        """Whether reads bypass the page cache, which not every file system supports."""
         return self._file.direct
 
     def layout(self, layer: int) -> RecordLayout:
         return self.manifest.layers[layer].layout
 
     def read_part(self, layer: int, expert: int, start: int, buffer: memoryview) -> None:
-        """Fill the page-aligned ``buffer`` with a record's bytes from ``start`` on, a multiple of 4 KiB.
+        """Fill the page-aligned ``buffer`` with a record's bytes from ``start``, a multiple of 4 KiB, without a check.
 
-        Raises OSError if the disk fails; the bytes are not checked.
+        Raises OSError if the disk fails.
         """
         self._file.read_into(int(self._geometry.offsets[self._geometry.number(layer, expert)]) + start, buffer)
 
     def check(self, layer: int, expert: int, record: memoryview) -> None:
-        """Hold the whole record against its checksum where that was not done before.
+        """Compare the whole record with its checksum, unless that was done before.
 
-        Raises PackDamaged, and leaves a mark beside the pack by which the next start knows (``is_marked_damaged``);
-        not where another pack has taken its place meanwhile.
+        Raises PackDamaged if they differ. It then marks the pack as damaged for the next start (``is_marked_damaged``),
+        unless another pack has replaced it.
         """
         number = self._geometry.number(layer, expert)
         if self._checked[number]:
@@ -269,7 +270,7 @@ class PackFile:
         self._checked[number] = True
 
     def read_into(self, layer: int, expert: int, buffer: memoryview) -> int:
-        """Read one record into ``buffer`` (page-aligned, at least the record's size); returns its bytes.
+        """Read one record into ``buffer``, page-aligned and large enough. Returns the record's size in bytes.
 
         Raises PackError if the record was altered, OSError if the disk fails.
         """
@@ -279,7 +280,7 @@ class PackFile:
         return nbytes
 
     def verify(self, progress: Callable[[int], object] | None = None) -> None:
-        """Read and check everything; ``progress`` is told the bytes after each record. Raises PackError."""
+        """Read and check all records. ``progress`` is told the bytes of each. Raises PackError."""
         self._checked[:] = False
         buffer = page_aligned(max(int(self._geometry.sizes.max(initial=0)), PAGE_BYTES))
         for layer, spec in enumerate(self.manifest.layers):
@@ -293,7 +294,7 @@ class PackFile:
 
 
 def is_marked_damaged(path: Path) -> bool:
-    """Whether a record of the pack was found altered when it was read: opening a pack does not read its records."""
+    """Whether a read has found an altered record in the pack. (Opening a pack does not read its records.)"""
     return os.path.exists(_damage_mark(path))
 
 
@@ -322,9 +323,9 @@ def _check_tensors(layout: RecordLayout, tensors: Sequence[torch.Tensor], layer:
 
 
 def sweep_dead_writers(folder: Path) -> None:
-    """Remove what writers that were killed have left in ``folder``.
+    """Remove the partial files that killed writers have left in ``folder``.
 
-    A living writer holds a lock on its partial file; what is not locked has no writer any more.
+    A living writer holds a lock on its partial file, so a file without a lock has no writer.
     """
     for leftover in folder.glob(f".*{_PARTIAL}"):
         with contextlib.suppress(OSError):
@@ -337,7 +338,7 @@ def sweep_dead_writers(folder: Path) -> None:
 
 
 def _open_locked(partial: Path) -> int:
-    """A new file under the lock that says that it has a writer. Raises OSError."""
+    """A new file, locked to show that it has a writer. Raises OSError."""
     while True:
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:

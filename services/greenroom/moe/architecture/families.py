@@ -1,4 +1,4 @@
-"""Which families of MoE models are known to work, and what is particular about each."""
+"""Which families of MoE models are known to work, and the peculiarities of each."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _deepseek_v3_masking(_: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``masking`` says, given a model's configuration, why its router may not be masked (None: it may).
+    """``masking``: why a router may not be masked, given its model's configuration (None: it may).
 
-    ``proven`` families are compared with transformers' own model by the test suite; any other goes the same way
-    after the same checks at load, but its routers are never masked.
+    The test suite compares ``proven`` families with transformers' own model. Any other family is loaded and run in the
+    same way, after the same checks, but its routers are never masked.
     """
 
     model_type: str
@@ -71,13 +71,13 @@ def _unproven_masking(config: Any) -> str | None:
 
 
 def family_of(config: Any) -> Family:
-    """The family of a transformers configuration; an unproven one where it is not in the list."""
+    """The family of a transformers configuration. One that is not in the list is unproven."""
     known = PROVEN.get(config.model_type)
     return known or Family(config.model_type, _unproven_masking, not config.is_encoder_decoder, proven=False)
 
 
 def unsupported(model_type: str, reason: str) -> UnsupportedModel:
-    """The refusal of a family, with the list of what works."""
+    """The error for a family that is not served. It lists the families that are."""
     return UnsupportedModel(
         f"models of type {model_type!r} are not supported: {reason}; known to work: {', '.join(sorted(PROVEN))}, and "
         "any other whose experts use transformers' experts interface"

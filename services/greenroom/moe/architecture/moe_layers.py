@@ -1,4 +1,4 @@
-"""Where a model's MoE layers are, and what shape their experts have."""
+"""Where a model's MoE layers are, and the shapes of their experts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from greenroom.core.errors import CorruptCheckpoint, GreenroomError, Unsupported
 from greenroom.moe.architecture.families import unsupported
 
 CONSTRUCTING = threading.Lock()
-"""Held while transformers builds a model: it sets torch's default dtype, which all threads share, meanwhile."""
+"""Held while transformers builds a model, because it then changes torch's default dtype for all threads."""
 
 
 class Outlined(TorchFunctionMode):
-    """While a model is built on the meta device whose weights are read afterwards.
+    """Within it a model is built on the meta device, and its weights are read later.
 
-    Random initial values are not drawn, and rotary frequencies are computed on the CPU. On the meta device torch would
-    do both by its decompositions in Python, which import sympy: 80 MB that stay.
+    No random initial values are drawn, and rotary frequencies are computed on the CPU. On the meta device torch would
+    do both in Python, which imports sympy and keeps 80 MB.
     """
 
     def __torch_function__(
@@ -45,7 +45,7 @@ _TOP_K_NAMES = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k",
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensor:
-    """One tensor of each expert of a layer, in the order of the record; ``shape`` is a single expert's."""
+    """One tensor of each expert of a layer. ``shape``: of a single expert's."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,10 +54,10 @@ class ExpertTensor:
 
 @dataclass(frozen=True, slots=True)
 class MoeLayer:
-    """One MoE layer. ``name`` is the dotted path of its experts module, ``tensors`` what each expert consists of.
+    """One MoE layer. ``name``: the dotted path of its experts module; ``tensors``: of each expert, in record order.
 
-    ``stacked``: the module holds one parameter a tensor with the experts along its first dimension, as transformers'
-    experts interface has it; otherwise a child module ``expert_N`` an expert.
+    ``stacked``: the module holds one parameter for each tensor, with the experts along the first dimension, as in
+    transformers' experts interface. Otherwise each expert is a child module ``expert_N``.
     """
 
     name: str
@@ -91,8 +91,8 @@ def model_class(config: Any) -> type[Any]:
 def blueprint(config: Any, dtype: torch.dtype) -> Any:
     """The whole model on the meta device: names, shapes and dtypes without memory.
 
-    Raises UnsupportedModel for what transformers has no class for, CorruptCheckpoint for a configuration of which it
-    can make no model.
+    Raises UnsupportedModel if transformers has no class for it, CorruptCheckpoint if transformers can not build a model
+    from the configuration.
     """
     made_by = model_class(config)
     try:
@@ -100,7 +100,7 @@ def blueprint(config: Any, dtype: torch.dtype) -> Any:
             return made_by._from_config(config, dtype=dtype)
     except GreenroomError:
         raise
-    except Exception as error:  # whatever transformers makes of values in untrusted JSON
+    except Exception as error:  # the JSON is untrusted, so transformers may raise anything
         raise CorruptCheckpoint(
             f"transformers can make no {made_by.__name__} of config.json: {type(error).__name__}: {error}"
         ) from error
@@ -114,10 +114,10 @@ def experts_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def describe_layers(model: Any, config: Any, dtype: torch.dtype) -> tuple[MoeLayer, ...]:
-    """The MoE layers of a model that still has its experts' parameters and is to be loaded in ``dtype``.
+    """The MoE layers of a model that is to be loaded in ``dtype``, and still has its experts' parameters.
 
-    Raises UnsupportedModel if it has none, or if any of its experts do not go through an interface that is known,
-    CorruptCheckpoint where the configuration says of experts what can not be.
+    Raises UnsupportedModel if it has none, or if an expert does not use a known interface. Raises CorruptCheckpoint if
+    the configuration contradicts itself about experts.
     """
     layers = tuple(_describe(name, module, config) for name, module in experts_modules(model))
     kept = [pattern for pattern, wide in model._get_dtype_plan(dtype).items() if wide != dtype]

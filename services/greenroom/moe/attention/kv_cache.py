@@ -1,8 +1,8 @@
-"""Keys and values of running sequences, under a byte budget that they can not outgrow.
+"""Keys and values of running sequences, within a byte budget.
 
-A sequence reserves the rows of its whole life when it is admitted and gives all of them back when it leaves, so
-none can run out on the way. What a reservation costs in real memory is what was written: on CPU each sequence's
-block is an anonymous mapping of its own, whose pages exist from the first write on and vanish with it.
+A sequence reserves all rows that it may ever need when it is admitted, and gives them back when it leaves. So no
+sequence can run out of rows. A reservation only takes the memory of the rows that were written: on the CPU each
+sequence's block is an anonymous mapping, whose pages exist from the first write until the sequence leaves.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from greenroom.experts.copying.device_errors import is_out_of_memory
 class LayerKV:
     """What one attention layer keeps of one token: ``[key_heads, key_dim]`` and ``[value_heads, value_dim]``.
 
-    Whatever the layer hands to its cache: with latent attention (MLA) one "head" of the compressed latent and one
-    of the rotary part (DeepSeek-V2, §2.1.2), not the keys and values expanded from them.
+    With latent attention (MLA) a layer caches one "head" of the compressed latent and one of the rotary part
+    (DeepSeek-V2, §2.1.2), not the keys and values expanded from them.
     """
 
     key_heads: int
@@ -53,7 +53,7 @@ class KVLayout:
         return sum(layer.elements for layer in self.layers) * self.dtype.itemsize
 
     def nbytes(self, rows: int) -> int:
-        """Bytes that a reservation of ``rows`` tokens takes: whole pages."""
+        """Bytes that a reservation of ``rows`` tokens takes, in whole pages."""
         page = mmap.PAGESIZE
         return -(-rows * self.bytes_per_token // page) * page
 
@@ -63,10 +63,10 @@ class KVLayout:
 
 
 class SequenceKV:
-    """One sequence's keys and values: room for ``capacity`` rows, of which the first ``length`` hold tokens.
+    """One sequence's keys and values: ``capacity`` rows, of which the first ``length`` hold tokens.
 
-    Rows at and behind ``length`` may have been written by a forward that failed; they count for nothing until
-    ``commit``, and the next forward writes over them. That is the whole of a roll-back.
+    A forward writes behind ``length``, and its rows count only after ``commit``. After a failed forward the next one
+    overwrites them, so nothing needs to be rolled back.
     """
 
     __slots__ = ("_addresses", "_keys", "_values", "capacity", "length", "nbytes")
@@ -101,8 +101,8 @@ class SequenceKV:
         return len(self._keys)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put ``keys[1, heads, n, dim]`` and ``values`` behind the committed rows. Raises ValueError where the
-        reservation or the shapes that were probed do not hold them.
+        """Write ``keys[1, heads, n, dim]`` and ``values`` behind the committed rows. Raises ValueError if they exceed
+        the reservation or do not have the probed shapes.
         """
         stop = self.length + keys.shape[2]
         if stop > self.capacity:
@@ -118,27 +118,27 @@ class SequenceKV:
         return self._keys[layer][:, :, first:stop], self._values[layer][:, :, first:stop]
 
     def commit(self, rows: int) -> None:
-        """The next ``rows`` rows hold tokens: the forward that wrote them is over."""
+        """Count the next ``rows`` rows as tokens, because the forward that wrote them has succeeded."""
         if not 0 <= rows <= self.capacity - self.length:
             raise ValueError(f"{rows} more rows than {self.length} do not fit into {self.capacity}")
         self.length += rows
 
     def drop(self) -> None:
-        """Give the memory up; the object is of no further use."""
+        """Free the memory. The object must not be used afterwards."""
         self._addresses = None
         self._keys.clear()
         self._values.clear()
 
 
 class KVStore:
-    """Hands out reservations so that together they never exceed ``budget_bytes``. Owned by one thread.
+    """Gives out reservations that together never exceed ``budget_bytes``. Owned by one thread.
 
-    The system may not have the memory that the budget allows: other programs hold it, or it is in pieces. Then the
-    store is ``short`` until a reservation comes back, and has nothing free meanwhile. Nothing else of ours would help,
-    and to ask a device for memory in every step is slow.
+    The system may lack memory that the budget allows, because other programs hold it or it is fragmented. Then the
+    store is ``short`` until a reservation comes back, and says that nothing is free. Asking again earlier would not
+    help, and asking a device for memory in every step is slow.
 
-    Invariants, checked by ``audit``: reserved bytes are those of the reservations that are out; they and the peak
-    are within the budget; every length is within its capacity; it is short only while some are out.
+    Invariants, checked by ``audit``: the reserved bytes are those of all reservations given out. They and the peak are
+    within the budget. Every length is within its capacity. The store is short only while reservations are out.
     """
 
     def __init__(self, layout: KVLayout, budget_bytes: int) -> None:
@@ -165,10 +165,10 @@ class KVStore:
         return self.layout.nbytes(rows) <= self.free_bytes
 
     def reserve(self, rows: int) -> SequenceKV:
-        """Room for ``rows`` tokens.
+        """Reserve ``rows`` tokens.
 
-        Raises ValueError, changing nothing, where ``can_reserve`` says no. Raises KVMemoryError where the memory can
-        not be had; then the store is short if any reservation is out.
+        Raises ValueError if ``can_reserve`` says no, and changes nothing. Raises KVMemoryError if the system lacks the
+        memory; the store is then short if any reservation is out.
         """
         if rows < 1:
             raise ValueError(f"a reservation of {rows} rows")
@@ -190,14 +190,14 @@ class KVStore:
         return kv
 
     def release(self, kv: SequenceKV) -> None:
-        """Take a reservation back. Raises KeyError where it is not out."""
+        """Take a reservation back. Raises KeyError if it is not given out."""
         self._out.remove(kv)
         self.reserved_bytes -= kv.nbytes
         self.short = False
         kv.drop()
 
     def audit(self) -> None:
-        """Raises KVAuditError, saying which, where an invariant does not hold."""
+        """Raises KVAuditError, which names the invariant that does not hold."""
         out = sum(kv.nbytes for kv in self._out)
         if out != self.reserved_bytes:
             raise KVAuditError(f"{self.reserved_bytes} KV bytes are accounted for and {out} are out")
@@ -211,18 +211,18 @@ class KVStore:
 
 
 class KVMemoryError(GreenroomError):
-    """A reservation within the budget for which the system has no memory now."""
+    """The system has no memory now for a reservation within the budget."""
 
 
 class KVAuditError(GreenroomError):
-    """The KV accounting contradicts itself: a defect of greenroom."""
+    """The accounting of keys and values contradicts itself: a defect of greenroom."""
 
 
 _mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def mapped_bytes() -> int:
-    """Bytes of KV memory, of all stores of this process, that are still mapped: what tests hold against leaks."""
+    """Bytes of KV memory of all stores of this process that are still mapped. Tests check it for leaks."""
     gc.collect()
     return sum(len(mapping) for mapping in _mappings)
 
@@ -230,7 +230,7 @@ def mapped_bytes() -> int:
 def _lazy_memory(layout: KVLayout, nbytes: int) -> torch.Tensor:
     if layout.device.type != "cpu":
         return torch.empty(nbytes, dtype=torch.uint8, device=layout.device).view(layout.dtype)
-    # Not torch.empty: the C allocator keeps what it got back, and pages once touched would stay resident.
+    # Not torch.empty: the C allocator keeps freed memory, and pages that were touched would stay resident.
     mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     _mappings.add(mapping)
     return torch.frombuffer(mapping, dtype=layout.dtype)

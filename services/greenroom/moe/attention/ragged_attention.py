@@ -1,12 +1,12 @@
-"""Attention over rows of many sequences at once, each row seeing its own sequence only.
+"""Attention over rows of many sequences at once. Each row sees only its own sequence.
 
-A forward gets the rows of all its sequences as one batch row ``[1, T]``. Everything but attention treats rows one
-by one anyway; attention comes here, through transformers' registries of attention functions and of masks, and is
-computed sequence by sequence by the family's own function (sdpa, or its ``eager_attention_forward``), or, of few
-bf16 rows under sdpa, by one compiled call for all of them.
+A forward gets the rows of all its sequences as one batch row ``[1, T]``. Everything except attention treats rows one by
+one. Attention is registered in transformers' registries of attention functions and of masks. It runs the family's own
+function (sdpa, or its ``eager_attention_forward``) for each sequence. Few bf16 rows under sdpa take one compiled call
+for all of them.
 
-What a row may see is asked of the family itself: its own mask function (causal, sliding window, chunked), that
-transformers would expand to a mask, is evaluated for each sequence. Nothing is read from a configuration.
+The family's own mask function (causal, sliding window, chunked) says what a row may see. It is evaluated for each
+sequence, where transformers would expand it to a mask. Nothing is read from a configuration.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ AttentionFunction = Callable[..., tuple[torch.Tensor, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows of one sequence: ``tokens``, to go behind the rows that ``kv`` holds already.
+    """Consecutive rows of one sequence. ``tokens`` follow the rows that ``kv`` already holds.
 
-    ``logit_rows``: of how many of its last rows logits are wanted, where it ``wants_logits``.
+    ``logit_rows``: for how many of the last rows logits are wanted, if it ``wants_logits``.
     """
 
     sequence: int
@@ -54,10 +54,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """What a chunk's rows see of their sequence: the keys from ``first`` on, less what ``mask`` hides.
+    """What a chunk's rows see of their sequence: the keys from ``first`` on that ``mask`` does not hide.
 
-    ``mask[1, 1, rows, keys]`` is True where a row sees a key; None: each row all keys up to its own. ``causal``: so it
-    is, from the first key on, even if there is a mask that says the same.
+    ``mask[1, 1, rows, keys]``: True where a row sees a key; None: each row sees all keys up to its own. ``causal``:
+    each row sees all keys up to its own, from the first key on, even if there is a mask that says so.
     """
 
     first: int
@@ -66,7 +66,7 @@ class _Sight:
 
 
 class RaggedMask:
-    """Takes the place of an attention mask on its way through a model: one ``_Sight`` a chunk."""
+    """Passed through a model in place of an attention mask: one ``_Sight`` a chunk."""
 
     __slots__ = ("_additive", "sights", "step")
 
@@ -76,7 +76,7 @@ class RaggedMask:
         self._additive: list[torch.Tensor | None] | None = None
 
     def additive(self, dtype: torch.dtype) -> list[torch.Tensor | None]:
-        """The masks as eager attention adds them: 0, or the dtype's least number."""
+        """The masks that eager attention adds: 0, or the dtype's lowest number."""
         if self._additive is None:
             least = torch.finfo(dtype).min
             self._additive = [self._as_additive(i, dtype, least) for i in range(len(self.sights))]
@@ -92,10 +92,10 @@ class RaggedMask:
 
 
 class KeysAndValues(Cache):  # type: ignore[misc]
-    """A cache without layers of its own, for subclasses that keep what ``update`` is given elsewhere.
+    """A cache without layers, for subclasses that store the arguments of ``update`` elsewhere.
 
-    Transformers takes the sequence to begin here and all offsets for 0. Whatever else a family would have a cache keep
-    (states of convolutions and recurrences, keys of an indexer) raises UnsupportedModel.
+    To transformers the sequence begins here, and all offsets are 0. Raises UnsupportedModel if a family caches anything
+    else, such as states of convolutions and recurrences, or keys of an indexer.
     """
 
     def __init__(self) -> None:
@@ -108,9 +108,9 @@ class KeysAndValues(Cache):  # type: ignore[misc]
 
 
 class RaggedStep(KeysAndValues):
-    """One forward's chunks; goes through the model as its ``past_key_values``.
+    """One forward's chunks, passed through the model as its ``past_key_values``.
 
-    Where each chunk really lies, only this module knows.
+    Only this module knows the position of each chunk in its sequence.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class RaggedStep(KeysAndValues):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the step's rows, to be written when the layer attends; hands back what it got."""
+        """Keep the step's rows, to be written when the layer attends. Returns its arguments."""
         self._written[layer_idx] = key_states, value_states
         return key_states, value_states
 
@@ -143,8 +143,8 @@ class RaggedStep(KeysAndValues):
         mask: RaggedMask,
         scale: float,
     ) -> torch.Tensor:
-        """``[T, heads * value_dim]`` from ``[T, heads, dim]`` each, where ``mask`` is that of ``causal_mask`` and heads
-        are as wide as the compiled attention takes them.
+        """``[T, heads * value_dim]`` from ``[T, heads, dim]`` each. ``mask``: of ``causal_mask``. The heads must have a
+        width that the compiled attention supports.
         """
         if self._row_wise is not None and self._row_wise.takes_all:
             output = self._row_wise.attend(module.layer_idx, None, query, key, value, scale)  # type: ignore[arg-type]
@@ -163,14 +163,14 @@ class RaggedStep(KeysAndValues):
         mask: RaggedMask,
         options: dict[str, Any],
     ) -> torch.Tensor:
-        """``[1, T, heads, value_dim]``: each chunk's rows over their own sequence's keys and values."""
+        """``[1, T, heads, value_dim]``: each chunk's rows attend to their own sequence."""
         layer: int = module.layer_idx  # type: ignore[assignment]
         expand = None
         keys, values = self._written.pop(layer, (None, None))
         if keys is None or values is None:
             raise UnsupportedModel(f"{type(module).__name__} attends to keys and values of another layer")
         if key is not keys:
-            # Latent attention keeps the latents and makes keys and values of them afterwards.
+            # Latent attention caches the latents, and expands them to keys and values later.
             expand = getattr(module, "expand_kv", None)
             if expand is None:
                 raise UnsupportedModel(f"{type(module).__name__} changes keys and values between cache and attention")
@@ -197,11 +197,11 @@ class RaggedStep(KeysAndValues):
                 if expand is not None:
                     own_keys, own_values = expand(own_keys, own_values)
                 queries = query[:, :, start:stop]
-                parts = []
-                for some in _parts(queries, own_keys, own_values, visible, eager=eager):
+                slices = []
+                for some in _slices(queries, own_keys, own_values, visible, eager=eager):
                     seen = None if visible is None else visible[:, :, some]
-                    parts.append(function(module, queries[:, :, some], own_keys, own_values, seen, **options)[0])
-                rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+                    slices.append(function(module, queries[:, :, some], own_keys, own_values, seen, **options)[0])
+                rows = slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
                 if output is None:
                     outputs.append(rows)
                 else:
@@ -213,29 +213,29 @@ class RaggedStep(KeysAndValues):
 
 
 SCORES_AT_ONCE = 256 * 2**20
-"""Bytes of scores, one for each head, row and key, from which a chunk's rows attend in parts. Short contexts never come
-to it. Eager attention, and sdpa of keys and values of different width, hold all their scores several times over.
+"""Bytes of scores (one a head, row and key) above which a chunk's rows attend in several slices. Short contexts stay
+below it. Eager attention, and sdpa with keys and values of different widths, hold all their scores several times.
 """
 
 LEAST_ROWS_AT_ONCE = 16
-"""Each part costs a copy of the keys and values for all heads. In multiples of this, rows come out equal to the bit."""
+"""Each slice costs a copy of the keys and values for all heads. In multiples of this, rows are equal to the bit."""
 
 
 def holds_scores(eager: bool, key_dim: int, value_dim: int) -> bool:
-    """Whether attention over keys and values of these widths holds the scores of all its rows at once."""
+    """Whether attention with keys and values of these widths holds the scores of all its rows at once."""
     return eager or key_dim != value_dim
 
 
 def rows_at_once(rows: int, keys: int, heads: int, itemsize: int) -> int:
-    """How many of a chunk's rows attend to so many keys at once, where scores are held."""
+    """How many of a chunk's rows attend to so many keys at once, if scores are held."""
     most = SCORES_AT_ONCE // (keys * heads * itemsize)
     return min(rows, max(LEAST_ROWS_AT_ONCE, most - most % LEAST_ROWS_AT_ONCE))
 
 
-def _parts(
+def _slices(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, *, eager: bool
 ) -> list[slice]:
-    """The rows of a chunk, in parts where that saves memory: each row's attention is its own."""
+    """The rows of a chunk, in slices if that saves memory. Rows attend independently."""
     heads, rows = queries.shape[1:3]
     most = rows
     if mask is not None and holds_scores(eager, keys.shape[3], values.shape[3]):
@@ -244,16 +244,16 @@ def _parts(
 
 
 _PAIRS_WORTH_A_PRODUCT = 1024
-"""Pairs of a row and a key that it sees from which a chunk's attention is no slower as a product of matrices: by then
-that has made up for its Python (``benchmarks/short_prompts.py``).
+"""Pairs of a row and a key that it sees, above which a chunk's attention is no slower as a product of matrices. From
+there the product makes up for its time in Python (``benchmarks/short_prompts.py``).
 """
 
 
 class RowWise:
-    """The chunks of a step that are one row or few, those of sequences that decode and short prompts: one compiled call
-    a layer for all their rows.
+    """The chunks of one or few rows in a step: decoding sequences and short prompts. One compiled call a layer computes
+    all their rows.
 
-    A row's result does not depend on the others, so it is the same whatever else is in the step.
+    A row's result does not depend on other rows, so it is the same in any step.
     """
 
     def __init__(self, chunks: Sequence[Chunk], native: NativeRows) -> None:
@@ -274,7 +274,7 @@ class RowWise:
         self._table = np.array(table, dtype=np.int64).reshape(-1, 6)
         self._addresses = np.stack(addresses, axis=1) if addresses else np.empty((0, 0, 2), dtype=np.int64)
         self.takes_all = len(self._spans) == len(chunks)
-        """Whether the step has no others."""
+        """Whether the step has no other chunks."""
 
     def ready(
         self,
@@ -284,7 +284,7 @@ class RowWise:
         values: torch.Tensor,
         options: Mapping[str, Any],
     ) -> Collection[int]:
-        """The numbers of the chunks whose attention in this layer is one that the compiled call computes."""
+        """The numbers of the chunks whose attention in this layer the compiled call can compute."""
         wide = self._native.attention_granularity
         if (
             query.dtype is not torch.bfloat16
@@ -312,8 +312,8 @@ class RowWise:
     ) -> torch.Tensor:
         """``[T, heads, value_dim]`` from ``[T, heads, dim]`` each.
 
-        ``firsts``: for each chunk whose rows are to be written the first key that they look at; None: all that are
-        here, from the first key on.
+        ``firsts``: the first key that is seen, for each chunk whose rows are to be written; None: all chunks, from
+        their first key on.
         """
         table, addresses = self._table, self._addresses[layer]
         if firsts is not None:
@@ -331,8 +331,10 @@ _active = threading.local()
 
 @contextmanager
 def running(step: RaggedStep) -> Iterator[None]:
-    """Makes ``step`` the one whose masks are built by this thread. A forward is one thread's, so models that run
-    side by side in a process never meet; attention itself finds its step in the mask it is given.
+    """Within it this thread builds masks for ``step``.
+
+    A forward runs on one thread, so models in one process do not disturb each other. Attention itself finds its step in
+    the mask.
     """
     if getattr(_active, "step", None) is not None:
         raise RuntimeError("a forward within a forward")
@@ -357,7 +359,7 @@ def _sight(mask_function: Callable[..., torch.Tensor], chunk: Chunk, device: tor
     causal = mask_function is causal_mask_function
     if causal and (rows == 1 or before == 0):
         return _Sight(0, None, causal)
-    # On the CPU, whatever the device: the answer decides which slice is read.
+    # On the CPU in any case, because the result decides which slice is read.
     nothing = torch.zeros((), dtype=torch.int64)
     queries = torch.arange(before, before + rows)[:, None]
     keys = torch.arange(before + rows)[None, :]
@@ -395,7 +397,7 @@ def _ragged_attention(
 def own_attention(module: torch.nn.Module) -> AttentionFunction:
     """The eager attention function of the family that ``module`` belongs to.
 
-    Raises UnsupportedModel where the family has none.
+    Raises UnsupportedModel if the family has none.
     """
     for owner in type(module).__mro__:
         function = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)

@@ -1,1 +1,1 @@
-"""Continuous batching: the loop, its sequences, sampling."""
+"""Continuous batching: the loop, its sequences, and sampling."""

@@ -1,7 +1,7 @@
 """Continuous batching, one step at a time: schedule, run, postprocess.
 
-No thread and no queue of its own; BatchLoop adds those. Scheduling by iteration is Orca's (Yu et al., OSDI 2022,
-§3.1), prefill in chunks beside decode Sarathi-Serve's (Agrawal et al., OSDI 2024, §4.2).
+It has no thread and no queue; BatchLoop adds those. Scheduling by iteration follows Orca (Yu et al., OSDI 2022, §3.1).
+Prefill in chunks beside decode follows Sarathi-Serve (Agrawal et al., OSDI 2024, §4.2).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_stats import BatchStats
 from greenroom.moe.batch.device_sampling import sample_together
 from greenroom.moe.batch.queue_description import QueueDescription
-from greenroom.moe.batch.sampling import Picked
+from greenroom.moe.batch.sampling import SampledToken
 from greenroom.moe.batch.sampling import sample as sample_in_ram
 from greenroom.moe.batch.sequence import OnEvent, Sequence, StopCheckerFactory
 from greenroom.moe.forward.ragged_model import RaggedModel
@@ -47,9 +47,10 @@ _ENDS = {FinishReason.CANCELLED: SequenceEnd.CANCELLED, FinishReason.FAILED: Seq
 class BatchConfig:
     """``kv_budget_bytes``: for the keys and values of all running requests together.
 
-    ``max_model_len``: tokens of prompt and answer together (None: what the model and the KV budget allow).
-    ``tokens_per_step``: most rows of a forward. ``max_running``: most requests that run at once. ``max_waiting``:
-    how many more may wait. ``prefill_chunk``: most prompt rows of one request in a step (None: what the step holds).
+    ``max_model_len``: limit of prompt and answer in tokens (None: what the model and the KV budget allow).
+    ``tokens_per_step``: limit of rows in a forward. ``max_running``: limit of requests that run at once.
+    ``max_waiting``: how many more may wait. ``prefill_chunk``: limit of one request's prompt rows in a step (None: what
+    the step holds).
     """
 
     kv_budget_bytes: int
@@ -71,12 +72,12 @@ class BatchConfig:
 
 
 class AuditError(GreenroomError):
-    """The loop's state contradicts itself: a defect of greenroom."""
+    """The batch engine's state contradicts itself: a defect of greenroom."""
 
 
 class SequenceObserver(Protocol):
-    """Told of each sequence's life, on the thread that steps. Queued and ended come once for each; started between
-    them where it got so far.
+    """Hears of each sequence, on the thread that steps: once that it is queued, once that it has ended, and between
+    these that it has started, if it has.
     """
 
     def sequence_queued(self, sequence: SequenceInfo) -> None: ...
@@ -86,27 +87,27 @@ class SequenceObserver(Protocol):
     def sequence_ended(self, sequence: int, end: SequenceEnd) -> None: ...
 
     def approximated(self, sequence: int, rows: int) -> float:
-        """The share of the routing of its ``rows`` that was approximate; asked once, before it is told of the end."""
+        """The share of the routing of its ``rows`` that was approximate. Asked once, just before ``sequence_ended``."""
         ...
 
     def idle(self) -> bool:
-        """Nothing waits or runs: what there is time for now may go on. True where there is more of it in a while."""
+        """No request waits or runs: background work may go on. True: there is more of it."""
         ...
 
     def audit_idle(self) -> None:
-        """Nothing waits or runs. Raises GreenroomError where something is held all the same."""
+        """No request waits or runs. Raises GreenroomError if something is still held."""
         ...
 
 
 class BatchEngine:
-    """Requests that wait and run on one model.
+    """The requests that wait and run on one model.
 
-    ``new_sequence`` and ``snapshot`` may be called from any thread, all else from the one that steps.
-    ``stop_checkers`` makes the checker of a request's stop strings; without it such requests are refused.
+    ``new_sequence`` and ``snapshot`` may be called from any thread, everything else from the thread that steps.
+    ``stop_checkers`` makes the checker of a request's stop strings. Without it requests with stop strings are refused.
 
-    Invariants, checked by ``audit``: a request waits or runs, never both; exactly the running ones hold KV, each
-    for its whole life; the policy is told of all that are here as they are; a request gets exactly one Finished, after
-    which nothing of it is left here.
+    Invariants, checked by ``audit``: A request waits or runs, never both. Exactly the running requests have a KV
+    reservation. The batch policy's descriptions of all requests are up to date. A request gets exactly one Finished,
+    and is forgotten then.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class BatchEngine:
     # -- requests come and go ------------------------------------------------------------------------------------
 
     def admit_check(self, request: GenerationRequest) -> None:
-        """Raises InvalidRequest, naming the field, for a request that can never be served here."""
+        """Raises InvalidRequest, which names the field, for a request that can never be served here."""
         sampling, prompt = request.sampling, len(request.prompt_ids)
         if not prompt:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
@@ -178,7 +179,7 @@ class BatchEngine:
         return f" (the KV budget of {format_bytes(self.config.kv_budget_bytes)} holds no more)"
 
     def new_sequence(self, request: GenerationRequest, on_event: OnEvent) -> Sequence:
-        """The request with a number of its own, not yet waiting. Raises InvalidRequest as ``admit_check``."""
+        """The request as a sequence with a new number, not waiting yet. Raises InvalidRequest as ``admit_check``."""
         self.admit_check(request)
         sampling = request.sampling
         return Sequence(
@@ -192,7 +193,7 @@ class BatchEngine:
         )
 
     def add(self, sequence: Sequence) -> None:
-        """Let it wait for admission; where its prefix has ended the answer it gets its end at once."""
+        """Let it wait for admission. If its prefix has already ended the answer, it ends at once."""
         self.waiting[sequence.number] = sequence
         self._described.waits(sequence)
         self.stats.submitted += 1
@@ -209,21 +210,22 @@ class BatchEngine:
                 self._end(sequence, reason)
 
     def cancel(self, number: int) -> None:
-        """End a request, whether it waits or runs; nothing happens where it has ended already."""
+        """End a request that waits or runs. Does nothing if it has already ended."""
         sequence = self.waiting.get(number) or self.running.get(number)
         if sequence is not None:
             self._end(sequence, FinishReason.CANCELLED)
 
     def abort(self, error: str) -> None:
-        """Fail everything that is here."""
+        """Fail all requests."""
         for sequence in [*self.waiting.values(), *self.running.values()]:
             self._end(sequence, FinishReason.FAILED, error)
 
     # -- the step ------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run what the policy decides; False where it moves nothing. Whatever a request does wrong is its own end.
-        Raises ModelBroken, which is nobody's, where the model can run no more: a mover has died, or the device.
+        """Run what the policy decides. False: it decides nothing. An error of one request ends that request alone.
+
+        Raises ModelBroken, which ends no single request, if a mover has died or the device is lost.
         """
         plans = self._schedule()
         for plan in plans:
@@ -247,13 +249,13 @@ class BatchEngine:
             self._end(self.waiting[number], FinishReason.FAILED, reason)
         for number in decision.admit:
             if not self._reserve(self.waiting[number]):
-                break  # nobody overtakes it
+                break  # no later request overtakes it
         return decision.steps
 
     def _reserve(self, sequence: Sequence) -> bool:
-        """Start it. False where it goes on waiting: its memory can not be had before a running one gives some back.
+        """Start it. False: it goes on waiting until a running request gives memory back.
 
-        Where none runs nothing of ours would make room, so it fails, alone.
+        If none runs, no memory will come back, so the request fails.
         """
         try:
             sequence.kv = self.kv.reserve(sequence.kv_rows)
@@ -282,40 +284,40 @@ class BatchEngine:
     def _run(self, plan: StepPlan) -> list[_Due]:
         """The sequences that are due a token, with their logits.
 
-        Where the forward fails, each sequence's rows run alone, and those that fail again fail their request: what
-        only one of them needs (an expert that can not be read) costs only that one.
+        If the forward fails, each sequence's rows run alone, and a failure then fails only their request. An expert
+        that can not be read, for example, costs only the request that needs it.
         """
-        parts = [(self.running[rows.sequence], rows) for rows in plan.rows if rows.sequence in self.running]
-        if not parts:
+        pairs = [(self.running[rows.sequence], rows) for rows in plan.rows if rows.sequence in self.running]
+        if not pairs:
             return []
         try:
-            return [self._forward(parts)]
+            return [self._forward(pairs)]
         except Exception as error:
             raise_if_fatal(error)
-            if len(parts) == 1:
-                self._fail(parts[0][0], error)
+            if len(pairs) == 1:
+                self._fail(pairs[0][0], error)
                 return []
-            log.warning("a step of %d requests failed, each runs again alone: %s", len(parts), error)
+            log.warning("a step of %d requests failed, each runs again alone: %s", len(pairs), error)
         self.stats.isolated_steps += 1
         due = []
-        for part in parts:
+        for pair in pairs:
             try:
-                due.append(self._forward([part]))
+                due.append(self._forward([pair]))
             except Exception as error:
-                self._fail(part[0], error)
+                self._fail(pair[0], error)
         return due
 
-    def _forward(self, parts: list[tuple[Sequence, Rows]]) -> _Due:
-        chunks = [_chunk(sequence, rows) for sequence, rows in parts]
+    def _forward(self, pairs: list[tuple[Sequence, Rows]]) -> _Due:
+        chunks = [_chunk(sequence, rows) for sequence, rows in pairs]
         logits = self.model.forward(chunks)
-        for (sequence, _), chunk in zip(parts, chunks, strict=True):
+        for (sequence, _), chunk in zip(pairs, chunks, strict=True):
             chunk.kv.commit(len(chunk.tokens))
             if chunk.prefill:
                 self._described.runs(sequence)
         prefill = sum(len(chunk.tokens) for chunk in chunks if chunk.prefill)
         self.stats.prefill_rows += prefill
         self.stats.decode_rows += sum(len(chunk.tokens) for chunk in chunks) - prefill
-        return [sequence for (sequence, _), chunk in zip(parts, chunks, strict=True) if chunk.wants_logits], logits
+        return [sequence for (sequence, _), chunk in zip(pairs, chunks, strict=True) if chunk.wants_logits], logits
 
     def _postprocess(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
         for sequence, picked in zip(sequences, _sample(sequences, logits), strict=True):
@@ -336,7 +338,7 @@ class BatchEngine:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        """Raises ModelBroken where the error is not the request's, but that of a device that is lost."""
+        """Raises ModelBroken if the error means that the device is lost."""
         raise_if_fatal(error)
         if is_out_of_memory(error):
             log.warning("request %s failed: %s", sequence.request.request_id, error)
@@ -377,10 +379,10 @@ class BatchEngine:
             self.stats.observer_failures += 1
             log.exception("an observer of sequences failed")
 
-    # -- what is here --------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> BatchStats:
-        """The counts as they are now. From another thread they may be of slightly different moments."""
+        """The counts now. Read from another thread, they may be from slightly different moments."""
         self.stats.waiting = len(self.waiting)
         self.stats.running = len(self.running)
         self.stats.kv_reserved_bytes = self.kv.reserved_bytes
@@ -389,11 +391,11 @@ class BatchEngine:
         return self.stats.snapshot()
 
     def idle(self) -> bool:
-        """Nothing waits or runs; True where the observer has more to do in a while."""
+        """No request waits or runs. True: the observer has more background work."""
         return self._observer is not None and self._observer.idle()
 
     def audit(self) -> None:
-        """Raises AuditError or KVAuditError, saying which, where an invariant does not hold."""
+        """Raises AuditError or KVAuditError, which names the invariant that does not hold."""
         self.kv.audit()
         if both := self.waiting.keys() & self.running.keys():
             raise AuditError(f"sequences {sorted(both)} wait and run")
@@ -428,7 +430,7 @@ def _chunk(sequence: Sequence, rows: Rows) -> Chunk:
     )
 
 
-def _sample(sequences: list[Sequence], logits: torch.Tensor) -> list[Picked | Exception]:
+def _sample(sequences: list[Sequence], logits: torch.Tensor) -> list[SampledToken | Exception]:
     draws = [sequence.next_draw() for sequence in sequences]
     sample = sample_in_ram if logits.device.type == "cpu" else sample_together
     try:
@@ -436,7 +438,7 @@ def _sample(sequences: list[Sequence], logits: torch.Tensor) -> list[Picked | Ex
     except Exception as error:
         raise_if_fatal(error)
         log.exception("sampling %d rows together failed, each is sampled alone", len(draws))
-    picked: list[Picked | Exception] = []
+    picked: list[SampledToken | Exception] = []
     for row, draw in enumerate(draws):
         try:
             picked += sample(logits[row : row + 1], [draw])
@@ -455,7 +457,7 @@ def _deliver(sequence: Sequence, event: Event) -> bool:
 
 
 def _max_model_len(model: RaggedModel, config: BatchConfig, kv: KVStore) -> int:
-    fits = kv.max_rows + 1  # the last token generated is never kept
+    fits = kv.max_rows + 1  # the last generated token is not kept
     wanted = config.max_model_len
     if wanted is not None and wanted > model.max_positions:
         raise InvalidConfig("max_model_len", wanted, f"the model takes at most {model.max_positions}")

@@ -1,4 +1,4 @@
-"""The thread that owns the model, and the way to it from other threads."""
+"""The thread that owns the model, and the access to it from other threads."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _STALL_WAIT_S = 0.02
 
 
 class LoopStopped(GreenroomError):
-    """The batch loop is not running (any more); nothing is taken."""
+    """The batch loop does not run, or not any more: it takes no request."""
 
 
 class BatchLoop:
     """Runs a BatchEngine on one thread. Requests join and leave between its steps.
 
     All methods may be called from any thread. At most ``max_running + max_waiting`` requests are unfinished at any
-    time: those submitted, waiting, running, and those whose cancellation is under way. Events are delivered on the
-    loop's thread, a request's Finished after it has been forgotten here, so its id is free again.
+    time: submitted, waiting, running, or being cancelled. Events are delivered on the loop's thread. When a request's
+    Finished is delivered, its id is free again.
     """
 
     def __init__(self, engine: BatchEngine) -> None:
         self.engine = engine
         self.failure: BaseException | None = None
-        """What ended the thread, where that was not ``stop``."""
+        """What ended the thread, if ``stop`` did not."""
         self.between_steps: Callable[[], None] | None = None
-        """Called on the loop's thread before and after each step and at the end: what was delivered since the last call
-        belongs together. It must not block, and what it raises ends the loop. Set it before anything is submitted."""
+        """Called on the loop's thread before and after each step and at the end. The events since the last call belong
+        together. It must not block, and if it raises, the loop ends. Set it before anything is submitted."""
         self._limit = engine.config.max_running + engine.config.max_waiting
         self._changed = threading.Condition()
         self._active: dict[str, Sequence] = {}
@@ -57,7 +57,7 @@ class BatchLoop:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs. Once it does not, every request has had its Finished."""
+        """Whether the thread runs. After its end every request has had its Finished."""
         return self._thread.is_alive()
 
     @property
@@ -72,11 +72,11 @@ class BatchLoop:
             return len(self._active)
 
     def submit(self, request: GenerationRequest, on_event: OnEvent, *, wait_s: float = 0.0) -> int:
-        """Take a request; returns its sequence number, by which it can be cancelled.
+        """Take a request. Returns its sequence number, by which it can be cancelled.
 
-        ``on_event`` is then called on the loop's thread, with each Token and one Finished. Waits up to ``wait_s``
-        for room. Raises InvalidRequest for one that can never be served or whose id is in use, Saturated where no
-        room came, LoopStopped where nothing is taken any more; then nothing has changed.
+        ``on_event`` is then called on the loop's thread, with each Token and one Finished. Waits up to ``wait_s`` for
+        room. Raises InvalidRequest if the request can never be served or its id is in use, Saturated if there was no
+        room in time, and LoopStopped if no requests are taken any more. Then nothing has changed.
         """
         sequence = self.engine.new_sequence(request, on_event)
         deadline = time.monotonic() + wait_s
@@ -100,9 +100,9 @@ class BatchLoop:
         return True
 
     def cancel(self, number: int) -> None:
-        """Have the request with this sequence number end as cancelled before the next step; does not wait for it.
+        """End the request with this sequence number as cancelled before the next step. Does not wait for it.
 
-        Nothing happens where it has ended.
+        Does nothing if the request has ended.
         """
         with self._changed:
             if any(sequence.number == number for sequence in self._active.values()):
@@ -110,22 +110,22 @@ class BatchLoop:
                 self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing waits or runs and the loop has audited itself; False where that took too long."""
+        """Wait until no request waits or runs and the loop has audited itself. False: it took too long."""
         with self._changed:
             return self._changed.wait_for(lambda: self._idle or not self.alive, timeout_s)
 
     def stats(self) -> BatchStats:
-        """What the loop has counted; requests that the loop has not looked at yet count as waiting."""
+        """What the loop has counted. Requests that it has not looked at yet count as waiting."""
         stats = self.engine.snapshot()
         with self._changed:
             stats.waiting += len(self._inbox)
         return stats
 
     def stop(self, drain_s: float = 0.0, *, join_s: float = 60.0) -> None:
-        """Take nothing more, let what is here go on for ``drain_s``, cancel the rest, end the thread.
+        """Take no more requests, let the others run for ``drain_s``, cancel the rest, and end the thread.
 
-        Raises TimeoutError where it does not end within ``join_s`` after that (a forward that hangs), and whatever
-        ended the thread before its time.
+        Raises TimeoutError if the thread does not end within ``join_s`` after that, because a forward hangs. Raises the
+        error that has ended the thread early, if there is one.
         """
         with self._changed:
             if self._drain_until is None:
@@ -155,7 +155,7 @@ class BatchLoop:
             self._close()
 
     def _take_messages(self) -> bool:
-        """Wait for something to do and take over what came; False: it is time to end."""
+        """Wait for something to do, and take over what came. False: the loop is to end."""
         with self._changed:
             if not (self._inbox or self._cancelled or self.engine.busy):
                 self._rest()
@@ -189,7 +189,7 @@ class BatchLoop:
         self._idle = False
 
     def _wait_for_policy(self) -> None:
-        """The policy moves nothing though something could: it waits for a prediction, or it is wrong."""
+        """The policy runs nothing although it could: it waits for a prediction, or it has a defect."""
         with self._changed:
             self._changed.wait(_STALL_WAIT_S)
 
@@ -199,7 +199,7 @@ class BatchLoop:
             self._changed.notify_all()
 
     def _close(self) -> None:
-        """Nothing that was taken stays without its end."""
+        """Give each request that was taken its Finished."""
         with self._changed:
             self._drain_until = self._drain_until or time.monotonic()
             arrived, self._inbox = self._inbox, []

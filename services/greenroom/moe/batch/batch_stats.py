@@ -9,14 +9,13 @@ from greenroom.core.generation import FinishReason
 
 @dataclass(slots=True)
 class BatchStats:
-    """Counts since the start, and what is there now. Seconds are of the loop's own clock.
+    """Counts since the start, and the present state. Seconds are of the loop's clock.
 
-    ``rows``: prefill and decode rows together, each run counted, also of steps that were run again.
-    ``isolated_steps``: steps that failed as a whole and were run request by request. ``queue_seconds``: sum over
-    the ``started`` requests of their time between submission and admission. ``finished``: requests by the reason of
-    their end. ``kv_shortages``: times that memory for a request's keys and values could not be had within the budget.
-    ``kv_free_bytes``: what may be reserved now; none while memory is short. ``audit_failures`` and
-    ``observer_failures`` are defects; both are logged.
+    ``rows``: prefill and decode rows that have run; rows that ran again count again. ``isolated_steps``: steps that
+    failed as a whole and were run request by request. ``queue_seconds``: sum over the ``started`` requests of their
+    time between submission and admission. ``finished``: requests by the reason of their end. ``kv_shortages``: how
+    often the system lacked memory for keys and values within the budget. ``kv_free_bytes``: what can be reserved now,
+    0 while memory is short. ``audit_failures`` and ``observer_failures`` are defects; both are logged.
     """
 
     steps: int = 0
@@ -45,5 +44,5 @@ class BatchStats:
         return self.prefill_rows + self.decode_rows
 
     def snapshot(self) -> BatchStats:
-        """A copy that no longer changes."""
+        """A copy that does not change."""
         return replace(self, finished=dict(self.finished))

@@ -1,4 +1,4 @@
-"""Blocking use of the batch loop: many requests in, all answers out, in order."""
+"""Blocking use of the batch loop: takes many requests, and returns all answers in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All that a request generated. ``logprobs`` is empty where none were asked for."""
+    """All that a request generated. ``logprobs`` is empty if none were asked for."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
@@ -31,11 +31,12 @@ def complete(
     on_token: Callable[[int, Token], None] | None = None,
     on_finished: Callable[[int, Finished], None] | None = None,
 ) -> list[Completion]:
-    """Generate for every request, as many at once as the loop takes; returns the answers in the order of requests.
+    """Generate for every request, as many at once as the loop takes. Returns the answers in the order of requests.
 
-    ``on_token`` and ``on_finished`` are called with the request's place, on the loop's thread. After ``timeout_s`` what
-    is not finished is cancelled, and comes back as such. Raises InvalidRequest for a request that can not be served
-    and LoopStopped where the loop ends; whatever is raised, on Ctrl-C too, what was submitted is cancelled first.
+    ``on_token`` and ``on_finished`` are called with the request's index, on the loop's thread. Requests that are not
+    finished after ``timeout_s`` are cancelled, and returned as cancelled. Raises InvalidRequest for a request that can
+    not be served, and LoopStopped if the loop ends. Before anything is raised, Ctrl-C included, all requests are
+    cancelled.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     collectors: list[_Collector] = []
@@ -57,7 +58,7 @@ def complete(
                 if deadline is not None and time.monotonic() >= deadline:
                     for number in numbers:
                         loop.cancel(number)
-                    deadline = None  # all that is left to wait for is the end of the step
+                    deadline = None  # only the end of the step is left to wait for
                 elif not loop.alive and not collector.done.is_set():
                     raise LoopStopped("the batch loop ended without an answer")
     except BaseException:
@@ -68,12 +69,12 @@ def complete(
 
 
 def _left(deadline: float | None) -> float:
-    """Seconds to wait before looking around again: until the deadline, but never long."""
+    """Seconds to wait before the next look: until the deadline, but never long."""
     return _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - time.monotonic()))
 
 
 class _Collector:
-    """Takes one request's events, on the loop's thread, until the last has come."""
+    """Takes one request's events on the loop's thread, to the last."""
 
     def __init__(
         self,

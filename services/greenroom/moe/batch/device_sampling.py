@@ -1,8 +1,8 @@
-"""Sampling on a device: the rows of a batch together, and one look at what they gave.
+"""Sampling on a device: all rows of a batch together, with one copy of the result to RAM.
 
-On the CPU a look costs nothing, and what is left out of a row need not be computed with: there ``sampling`` goes row by
-row. On a device every look at a number waits for all that was queued before. Here nothing is looked at until the rows'
-tokens are known; what is left out has the weight 0 in place of being taken out. The tokens are the same.
+On the CPU ``sampling`` goes row by row, where reading a number costs nothing and excluded tokens need no work. On a
+device every read of a number waits for all work queued before. Here nothing is read until the tokens of all rows are
+known, and excluded tokens get the weight 0. The tokens are the same.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from functools import partial
 import torch
 
 from greenroom.core.generation import TokenLogprobs
-from greenroom.moe.batch.sampling import NUCLEUS_TRY, Draw, InvalidLogits, Picked, invalid, uniform
+from greenroom.moe.batch.sampling import NUCLEUS_TRY, Draw, InvalidLogits, SampledToken, invalid, uniform
 from greenroom.moe.products.device_copies import to_device
 
 
-def sample_together(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | InvalidLogits]:
-    """As ``sampling.sample``. Waits for the device once, and once more where a nucleus is wider than most."""
+def sample_together(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | InvalidLogits]:
+    """As ``sampling.sample``. Waits for the device once, and once more if a nucleus is wider than most."""
     answers = _Answers(logits, draws, NUCLEUS_TRY)
-    (found,) = _look([answers.parts])
+    (found,) = _look([answers.tensors])
     picked = [answers.picked(found, row) for row in range(len(draws))]
     wider = [row for row, (_, more) in zip(answers.drawing, found.get("drawn", ()), strict=False) if more]
     if wider:
         alone = [_Answers(logits[row : row + 1], [draws[row]], logits.shape[1]) for row in wider]
-        for row, one, found in zip(wider, alone, _look([one.parts for one in alone]), strict=True):
+        for row, one, found in zip(wider, alone, _look([one.tensors for one in alone]), strict=True):
             picked[row] = one.picked(found, 0)
     return picked
 
@@ -35,9 +35,9 @@ _Found = dict[str, list[list[float]]]
 
 
 class _Answers:
-    """What the rows give, still on the device: ``parts`` by name, of float64, in which token ids are exact.
+    """The results of all rows, still on the device: ``tensors`` by name, in float64, which holds token ids exactly.
 
-    ``width``: how many of a row's likeliest tokens are looked through for what top-k and top-p leave.
+    ``width``: how many of a row's likeliest tokens are searched for those that top-k and top-p leave.
     """
 
     def __init__(self, logits: torch.Tensor, draws: Sequence[Draw], width: int) -> None:
@@ -45,21 +45,21 @@ class _Answers:
         self.drawing = [row for row, draw in enumerate(draws) if draw.params.temperature != 0]
         self._asking = [row for row, draw in enumerate(draws) if draw.params.logprobs is not None]
         tokens = logits.argmax(dim=-1, keepdim=True)  # a NaN counts as the largest
-        self.parts = {"greedy": torch.cat([tokens.double(), logits.gather(-1, tokens).double()], dim=1)}
+        self.tensors = {"greedy": torch.cat([tokens.double(), logits.gather(-1, tokens).double()], dim=1)}
         if self.drawing:
             drawn, more = _draw(logits, [draws[row] for row in self.drawing], self.drawing, width)
-            self.parts["drawn"] = torch.cat([drawn.double(), more.double()], dim=1)
+            self.tensors["drawn"] = torch.cat([drawn.double(), more.double()], dim=1)
             every = len(self.drawing) == len(draws)
             tokens = drawn if every else tokens.index_copy(0, _numbers(self.drawing, logits.device), drawn)
         if self._asking:
             logprobs = _rows(logits, self._asking).float().log_softmax(dim=-1)
-            self.parts["chosen"] = logprobs.gather(1, _rows(tokens, self._asking)).double()
+            self.tensors["chosen"] = logprobs.gather(1, _rows(tokens, self._asking)).double()
             for top in {draws[row].params.logprobs or 0 for row in self._asking} - {0}:
                 best = logprobs.topk(min(top, logprobs.shape[1]), dim=1)
-                self.parts[f"top {top}"] = torch.cat([best.indices.double(), best.values.double()], dim=1)
+                self.tensors[f"top {top}"] = torch.cat([best.indices.double(), best.values.double()], dim=1)
 
-    def picked(self, found: _Found, row: int) -> Picked | InvalidLogits:
-        """The row's token, where ``found`` are the parts in RAM."""
+    def picked(self, found: _Found, row: int) -> SampledToken | InvalidLogits:
+        """The row's token. ``found``: the tensors in RAM."""
         draw = self._draws[row]
         token, best = found["greedy"][row]
         if (why := invalid(best, draw)) is not None:
@@ -68,24 +68,24 @@ class _Answers:
         if draw.params.temperature != 0:
             token = found["drawn"][self.drawing.index(row)][0]
         if top is None:
-            return Picked(int(token))
+            return SampledToken(int(token))
         place = self._asking.index(row)
         (chosen,) = found["chosen"][place]
         if top == 0:
-            return Picked(int(token), TokenLogprobs(chosen))
+            return SampledToken(int(token), TokenLogprobs(chosen))
         both = found[f"top {top}"][place]
         ids, values = both[: len(both) // 2], both[len(both) // 2 :]
         pairs = tuple((int(one), value) for one, value in zip(ids, values, strict=True))
-        return Picked(int(token), TokenLogprobs(chosen, pairs))
+        return SampledToken(int(token), TokenLogprobs(chosen, pairs))
 
 
 def _look(answers: Sequence[Mapping[str, torch.Tensor]]) -> list[_Found]:
-    """All parts in RAM, by one copy."""
-    parts = [part for one in answers for part in one.values()]
-    if len(parts) == 1:
-        return [dict.fromkeys(answers[0], parts[0].tolist())]
-    numbers = iter(torch.cat([part.reshape(-1) for part in parts]).tolist())
-    return [{name: _matrix(numbers, *part.shape) for name, part in one.items()} for one in answers]
+    """All tensors in RAM, by one copy."""
+    tensors = [tensor for one in answers for tensor in one.values()]
+    if len(tensors) == 1:
+        return [dict.fromkeys(answers[0], tensors[0].tolist())]
+    numbers = iter(torch.cat([tensor.reshape(-1) for tensor in tensors]).tolist())
+    return [{name: _matrix(numbers, *tensor.shape) for name, tensor in one.items()} for one in answers]
 
 
 def _matrix(numbers: Iterator[float], rows: int, columns: int) -> list[list[float]]:
@@ -103,24 +103,23 @@ def _rows(matrix: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 def _draw(
     logits: torch.Tensor, draws: Sequence[Draw], rows: Sequence[int], width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token for each of the ``rows``, ``[m, 1]``, and whether more than ``width`` tokens have to be looked through.
+    """A token for each of the ``rows``, ``[m, 1]``, and whether more than ``width`` tokens have to be searched.
 
-    In float64, so that the order of summation, which is a device's own, does not show. That is cheap beside what one
-    look costs.
+    Computed in float64, so that a device's order of summation does not matter. That is cheap compared with one read.
     """
     vocabulary = logits.shape[1]
     cut = [n for n, draw in enumerate(draws) if draw.params.top_p < 1 or 0 < draw.params.top_k < vocabulary]
     whole = sorted(set(range(len(draws))) - set(cut))
     knobs = to_device(torch.tensor([_knobs(draw, vocabulary) for draw in draws], dtype=torch.float64), logits.device)
     chosen = [
-        function(_rows(logits, [rows[n] for n in part]), _rows(knobs, part))
-        for part, function in ((whole, _draw_from_all), (cut, partial(_draw_from_likeliest, draws, cut, width)))
-        if part
+        function(_rows(logits, [rows[n] for n in group]), _rows(knobs, group))
+        for group, function in ((whole, _draw_from_all), (cut, partial(_draw_from_likeliest, draws, cut, width)))
+        if group
     ]
     if len(chosen) == 1:
         return chosen[0]
     back = _numbers(sorted(range(len(draws)), key=[*whole, *cut].__getitem__), logits.device)
-    tokens, more = (torch.cat(parts)[back] for parts in zip(*chosen, strict=True))
+    tokens, more = (torch.cat(tensors)[back] for tensors in zip(*chosen, strict=True))
     return tokens, more
 
 
@@ -144,7 +143,7 @@ def _draw_from_all(logits: torch.Tensor, knobs: torch.Tensor) -> tuple[torch.Ten
 def _draw_from_likeliest(
     draws: Sequence[Draw], cut: Sequence[int], width: int, logits: torch.Tensor, knobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """From what top-k and then top-p leave of the ``width`` likeliest."""
+    """Draw from the tokens that top-k and then top-p leave of the ``width`` likeliest."""
     temperature, number, top_k, top_p = (knobs[:, n : n + 1] for n in range(4))
     vocabulary = logits.shape[1]
     width = min(width, vocabulary)
@@ -170,6 +169,6 @@ def _draw_from_likeliest(
     ids, order = ids.sort(dim=1)
     below = weights.gather(1, order).cumsum_(1)
     place = torch.searchsorted(below, below[:, -1:] * number, right=True)
-    last = torch.searchsorted(below, below[:, -1:].contiguous())  # behind it are only those that were left out
+    last = torch.searchsorted(below, below[:, -1:].contiguous())  # only excluded tokens follow
     place = torch.minimum(place, last).clamp_(max=width - 1)
     return ids.gather(1, place), (more & (width < vocabulary)).long()

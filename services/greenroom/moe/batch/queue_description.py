@@ -1,4 +1,4 @@
-"""What the batch policy is told of the sequences that are here, kept up as they change."""
+"""The batch policy's view of the sequences that wait and run, updated as they change."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from greenroom.policies.batching.batch_policy import RunningSequence, WaitingSeq
 
 
 class QueueDescription:
-    """A sequence is described when it comes, when it starts, and when rows of its prompt have run; not because a step
-    begins. One that waits or decodes is told of in the same words as before.
+    """A sequence is described anew when it comes, when it starts, and when rows of its prompt have run.
+
+    While it waits or decodes, its description stays the same, so a step costs nothing for it.
     """
 
     def __init__(self, layout: KVLayout) -> None:
@@ -41,7 +42,7 @@ class QueueDescription:
         self._waiting_told = None
 
     def runs(self, sequence: Sequence) -> None:
-        """It has started, or has rows of its prompt less to run."""
+        """It has started, or rows of its prompt have run."""
         if self._waiting.pop(sequence.number, None) is not None:
             self._waiting_told = None
         self._running[sequence.number] = _running(sequence)
@@ -55,7 +56,7 @@ class QueueDescription:
             self._running_told = None
 
     def describes(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> bool:
-        """Whether it says what describing all of them anew would say; for audits."""
+        """Whether it equals a new description of all sequences. For audits."""
         return self.waiting == tuple(
             _waiting(sequence, self._layout) for sequence in waiting
         ) and self.running == tuple(map(_running, running))

@@ -1,4 +1,4 @@
-"""From logits to the next token, so that a request run again draws the same one."""
+"""From logits to the next token. A request that runs again draws the same tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from greenroom.core.errors import GreenroomError
 from greenroom.core.generation import SamplingParams, TokenLogprobs
 
 NUCLEUS_TRY: Final = 512
-"""How many of the likeliest tokens are sorted before all are; few nuclei are larger."""
+"""How many of the likeliest tokens are sorted first. Few nuclei need more."""
 
 
 class InvalidLogits(GreenroomError):
@@ -24,7 +24,7 @@ class InvalidLogits(GreenroomError):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How one row's token is picked. ``position``: how many tokens precede it, prompt included."""
+    """How one row's token is sampled. ``position``: how many tokens precede it, prompt included."""
 
     params: SamplingParams
     key: int
@@ -32,7 +32,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class SampledToken:
     """A row's token."""
 
     token_id: int
@@ -40,26 +40,26 @@ class Picked:
 
 
 def sampling_key(seed: int | None, request_id: str) -> int:
-    """The 128-bit key that all of a request's random numbers come from: of the seed, or else of the request's id."""
+    """The 128-bit key of all random numbers of a request: from its seed, or else from its id."""
     material = f"request {request_id}" if seed is None else f"seed {seed}"
     return int.from_bytes(hashlib.blake2b(material.encode(), digest_size=16).digest(), "little")
 
 
 def uniform(key: int, position: int) -> float:
-    """A number in [0, 1), the same one for the same arguments whatever was drawn before.
+    """A number in [0, 1) that depends on the arguments alone.
 
-    53 bits of the Philox 4x64-10 block that ``position`` counts (Salmon et al., "Parallel Random Numbers: As Easy
-    as 1, 2, 3", SC 2011, §3.3): a random number generator that has no state to lose.
+    53 bits of block number ``position`` of Philox 4x64-10, a random number generator without state (Salmon et al.,
+    "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, §3.3).
     """
     return (int(np.random.Philox(key=key, counter=position).random_raw()) >> 11) * 2.0**-53
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | InvalidLogits]:
-    """A token for each row of ``logits[n, vocabulary]``; for a row without usable logits the reason in its place.
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | InvalidLogits]:
+    """A token for each row of ``logits[n, vocabulary]``, or the reason why a row has none.
 
-    Greedy rows take the largest logit, of equal ones the lowest token id, as transformers does. The others draw from
-    the softmax of the logits over the temperature, less what top-k and then top-p leave out. A row's token does not
-    depend on the other rows. For logits in RAM; on a device ``device_sampling`` gives the same tokens.
+    Greedy rows take the largest logit, and of equal ones the lowest token id, as transformers does. Other rows draw
+    from the softmax of logits / temperature, without the tokens that top-k and then top-p exclude. A row's token does
+    not depend on other rows. For logits in RAM; ``device_sampling`` gives the same tokens on a device.
     """
     tokens = logits.argmax(dim=-1, keepdim=True)  # a NaN counts as the largest
     best: list[float] = logits.gather(-1, tokens).squeeze(-1).tolist()
@@ -67,19 +67,19 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Picked | Invalid
     return [_pick(logits, i, draw, greedy[i], best[i]) for i, draw in enumerate(draws)]
 
 
-def _pick(logits: torch.Tensor, number: int, draw: Draw, greedy: int, best: float) -> Picked | InvalidLogits:
+def _pick(logits: torch.Tensor, number: int, draw: Draw, greedy: int, best: float) -> SampledToken | InvalidLogits:
     if (why := invalid(best, draw)) is not None:
         return why
     params = draw.params
     if params.temperature == 0 and params.logprobs is None:
-        return Picked(greedy)
+        return SampledToken(greedy)
     row = logits[number]
     token = greedy if params.temperature == 0 else _draw(row, params, uniform(draw.key, draw.position))
-    return Picked(token, None if params.logprobs is None else _logprobs(row, token, params.logprobs))
+    return SampledToken(token, None if params.logprobs is None else _logprobs(row, token, params.logprobs))
 
 
 def invalid(best: float, draw: Draw) -> InvalidLogits | None:
-    """Why no token can be picked where a row's largest logit is ``best``; None: one can."""
+    """Why no token can be sampled from a row whose largest logit is ``best``. None: one can."""
     if math.isfinite(best):
         return None
     return InvalidLogits(f"the model computed {best} as the largest logit of token {draw.position}")
@@ -88,8 +88,8 @@ def invalid(best: float, draw: Draw) -> InvalidLogits | None:
 def _draw(row: torch.Tensor, params: SamplingParams, number: float) -> int:
     """Inverse of the distribution function at ``number``.
 
-    The function runs over token ids, not from likely to unlikely: two tokens whose logits trade places in the last
-    bit then do not trade their share of [0, 1) too.
+    The function runs over token ids, not over ranks. So two tokens whose logits change places by rounding keep their
+    shares of [0, 1).
     """
     weights = row.double()
     ids: torch.Tensor | None = None
@@ -109,10 +109,10 @@ def _draw(row: torch.Tensor, params: SamplingParams, number: float) -> int:
 
 
 def _nucleus_edge(weights: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The least weight inside the smallest set of largest weights that holds ``top_p`` of the whole.
+    """The smallest weight in the nucleus: the fewest largest weights that hold ``top_p`` of the sum.
 
-    Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020, §3.1. Weights equal to the edge are
-    inside, so that the set does not depend on how a sort breaks ties.
+    Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020, §3.1. All weights equal to the smallest
+    belong to the nucleus, so that it does not depend on how a sort breaks ties.
     """
     share = top_p * weights.sum()
     likeliest = weights.topk(min(NUCLEUS_TRY, len(weights))).values

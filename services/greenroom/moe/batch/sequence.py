@@ -7,18 +7,18 @@ from typing import Protocol
 
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, Token
 from greenroom.moe.attention.kv_cache import SequenceKV
-from greenroom.moe.batch.sampling import Draw, Picked, sampling_key
+from greenroom.moe.batch.sampling import Draw, SampledToken, sampling_key
 from greenroom.policies.base.events import UNKNOWN_TASK, SequenceInfo
 
 OnEvent = Callable[[Event], None]
-"""Takes a request's events, on the loop's thread: it must not block. Raising from it cancels the request."""
+"""Takes a request's events on the loop's thread. It must not block. If it raises, the request is cancelled."""
 
 
 class StopChecker(Protocol):
     """Finds stop strings in the text of the tokens pushed so far."""
 
     def push(self, token_id: int) -> bool:
-        """Take the next generated token; True: a stop string is complete."""
+        """Take the next generated token. True: a stop string is complete."""
         ...
 
 
@@ -26,10 +26,10 @@ StopCheckerFactory = Callable[[tuple[str, ...]], StopChecker]
 
 
 class Sequence:
-    """A request's tokens, and how many of them its keys and values hold.
+    """A request's tokens: the prompt, the answer's settled prefix, then generated ones.
 
-    ``kv`` is None while it waits. Of ``tokens`` (prompt, the answer's settled prefix, then generated) the first
-    ``kv.length`` have been through the model; the last generated one never has, until it is the next step's row.
+    ``kv`` is None while it waits. The first ``kv.length`` tokens have been through the model. The last generated token
+    goes through it in the next step.
     """
 
     __slots__ = (
@@ -64,9 +64,9 @@ class Sequence:
         self.prompt_tokens = len(request.prompt_ids)
         self.tokens = [*request.prompt_ids, *(token.token_id for token in request.prefix)]
         self.settled = len(self.tokens)
-        """Tokens that are there from the start: the prompt and the prefix."""
+        """Tokens that are given at the start: the prompt and the prefix."""
         self.limit = limit
-        """The most tokens that its answer may have, the prefix among them."""
+        """The limit of its answer in tokens, prefix included."""
         self.kv: SequenceKV | None = None
         self.key = sampling_key(request.sampling.seed, request.request_id)
         own = frozenset(request.sampling.stop_token_ids)
@@ -83,12 +83,12 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens of the answer so far, the prefix among them."""
+        """Tokens of the answer so far, prefix included."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
     def kv_rows(self) -> int:
-        """Rows to reserve: all its tokens but the last, which nothing follows."""
+        """Rows to reserve: all its tokens except the last, which no token follows."""
         return self.prompt_tokens + self.limit - 1
 
     @property
@@ -100,19 +100,19 @@ class Sequence:
         return Draw(self.request.sampling, self.key, len(self.tokens))
 
     def settle(self) -> FinishReason | None:
-        """To be called once, before anything is generated: why the answer has ended with its prefix, if it has.
+        """Why the answer has already ended with its prefix, if it has. To be called once, before anything is generated.
 
-        Whatever the stop checker raises comes through.
+        Raises what the stop checker raises.
         """
         for token_id in self.tokens[self.prompt_tokens :]:
             if self._ends_with(token_id):
                 return FinishReason.STOP
         return FinishReason.LENGTH if self.generated >= self.limit else None
 
-    def accept(self, picked: Picked) -> tuple[Token, FinishReason | None]:
-        """Append the token; returns its event, and why the request ends with it, if it does.
+    def accept(self, picked: SampledToken) -> tuple[Token, FinishReason | None]:
+        """Append the token. Returns its event, and why the request ends with it, if it does.
 
-        Whatever the stop checker raises comes through, and then the token was not appended.
+        Raises what the stop checker raises; the token was then not appended.
         """
         token = Token(self.generated, picked.token_id, picked.logprobs)
         reason = None

@@ -1,12 +1,12 @@
-"""A decoder's steps without what its modules cost in Python.
+"""A decoder's steps without the Python overhead of its modules.
 
-A step of few rows is mostly Python where a model is small: of 0.7 ms a layer the kernels took a tenth. For decoders of
-the usual build (norm, projections with or without norms of their heads, rotary positions, plain causal attention, norm,
-MLP or experts, two residual additions) steps call the compiled products directly. Attention is the batch loop's, as
-under the modules; the MLP stays the family's own module, so routers, shared experts and the experts' hook are what
-they were.
+With a small model a step of few rows is mostly Python: the kernels took a tenth of 0.7 ms a layer. For decoders of the
+usual build, steps call the compiled products directly. The usual build is: norm, projections with or without norms of
+their heads, rotary positions, plain causal attention, norm, MLP or experts, and two residual additions. Attention is
+the batch loop's, as under the modules. The MLP stays the family's own module, with its router, shared experts and
+hooks.
 
-A model is taken only if its steps come out equal to the bit, which is found out by trying.
+A model is accepted only if a trial shows that its steps are equal to the bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Norm(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """One decoder layer's parts. ``weights``: the addresses of what is around its attention; ``scale`` of its heads."""
+    """One decoder layer. ``weights``: of everything around its attention; ``scale``: of its heads."""
 
     module: nn.Module
     attention: Any
@@ -42,7 +42,7 @@ class _Layer(NamedTuple):
 
 
 class LeanDecoder:
-    """The same function as the model's own forward over ragged rows; see the module."""
+    """Computes the model's own forward over ragged rows; see the module."""
 
     def __init__(self, model: Any, layers: list[_Layer], native: NativeRows) -> None:
         self._native = native
@@ -53,7 +53,7 @@ class LeanDecoder:
         self._head: nn.Linear = model.lm_head
 
     def takes(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether a step of these goes this way; else it is for the modules."""
+        """Whether it computes a step of these chunks. Else the modules do."""
         rows = sum(len(chunk.tokens) for chunk in chunks)
         limits = self._native.limits
         return rows <= (limits.decode if rows == len(chunks) else limits.prompt)
@@ -61,8 +61,9 @@ class LeanDecoder:
     def forward(
         self, step: RaggedStep, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
-        """Logits ``[n, vocabulary]`` of the ``wanted[n]`` of the step's rows, whose ``tokens`` and ``positions`` are
-        ``[T]``. Keys and values are written as ``RaggedStep`` does.
+        """Logits ``[n, vocabulary]`` of the rows ``wanted[n]``, for ``tokens[T]`` at ``positions[T]``.
+
+        Keys and values are written as by ``RaggedStep``.
         """
         with self._native.alone():
             return self._forward(step, tokens, positions, wanted)
@@ -97,22 +98,20 @@ class LeanDecoder:
         cosines: torch.Tensor,
         sines: torch.Tensor,
     ) -> torch.Tensor:
-        """Adds one layer's attention to the residual stream ``hidden[T, H]``; returns what its MLP takes."""
+        """Adds one layer's attention to the residual stream ``hidden[T, H]``. Returns the input of its MLP."""
         query, key, value = self._native.before_attention(layer.weights, hidden, cosines, sines)
         mixed = step.attend_causally(layer.attention, query, key, value, mask, layer.scale)
         return self._native.after_attention(layer.weights, mixed, hidden)
 
 
 def lean_decoder(model: Any, native: NativeRows) -> LeanDecoder | None:
-    """For a model of the usual build; None: its steps go through its modules. Whether it computes the same is the
-    caller's to try.
-    """
+    """For a model of the usual build. None: it has another build. The caller tries whether both compute the same."""
     config: Any = model.config
     inner: Any = getattr(model, "model", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     windows = {getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")}
     if kinds != {"full_attention"} and (kinds or windows != {None}):
-        return None  # what lies behind a window, no trial of a few tokens shows
+        return None  # a trial of a few tokens does not reach beyond a window
     parts = (getattr(inner, name, None) for name in ("embed_tokens", "layers", "norm", "rotary_emb"))
     if any(part is None for part in parts) or type(getattr(model, "lm_head", None)) is not nn.Linear:
         return None

@@ -1,4 +1,4 @@
-"""Whether a model can run ragged, and what it keeps of a token: found out by trying, before the first request."""
+"""Whether a model can run ragged, and what it keeps of a token: tried before the first request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -15,10 +15,8 @@ from greenroom.core.errors import GreenroomError, UnsupportedModel
 from greenroom.moe.attention.kv_cache import KVLayout, KVStore, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk, KeysAndValues
 from greenroom.moe.forward.lean_decoder import LeanDecoder, lean_decoder
+from greenroom.moe.forward.ragged_forward import RaggedForward
 from greenroom.moe.products.native.rows import NativeRows
-
-if TYPE_CHECKING:
-    from greenroom.moe.forward.ragged_model import RaggedModel
 
 log = logging.getLogger(__name__)
 
@@ -26,15 +24,15 @@ _BYPASS = "greenroom_bypass"
 _TOKENS = 6
 _TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 2e-2}
 _TOLERANCE_ELSE = 1e-3
-"""Root mean square by which a row's logits may be off and it still counts as rounding, as a share of their standard
-deviation. Measured in bf16: at most 0.008 over 32 layers, and 0.16 and more where one layer mixes rows.
+"""The largest difference that counts as rounding: root mean square over a row's logits, as a share of their standard
+deviation. Measured in bf16: at most 0.008 over 32 layers, and at least 0.16 where one layer mixes rows.
 """
 
 _STATEFUL_LAYERS = ("linear", "mamba", "conv", "recurrent", "hybrid", "compressed")
 
 
 def refuse_unsupported(model: Any) -> None:
-    """Raises UnsupportedModel for what is known not to fit before anything is run."""
+    """Raises UnsupportedModel for a model that is known not to fit, without running it."""
     family = model.config.model_type
     if model.config.is_encoder_decoder:
         raise UnsupportedModel(
@@ -56,8 +54,8 @@ def refuse_unsupported(model: Any) -> None:
 def position_limit(config: Any) -> int:
     """The most tokens a sequence may have.
 
-    Rotary frequencies that change with the longest sequence of a batch ("dynamic", "longrope") would make rows depend
-    on their neighbours, so such models stop where theirs begin to change.
+    Some rotary frequencies change with the longest sequence of a batch ("dynamic", "longrope"). Rows would then depend
+    on their neighbours, so the limit of such models is where their frequencies begin to change.
     """
     config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
@@ -71,11 +69,11 @@ def position_limit(config: Any) -> int:
     return int(limit)
 
 
-def probe(ragged: RaggedModel) -> KVLayout:
+def probe(ragged: RaggedForward) -> KVLayout:
     """What the model keeps of a token. Leaves its attention ragged.
 
-    Runs it on a few tokens as it is, and then ragged, as two sequences in uneven chunks. Raises UnsupportedModel,
-    leaving its attention as it was, where the second run fails or differs by more than rounding.
+    Runs the model on a few tokens as it is, and then ragged, as two sequences in uneven chunks. Raises UnsupportedModel
+    if the second run fails, or differs by more than rounding; the attention is then what it was.
     """
     model, family = ragged.model, ragged.model.config.model_type
     tokens = [(7 * i + 3) % ragged.vocab_size for i in range(_TOKENS)]
@@ -101,16 +99,16 @@ def probe(ragged: RaggedModel) -> KVLayout:
     return layout
 
 
-def proven_lean_decoder(ragged: RaggedModel, native: NativeRows) -> LeanDecoder | None:
-    """The model's lean decoder, if it has one whose steps equal those of its modules to the bit; else None."""
+def proven_lean_decoder(ragged: RaggedForward, layout: KVLayout, native: NativeRows) -> LeanDecoder | None:
+    """The model's lean decoder. None: it has none whose steps equal those of its modules to the bit."""
     lean, family = lean_decoder(ragged.model, native), ragged.model.config.model_type
     if lean is None:
         return None
     tokens = [(11 * i + 5) % ragged.vocab_size for i in range(_TOKENS)]
     try:
         with experts_bypassed(ragged.model), native.without_limits():
-            expected, found = (_trial(ragged, tokens, decoder) for decoder in (None, lean))
-    except Exception as error:  # whatever else its layers are: their modules know
+            expected, found = (_trial(ragged, layout, tokens, decoder) for decoder in (None, lean))
+    except Exception as error:  # its layers are of another build: their modules compute them
         log.info("%s has no lean decoder: %s: %s", family, type(error).__name__, error)
         return None
     finally:
@@ -121,10 +119,10 @@ def proven_lean_decoder(ragged: RaggedModel, native: NativeRows) -> LeanDecoder 
     return lean
 
 
-def _trial(ragged: RaggedModel, tokens: list[int], decoder: LeanDecoder | None) -> torch.Tensor:
-    """Logits of two sequences' rows: prompts whole and in parts, beside single rows and without."""
+def _trial(ragged: RaggedForward, layout: KVLayout, tokens: list[int], decoder: LeanDecoder | None) -> torch.Tensor:
+    """Logits of two sequences: prompts whole and in chunks, with single rows beside them and without."""
     ragged.lean = decoder
-    store = KVStore(ragged.layout, 2 * ragged.layout.nbytes(_TOKENS))
+    store = KVStore(layout, 2 * layout.nbytes(_TOKENS))
     kvs = [store.reserve(_TOKENS) for _ in range(2)]
     logits = []
     for rows in ((1, 3), (1, 2), (2, 1), (1, 0), (1, 0)):
@@ -142,7 +140,7 @@ def _trial(ragged: RaggedModel, tokens: list[int], decoder: LeanDecoder | None) 
 def kv_layout_of(model: Any) -> KVLayout:
     """What a model without weights (on the meta device) would keep of a token.
 
-    Raises UnsupportedModel, saying why, for what the batch loop is known not to serve.
+    Raises UnsupportedModel, with the reason, for a model that the batch loop is known not to serve.
     """
     refuse_unsupported(model)
     recorder = _Recorder()
@@ -152,8 +150,8 @@ def kv_layout_of(model: Any) -> KVLayout:
     return recorder.layout(device)
 
 
-def _worst_difference(ragged: RaggedModel, layout: KVLayout, tokens: list[int], reference: torch.Tensor) -> float:
-    """By how much the worst row is off ``reference[tokens, vocabulary]``: root mean square over standard deviation."""
+def _worst_difference(ragged: RaggedForward, layout: KVLayout, tokens: list[int], reference: torch.Tensor) -> float:
+    """The worst row's difference from ``reference[tokens, vocabulary]``: root mean square over standard deviation."""
     store = KVStore(layout, 2 * layout.nbytes(len(tokens)))
     kvs = [store.reserve(len(tokens)) for _ in range(2)]
     worst = 0.0
@@ -172,7 +170,7 @@ def _worst_difference(ragged: RaggedModel, layout: KVLayout, tokens: list[int], 
 
 
 class _Recorder(KeysAndValues):
-    """A cache that keeps nothing but the shapes of what it is given."""
+    """A cache that keeps only the shapes of what it is given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +192,7 @@ class _Recorder(KeysAndValues):
 
 @contextmanager
 def experts_bypassed(model: Any) -> Iterator[None]:
-    """While it is open, experts of the registry add nothing: none is asked for, none need be in memory."""
+    """Within it the experts of the registry add nothing, so none is asked for and none need be in memory."""
     configured = getattr(model.config, "_experts_implementation", None)
     if configured is None:
         yield

@@ -1,11 +1,11 @@
-"""Up to how many rows the compiled products are taken: measured where nobody can know it beforehand.
+"""Up to how many rows the compiled products are used: measured, where it can not be known beforehand.
 
-They read weights once for several rows, and torch multiplies many rows by instructions for bf16 where the processor has
-them. Where one becomes faster than the other depends on the processor, on the sizes of the weights and on how much of a
-step is Python, which the lean decoder spares. So a few products and a few steps of the model are timed both ways.
+The compiled products read weights once for several rows. torch multiplies many rows by instructions for bf16, if the
+processor has them. From how many rows torch is faster depends on the processor, the sizes of the weights, and the share
+of Python in a step, which the lean decoder saves. So a few products and steps of the model are timed both ways.
 
-Pure but for ``measure``: timings come in, limits go out. A limit holds for a model as long as it is loaded, so that
-equal batches come out equal to the bit, and is kept beside the pack, so that the next start computes alike.
+Everything except ``measure`` is pure. Limits do not change while a model is loaded, so that equal batches give equal
+bits. They are kept beside the pack, so that the next start computes the same.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from greenroom.experts.all_resident import ResidentExperts
-from greenroom.experts.pack.layout import PackManifest
+from greenroom.experts.pack.layout import ExpertWeights, PackManifest
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.experts.source import Arriving, ExpertWeights
+from greenroom.experts.source import Arriving
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
@@ -43,21 +43,21 @@ DECODE_ROWS = (2, 4, 8, 16, 32, 64)
 PROMPT_ROWS = (8, 16, 32, 64, 128, 256)
 
 BUDGET_S = 2.0
-"""For each of the three measurements, about. Counts of a step's rows that it does not reach go by the product's limit,
-those of a product's to torch.
+"""For each of the three measurements, about. If a step's measurement ends early, the product's limit holds for more
+rows. If the product's ends early, torch computes more rows.
 """
 
 _ROUNDS = 3
 _PREFERRED = 1.05
-"""By how much torch has to be faster: a row of the compiled products comes out the same in any company."""
+"""How many times as fast torch has to be. The compiled products have a benefit: a row's result never changes."""
 
 _CONTEXT = 32
-"""Tokens of each sequence that decodes."""
+"""Tokens of each decoding sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds for so many rows, by the compiled products and by torch's."""
+    """Seconds for ``rows`` rows, by the compiled products and by torch's."""
 
     rows: int
     compiled_s: float
@@ -65,10 +65,10 @@ class Timing:
 
 
 def limit_of(timings: Sequence[Timing], most: int, beyond: int = 0) -> int:
-    """Up to how many rows the compiled products are to be taken, so that all counts together lose least.
+    """The limit that loses least over all timings together, so that one bad timing does not decide.
 
-    ``timings`` ascend. 0 where it is none. Where it is all: ANY_ROWS if they reach ``most``, else ``beyond`` if that is
-    more than the last count. One count that came out badly does not decide.
+    0: torch always wins. ``timings``: with ascending rows. If the compiled products win to the last timing, the limit
+    is ANY_ROWS if that has ``most`` rows, and else ``beyond``, or the last timing's rows if they are more.
     """
     gains = [math.log(timing.torch_s * _PREFERRED / timing.compiled_s) for timing in timings]
     totals = [sum(gains[:count]) for count in range(len(gains) + 1)]
@@ -88,8 +88,9 @@ def time_both(
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timing]:
-    """``run(rows, compiled)`` by turns, the quickest of a few counting; ends where the next count may not fit into what
-    is left of the budget. The first count is always timed.
+    """Time ``run(rows, compiled)`` both ways in turns, and take the quickest of a few.
+
+    Ends before a count that may exceed the budget. The first count is always timed.
     """
     timings: list[Timing] = []
     until = clock() + budget_s
@@ -101,14 +102,14 @@ def time_both(
             for compiled in best:
                 begin = clock()
                 run(rows, compiled)
-                if number:  # the first of each makes code and touches pages
+                if number:  # the first run makes code and touches pages
                     best[compiled] = min(best[compiled], clock() - begin)
         timings.append(Timing(rows, best[True], best[False]))
     return timings
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What was measured for a model on a machine: kept beside its pack."""
+    """The measurements of a model on a machine, kept beside its pack."""
 
     of: str
     limits: RowLimits
@@ -122,7 +123,7 @@ _here: dict[str, Measured] = {}
 
 
 def fixed_limits(asked: str) -> RowLimits | None:
-    """Of ``N`` or ``PRODUCT,DECODE,PROMPT``; None for ``auto`` and ``measure``. Raises ValueError for anything else."""
+    """From ``N`` or ``PRODUCT,DECODE,PROMPT``. None: ``auto`` or ``measure``. Raises ValueError for anything else."""
     if asked in ("auto", "measure"):
         return None
     numbers = [min(int(part), ANY_ROWS) for part in asked.split(",")]
@@ -130,10 +131,10 @@ def fixed_limits(asked: str) -> RowLimits | None:
 
 
 def limits_for(loaded: LoadedMoE, ragged: RaggedModel, pack: PackFile, asked: str) -> RowLimits | None:
-    """The limits of a model whose pack this is, ``asked`` as in WorkerConfig; None where nothing is compiled.
+    """The limits of the model with this pack. ``asked``: as in WorkerConfig. None: it does not use compiled products.
 
-    ``auto`` measures where the processor multiplies bf16 itself; elsewhere the compiled products were the faster ones
-    at every number of rows. Of one model on one machine it is measured once: kept in this process and beside the pack.
+    ``auto`` measures on a processor with instructions for bf16; on others the compiled products were faster with any
+    number of rows. A model is measured once on a machine: the result is kept in this process and beside the pack.
     """
     native = ragged.native
     if native is None:
@@ -149,13 +150,13 @@ def limits_for(loaded: LoadedMoE, ragged: RaggedModel, pack: PackFile, asked: st
     if kept is None:
         _save(path, found)
     elif here not in _here:
-        found = kept  # of another process that measured meanwhile: they compute alike
+        found = kept  # another process has measured meanwhile, and both must compute the same
     _here[here] = found
     return found.limits
 
 
 def measure(loaded: LoadedMoE, ragged: RaggedModel, manifest: PackManifest, of: str = "") -> Measured:
-    """Measure now, on experts of random weights. Nothing may be attached to the model, and nothing is afterwards."""
+    """Measure now, with random experts. The model must have no source, and has none afterwards."""
     native = ragged.native
     assert native is not None
     layout = max((layer.layout for layer in manifest.layers), key=lambda layout: layout.nbytes)
@@ -181,7 +182,7 @@ def measure(loaded: LoadedMoE, ragged: RaggedModel, manifest: PackManifest, of: 
 
 
 class _SameExpert(ResidentExperts):
-    """All experts of a layer are one, and in memory."""
+    """All experts of a layer are the same one, in memory."""
 
     def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
         experts = self._weights[layer]
@@ -189,7 +190,7 @@ class _SameExpert(ResidentExperts):
 
 
 def _product(native: NativeRows, weights: ExpertWeights) -> Callable[[int, bool], None]:
-    """One expert over rows."""
+    """Runs one expert."""
     up, down = weights
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(PRODUCT_ROWS[-1], up.shape[1], generator=generator).bfloat16()
@@ -209,7 +210,7 @@ def _product(native: NativeRows, weights: ExpertWeights) -> Callable[[int, bool]
 def _steps(
     ragged: RaggedModel, product: int, chunks: Callable[[RaggedModel, int], list[Chunk]]
 ) -> Callable[[int, bool], None]:
-    """Whole steps: all by the compiled products, without the modules, or by the modules with products up to a limit."""
+    """Runs whole steps: by the compiled products without the modules, or by the modules with products up to a limit."""
     native = ragged.native
     assert native is not None
 
@@ -245,8 +246,10 @@ def limits_path(pack: Path) -> Path:
 
 
 def _identity(pack: PackFile, native: NativeRows) -> str:
-    """Of the model's shapes, the processor and what computes on it. Not of the machine's name: a container has another
-    one at each start, and replicas that share a pack are to compute alike.
+    """Names the model, the processor and the libraries.
+
+    It does not name the machine: a container has another name at each start, and replicas that share a pack are to
+    compute the same.
     """
     manifest = pack.manifest
     return (
@@ -272,7 +275,7 @@ def _load(path: Path, here: str) -> Measured | None:
 
 
 def _save(path: Path, measured: Measured) -> None:
-    """A folder that can not be written to is no error: then it serves this process alone."""
+    """If the folder can not be written to, the measurements serve this process alone."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     with contextlib.suppress(OSError):
         try:

@@ -1,1 +1,1 @@
-"""From a checkpoint to a model that runs on experts held elsewhere."""
+"""Loads a checkpoint as a model whose experts come from an ExpertSource."""

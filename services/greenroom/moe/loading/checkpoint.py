@@ -1,4 +1,4 @@
-"""Checkpoints in Hugging Face format: found in a folder or on the hub, and checked before anything is loaded."""
+"""Checkpoints in Hugging Face format: found in a folder or on the hub, and checked before they are loaded."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose files are all there, or of which only the configuration is (``resolve_config``).
+    """A checkpoint with all its files, or only its configuration (``resolve_config``).
 
-    ``name`` is what was asked for, ``config`` transformers' own. ``tensors`` is empty where only that is there.
+    ``name`` is what was asked for, ``config`` is transformers' own. ``tensors`` is empty if there is only the
+    configuration.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Checkpoint:
 
     @property
     def stored_dtype(self) -> str:
-        """The dtype that the checkpoint is meant to run in, as transformers' ``dtype="auto"`` decides."""
+        """The dtype that transformers' ``dtype="auto"`` chooses for the checkpoint."""
         if self.config.dtype is not None:
             return str(self.config.dtype).removeprefix("torch.")
         names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -49,12 +50,12 @@ class Checkpoint:
 def resolve(
     model: str, *, revision: str | None = None, offline: bool = False, cache_dir: Path | None = None
 ) -> Checkpoint:
-    """The checkpoint in the folder ``model`` or, failing that, of the hub's repository of that id.
+    """The checkpoint in the folder ``model``, or else in the hub's repository with that id.
 
-    From the hub only what is needed is downloaded (``revision``: a branch, tag or commit; ``cache_dir``: the hub's
-    cache, by default its own), and refusals come before the weights; ``offline`` takes what is in the cache. Code
-    that comes with a checkpoint never runs. Raises InvalidConfig if there is no such model, CorruptCheckpoint if
-    files are missing or truncated, UnsupportedModel if it is of a kind that is not served.
+    Only the files that are needed are downloaded, and a model that is not served is refused before its weights.
+    ``revision``: a branch, tag or commit. ``cache_dir``: None is the hub's default cache. ``offline``: use only the
+    cache. Code in a checkpoint never runs. Raises InvalidConfig if there is no such model, CorruptCheckpoint if files
+    are missing or truncated, UnsupportedModel if the model is not served.
     """
     own = local_folder(model, revision)
     if own is not None:
@@ -63,7 +64,7 @@ def resolve(
     folder = download(model, revision, offline, cache_dir, SMALL_FILES)
     config = _read_config(folder, model)
     weights = sorted(set(_weight_map(folder, model).values())) if (folder / INDEX).exists() else [WEIGHTS]
-    folder = download(model, folder.name, offline, cache_dir, weights)  # of the same commit, whatever was pushed
+    folder = download(model, folder.name, offline, cache_dir, weights)  # of the same commit, even after a push
     try:
         return _checked(model, folder, config)
     except CorruptCheckpoint as error:
@@ -74,8 +75,10 @@ def resolve(
 def resolve_config(
     model: str, *, revision: str | None = None, offline: bool = False, cache_dir: Path | None = None
 ) -> Checkpoint:
-    """As ``resolve``, but nothing of the weights is downloaded, and they need not be there: where none are, the
-    checkpoint has no tensors. Weights that are there are checked."""
+    """As ``resolve``, but no weights are downloaded, and they may be missing; the checkpoint then has no tensors.
+
+    Weights that are there are checked.
+    """
     own = local_folder(model, revision)
     if own is not None:
         config = _read_config(own, model)
@@ -100,7 +103,7 @@ def _unreadable(path: Path, error: OSError) -> CorruptCheckpoint:
 
 
 def _read_config(folder: Path, model: str) -> Any:
-    """transformers' configuration. Raises before any weight is touched if the model is not of a served kind."""
+    """transformers' configuration. Raises if the model is not served, before any weight is read."""
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text())
@@ -119,7 +122,7 @@ def _read_config(folder: Path, model: str) -> Any:
         raise unsupported(model_type, f"the installed transformers does not know it{own_code}")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # whatever transformers' validation of untrusted JSON raises
+    except Exception as error:  # the JSON is untrusted, so transformers may raise anything
         raise CorruptCheckpoint(f"config.json of {model} is not valid: {error}") from error
 
 
@@ -138,7 +141,7 @@ def _weight_map(folder: Path, model: str) -> dict[str, str]:
 
 
 def _checked(model: str, folder: Path, config: Any) -> Checkpoint:
-    _listed(folder)  # what lies in a folder that may not be looked into would be told as missing
+    _listed(folder)  # otherwise files in a folder without read permission would be reported as missing
     if (folder / WEIGHTS).exists():
         return Checkpoint(model, folder, config, read_header(folder / WEIGHTS))
     if not (folder / INDEX).exists():

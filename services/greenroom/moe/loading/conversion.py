@@ -1,9 +1,9 @@
-"""From a checkpoint's tensors to one expert in memory, through transformers' own conversion mapping.
+"""Makes one expert from a checkpoint's tensors, through transformers' own conversion mapping.
 
-Checkpoints store experts one by one or stacked, with gate and up projections apart or fused, under names of their
-own; in memory each MoE layer has fused parameters with the experts along the first dimension. transformers converts
-whole parameters. Here the same renamings and the same operations are applied to one expert at a time, which is the
-same because none of them mixes experts: a mapping of which that can not be said is refused.
+Checkpoints store experts one by one or stacked, with gate and up projections apart or fused, under their own names. In
+memory each MoE layer has fused parameters with the experts along the first dimension. transformers converts whole
+parameters. Here the same renamings and operations are applied to one expert at a time. The result is the same because
+no operation mixes experts; a mapping that might is refused.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from greenroom.moe.loading.safetensors_files import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one source pattern of a converter takes: a tensor an expert, or one with the experts stacked."""
+    """The input of one source pattern of a converter: one tensor an expert, or one with all experts stacked."""
 
     pattern: str
     tensors: tuple[StoredTensor, ...]
     stacked: bool
 
     def of(self, expert: int) -> tuple[StoredTensor, int | None]:
-        """The stored tensor that has this expert's weights, and which slice of it they are (None: all of it)."""
+        """The stored tensor with this expert's weights, and their slice of it (None: all of it)."""
         return (self.tensors[0], expert) if self.stacked else (self.tensors[expert], None)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one or more of a layer's tensors are made; without a converter they are stored as they are used."""
+    """How one or more of a layer's tensors are made. Without a converter they are used as stored."""
 
     layer: str
     target: str
@@ -58,13 +58,13 @@ class Recipe:
     converter: WeightConverter | None
 
     def make(self, weights: list[torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-        """A single expert's tensors by name, of ``weights`` as the feeds have them, any stacked one as one slice."""
+        """One expert's tensors by name. ``weights``: in the order of the feeds; a stacked one is given as one slice."""
         if self.converter is None:
             return {self.target: weights[0][0] if self.feeds[0].stacked else weights[0]}
         converter = copy.deepcopy(self.converter)
         for feed, weight in zip(self.feeds, weights, strict=True):
             converter.collected_tensors[feed.pattern].append(weight)
-        if isinstance(converter.operations[0], MergeModulelist):  # of one tensor it is a copy with a dimension more
+        if isinstance(converter.operations[0], MergeModulelist):  # merging one tensor is a copy with one more dimension
             converter.collected_tensors = {
                 key: [one.unsqueeze(0)] for key, (one,) in converter.collected_tensors.items()
             }
@@ -75,7 +75,7 @@ class Recipe:
 
 
 class _Rename(ConversionOps):  # type: ignore[misc]
-    """What is left of a converter that only merges."""
+    """Takes the place of a converter that only merges."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
@@ -85,10 +85,10 @@ class _Rename(ConversionOps):  # type: ignore[misc]
 
 
 class ExpertPlan:
-    """How every expert of a checkpoint is made from its tensors; ``dense`` are those that the rest is made from.
+    """How every expert of a checkpoint is made from its tensors. ``dense``: the tensors of everything else.
 
-    Raises, without reading any weight, UnsupportedModel for a mapping that can not be applied expert by expert and
-    CorruptCheckpoint if tensors are missing or have other shapes than the configuration says.
+    Reads no weights. Raises UnsupportedModel for a mapping that can not be applied expert by expert, and
+    CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
     """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
@@ -100,22 +100,22 @@ class ExpertPlan:
         self.recipes = self._recipes()
         checked = set()
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
-            if (build := _build(layer, recipes)) not in checked:  # most models have all their experts of one build
+            if (build := _build(layer, recipes)) not in checked:  # in most models all experts have one build
                 self._check(layer, recipes)
             checked.add(build)
 
     def make(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A single expert's tensors by name; weights are cast first, as transformers does."""
+        """One expert's tensors by name. Weights are cast first, as transformers does."""
         cast = [weight.to(recipe.dtype) if weight.is_floating_point() else weight for weight in weights]
         return recipe.make(cast, self._model)
 
     @property
     def stored(self) -> list[StoredTensor]:
-        """All the checkpoint's tensors that go into experts."""
+        """All tensors of the checkpoint that become experts."""
         return [t for recipes in self.recipes for recipe in recipes for feed in recipe.feeds for t in feed.tensors]
 
     def description(self) -> str:
-        """Everything but the weights themselves that decides what the experts become."""
+        """Everything besides the weights that determines the converted experts."""
         lines = []
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
             lines.append(repr(layer))
@@ -191,9 +191,9 @@ class ExpertPlan:
         return Recipe(layer.name, target, dtype, feeds, converter)
 
     def _check(self, layer: MoeLayer, recipes: list[Recipe]) -> None:
-        """Make the first expert of nothing but zeros, to see that the recipes give all of it.
+        """Make the first expert from zeros, to check that the recipes give all of its tensors.
 
-        Not on the meta device: what converters do there torch does in Python, with sympy.
+        Not on the meta device, where torch would run converters in Python, with sympy.
         """
         made: dict[str, torch.Tensor] = {}
         for recipe in recipes:
@@ -213,7 +213,7 @@ class ExpertPlan:
 
 
 def _build(layer: MoeLayer, recipes: list[Recipe]) -> tuple[Any, ...]:
-    """What ``_check`` depends on: the same for layers of one build."""
+    """What ``_check`` depends on. It is the same for layers of one build."""
     made_of = [
         (
             recipe.target,
@@ -227,10 +227,10 @@ def _build(layer: MoeLayer, recipes: list[Recipe]) -> tuple[Any, ...]:
 
 
 def _refuse_more_layers(placed: Iterable[str], unplaced: Iterable[str]) -> None:
-    """Raises CorruptCheckpoint where tensors that have no place in the model are of one more layer of a kind it has.
+    """Raises CorruptCheckpoint if tensors without a place in the model form a further layer of a kind that it has.
 
-    A part of another kind is none, though its name is numbered on: a layer that predicts several tokens ahead has
-    tensors that no other has.
+    A layer of another kind is accepted although its number follows: a layer that predicts several tokens ahead, for
+    example, has tensors that no other layer has.
     """
     numbers: dict[str, set[int]] = defaultdict(set)
     within: dict[str, set[str]] = defaultdict(set)
@@ -255,7 +255,7 @@ def _refuse_more_layers(placed: Iterable[str], unplaced: Iterable[str]) -> None:
 
 
 def _numbered(key: str) -> Iterator[tuple[str, int, str]]:
-    """Each number in a tensor's name: what stands before it, it, and what stands behind."""
+    """Each number in a tensor's name: the text before it, the number, and the text after it."""
     parts = key.split(".")
     for place, part in enumerate(parts):
         if part.isdecimal():
@@ -263,7 +263,7 @@ def _numbered(key: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> None:
-    """That there is exactly one tensor an expert, in their order, or one with all of them."""
+    """Checks that there is exactly one tensor for each expert, in order, or one with all experts."""
     what = f"{layer.name}.{target}"
     coded = [tensor for tensor in feed.tensors if not tensor.is_float]
     if coded and not dequantized:
@@ -287,7 +287,7 @@ def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> 
 
 
 def _expert_numbers(names: list[str], what: str) -> list[int]:
-    """The experts that these names are of: the number at the end of the one component in which they differ."""
+    """The experts of these names: the numbers at the end of the one component in which the names differ."""
     parts = [name.split(".") for name in names]
     if len(names) == 1:
         return [0]
@@ -299,7 +299,7 @@ def _expert_numbers(names: list[str], what: str) -> list[int]:
 
 
 def _check_separable(model_type: str, converter: WeightConverter, merges: bool) -> None:
-    """That the converter does to each expert what it does to all: nothing acts along the experts' dimension."""
+    """Checks that the converter treats experts independently: no operation acts along their dimension."""
     acting = converter.operations
     if merges:
         at = next(i for i, op in enumerate(acting) if isinstance(op, MergeModulelist))

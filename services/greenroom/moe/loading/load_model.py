@@ -1,4 +1,4 @@
-"""A checkpoint as a model that runs on experts held elsewhere.
+"""A checkpoint as a model whose experts come from an ExpertSource.
 
 ::
 
@@ -25,7 +25,7 @@ from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.moe.loading.skeleton import load_skeleton
-from greenroom.moe.products.expert_hooks import RouterObserver, Seat, Stage, take_seat
+from greenroom.moe.products.expert_hooks import LayerHook, ModelHooks, RouterObserver, set_hook
 from greenroom.moe.products.expert_products import native_for, use_native
 from greenroom.moe.products.experts_forward import switch_expert, switch_experts_forward
 from greenroom.moe.products.native.onednn import bound_primitives
@@ -39,11 +39,11 @@ _DEFAULT_MODEL_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class LoadedMoE:
-    """A model without its experts. ``layers`` are its MoE layers in the order in which they run.
+    """A model without its experts. ``layers``: its MoE layers in the order in which they run.
 
-    ``masking`` says why its routers can not be confined to allowed experts; None: they can. Of a model whose routers
-    are not found it says so, and those neither show their logits nor ask for masks. ``native``: the compiled products
-    that compute its experts; None: torch does.
+    ``masking``: why its routers can not be confined to allowed experts (None: they can). Routers that were not found
+    can not; they do not show their logits either. ``native``: the compiled products that compute its experts (None:
+    torch does).
     """
 
     model: Any
@@ -52,17 +52,17 @@ class LoadedMoE:
     layers: tuple[MoeLayer, ...]
     dtype: torch.dtype
     masking: str | None
-    stage: Stage = field(repr=False)
+    hooks: ModelHooks = field(repr=False)
     native: NativeRows | None = field(default=None, repr=False)
 
     @property
     def decoder_only(self) -> bool:
-        """Whether it can join the batch loop; ``families.ENCODER_DECODER_REASON`` says why others can not."""
+        """Whether it can join the batch loop. ``families.ENCODER_DECODER_REASON`` says why others can not."""
         return self.family.decoder_only
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Of the checkpoint's generation settings or, failing that, its configuration; none if neither has any."""
+        """From the checkpoint's generation settings, or else from its configuration. May be empty."""
         for holder in (self.model.generation_config, self.model.config.get_text_config()):
             value = getattr(holder, "eos_token_id", None)
             if value is not None:
@@ -71,7 +71,7 @@ class LoadedMoE:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together that the model was made for."""
+        """The model's limit of prompt and output together, in tokens."""
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return int(limit or _DEFAULT_MODEL_LEN)
 
@@ -87,12 +87,12 @@ def load(
     products: str = "auto",
     device: torch.device | None = None,
 ) -> LoadedMoE:
-    """Load the dense weights and seat the hooks; the model runs once a source is attached.
+    """Load the dense weights and install the hooks. The model can run once a source is attached.
 
-    ``products``: one of ``products.PRODUCTS``; off the CPU, where ``device`` says so, always torch's.
+    ``products``: one of ``expert_products.PRODUCTS``; on another ``device`` than the CPU always torch's.
 
-    Raises UnsupportedModel for what is not served, CorruptCheckpoint where tensors are missing, InvalidConfig for a
-    dtype that is not known.
+    Raises UnsupportedModel for a model that is not served, CorruptCheckpoint if tensors are missing, InvalidConfig for
+    an unknown dtype.
     """
     avoid_tiles_without_shape()
     bound_primitives()
@@ -107,45 +107,45 @@ def load(
     masking = family.masking(checkpoint.config)
     if None in routers:
         masking = "its routers are not where transformers' own declarations say"
-    stage = Stage()
+    hooks = ModelHooks()
     native = None
-    own: NativeRows | None = None  # of this model: its limits are
+    own: NativeRows | None = None  # this model's own, because its limits are
     for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
         native = native_for(model.get_submodule(layer.name), kept, products) if layer.stacked else None
         if native is not None:
             native = own = own or native.for_a_model()
-        seat = Seat(number, stage, native, masking)
-        _seat(model, layer, seat)
+        hook = LayerHook(number, hooks, native, masking)
+        _install(hook, model, layer)
         if router is not None:
-            wrap_router(router, layer, seat, masking)
+            wrap_router(router, layer, hook, masking)
     if native is not None:
         use_native(model, native, [router.module for router in routers if router is not None])
-    return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, stage, native)
+    return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, hooks, native)
 
 
 def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: RouterObserver | None = None) -> None:
-    """From now on the model takes its experts from ``source`` (None: detached); not while a forward runs."""
-    loaded.stage.source = source
-    loaded.stage.on_router_logits = on_router_logits
-    loaded.stage.look_ahead = look_ahead_of(loaded.model, loaded.layers, source)
+    """From now on the model takes its experts from ``source`` (None: from nowhere). No forward may run meanwhile."""
+    loaded.hooks.source = source
+    loaded.hooks.on_router_logits = on_router_logits
+    loaded.hooks.look_ahead = look_ahead_of(loaded.model, loaded.layers, source)
 
 
-def _seat(model: Any, layer: MoeLayer, seat: Seat) -> None:
+def _install(hook: LayerHook, model: Any, layer: MoeLayer) -> None:
     experts = model.get_submodule(layer.name)
-    take_seat(experts, seat)
+    set_hook(experts, hook)
     if not layer.stacked:
         experts.greenroom_expert = switch_expert(ACT2FN[model.config.dense_act_fn])
         experts.forward = types.MethodType(switch_experts_forward, experts)
-    _decoder_layer(model, layer.name).register_forward_pre_hook(lambda *_: _entered(seat))
+    _decoder_layer(model, layer.name).register_forward_pre_hook(lambda *_: _entered(hook))
 
 
-def _entered(seat: Seat) -> None:
-    if seat.stage.source is not None:
-        seat.stage.source.layer_entered(seat.layer)
+def _entered(hook: LayerHook) -> None:
+    if hook.model_hooks.source is not None:
+        hook.model_hooks.source.layer_entered(hook.layer)
 
 
 def _decoder_layer(model: torch.nn.Module, name: str) -> torch.nn.Module:
-    """The outermost member of a list of modules on the way to ``name``: attention runs within it."""
+    """The outermost member of a module list on the path ``name``. It contains the layer's attention."""
     parts = name.split(".")
     for depth in range(1, len(parts)):
         if isinstance(model.get_submodule(".".join(parts[:depth])), torch.nn.ModuleList):

@@ -1,8 +1,8 @@
 """Makes the packed expert file of a checkpoint once, and finds it again.
 
-A pack is named by what it holds: a digest of the expert tensors' bytes and of how they were converted. Reading a
-whole checkpoint to know its digest takes long, so it is remembered under the files' path, size, modification time and
-inode: another start is instant, a changed file is read again and gives another pack.
+A pack's name contains a digest of the expert tensors' bytes and of their conversion. Reading a whole checkpoint to
+compute the digest takes long, so it is remembered under the files' path, size, modification time and inode. So a later
+start is instant, and a changed file is read again and gives another pack.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from greenroom.moe.loading.safetensors_files import ShardReader, typed
 
 log = logging.getLogger(__name__)
 
-CONVERSION_VERSION = 1  # raised when the same tensors are to give another pack
+CONVERSION_VERSION = 1  # increased when the same tensors are to give another pack
 Buffers = dict[tuple[str, str], torch.Tensor]
-"""Memory that is read into again and again, by recipe and feed."""
+"""Memory for reads that is reused, by recipe and feed."""
 
 _LOCK_WAIT_S = 6 * 3600.0
 _LOCK_POLL_S = 0.2
 _DIGEST_LENGTH = 32
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
-_PACKING = threading.Lock()  # two at once in one process would only share the disk
+_PACKING = threading.Lock()  # two packings at once would only compete for the disk
 
 
 def default_cache_dir() -> Path:
@@ -52,7 +52,7 @@ def default_cache_dir() -> Path:
 
 
 def resolve_dtype(checkpoint: Checkpoint, dtype: str = "auto") -> torch.dtype:
-    """``auto`` is the checkpoint's own. Raises InvalidConfig for what no expert can be kept in."""
+    """``auto`` is the checkpoint's own. Raises InvalidConfig for a dtype that experts can not have."""
     name = checkpoint.stored_dtype if dtype == "auto" else dtype
     if name not in DTYPES:
         raise InvalidConfig("dtype", name, f"use auto or one of {', '.join(sorted(DTYPES))}")
@@ -68,14 +68,14 @@ def ensure_pack(
     force: bool = False,
     lock_wait_s: float = _LOCK_WAIT_S,
 ) -> Path:
-    """The checkpoint's pack in the cache, made first if it is not there; ``force`` makes it anew.
+    """The checkpoint's pack in the cache. It is made first if it is missing or damaged, or if ``force`` says so.
 
-    ``progress`` None shows a bar on a terminal only. Constant memory: one expert at a time. Two processes that want
-    the same pack make it once. A pack that is damaged is made anew, with a warning. What packings that were killed
-    have left in the cache is removed. A pack that is there is found in a cache that may not be written to as well.
+    ``progress``: None shows a bar on a terminal only. Needs constant memory, because it converts one expert at a time.
+    Of two processes that want the same pack one makes it. Files that killed packings have left in the cache are
+    removed. An existing pack is found even in a read-only cache.
 
-    Raises UnsupportedModel or CorruptCheckpoint where the experts can not be made, PackError if the disk is too small,
-    if the cache can not be read or written, or if the pack that is there is another model's.
+    Raises UnsupportedModel or CorruptCheckpoint if the experts can not be made. Raises PackError if the disk is too
+    small, if the cache can not be read or written, or if the existing pack is another model's.
     """
     plan = ExpertPlan(checkpoint, resolve_dtype(checkpoint, dtype))
     cache = cache_dir or default_cache_dir()
@@ -91,7 +91,7 @@ def ensure_pack(
 
 
 def _found(plan: ExpertPlan, cache: Path, identity: str) -> Path | None:
-    """A whole pack whose digest is remembered. Takes no lock and writes nothing: packs and memories appear whole.
+    """A whole pack whose digest is remembered. Needs no lock, because packs and remembered digests appear atomically.
 
     Raises PackError, OSError.
     """
@@ -100,7 +100,7 @@ def _found(plan: ExpertPlan, cache: Path, identity: str) -> Path | None:
 
 
 def _whole(plan: ExpertPlan, cache: Path, digest: str) -> Path | None:
-    """The pack of that digest; None where there is none, or a damaged one. Raises PackError, OSError."""
+    """The pack of that digest. None: it is missing or damaged. Raises PackError, OSError."""
     path = _path(cache, plan, digest)
     if not path.exists() or is_marked_damaged(path):
         return None
@@ -135,7 +135,7 @@ def _made(plan: ExpertPlan, cache: Path, force: bool, progress: bool | None, loc
         if digest is None or _whole(plan, cache, digest) is None:
             if digest is not None and (damaged := _path(cache, plan, digest)).exists():
                 log.warning("the expert pack %s is damaged; it is made anew", damaged)
-                damaged.unlink()  # nobody can use it, and its room is needed
+                damaged.unlink()  # it is of no use, and its space is needed
             digest = _write(plan, cache, progress)
             _remember(plan, cache, identity, digest)
         path = _path(cache, plan, digest)
@@ -144,7 +144,7 @@ def _made(plan: ExpertPlan, cache: Path, force: bool, progress: bool | None, loc
 
 
 def _told(error: OSError) -> str:
-    """What is wrong with which file."""
+    """The error, with the file that it concerns."""
     what = error.strerror or str(error) or type(error).__name__
     return f"{what} ({error.filename})" if error.filename else what
 
@@ -155,7 +155,7 @@ def _path(cache: Path, plan: ExpertPlan, digest: str) -> Path:
 
 
 def _has_similar(cache: Path, plan: ExpertPlan) -> bool:
-    """Whether a pack that is there could be this checkpoint's: then reading it to know saves writing it to know."""
+    """Whether an existing pack could be this checkpoint's. Then the checkpoint is read first, to avoid a write."""
     for path in cache.joinpath("packs").glob(_path(cache, plan, "*").name):
         with contextlib.suppress(PackError, OSError):
             pack = PackFile.open(path)
@@ -176,7 +176,7 @@ def _manifest(plan: ExpertPlan, digest: str) -> PackManifest:
 
 
 def _write(plan: ExpertPlan, cache: Path, progress: bool | None) -> str:
-    """Make the pack while its weights are read, once; returns their digest."""
+    """Make the pack in one pass over the weights. Returns their digest."""
     manifest = _manifest(plan, "0" * _DIGEST_LENGTH)
     folder = cache / "packs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def _write(plan: ExpertPlan, cache: Path, progress: bool | None) -> str:
 
 
 def _digest(plan: ExpertPlan, progress: bool | None) -> str:
-    """Of the bytes of all expert tensors and of everything that decides what becomes of them."""
+    """Over the bytes of all expert tensors, and everything that determines their conversion."""
     total = _new_digest(plan)
     nbytes = sum(tensor.nbytes for tensor in plan.stored)
     with ShardReader() as reader, _bar("reading experts", nbytes, progress) as bar:
@@ -225,9 +225,9 @@ def _new_digest(plan: ExpertPlan) -> xxhash.xxh3_128:
 def _stored(
     plan: ExpertPlan, reader: ShardReader, total: xxhash.xxh3_128, buffers: Buffers, number: int, expert: int
 ) -> Iterator[tuple[Recipe, list[torch.Tensor]]]:
-    """An expert's weights as the checkpoint has them, recipe after recipe; ``total`` digests them.
+    """An expert's weights as stored in the checkpoint, recipe by recipe. ``total`` digests them.
 
-    They lie in ``buffers`` until the next expert's are asked for.
+    They are in ``buffers``, and valid until the next expert is asked for.
     """
     for recipe in plan.recipes[number]:
         weights = []
@@ -242,7 +242,7 @@ def _stored(
 
 
 def _identity(plan: ExpertPlan) -> str:
-    """Of the files as they lie there, without reading them."""
+    """Identifies the files without reading them."""
     text = [f"{CONVERSION_VERSION} {FORMAT_VERSION}", plan.description()]
     for shard in sorted({tensor.shard for tensor in plan.stored}):
         state = shard.stat()
@@ -273,7 +273,7 @@ def _remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -> None
 
 
 def _could_remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -> bool:
-    """Whether that may be written. Raises as ``_remember`` does for all else."""
+    """Whether it may be written. Raises as ``_remember`` for other errors."""
     try:
         _remember(plan, cache, identity, digest)
     except OSError as error:
@@ -285,7 +285,7 @@ def _could_remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -
 
 @contextlib.contextmanager
 def _locked(cache: Path, identity: str, wait_s: float) -> Iterator[bool]:
-    """One packing of a model at a time, on this machine. False: the cache can not be written to, so nobody packs."""
+    """Let one packing of a model run at a time on this machine. False: the cache is read-only, so none runs."""
     deadline = time.monotonic() + wait_s
     still_packing = PackError(f"another packing of this model has not ended for {wait_s:.0f} s")
     if not _PACKING.acquire(timeout=wait_s):

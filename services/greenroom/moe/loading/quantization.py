@@ -1,8 +1,8 @@
-"""Quantised checkpoints: the one kind that is served, and what to do about each other.
+"""Quantised checkpoints: the one kind that is served, and advice for each other kind.
 
-gpt-oss ships with its experts in MXFP4: 32 numbers of 4 bits to a block, with a scale of 8 bits. They are dequantised
-while they are packed, one expert at a time, by transformers' own dequantiser, and so take four times their room on
-disk. Its dense weights are not quantised.
+gpt-oss has its experts in MXFP4: blocks of 32 numbers of 4 bits, with a scale of 8 bits. transformers' own dequantiser
+dequantises them one by one while they are packed, so a pack is four times as large. The dense weights are not
+quantised.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEFAULT_ADVICE = "use the unquantised checkpoint that it was made from"
 
 
 def quantization_method(config: Mapping[str, Any]) -> str | None:
-    """The method named by a checkpoint's ``config.json``, ``"unnamed"`` if it names none, None if not quantised."""
+    """The method that ``config.json`` names, or ``"unnamed"``. None: the checkpoint is not quantised."""
     for holder in (config, config.get("text_config") or {}):
         settings = holder.get("quantization_config") or holder.get("compression_config")
         if settings:
@@ -40,7 +40,7 @@ def quantization_method(config: Mapping[str, Any]) -> str | None:
 
 
 def refuse_quantized(config: Mapping[str, Any], model: str) -> None:
-    """Raises UnsupportedModel, with what to do, if the checkpoint is quantised in a way that is not served."""
+    """Raises UnsupportedModel, with advice, if the checkpoint is quantised in a way that is not served."""
     method = quantization_method(config)
     if method is None or (method == _MXFP4 and config.get("model_type") in _MXFP4_FAMILIES):
         return
@@ -54,7 +54,7 @@ def refuse_quantized(config: Mapping[str, Any], model: str) -> None:
 class DequantizeMxfp4(ConversionOps):  # type: ignore[misc]
     """Blocks ``[experts, out, in/32, 16]`` and scales ``[experts, out, in/32]`` to ``[experts, in, out]``."""
 
-    dim = 1  # the first of the dimensions that it acts along: each expert stays by itself
+    dim = 1  # it acts along dimensions from this one on, so experts stay independent
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -72,7 +72,7 @@ class DequantizeMxfp4(ConversionOps):  # type: ignore[misc]
 
 
 def dequantizing_converters(config: Any, dtype: torch.dtype) -> list[WeightConverter]:
-    """What transformers' conversion mapping lacks for a checkpoint that is quantised; none for any other."""
+    """The converters that transformers' mapping lacks for a quantised checkpoint. None for any other."""
     if getattr(config, "quantization_config", None) is None:
         return []
     return [

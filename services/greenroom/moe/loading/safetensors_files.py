@@ -1,7 +1,7 @@
-"""What safetensors files hold, read from their headers alone, and their tensors, read without mapping the file.
+"""Safetensors files: their contents from the headers alone, and their tensors.
 
-Format: 8 bytes little-endian length of the header, the header as JSON (name to dtype, shape and offsets), the data.
-A mapped file counts towards the process's memory wherever it was touched, a read one does not; hence no mmap here.
+Format: the header's length (8 bytes, little-endian), the header as JSON (name to dtype, shape and offsets), the data.
+Files are read, not mapped, because touched pages of a mapped file count towards the process's memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a checkpoint: where its bytes lie and what they mean."""
+    """One tensor of a checkpoint: the place and the type of its bytes."""
 
     name: str
     shard: Path
@@ -60,7 +60,7 @@ class _Entry(msgspec.Struct):
 
 
 def read_header(shard: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file. Raises CorruptCheckpoint if it is missing, truncated, malformed or can not be read."""
+    """The tensors of one file. Raises CorruptCheckpoint if it is missing, truncated, malformed or unreadable."""
     try:
         size = shard.stat().st_size
         with shard.open("rb") as file:
@@ -88,7 +88,7 @@ def read_header(shard: Path) -> dict[str, StoredTensor]:
 
 
 def _check_contiguous(shard: Path, tensors: dict[str, StoredTensor], data: int) -> None:
-    """That every byte of the data belongs to just one tensor, as the format has it."""
+    """Checks that every byte of the data belongs to exactly one tensor, as the format demands."""
     end, before = data, ""
     for tensor in sorted(tensors.values(), key=lambda each: (each.offset, each.nbytes)):
         if tensor.offset < end:
@@ -113,7 +113,7 @@ def _stored(shard: Path, name: str, entry: _Entry, data: int) -> StoredTensor:
 
 
 class ShardReader:
-    """Open shards of a checkpoint; used as a context manager."""
+    """Open shards of a checkpoint; a context manager."""
 
     def __init__(self) -> None:
         self._files: dict[Path, int] = {}
@@ -129,8 +129,8 @@ class ShardReader:
     def read(self, tensor: StoredTensor, part: int | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """The tensor's bytes, or those of its ``part``-th slice along the first dimension, as uint8.
 
-        They are read into ``into`` where it has just that size, which saves the system from finding and clearing
-        fresh memory every time. Raises CorruptCheckpoint where the file ends before them or can not be read.
+        They are read into ``into`` if that has exactly their size, so the system need not clear new memory for each
+        read. Raises CorruptCheckpoint if the file is too short or can not be read.
         """
         nbytes = tensor.nbytes if part is None else tensor.nbytes // tensor.shape[0]
         offset = tensor.offset + (0 if part is None else part * nbytes)
@@ -153,13 +153,13 @@ class ShardReader:
 
 
 def typed(data: torch.Tensor, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
-    """``data`` of ``ShardReader.read`` in its own dtype and shape; a part keeps a first dimension of 1."""
+    """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1."""
     shape = tensor.shape if part is None else (1, *tensor.shape[1:])
     return data.view(tensor.torch_dtype).view(shape)
 
 
 def merge_headers(shards: Mapping[Path, dict[str, StoredTensor]]) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint. Raises CorruptCheckpoint where two files hold the same one."""
+    """All tensors of a checkpoint. Raises CorruptCheckpoint if two files hold the same one."""
     merged: dict[str, StoredTensor] = {}
     for shard, tensors in shards.items():
         for name, tensor in tensors.items():

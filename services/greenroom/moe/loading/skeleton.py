@@ -1,9 +1,9 @@
 """A model without its experts: all dense weights in memory, loaded by transformers itself.
 
-The load goes through a throwaway subclass of the model's class, which drops the experts' parameters right after
-construction, when they are still on the meta device, and it is given the dense tensors alone. Nothing of
-transformers is patched. The tensors are read, not mapped: a mapped checkpoint would be memory that nobody counted,
-and a file that may not be touched while the model serves.
+A temporary subclass of the model's class drops the experts' parameters right after construction, while they are on the
+meta device. It is loaded with the dense tensors alone. Nothing of transformers is patched. The tensors are read, not
+mapped: a mapped checkpoint would take memory that no budget counts, and its file could not be changed while the model
+serves.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from greenroom.moe.products.experts_forward import IMPLEMENTATION
 def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> Any:
     """The model of ``plan``'s checkpoint in its dtype, without its experts' weights.
 
-    ``attn_implementation`` None is transformers' own choice. Raises CorruptCheckpoint if dense weights are missing
-    or of another shape.
+    ``attn_implementation``: None is transformers' own choice. Raises CorruptCheckpoint if dense weights are missing or
+    have another shape.
     """
     checkpoint = plan.checkpoint
     base = model_class(checkpoint.config)
@@ -36,7 +36,7 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
         for layer in plan.layers:
             _strip(self, layer)
 
-    # transformers looks at a class's name and module to know what it is, so these stay those of the base
+    # transformers identifies a class by its name and module, so these stay those of the base class
     own = {"__init__": init, "__module__": base.__module__, "__qualname__": base.__qualname__}
     skeleton: Any = type(base.__name__, (base,), own)
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
@@ -60,13 +60,13 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
     if (checkpoint.folder / "generation_config.json").exists():
         try:
             model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
-        except Exception as error:  # whatever transformers' validation of untrusted JSON raises
+        except Exception as error:  # the JSON is untrusted, so transformers may raise anything
             raise CorruptCheckpoint(f"generation_config.json of {checkpoint.name} is not valid: {error}") from error
     return model
 
 
 def _unquantized(config: Any) -> Any:
-    """Only experts are ever quantised here; left in the configuration it would send for transformers' quantiser."""
+    """Only experts are ever quantised here. The entry would make transformers load its quantiser."""
     if getattr(config, "quantization_config", None) is None:
         return config
     config = copy.deepcopy(config)
@@ -80,7 +80,7 @@ def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
 
 
 def _strip(model: Any, layer: MoeLayer) -> None:
-    """Drop the experts, and keep transformers from initialising what is not there."""
+    """Drop the experts, and keep transformers from initialising them."""
     module = model.get_submodule(layer.name)
     if layer.stacked:
         for tensor in layer.tensors:

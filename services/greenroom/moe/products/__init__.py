@@ -1,1 +1,1 @@
-"""What a layer's experts compute, and by which products: torch's or the compiled ones."""
+"""Computes a layer's experts, by torch's products or by the compiled ones."""

@@ -1,8 +1,8 @@
-"""Small copies between RAM and the device that a model's step makes itself, without making its thread wait.
+"""Small copies between RAM and the device within a model's step, for which no thread waits.
 
-A copy from or to pageable memory blocks the thread until all that the device was given before is done, uploads of
-experts among it. From page-locked memory it is queued like any other work. torch keeps a page-locked tensor's memory
-from its next user until the copy is over.
+A copy from or to pageable memory blocks the thread until all earlier work of the device is done, uploads of experts
+included. A copy from page-locked memory is queued like other work. torch does not reuse the memory of a page-locked
+tensor before the copy has ended.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from greenroom.experts.copying.accelerator import Mark
 
 
 def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """RAM that a GPU copies from and to by itself, from a pool that torch keeps."""
+    """RAM that a GPU can copy from and to asynchronously, from torch's pool."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``host`` on the device, for what is queued there from now on; itself where the device is the CPU."""
+    """``host`` on the device, for work that is queued from now on. On the CPU it is ``host`` itself."""
     if device.type == "cpu":
         return host
     return page_locked(tuple(host.shape), host.dtype).copy_(host).to(device, non_blocking=True)
 
 
 class Download:
-    """A copy of ``tensor`` to RAM that nobody waits for. ``mark``: of all that the device has been given so far."""
+    """A copy of ``tensor`` to RAM for which no thread waits. ``mark()``: marks all work queued so far."""
 
     def __init__(self, tensor: torch.Tensor, mark: Callable[[], Mark]) -> None:
         self._host = page_locked(tuple(tensor.shape), tensor.dtype)
@@ -35,5 +35,5 @@ class Download:
         self._done = mark()
 
     def take(self) -> torch.Tensor | None:
-        """What was copied, once it is here; None before."""
+        """The copy, once it has arrived; None before."""
         return self._host if self._done.reached() else None

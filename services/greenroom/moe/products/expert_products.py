@@ -1,4 +1,4 @@
-"""What the experts of a layer compute, and by which products: torch's, or the compiled ones for bf16 rows on a CPU."""
+"""Computes the experts of a layer: by torch's products, or for bf16 rows on a CPU by the compiled ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.activations import SiLUActivation
 from transformers.integrations import moe as transformers_moe
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.products.device_copies import to_device
 from greenroom.moe.products.native.library import NativeUnavailable
 from greenroom.moe.products.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
@@ -23,14 +23,14 @@ from greenroom.moe.products.native.rows import ANY_ROWS, NativeRows, RowLimits, 
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
 PRODUCTS = ("auto", "native", "torch")
-"""Whose products a model is computed with; "auto": the compiled ones where they are to be had and know its experts."""
+"""Which products a model uses. "auto": the compiled ones if they are available and support its experts."""
 
 
 class Grouped(NamedTuple):
-    """The rows of a layer by expert: those of an expert lie side by side, in the order in which eager takes them.
+    """The rows of a layer grouped by expert, within an expert in the order of transformers' eager implementation.
 
-    ``tokens[T * k]`` are row numbers; ``scales[T * k]`` likewise. ``spans``: for each picked expert its turn in
-    ascending order, and where its rows begin and end.
+    ``tokens[T * k]``: row numbers. ``order[T * k]``: each pick's index in the flattened ``picks.T``.
+    ``spans``: for each picked expert its turn in ascending order, and the begin and end of its rows.
     """
 
     tokens: NDArray[np.int64]
@@ -39,9 +39,9 @@ class Grouped(NamedTuple):
 
     @classmethod
     def of(cls, picks: NDArray[np.int64], experts: int) -> Grouped:
-        """From ``picks[T, k]``; one at or above the number of experts is none."""
+        """From ``picks[T, k]``. A pick at or above the number of experts is none."""
         rows, k = picks.shape
-        if rows == 1:  # mostly so, and a layer's look-ups are then a good part of its Python
+        if rows == 1:  # the usual case, in which this is a good part of a layer's Python
             row = picks[0].tolist()
             places = sorted(range(k), key=row.__getitem__)
             if len(set(row)) == k:
@@ -62,8 +62,8 @@ class Grouped(NamedTuple):
         return cls(order % rows if rows > 1 else np.zeros_like(order), order, spans)
 
 
-class Picked(NamedTuple):
-    """An expert of a layer with its weights; its rows are those of the ``Grouped`` from ``start`` to ``end``."""
+class PickedExpert(NamedTuple):
+    """An expert of a layer with its weights. Its rows are those of ``Grouped`` from ``start`` to ``end``."""
 
     start: int
     end: int
@@ -71,23 +71,23 @@ class Picked(NamedTuple):
 
 
 class ExpertSum(Protocol):
-    """The layer's output, as its experts' contributions are added to it."""
+    """A layer's output, to which its experts' contributions are added."""
 
     output: torch.Tensor
 
-    def run(self, picked: Sequence[Picked]) -> None:
-        """Compute what experts contribute to their rows, and add it in this order."""
+    def run(self, picked: Sequence[PickedExpert]) -> None:
+        """Compute the contributions of these experts, and add them in this order."""
         ...
 
-    def contribution(self, picked: Picked) -> torch.Tensor:
-        """``[end - start, H]`` to be added later: it is not the expert's turn yet."""
+    def contribution(self, picked: PickedExpert) -> torch.Tensor:
+        """``[end - start, H]``, to be added later, because it is not the expert's turn yet."""
         ...
 
     def add(self, start: int, end: int, contribution: torch.Tensor) -> None: ...
 
 
 class TorchSum:
-    """By torch, with the family's own activation: any dtype, any device, any expert."""
+    """By torch, with the family's own activation. For any dtype, device and expert."""
 
     def __init__(self, rows: torch.Tensor, scales: torch.Tensor, grouped: Grouped, compute: Compute) -> None:
         self.output = torch.zeros_like(rows)
@@ -96,7 +96,7 @@ class TorchSum:
         self._grouped = grouped
         self._compute = compute
         if rows.device.type != "cpu":
-            # Now: what the device is given once an expert was asked for runs behind that expert's upload.
+            # Queued now, because work that is queued after an expert was asked for waits for that expert's upload.
             both = to_device(torch.from_numpy(np.stack([grouped.tokens, grouped.order])), rows.device)
             self._tokens, order = both[0], both[1]
             self._scales = self._in_order(order)
@@ -112,11 +112,11 @@ class TorchSum:
     def _in_order(self, order: torch.Tensor) -> torch.Tensor:
         return self._picked_scales.t().reshape(-1)[order].unsqueeze(-1)
 
-    def run(self, picked: Sequence[Picked]) -> None:
+    def run(self, picked: Sequence[PickedExpert]) -> None:
         for one in picked:
             self.add(one.start, one.end, self.contribution(one))
 
-    def contribution(self, picked: Picked) -> torch.Tensor:
+    def contribution(self, picked: PickedExpert) -> torch.Tensor:
         start, end, weights = picked
         product = self._compute(self._rows[self._tokens[start:end]], weights) * self._scales[start:end]
         return product.to(self.output.dtype)
@@ -126,8 +126,8 @@ class TorchSum:
 
 
 class NativeSum(TorchSum):
-    """By the compiled kernels, one call for experts that are there together; an expert with more rows than these are
-    good for by torch.
+    """By the compiled kernels, with one call for all experts that are available together. An expert with more rows than
+    the kernels are fast for is computed by torch.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class NativeSum(TorchSum):
         self._numbers = grouped.tokens
         self._factors = scales.float().numpy().T.reshape(-1)[grouped.order]
 
-    def run(self, picked: Sequence[Picked]) -> None:
-        few: list[Picked] = []
+    def run(self, picked: Sequence[PickedExpert]) -> None:
+        few: list[PickedExpert] = []
         for one in picked:
             if one.end - one.start <= self._native.most_rows:
                 few.append(one)
@@ -149,7 +149,7 @@ class NativeSum(TorchSum):
             super().run([one])
         self._call(few, self.output, add=True)
 
-    def contribution(self, picked: Picked) -> torch.Tensor:
+    def contribution(self, picked: PickedExpert) -> torch.Tensor:
         rows = picked.end - picked.start
         if rows > self._native.most_rows:
             return super().contribution(picked)
@@ -157,8 +157,8 @@ class NativeSum(TorchSum):
         self._call([picked], out, add=False)
         return out
 
-    def _call(self, picked: Sequence[Picked], out: torch.Tensor, *, add: bool) -> None:
-        """The rows of ``picked`` lie one behind the other."""
+    def _call(self, picked: Sequence[PickedExpert], out: torch.Tensor, *, add: bool) -> None:
+        """The rows of ``picked`` must be consecutive."""
         if not picked:
             return
         first = picked[0].start
@@ -175,10 +175,10 @@ class NativeSum(TorchSum):
 
 
 def native_for(experts: Any, dtype: torch.dtype, products: str) -> NativeRows | None:
-    """The compiled products, where they compute what this experts module of transformers does; None: torch's.
+    """The compiled products, if they support this experts module of transformers. None: torch's are used.
 
-    Raises InvalidConfig for a name that is not in PRODUCTS, NativeUnavailable where "native" was asked for and is not
-    to be had.
+    Raises InvalidConfig for a name that is not in PRODUCTS, and NativeUnavailable if "native" was asked for and is not
+    available.
     """
     if products not in PRODUCTS:
         raise InvalidConfig("products", products, f"allowed: {', '.join(PRODUCTS)}")
@@ -193,7 +193,7 @@ def native_for(experts: Any, dtype: torch.dtype, products: str) -> NativeRows | 
 
 
 def describe_products(native: NativeRows | None, dtype: torch.dtype) -> str:
-    """Whose products a model is computed with, and why not the compiled ones, for a person."""
+    """For a person: which products a model uses, and why not the compiled ones."""
     if native is not None:
         return f"compiled ({native.instruction_set}{_beyond(native.limits)})"
     if dtype is not torch.bfloat16:
@@ -214,7 +214,7 @@ def _beyond(limits: RowLimits) -> str:
 
 
 def computes_gated_silu(experts: Any) -> bool:
-    """Whether an experts module is ``down · (silu(gate · x) * (up · x))`` with gate and up as one tensor, no more."""
+    """Whether an experts module is exactly ``down · (silu(gate · x) * (up · x))``, with gate and up in one tensor."""
     return (
         getattr(experts, "has_gate", False)
         and not experts.has_bias
@@ -229,9 +229,9 @@ def computes_gated_silu(experts: Any) -> bool:
 
 
 def use_native(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module]) -> None:
-    """From now on the model's bf16 linear maps of few rows, and its norms, are computed by the compiled products.
+    """From now on the compiled products compute the model's norms, and its bf16 linear maps for few rows.
 
-    The ``routers`` are not: which expert is picked stays what transformers computes.
+    The ``routers`` stay as they are, so that the picks are those of transformers.
     """
     spared = {part for router in routers for part in router.modules()}
     for module in model.modules():
@@ -263,9 +263,9 @@ def _native_norm(native: NativeRows) -> Callable[[Any, torch.Tensor], torch.Tens
 
 
 def is_plain_rms_norm(module: Any, native: NativeRows) -> bool:
-    """Whether a norm is weight times the normalised rows and nothing else: found by trying it.
+    """Whether a norm is exactly the weight times the normalised rows, which is tried.
 
-    Families differ in what they add to the weight and in what they round where; their classes have the same name.
+    Families differ in what they add to the weight and where they round, but their classes have the same name.
     """
     weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if weight is None or epsilon is None or weight.dtype is not torch.bfloat16 or weight.device.type != "cpu":

@@ -1,11 +1,10 @@
 """The experts' forward pass over experts that arrive in any order.
 
-Transformers' "eager" implementation runs the picked experts in ascending order and adds each one's weighted output to
-the rows that picked it, in the output's dtype. Floating-point addition is not associative, so the same order of
-additions is kept here whatever the order of arrival: what arrived early waits. All else is computed as there, from the
-same rows in the same order, so that with torch's products the result is the same to the bit. The compiled products
-(``products``) sum in another order: with them it is the same to the bit between budgets, policies and orders of
-arrival.
+Transformers' "eager" implementation runs the picked experts in ascending order. It adds each expert's weighted output
+to the rows that picked it, in the output's dtype. Floating-point addition is not associative, so the same order of
+additions is kept here: the contribution of an expert that arrives early waits for its turn. With torch's products the
+result equals transformers' to the bit, because the same rows are computed in the same order. The compiled products sum
+in another order; with them results are equal to the bit between budgets, policies and orders of arrival.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from greenroom.experts.source import ExpertWeights
-from greenroom.moe.products.expert_hooks import Foresight, Seat, seat_of
-from greenroom.moe.products.expert_products import Compute, ExpertSum, Grouped, NativeSum, Picked, TorchSum
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.moe.products.expert_hooks import LayerHook, LookAheadHook, hook_of
+from greenroom.moe.products.expert_products import Compute, ExpertSum, Grouped, NativeSum, PickedExpert, TorchSum
 
 IMPLEMENTATION = "greenroom"
 """The name in transformers' experts registry."""
@@ -31,43 +30,43 @@ IMPLEMENTATION = "greenroom"
 def experts_forward(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What the registry calls: rows ``[T, H]``, picks and weights ``[T, k]``; returns ``[T, H]``.
+    """Called by the registry with rows ``[T, H]``, picks and scales ``[T, k]``. Returns ``[T, H]``.
 
-    A pick at or above the number of experts is none. Raises TransferFailed where an expert can not be had.
+    A pick at or above the number of experts is none. Raises TransferFailed if an expert can not be fetched.
     """
-    seat = seat_of(module)
-    picks = _picks_in_ram(seat, top_k_index)
+    hook = hook_of(module)
+    picks = _picks_in_ram(hook, top_k_index)
     grouped = Grouped.of(picks, module.num_experts)
-    look_ahead = seat.stage.look_ahead
+    look_ahead = hook.model_hooks.look_ahead
     if look_ahead is not None:
-        look_ahead.answer()  # what the layer before has asked for, at the latest
-    with seat.source.routed(seat.layer, picks) as arriving:
+        look_ahead.answer()  # gives what the layer before asked for
+    with hook.source.routed(hook.layer, picks) as arriving:
         if look_ahead is not None:
-            look_ahead(seat.layer, hidden_states)
+            look_ahead(hook.layer, hidden_states)
             if not isinstance(arriving, list):
                 arriving = _answering(arriving, look_ahead)
         compute = partial(_expert, module)
-        if seat.native is not None:
-            return combine(grouped, arriving, NativeSum(hidden_states, top_k_weights, grouped, compute, seat.native))
+        if hook.native is not None:
+            return combine(grouped, arriving, NativeSum(hidden_states, top_k_weights, grouped, compute, hook.native))
         return combine(grouped, arriving, TorchSum(hidden_states, top_k_weights, grouped, compute))
 
 
-def _picks_in_ram(seat: Seat, picks: torch.Tensor) -> NDArray[np.int64]:
-    """The picks ``[T, k]``: the one copy of a layer that this thread waits for, so whatever else the source of experts
-    is to know of the layer comes with it.
+def _picks_in_ram(hook: LayerHook, picks: torch.Tensor) -> NDArray[np.int64]:
+    """The picks ``[T, k]``. This is the one copy of a layer that the thread waits for, so it also brings
+    which rows a mask has changed.
     """
-    rerouted, seat.rerouted = seat.rerouted, None
+    rerouted, hook.rerouted = hook.rerouted, None
     if rerouted is None:
         return picks.cpu().numpy()
     both = torch.cat([picks, rerouted[:, None].to(picks.dtype)], dim=1).cpu().numpy()
-    seat.source.rerouted(seat.layer, both[:, -1] != 0)
+    hook.source.rerouted(hook.layer, both[:, -1] != 0)
     return np.ascontiguousarray(both[:, :-1])
 
 
 def _answering(
-    arriving: Iterator[tuple[int, ExpertWeights]], look_ahead: Foresight
+    arriving: Iterator[tuple[int, ExpertWeights]], look_ahead: LookAheadHook
 ) -> Iterator[tuple[int, ExpertWeights]]:
-    """While the experts' work is queued, what was computed before it comes to its end."""
+    """After each expert whose work was queued, give the look-ahead's answer if it has arrived by now."""
     for one in arriving:
         yield one
         look_ahead.answer()
@@ -83,10 +82,10 @@ def combine(grouped: Grouped, arriving: Iterable[tuple[int, ExpertWeights]], tot
     for expert, weights in arriving:
         own, start, end = waiting.pop(expert)
         if own == turn:
-            total.run([Picked(start, end, weights)])
+            total.run([PickedExpert(start, end, weights)])
             turn += 1
         else:
-            early[own] = start, end, total.contribution(Picked(start, end, weights))
+            early[own] = start, end, total.contribution(PickedExpert(start, end, weights))
         while turn in early:
             total.add(*early.pop(turn))
             turn += 1
@@ -100,7 +99,7 @@ def _all_at_once(grouped: Grouped, here: list[tuple[int, ExpertWeights]], total:
     if missing := grouped.spans.keys() - weights.keys():
         raise _left_out(missing)
     in_turn = sorted((turn, start, end, expert) for expert, (turn, start, end) in grouped.spans.items())
-    total.run([Picked(start, end, weights[expert]) for _, start, end, expert in in_turn])
+    total.run([PickedExpert(start, end, weights[expert]) for _, start, end, expert in in_turn])
     return total.output
 
 
@@ -109,7 +108,7 @@ def _left_out(experts: Iterable[int]) -> RuntimeError:
 
 
 def _expert(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """One expert as transformers' interface describes it; ``weights`` in the order of the layer's record."""
+    """One expert as described by transformers' interface. ``weights``: in the order of the layer's record."""
     if module.has_bias:
         up, up_bias, down, down_bias = weights
     else:
@@ -122,29 +121,29 @@ def _expert(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Te
 
 def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
     product = rows @ weight if transposed else nn.functional.linear(rows, weight)
-    return product if bias is None else product + bias  # added apart, as eager does: fused it rounds once less
+    return product if bias is None else product + bias  # not fused, because eager rounds before it adds
 
 
 def switch_experts_forward(
     module: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The same for Switch Transformers, whose experts are not in the registry.
+    """As ``experts_forward`` for Switch Transformers, whose experts are not in the registry.
 
-    ``selected_experts`` is one-hot ``[T, 1, experts]``, all zero for a row beyond its expert's capacity;
+    ``selected_experts``: one-hot ``[T, 1, experts]``, all zero for a row beyond its expert's capacity.
     ``routing_weights[T, 1]``.
     """
-    seat = seat_of(module)
+    hook = hook_of(module)
     one_hot = selected_experts[:, 0]
     chosen = torch.where(one_hot.any(dim=-1), one_hot.argmax(dim=-1), module.num_experts)[:, None]
-    picks = _picks_in_ram(seat, chosen)
+    picks = _picks_in_ram(hook, chosen)
     grouped = Grouped.of(picks, module.num_experts)
-    with seat.source.routed(seat.layer, picks) as arriving:
+    with hook.source.routed(hook.layer, picks) as arriving:
         total = TorchSum(hidden_states, routing_weights, grouped, module.greenroom_expert)
         return combine(grouped, arriving, total)
 
 
 def switch_expert(activation: nn.Module) -> Compute:
-    """A Switch Transformers expert: two projections with an activation between, no biases."""
+    """A Switch Transformers expert: two projections without biases, and an activation between them."""
 
     def compute(rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
         inner, outer = weights

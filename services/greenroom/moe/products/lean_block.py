@@ -1,9 +1,8 @@
-"""A layer's router and experts without what their modules cost in Python.
+"""A layer's router and experts without the Python overhead of their modules.
 
-For blocks that are a router and experts, no more: the router one linear map, the softmax of it and the largest, as
-those of Mixtral, Qwen3-MoE and OLMoE. The picks are the router's up to rounding of its logits, as everything is that
-the compiled products compute; they are the same with any budget, since all steps come here. Where all experts stay in
-memory, or a layer's router has picked nobody else, the layer is two compiled calls.
+For blocks that consist of a router and experts alone, as in Mixtral, Qwen3-MoE and OLMoE. The router must be one linear
+map, its softmax, and the top-k of it. The picks equal the router's up to rounding of its logits. They are the same with
+any budget, because all steps come through here. If all picked experts are resident, the layer is two compiled calls.
 """
 
 from __future__ import annotations
@@ -18,48 +17,48 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from greenroom.experts.source import AtHand
-from greenroom.moe.products.expert_hooks import Seat, seat_of
+from greenroom.experts.source import ResidentInRam
+from greenroom.moe.products.expert_hooks import LayerHook, hook_of
 from greenroom.moe.products.native.rows import Lasting, NativeRows
 
 _PROBES = 64
 _SAME_ROWS = 0.75
-"""Share of random rows that must be routed as by the router: in the others logits may be equal but for rounding."""
+"""Share of random rows that must be routed as by the router. In the others two logits may differ by rounding."""
 
 
 class LeanBlock:
-    """The same function as the block's own forward, added to the residual stream."""
+    """Computes the block's own forward, and adds it to the residual stream."""
 
     def __init__(self, block: Any, native: NativeRows, *, normalise: bool, rounded: bool) -> None:
         self._block = block
         self._native = native
-        self._seat: Seat = seat_of(block.experts)
+        self._hook: LayerHook = hook_of(block.experts)
         self._weight: torch.Tensor = block.gate.weight
         self._experts = len(self._weight)
         self._top_k = int(block.gate.top_k)
         self._normalise = normalise
         self._rounded = rounded
         self._inner = int(block.experts.intermediate_dim)
-        self._allowed = self._addresses = Lasting(np.empty(0))  # of those that the source gave last
+        self._allowed = self._addresses = Lasting(np.empty(0))  # the last ones that the source gave
         self._rerouted = Lasting(np.empty(1, dtype=np.bool_))
 
     def add(self, rows: torch.Tensor, stream: torch.Tensor) -> None:
-        """Adds what the block makes of the normalised ``rows[T, H]`` to ``stream[T, H]``."""
-        stage = self._seat.stage
-        routed = None if stage.on_router_logits is not None else self.route(rows)
+        """Adds the block's output for the normalised ``rows[T, H]`` to ``stream[T, H]``."""
+        hooks = self._hook.model_hooks
+        routed = None if hooks.on_router_logits is not None else self.route(rows)
         if routed is None:
             stream += self._block(rows[None])[0]
         else:
             self.experts(rows, *routed, stream)
 
     def route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Picks and scales ``[T, k]``, within the source's mask; None where the module is to say why it can not be."""
-        source, layer = self._seat.stage.source, self._seat.layer
+        """Picks and scales ``[T, k]`` under the source's mask. None: it can not be applied, and the module says why."""
+        source, layer = self._hook.model_hooks.source, self._hook.layer
         allowed = None if source is None else source.allowed_experts(layer)
         if allowed is None:
             return self._native.route(self._weight, rows, self._top_k, normalise=self._normalise, rounded=self._rounded)
         count = rows.shape[0]  # torch's own len() is slow
-        if self._seat.masking is not None or not _fits(allowed, count, self._experts):
+        if self._hook.masking is not None or not _fits(allowed, count, self._experts):
             return None
         if allowed is not self._allowed.array:
             self._allowed = Lasting(allowed)
@@ -78,12 +77,12 @@ class LeanBlock:
 
     def experts(self, rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor, stream: torch.Tensor) -> None:
         """Adds the picked experts' sum to ``stream[T, H]``."""
-        source, layer = self._seat.stage.source, self._seat.layer
-        if _may_have_at_hand(source) and (addresses := source.at_hand(layer, picks.numpy())) is not None:
+        source, layer = self._hook.model_hooks.source, self._hook.layer
+        if _may_be_resident(source) and (addresses := source.resident_addresses(layer, picks.numpy())) is not None:
             if addresses is not self._addresses.array:
                 self._addresses = Lasting(addresses)
             busy = self._native.all_experts(self._addresses, self._inner, picks, scales, rows, stream)
-            source.ran(layer, busy)
+            source.layer_ran(layer, busy)
         else:
             stream += self._block.experts(rows, picks, scales)
 
@@ -92,17 +91,17 @@ def _fits(allowed: NDArray[np.bool_], rows: int, experts: int) -> bool:
     return allowed.ndim == 2 and allowed.shape[1] == experts and len(allowed) in (1, rows)
 
 
-def _may_have_at_hand(source: object) -> TypeGuard[AtHand]:
+def _may_be_resident(source: object) -> TypeGuard[ResidentInRam]:
     return _has_methods(type(source))  # type: ignore[arg-type]  # mypy takes classes for unhashable
 
 
 @functools.cache
-def _has_methods(kind: type[Any]) -> bool:  # looking for a protocol's methods in every layer takes longer than the rest
-    return issubclass(kind, AtHand)
+def _has_methods(kind: type[Any]) -> bool:  # checking a protocol in every layer would take longer than the rest
+    return issubclass(kind, ResidentInRam)
 
 
 def lean_block(block: Any, native: NativeRows) -> LeanBlock | None:
-    """For a block of the usual build whose router comes out the same when tried; None: it goes through its modules."""
+    """For a block of the usual build whose router gives the same picks in a trial. None: its modules run."""
     if {name for name, _ in block.named_children()} != {"gate", "experts"} or not _is_plain(block, native):
         return None
     gate: Any = block.gate
@@ -129,12 +128,12 @@ def _is_plain(block: Any, native: NativeRows) -> bool:
         and weight.ndim == 2
         and weight.shape[1] % 2 == 0
         and isinstance(getattr(gate, "top_k", None), int)
-        and seat_of(block.experts).native is native
+        and hook_of(block.experts).native is native
     )
 
 
 def _agree(own: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor], experts: int) -> bool:
-    """Whether both give the same experts the same scales; in which order they name them does not matter."""
+    """Whether both give the same experts the same scales, in any order."""
     if own[0].shape != theirs[0].shape or own[1].shape != theirs[1].shape:
         return False
     ours, expected = (
@@ -145,7 +144,7 @@ def _agree(own: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, t
 
 
 def _adds_nothing(block: Any, rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor) -> bool:
-    """Whether the block's output is its experts' and nothing else, for what its router gives."""
+    """Whether the block's output is exactly its experts' output for the router's picks."""
 
     def stand_in(rows: torch.Tensor, picks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         return rows * scales.sum(dim=-1, keepdim=True).to(rows.dtype) + picks[:, :1].to(rows.dtype)

@@ -1,1 +1,1 @@
-"""Routers: their logits seen, confined, and run ahead."""
+"""Routers: their logits observed, masked, and predicted for later layers."""

@@ -1,8 +1,8 @@
-"""The next layers' own routers, run on the rows that the current layer's experts get: what they will probably pick.
+"""Predicts the next layers' picks by running their routers on the rows that the current layer's experts get.
 
 Pre-gated MoE (Hwang et al., ISCA 2024) trains each layer's gate to choose for the next layer. The residual stream
-changes little from layer to layer, so an untrained router sees much of what it will see: this gives most of that
-effect without retraining. It only predicts; the routers' real picks decide what is computed.
+changes little between layers, so a router that is run early sees nearly its later input. This gives most of the effect
+without retraining. It only predicts: the routers' real picks decide what is computed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
 log = logging.getLogger(__name__)
 
 _PROBES = 16
-_TINY = 1e-15  # quotients of what lies between this and its inverse are finite
+_TINY = 1e-15  # quotients of numbers between this and its inverse are finite
 
 
 class _Gate(NamedTuple):
-    """One layer's router: its family's own forward, without what greenroom has wrapped around it."""
+    """One layer's router: its family's own forward, without greenroom's wrapper."""
 
     module: Any
     top_k: int
@@ -49,12 +49,12 @@ class _Gate(NamedTuple):
         return logits, picks
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """The logits alone; of a plain router."""
+        """The logits alone, of a plain router."""
         return nn.functional.linear(rows, self.module.weight, getattr(self.module, "bias", None))
 
     def scores(self, rows: torch.Tensor) -> torch.Tensor:
-        """What ``weights`` makes its answer of, on the rows' device: logits ``[T, experts]``, and behind them the picks
-        ``[T, k]`` where these are not simply the largest.
+        """The input of ``weights``, on the rows' device: logits ``[T, experts]``. If the picks are not simply the
+        largest logits, the picks ``[T, k]`` follow them.
         """
         if self.plain:
             return self.logits(rows).detach().float()
@@ -72,11 +72,11 @@ class _Gate(NamedTuple):
 class LookAhead:
     """Answers requests for predictions of the kind ``router`` while a layer's experts are on their way.
 
-    Values are ``[T, M]``, a row of the step each: between 0 and 1, above 1/2 for what the router would pick, by how
-    far the logit lies from the boundary between the picked and the others.
+    Values are ``[T, M]`` for the rows of the step, between 0 and 1. Experts that the router would pick are above 1/2.
+    The value depends on the logit's distance from the boundary between the picked and the other experts.
 
-    On the CPU the answer is there at once. From a device it is copied while the layer's experts are queued, and given
-    when it has come: nobody waits for it. A new answer takes the place of one that has not come.
+    On the CPU the answer is given at once. From a device it is copied while the layer's experts are queued, and given
+    once it has arrived; no thread waits for it. A new answer replaces one that has not arrived.
     """
 
     def __init__(self, gates: list[_Gate], source: PredictsFor) -> None:
@@ -86,7 +86,7 @@ class LookAhead:
         self._pending: tuple[PredictionRequest, Download] | None = None
 
     def __call__(self, layer: int, rows: torch.Tensor) -> None:
-        """The experts of ``layer`` get these ``rows[T, H]``; answers what the policy has asked for, if anything."""
+        """The experts of ``layer`` get these ``rows[T, H]``. Answers the policy's request, if there is one."""
         request = self._source.take_request(ROUTER)
         if request is None:
             return
@@ -98,7 +98,7 @@ class LookAhead:
             self._pending = request, Download(both, self._source.mark)
 
     def answer(self) -> None:
-        """Give what was copied from a device, if it is here by now."""
+        """Give the answer that is copied from a device, if it has arrived."""
         if self._pending is None:
             return
         request, download = self._pending
@@ -129,9 +129,9 @@ class LookAhead:
 
 
 class _Renorm(NamedTuple):
-    """Rows that one layer's norm has made as another's would have made them of the same residual stream.
+    """Turns one layer's normalised rows into those that another layer's norm would give for the same residual stream.
 
-    Norms scale (and some shift) what they have normalised by weights of their own; these are exchanged.
+    A norm scales (and may shift) normalised rows by its own weights. These are exchanged.
     """
 
     scale: torch.Tensor
@@ -163,7 +163,7 @@ def _around_the_boundary(logits: Scores, count: int) -> Scores:
 
 
 def _picks_first(weights: Scores, picks: NDArray[np.int64]) -> Scores:
-    """Where a family picks by more than its logits (groups, correction biases) its picks are above 1/2 all the same."""
+    """Puts the picks above 1/2 for families that pick by more than logits (groups, correction biases)."""
     chosen = np.zeros(weights.shape, dtype=np.bool_)
     np.put_along_axis(chosen, picks, True, axis=1)
     return np.where(chosen, np.maximum(weights, np.float32(0.501)), np.minimum(weights, np.float32(0.499)))
@@ -172,8 +172,8 @@ def _picks_first(weights: Scores, picks: NDArray[np.int64]) -> Scores:
 def look_ahead_of(
     model: Any, layers: tuple[MoeLayer, ...], source: object, *, exchange_norms: bool = True
 ) -> LookAhead | None:
-    """The provider for a model on ``source``; None where nobody asks, or where this model's routers can not be run
-    on other layers' rows, which the log then says. Without ``exchange_norms`` rows are taken as they are.
+    """The provider for a model on ``source``. None: the source does not ask, or the model's routers can not be run on
+    other layers' rows, which is then logged. Without ``exchange_norms`` rows are used as they are.
     """
     if not isinstance(source, PredictsFor) or ROUTER not in source.asks:
         return None
@@ -219,13 +219,13 @@ def _is_plain(gate: _Gate, probes: torch.Tensor, logits: torch.Tensor, picks: to
 
 
 def _can_be_exchanged(weight: torch.Tensor) -> bool:
-    """Whether what it has scaled can be scaled back. Asked once: a look at a device's numbers blocks."""
+    """Whether scaling by this weight can be undone. Computed once, because reading from a device blocks."""
     sizes = weight.detach().float().abs()
     return bool(((sizes > _TINY) & (sizes < 1 / _TINY)).all())
 
 
 def _norm_before(model: Any, layer: MoeLayer) -> Any:
-    """The norm whose output a layer's router sees, where it scales by its weight as RMS and layer norms do."""
+    """The norm before a layer's router, if it scales by its weight as RMS and layer norms do."""
     norm = getattr(
         model.get_submodule(layer.name.rpartition(".")[0].rpartition(".")[0]), "post_attention_layernorm", None
     )

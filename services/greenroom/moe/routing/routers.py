@@ -1,8 +1,7 @@
-"""Routers whose logits can be seen, and whose picks can be confined to allowed experts.
+"""Routers whose logits can be observed, and whose picks can be confined to allowed experts.
 
-A router computes logits by one linear map and goes on with its family's own softmax, top-k and normalisation. A mask
-is laid over the result of that map while the family's own code runs, so what follows is the family's, and a router
-without a mask runs as ever.
+A router computes logits by one linear map, followed by its family's own softmax, top-k and normalisation. A mask is
+applied to the result of that map while the family's own code runs. Without a mask the router runs unchanged.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 from greenroom.core.errors import GreenroomError, UnsupportedModel
 from greenroom.moe.architecture.moe_layers import MoeLayer
 from greenroom.moe.products.device_copies import to_device
-from greenroom.moe.products.expert_hooks import Seat
+from greenroom.moe.products.expert_hooks import LayerHook
 
 
 class MaskRefused(GreenroomError):
-    """A mask of allowed experts that a router can not honour: of the wrong shape, or with too few experts a row."""
+    """A mask of allowed experts has the wrong shape, or too few experts in a row."""
 
 
 class Router(NamedTuple):
@@ -35,7 +34,7 @@ class Router(NamedTuple):
 
 
 def find_router(model: Any, layer: MoeLayer) -> Router | None:
-    """The router beside a layer's experts; None if it is not to be found.
+    """The router of a layer. None: it was not found.
 
     transformers declares the class and the index, for its ``output_router_logits``.
     """
@@ -53,16 +52,16 @@ def find_router(model: Any, layer: MoeLayer) -> Router | None:
     return None
 
 
-def wrap_router(router: Router, layer: MoeLayer, seat: Seat, refusal: str | None) -> None:
-    """From now on this router shows its logits and obeys masks; ``refusal`` says why it can not obey any."""
+def wrap_router(router: Router, layer: MoeLayer, hook: LayerHook, refusal: str | None) -> None:
+    """From now on this router shows its logits and obeys masks. ``refusal``: why it can obey none."""
     inner = router.module.forward
     one_hot = not layer.stacked
 
     def forward(_: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        stage = seat.stage
-        source = stage.source
-        allowed = None if source is None else source.allowed_experts(seat.layer)
-        seat.rerouted = None
+        hooks = hook.model_hooks
+        source = hooks.source
+        allowed = None if source is None else source.allowed_experts(hook.layer)
+        hook.rerouted = None
         if source is None or allowed is None:
             outputs = inner(hidden_states, *args, **kwargs)
             logits = outputs[router.logits_index]
@@ -73,12 +72,12 @@ def wrap_router(router: Router, layer: MoeLayer, seat: Seat, refusal: str | None
             outputs, logits = _masked(inner, (hidden_states, *args), kwargs, forbidden, layer, one_hot)
             rerouted = _rerouted(logits.reshape(-1, layer.experts), forbidden, layer.top_k)
             if rerouted.device.type == "cpu":
-                source.rerouted(seat.layer, rerouted.numpy())
+                source.rerouted(hook.layer, rerouted.numpy())
             else:
-                seat.rerouted = rerouted
+                hook.rerouted = rerouted
             logits = logits.to(outputs[router.logits_index].dtype)
-        if stage.on_router_logits is not None:
-            stage.on_router_logits(seat.layer, logits.reshape(-1, layer.experts))
+        if hooks.on_router_logits is not None:
+            hooks.on_router_logits(hook.layer, logits.reshape(-1, layer.experts))
         return outputs
 
     router.module.forward = types.MethodType(forward, router.module)
@@ -114,16 +113,16 @@ def _masked(
 
 
 def _rerouted(logits: torch.Tensor, forbidden: torch.Tensor, top_k: int) -> torch.Tensor:
-    """``[T]``: rows for which somebody forbidden has a larger logit (``[T, E]``) than the last of those picked."""
+    """``[T]``: rows for which a forbidden expert has a larger logit (``[T, E]``) than the last picked one."""
     last = logits.masked_fill(forbidden, -torch.inf).topk(top_k, dim=1).values[:, -1]
     best = logits.masked_fill(~forbidden, -torch.inf).amax(dim=1)
     return best > last
 
 
 class _MaskedLogits(TorchFunctionMode):
-    """Puts minus infinity where the mask forbids, in the one linear map to as many outputs as there are experts.
+    """Sets forbidden logits to minus infinity, in the one linear map whose outputs are as many as the experts.
 
-    Bound to the thread that enters it.
+    Affects only the thread that enters it.
     """
 
     def __init__(self, forbidden: torch.Tensor, layer: MoeLayer) -> None:

@@ -21,8 +21,7 @@ from greenroom.core.units import format_bytes, parse_bytes
 from greenroom.experts.copying.arena import NOTHING, Arena
 from greenroom.experts.copying.mover import Begun, Carrier, Job, Landing, Mover, Outbox
 from greenroom.experts.pack.direct_io import ReadSettings, page_aligned
-from greenroom.experts.pack.layout import RecordLayout
-from greenroom.experts.source import ExpertWeights
+from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 
 _LINK = re.compile(r"\s*([0-9.]+\s*[A-Za-z]+)/s\s*(?:,\s*([0-9.]+)\s*(us|µs|ms|s)\s*)?")
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -246,9 +245,9 @@ class SimulatedMover(Mover):
         return super().least_urgent()
 
     @property
-    def waiting_ahead(self) -> int:
+    def waiting_prefetches(self) -> int:
         self.settle()
-        return super().waiting_ahead
+        return super().waiting_prefetches
 
     def _start(self) -> list[threading.Thread]:
         return []

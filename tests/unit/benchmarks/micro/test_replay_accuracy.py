@@ -35,10 +35,10 @@ def test_a_layer_run_in_one_call_is_shared_out_among_its_experts() -> None:
         def __init__(self) -> None:
             self.counted = 0
 
-        def at_hand(self, layer: int, picks: object) -> list[object] | None:
+        def resident_addresses(self, layer: int, picks: object) -> list[object] | None:
             return None if layer else []
 
-        def ran(self, layer: int, experts: int) -> None:
+        def layer_ran(self, layer: int, experts: int) -> None:
             self.counted += experts
 
         def step(self) -> None: ...
@@ -51,10 +51,10 @@ def test_a_layer_run_in_one_call_is_shared_out_among_its_experts() -> None:
     engine = Engine()
     watch = Watch(engine, Pack())  # type: ignore[arg-type]
     watch._rows = 6
-    engine.at_hand(0, None)
-    engine.ran(0, 4)
+    engine.resident_addresses(0, None)
+    engine.layer_ran(0, 4)
     assert [rows for rows, _ in watch.experts] == [3.0] * 4
     assert len({seconds for _, seconds in watch.experts}) == 1
-    engine.at_hand(1, None)
-    engine.ran(1, 4)
+    engine.resident_addresses(1, None)
+    engine.layer_ran(1, 4)
     assert (len(watch.experts), engine.counted) == (4, 8), "what came expert by expert has been timed there"

@@ -43,7 +43,7 @@ from benchmarks.peers.results import (
 from benchmarks.peers.tables import print_aims, print_table
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
-from greenroom.moe.batch.sampling import Picked
+from greenroom.moe.batch.sampling import SampledToken
 from greenroom.moe.batch.sequence import Sequence
 
 # -- timing -----------------------------------------------------------------------------------------------------------
@@ -87,12 +87,12 @@ def test_a_forced_sequence_gets_its_tokens_and_remembers_what_was_picked() -> No
     found = force(engine, {"a": (5, 2, 7)})  # type: ignore[arg-type]
     sampling = SamplingParams(max_tokens=3)
     forced = engine.new_sequence(GenerationRequest("a", (1,), sampling), None)
-    accepted = [forced.accept(Picked(token)) for token in (8, 9, 2)]
+    accepted = [forced.accept(SampledToken(token)) for token in (8, 9, 2)]
     assert [token.token_id for token, _ in accepted] == [5, 2, 7]
     assert [reason for _, reason in accepted] == [None, None, FinishReason.LENGTH]  # the model's end of turn is no end
     assert found["a"].greedy == [8, 9, 2]
     free = engine.new_sequence(GenerationRequest("b", (1,), sampling), None)
-    assert free.accept(Picked(8))[0].token_id == 8
+    assert free.accept(SampledToken(8))[0].token_id == 8
 
 
 def test_the_streams_are_long_enough_and_always_the_same() -> None:

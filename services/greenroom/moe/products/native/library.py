@@ -11,12 +11,12 @@ from greenroom.core.errors import GreenroomError
 
 
 class NativeUnavailable(GreenroomError):
-    """The compiled products are not to be had here; the message says why."""
+    """The compiled products are not available here. The message says why."""
 
 
 @functools.cache
 def native_library() -> ctypes.CDLL:
-    """Raises NativeUnavailable, saying why."""
+    """Raises NativeUnavailable, with the reason."""
     here = Path(__file__).parent
     for suffix in EXTENSION_SUFFIXES:
         path = here / f"_rows{suffix}"

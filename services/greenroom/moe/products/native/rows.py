@@ -1,8 +1,8 @@
 """The compiled products, called with tensors.
 
-torch multiplies one bf16 row at half to three quarters of the speed at which the weights can be read, and more rows
-at less where the processor has no instructions for bf16 (docs/decisions/0015). These kernels read the weights once for
-several rows and sum in fp32, so that what is left to wait for is memory.
+torch multiplies one bf16 row at half to three quarters of the speed of reading the weights. With more rows it is slower
+still on a processor without instructions for bf16 (docs/decisions/0015). These kernels read the weights once for
+several rows and sum in fp32, so that only memory limits them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from greenroom.moe.products.native.library import NativeUnavailable, native_libr
 
 
 class AttentionWeights(ctypes.Structure):
-    """What one decoder layer has around its attention: addresses (None: it has none), widths, epsilons.
+    """The weights of one decoder layer around its attention: addresses (None: there is none), widths, epsilons.
 
-    ``before`` and ``after`` are the norms ahead of attention and behind it. A norm of heads is as wide as a head, or
-    as all of them. Whoever makes one keeps the tensors alive.
+    ``before`` and ``after``: the norms before and after attention. A norm of heads is as wide as one head, or as all of
+    them. The caller keeps the tensors alive.
     """
 
     _fields_ = (
@@ -46,19 +46,19 @@ class AttentionWeights(ctypes.Structure):
 
 
 class Lasting:
-    """The address of an array that is given again and again: to ask numpy for it takes as long as a small product."""
+    """An array with its address. Asking numpy for the address takes as long as a small product."""
 
     __slots__ = ("array", "at")
 
     def __init__(self, array: NDArray[Any]) -> None:
-        """The array must not be resized; it is kept alive."""
+        """Keeps the array alive. It must not be resized."""
         self.array = np.ascontiguousarray(array)
         self.at: int = self.array.ctypes.data
 
 
 class RowLimits(NamedTuple):
-    """Up to how many rows the compiled kernels are taken: of one product, of a step of single rows, which the lean
-    decoder computes, and of any other step. Beyond them it is torch, and the model's own modules.
+    """Up to how many rows the compiled kernels are used: in one product, in a step of single rows (by the lean
+    decoder), and in any other step. With more rows torch is used, and the model's own modules.
     """
 
     product: int
@@ -67,11 +67,10 @@ class RowLimits(NamedTuple):
 
 
 class NativeRows:
-    """The library, and up to how many rows a model is computed with it.
+    """The library, and up to how many rows a model uses it.
 
-    All tensors are bf16 on the CPU, contiguous, with an even inner width.
-
-    A row's result depends on nothing but that row and the weights: not on the rows beside it, nor on the threads.
+    All tensors are bf16 on the CPU, contiguous, with an even inner width. A row's result depends on that row and the
+    weights alone, not on other rows and not on the threads.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -82,10 +81,10 @@ class NativeRows:
         if not found:
             raise NativeUnavailable("this processor has neither AVX-512 nor AVX2")
         self.instruction_sets: tuple[str, ...] = tuple(one.decode() for one in found)
-        """Those that can be used here, the fastest first."""
+        """Those that this processor supports, the fastest first."""
         self.use(self.instruction_sets[0])
         self.multiplies_bf16 = bool(library.greenroom_multiplies_bf16())
-        """Whether the processor does, and torch with it; then nobody knows the limits without measuring."""
+        """Whether the processor has instructions for it, which torch uses. The limits must then be measured."""
         few = _ROWS_UNMEASURED if self.multiplies_bf16 else ANY_ROWS
         self.limits = RowLimits(few, few, few)
         self._alone = False
@@ -142,30 +141,32 @@ class NativeRows:
         self.threaded = _lend_threads(library)
 
     def use(self, instruction_set: str) -> None:
-        """From now on compute with these instructions, in the whole process; not while anything is computed.
+        """From now on the whole process computes with these instructions. Nothing may be computing meanwhile.
 
-        Raises InvalidConfig for one that is not among ``instruction_sets``.
+        Raises InvalidConfig for a name that is not among ``instruction_sets``.
         """
         if instruction_set not in self.instruction_sets:
             raise InvalidConfig("instruction_set", instruction_set, f"here: {', '.join(self.instruction_sets)}")
         self._library.greenroom_use_instruction_set(ctypes.c_int64(self.instruction_sets.index(instruction_set)))
         self.instruction_set = instruction_set
         self.attention_granularity: int = self._library.greenroom_attention_granularity()
-        """What the width of a head must be a multiple of."""
+        """The width of a head must be a multiple of this."""
 
     def for_a_model(self) -> NativeRows:
-        """The same library with limits of its own."""
+        """The same library with its own limits."""
         return copy.copy(self)
 
     @property
     def most_rows(self) -> int:
-        """Of one product now."""
+        """The present limit of one product."""
         return ANY_ROWS if self._alone else self.limits.product
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While it is open all products are these kernels', however many their rows: so a step that goes by compiled
-        calls is the same whether an expert was in memory, and so computed with others in one call, or came later.
+        """Within it the kernels compute all products, of any number of rows.
+
+        So a step's result does not depend on whether an expert was resident and computed with others in one call, or
+        came later.
         """
         before, self._alone = self._alone, True
         try:
@@ -175,7 +176,7 @@ class NativeRows:
 
     @contextmanager
     def without_limits(self) -> Iterator[None]:
-        """While it is open everything that can be computed by these kernels is."""
+        """Within it the kernels compute everything that they can."""
         before, self.limits = self.limits, RowLimits(ANY_ROWS, ANY_ROWS, ANY_ROWS)
         try:
             yield
@@ -210,10 +211,10 @@ class NativeRows:
     ) -> None:
         """``down · (silu(gate · row) * (up · row)) * scale`` by each of the experts over rows of ``rows[T, H]``.
 
-        ``weights``: of each expert ``up[2 I, H]``, the gate first, and ``down[H, I]``. Its rows are those that
-        ``tokens`` names from ``starts[e]`` to ``starts[e + 1]``, with as many ``scales``. Every intermediate result is
-        rounded to bf16 as the tensors of transformers' eager experts are. Added to the same rows of ``out[T, H]`` in
-        the order of the experts, or written to ``out``'s rows ``[starts[e], starts[e + 1])``.
+        ``weights``: for each expert ``up[2 I, H]``, the gate first, and ``down[H, I]``. Expert e computes the rows
+        ``tokens[starts[e] : starts[e + 1]]``, with the ``scales`` at the same indices. Intermediate results are rounded
+        to bf16 as in transformers' eager experts. With ``add`` the results are added to the same rows of ``out[T, H]``
+        in the order of the experts, else written to the rows ``[starts[e], starts[e + 1])`` of ``out``.
         """
         hidden, inner = weights[0][1].shape
         addresses = array("q", [tensor.data_ptr() for pair in weights for tensor in pair])
@@ -231,9 +232,10 @@ class NativeRows:
         rows: torch.Tensor,
         stream: torch.Tensor,
     ) -> int:
-        """A layer whose picked experts are in memory, ``addresses[E, 2]`` of their up and down: for each of
-        ``rows[T, H]`` the sum over its ``picks[T, k]`` with ``scales[T, k]`` (fp32) is added to ``stream[T, H]``.
-        Returns how many experts that were. Each row is what ``experts`` makes of it.
+        """A layer whose picked experts are resident. ``addresses[E, 2]``: of their up and down tensors.
+
+        For each of ``rows[T, H]`` the sum over its ``picks[T, k]`` with ``scales[T, k]`` (fp32) is added to
+        ``stream[T, H]``, with the same result as ``experts``. Returns the number of distinct experts picked.
         """
         (count, hidden), k = rows.shape, picks.shape[1]
         busy: int = self._all_experts(
@@ -247,7 +249,8 @@ class NativeRows:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Picks ``[T, k]`` and their scales (fp32) by a router that is ``weight[E, H]`` and a softmax.
 
-        The largest first, of equal ones the first; ``normalise``: they add up to 1; ``rounded`` to bf16.
+        The largest first; of equal ones the lowest index. ``normalise``: the scales of a row add up to 1. ``rounded``:
+        they are rounded to bf16.
         """
         (count, hidden), experts = rows.shape, weight.shape[0]
         picks, scales = torch.empty(count, top_k, dtype=torch.int64), torch.empty(count, top_k)
@@ -268,9 +271,10 @@ class NativeRows:
         normalise: bool,
         rounded: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """As ``route`` where of a row's experts only those of ``allowed[T, E]`` exist, or of ``allowed[1, E]`` for all
-        rows. Writes to ``rerouted``, of at least T, which rows would else have had another one, and returns how many;
-        -1 where a row may have fewer than ``top_k``: then nothing was done.
+        """As ``route`` with only the experts of ``allowed[T, E]``, or of ``allowed[1, E]`` for all rows.
+
+        Writes to ``rerouted`` (at least T long) whether each row's picks differ from those without the mask. Returns
+        how many do. -1: a row has fewer than ``top_k`` experts, and nothing was done.
         """
         (count, hidden), experts = rows.shape, weight.shape[0]
         picks, scales = torch.empty(count, top_k, dtype=torch.int64), torch.empty(count, top_k)
@@ -284,8 +288,10 @@ class NativeRows:
     def before_attention(
         self, of: AttentionWeights, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values ``[T, heads, D]`` of the residual stream ``hidden[T, H]``: its norm, the
-        projections, the norms of heads and the rotary positions by ``cosines[T, D]`` and ``sines[T, D]``.
+        """Queries, keys and values ``[T, heads, D]`` from the residual stream ``hidden[T, H]``.
+
+        Applies its norm, the projections, the norms of heads, and rotary positions by ``cosines[T, D]`` and
+        ``sines[T, D]``.
         """
         count = len(hidden)
         shapes = [(count, width // of.dim, of.dim) for width in (of.query_width, of.key_width, of.value_width)]
@@ -308,7 +314,7 @@ class NativeRows:
         return normed
 
     def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """``weight * (rows / sqrt(mean(rows²) + epsilon))`` over the last axis, the bracket rounded to bf16 first."""
+        """``weight * (rows / sqrt(mean(rows²) + epsilon))`` over the last axis. The bracket is rounded to bf16."""
         out = torch.empty_like(rows)
         width = rows.shape[-1]
         self._rms_norm(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), rows.numel() // width, width, epsilon)
@@ -328,13 +334,13 @@ class NativeRows:
         out: torch.Tensor,
         scale: float,
     ) -> None:
-        """Attention row by row, each over its sequence up to itself; the sequences' memory gets all new keys and values
-        first, so that several rows may be of one sequence.
+        """Attention row by row, each over its sequence up to itself. All new keys and values are written to the
+        sequences' memory first, so several rows may belong to one sequence.
 
-        ``queries[T, heads, D]``, ``keys[T, key heads, D]`` and ``values`` of a step, last axis contiguous;
-        ``out[T, heads, value D]``, of which the rows named are written. ``sequences[n, 6]``: the row of the step,
-        the addresses of the sequence's keys and values ``[key heads, capacity, D]``, the capacity, how many come
-        before it, and the first one to look at.
+        ``queries[T, heads, D]``, ``keys[T, key heads, D]`` and ``values`` of a step must have a contiguous last axis.
+        ``out[T, heads, value D]``: only rows named in ``sequences`` are written. ``sequences[n, 6]``: the row in the
+        step, the addresses of the sequence's keys and values ``[key heads, capacity, D]``, the capacity, how many rows
+        come before it, and the first key that it sees.
         """
         _, key_heads, key_dim = keys.shape
         strides = [array("q", (t.data_ptr(), t.stride(0), t.stride(1))) for t in (queries, keys, values)]
@@ -350,13 +356,13 @@ class NativeRows:
 
 
 ANY_ROWS = 1 << 30
-"""Without instructions for bf16 torch was slower at every number of rows, up to 256, that was measured."""
+"""Without instructions for bf16 torch was slower at all measured numbers of rows, up to 256."""
 
 _ROWS_UNMEASURED = 4
-"""With them, as long as nobody has measured: up to a handful of rows a product is bound by memory."""
+"""With them, until they are measured: with few rows a product is bound by memory."""
 
 _WEIGHTS_WORTH_A_THREAD = 1 << 18
-"""Weights from which a product takes longer than waking another thread for it: about 50 us of reading."""
+"""Weights above which a product takes longer than waking another thread: about 50 us of reading."""
 
 
 @functools.cache
@@ -366,7 +372,7 @@ def native_rows() -> NativeRows:
 
 
 def _lend_threads(library: ctypes.CDLL) -> bool:
-    """Have the library run on the OpenMP threads that torch computes with; False: on the calling thread alone."""
+    """Have the library run on torch's OpenMP threads. False: it runs on the calling thread alone."""
     runtime = _openmp_runtime()
     if runtime is None:
         return False
@@ -379,7 +385,7 @@ def _lend_threads(library: ctypes.CDLL) -> bool:
 
 
 def _openmp_runtime() -> Any:
-    """The OpenMP runtime that torch has loaded, if it speaks GNU's interface (LLVM's and Intel's do as well)."""
+    """The OpenMP runtime that torch has loaded, if it has GNU's interface (LLVM's and Intel's have it too)."""
     folder = Path(torch.__file__).parent / "lib"
     beside = folder.parent.parent / "torch.libs"
     names = [*folder.glob("libgomp*"), *beside.glob("libgomp*"), *folder.glob("libiomp5*"), *folder.glob("libomp*")]

@@ -118,14 +118,14 @@ def run(engine: ExpertEngine, rows: int, picks_of: Any) -> list[bool]:
         for layer in range(LAYERS):
             engine.layer_entered(layer)
             picks = np.asarray(picks_of(layer, engine.allowed_experts(layer)), dtype=np.int64)
-            addresses = engine.at_hand(layer, picks)
+            addresses = engine.resident_addresses(layer, picks)
             at_once.append(addresses is not None)
             if addresses is None:
                 with engine.routed(layer, picks) as landing:
                     assert sorted(expert for expert, _ in landing) == np.unique(picks).tolist()
                 continue
             check(engine, layer, picks, addresses)
-            engine.ran(layer, len(np.unique(picks)))
+            engine.layer_ran(layer, len(np.unique(picks)))
     return at_once
 
 
@@ -308,10 +308,10 @@ def test_a_policy_hears_the_same_of_a_layer_in_one_call(closing: list[ExpertEngi
                     picks = np.array(picked)
                     engine.layer_entered(layer)
                     engine.allowed_experts(layer)
-                    addresses = engine.at_hand(layer, picks) if at_once else None
+                    addresses = engine.resident_addresses(layer, picks) if at_once else None
                     assert (addresses is not None) == (at_once and fidelity == "paper")
                     if addresses is not None:
-                        engine.ran(layer, len(np.unique(picks)))
+                        engine.layer_ran(layer, len(np.unique(picks)))
                         continue
                     with engine.routed(layer, picks) as landing:
                         list(landing)
@@ -320,7 +320,7 @@ def test_a_policy_hears_the_same_of_a_layer_in_one_call(closing: list[ExpertEngi
     assert len(heard[0][0]) == len(steps) * LAYERS * 3
 
 
-def test_what_is_missing_is_not_at_hand(closing: list[ExpertEngine]) -> None:
+def test_a_layer_with_a_missing_expert_takes_the_slow_path(closing: list[ExpertEngine]) -> None:
     _, engine, _ = make(Quiet, 6, "exact")
     closing.append(engine)
     engine.preload([0, 1, 6, 7, 12, 13])

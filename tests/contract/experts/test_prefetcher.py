@@ -73,7 +73,7 @@ def settle(engine: ExpertEngine) -> None:
     """Let everything that moves land."""
     while engine._tiers.moving:
         assert engine._tiers.wait(20)
-        engine._demand.deliver()
+        engine._on_demand.deliver()
 
 
 def test_a_request_is_there_once_the_layers_own_fetches_are_queued_and_is_taken_once(
