@@ -11,6 +11,7 @@ equal batches come out equal to the bit, and is kept beside the pack, so that th
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import math
 import os
 import platform
@@ -245,13 +246,14 @@ def limits_path(pack: Path) -> Path:
 
 
 def _identity(pack: PackFile, native: NativeRows) -> str:
-    """Of the model's shapes, the processor and what computes on it. Not of the machine's name: a container has another
-    one at each start, and replicas that share a pack are to compute alike.
+    """Of the model's shapes, the processor and what computes on it, greenroom's own products included. Not of the
+    machine's name: a container has another one at each start, and replicas that share a pack are to compute alike.
     """
     manifest = pack.manifest
     return (
         f"{manifest.model_type} {manifest.dtype} {manifest.source_digest} {_processor()} "
-        f"{native.instruction_set} {torch.get_num_threads()} threads torch {torch.__version__}"
+        f"{native.instruction_set} {torch.get_num_threads()} threads torch {torch.__version__} "
+        f"greenroom {importlib.metadata.version('greenroom')}"
     )
 
 
