@@ -15,7 +15,7 @@ from greenroom.fabric import telemetry
 from greenroom.fabric.log import Headers, Record
 from greenroom.fabric.telemetry import TelemetryConfig
 from greenroom.fabric.topics import JOURNAL
-from greenroom.scheduler.trace_contexts import Origins
+from greenroom.scheduler.trace_contexts import TraceContexts
 from tests.contract.rpc.wires import Local, until
 from tests.unit.protocol.test_pool import Bench
 from tests.unit.protocol.test_scheduler_logs import HEADERS, OneAtATime, scheduling, task
@@ -36,50 +36,50 @@ async def on() -> AsyncIterator[None]:
     await telemetry.stop(0.1)
 
 
-def trace_of(origins: Origins, request_id: str) -> str:
-    with origins.span("place", request_id):
+def trace_of(trace_contexts: TraceContexts, request_id: str) -> str:
+    with trace_contexts.span("place", request_id):
         return telemetry.trace_id()
 
 
 def test_while_telemetry_is_off_nothing_is_kept() -> None:
     bench = Bench()
-    origins = Origins(bench.pool)
+    trace_contexts = TraceContexts(bench.pool)
     bench.task("r")
-    origins.came("r", record(TRACES[0]))
-    assert not len(origins)
-    assert trace_of(origins, "r") == ""
+    trace_contexts.came("r", record(TRACES[0]))
+    assert not len(trace_contexts)
+    assert trace_of(trace_contexts, "r") == ""
 
 
 @pytest.mark.usefixtures("on")
 def test_the_first_record_of_a_request_that_has_a_span_counts() -> None:
     bench = Bench()
-    origins = Origins(bench.pool)
+    trace_contexts = TraceContexts(bench.pool)
     bench.task("r")
-    origins.came("r", record())
-    assert trace_of(origins, "r") == "", "what is of no trace begins none"
+    trace_contexts.came("r", record())
+    assert trace_of(trace_contexts, "r") == "", "what is of no trace begins none"
     for trace in TRACES:
-        origins.came("r", record(trace))
-    assert trace_of(origins, "r") == TRACES[0]
+        trace_contexts.came("r", record(trace))
+    assert trace_of(trace_contexts, "r") == TRACES[0]
 
 
 @pytest.mark.usefixtures("on")
 def test_it_is_forgotten_when_the_pool_forgets_the_request() -> None:
     bench = Bench()
-    origins = Origins(bench.pool)
+    trace_contexts = TraceContexts(bench.pool)
     bench.task("r")
-    origins.came("r", record(TRACES[0]))
-    origins.ended("r")
-    assert len(origins) == 1, "an outcome that does not count ends nothing"
+    trace_contexts.came("r", record(TRACES[0]))
+    trace_contexts.ended("r")
+    assert len(trace_contexts) == 1, "an outcome that does not count ends nothing"
     bench.record(Cancel(request_id="r", pool=0, deadline_ms=2**40))
     [outcome] = bench.pending
     assert isinstance(outcome, Outcome)
     assert outcome.reason is FinishReason.CANCELLED
     bench.land()
-    origins.ended("r")
-    assert not len(origins)
+    trace_contexts.ended("r")
+    assert not len(trace_contexts)
     bench.task("r")  # a copy of one that has ended
-    origins.came("r", record(TRACES[0]))
-    assert not len(origins)
+    trace_contexts.came("r", record(TRACES[0]))
+    assert not len(trace_contexts)
 
 
 @pytest.mark.usefixtures("on")
