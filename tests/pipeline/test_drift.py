@@ -33,7 +33,7 @@ from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
 from greenroom.predictor import PredictorConfig
 from greenroom.predictor.building.config import BuildingConfig
 from greenroom.predictor.eamc.drift import DriftConfig
-from greenroom.worker.engine import Edition
+from greenroom.worker.generation_engine import ArtifactVersion
 from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.card import card_of
 from greenroom.worker.model.config import WorkerConfig
@@ -211,7 +211,7 @@ async def test_swaps_while_requests_run_change_no_answer(
         async def swap_always() -> None:
             for version in itertools.count(1):
                 engine.swap(made(version, experts))
-                await until(lambda version=version: engine.artifacts[kind] == Edition(version, version))  # type: ignore[misc]
+                await until(lambda version=version: engine.artifacts[kind] == ArtifactVersion(version, version))  # type: ignore[misc]
 
         expected = await said(0)
         assert engine.artifacts == {kind: None}

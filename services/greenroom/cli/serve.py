@@ -146,7 +146,7 @@ async def _serve(
 
     logging.getLogger("greenroom.fabric").setLevel(logging.WARNING)
     logging.getLogger("greenroom.scheduler").setLevel(logging.WARNING)
-    logging.getLogger("greenroom.worker.gateways.gateway_link").setLevel(
+    logging.getLogger("greenroom.worker.gateways.gateway_connection").setLevel(
         logging.WARNING
     )  # one process: they stop together
     if traces is not None:

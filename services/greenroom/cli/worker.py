@@ -116,7 +116,7 @@ def _live(model: Worker, options: dict[str, Any]) -> int:
     from greenroom.cli.service_process import live, say
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
-    from greenroom.fabric.telemetry.members import MembersCollector
+    from greenroom.fabric.members.metrics import MembersCollector
     from greenroom.worker.faults import fault_of
     from greenroom.worker.model.card import card_of
     from greenroom.worker.model.metrics import WorkerCollector

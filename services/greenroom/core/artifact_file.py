@@ -1,4 +1,4 @@
-"""What the files of artifacts that policies take have in common: safetensors, read without torch."""
+"""The base of artifact files, which policies predict by: safetensors, read without torch."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FORMAT_VERSION = "1"
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ArtifactFile(ABC):
-    """Of one model's experts, and what they were made of.
+    """Arrays about one model's experts, and what they were made from.
 
-    ``model``: as services call it, or "". ``experts_per_layer``: of every MoE layer. ``sequences``: whose routing it
-    was made of. ``report``: of how it was made, JSON.
+    ``model``: its name in the services, or "". ``experts_per_layer``: of every MoE layer. ``sequences``: how many
+    sequences' routing it was made from. ``report``: how it was made, JSON. ``created_ms``: Unix time.
     """
 
     KIND: ClassVar[str]
     MADE_BY: ClassVar[str]
-    """The command, for who has another file."""
+    """The command that makes such a file, for error messages."""
 
     model: str
     experts_per_layer: tuple[int, ...]
@@ -40,7 +40,7 @@ class ArtifactFile(ABC):
     report: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises InvalidConfig where the arrays are not of such a model."""
+        """Raises InvalidConfig where the arrays do not fit such a model."""
         if not self.experts_per_layer or min(self.experts_per_layer) < 1:
             raise InvalidConfig("experts_per_layer", self.experts_per_layer, "at least one layer, each with an expert")
         self._check()
@@ -48,11 +48,11 @@ class ArtifactFile(ABC):
     @property
     @abstractmethod
     def arrays(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        """By name, as policies are told of them."""
+        """By the names that policies know."""
 
     @abstractmethod
     def _check(self) -> None:
-        """Raises InvalidConfig where the arrays are not what they are called."""
+        """Raises InvalidConfig where an array has a wrong shape, type or value."""
 
     @property
     def size(self) -> int:
@@ -61,7 +61,7 @@ class ArtifactFile(ABC):
 
     @property
     def shape(self) -> str:
-        """For people."""
+        """Layers and experts, for people."""
         layers, widths = len(self.experts_per_layer), sorted(set(self.experts_per_layer))
         return f"{layers} layers × {' or '.join(map(str, widths))} experts"
 
@@ -101,7 +101,7 @@ class ArtifactFile(ABC):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises InvalidConfig, naming the file, where it is none."""
+        """Raises InvalidConfig, naming the file, where it can not be read or is of another kind."""
         try:
             return cls.parse(path.read_bytes())
         except OSError as error:
@@ -110,5 +110,5 @@ class ArtifactFile(ABC):
             raise InvalidConfig(cls.KIND, str(path), f"a file that `{cls.MADE_BY}` made: {error}") from error
 
     def write(self, path: Path) -> None:
-        """Whole or not there. Raises OSError."""
+        """Written whole or not at all. Raises OSError."""
         write_whole(path, self.dump())

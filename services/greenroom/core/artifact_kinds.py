@@ -1,4 +1,4 @@
-"""The kinds of artifacts that policies take as files."""
+"""The kinds of artifact files that policies predict by."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from greenroom.core.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EamcFile(ArtifactFile):
-    """``matrices[P, N]``: tokens by expert of each member, over all experts of all layers, the first layer's first.
-    ``sequences``: that it was chosen from.
+    """``matrices[P, N]``: for each of P members the number of tokens by expert, over all experts of all layers, the
+    first layer's first. ``sequences``: how many sequences the members were chosen from.
     """
 
     KIND: ClassVar[str] = "eamc"

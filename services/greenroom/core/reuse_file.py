@@ -17,10 +17,10 @@ from greenroom.core.errors import InvalidConfig
 class ReuseFile(ArtifactFile):
     """How probable it is that a sequence's next token is routed to an expert, as a logistic regression.
 
-    ``keep[R]``: what each moving average of the sequence's own routing keeps at a token. ``weights[layers, R + 1]``: of
-    the logits of these averages, and of the one over all sequences. ``bias[N]``. ``followers[sum of 2 E_l E_l]``: layer
-    by layer ``[2, E, E]``, what having picked expert i at the last token, and at the one before, adds to expert j's
-    logit; empty where that was not fitted.
+    ``keep[R]``: the share that each moving average of the sequence's own routing keeps at a token. ``weights[layers, R
+    + 1]``: the weights of the logits of these averages, and of the average over all sequences. ``bias[N]``.
+    ``followers[sum of 2 E_l E_l]``: layer by layer ``[2, E, E]``, what a pick of expert i at the last token, and at the
+    one before, adds to expert j's logit; empty where that was not fitted.
     """
 
     KIND: ClassVar[str] = "reuse"

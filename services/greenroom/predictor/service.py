@@ -13,7 +13,7 @@ from typing import Any
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.messages import DeadLetter, Trace, Undecodable, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
-from greenroom.fabric.group_positions import HeldPartitions
+from greenroom.fabric.group_positions import GroupPositions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
@@ -77,7 +77,7 @@ class PredictorService(Runner):
             config.building, metrics, state_dir=config.state_dir, keep=config.keep, command=maker
         )  # fmt: skip
         self._consumer: GroupConsumer | None = None
-        self._held = HeldPartitions(TRACES)
+        self._held = GroupPositions(TRACES)
         self._unsaved: dict[str, list[tuple[PrefixTracker, int]]] = {}
         """What waits for a version of its model, or for its model to be forgotten. The model stays here while that is
         under way, so that what comes again of it waits too."""

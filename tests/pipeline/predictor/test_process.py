@@ -17,7 +17,7 @@ from greenroom.core.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import MemberKind, encode
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.kafka import KafkaLog
+from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer
 from greenroom.fabric.topics import Topics, all_topics

@@ -42,7 +42,7 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import Fidelity, check_profile
 from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
-from greenroom.worker.engine import Edition
+from greenroom.worker.generation_engine import ArtifactVersion
 from greenroom.worker.model.config import WorkerConfig, takes
 from greenroom.worker.model.generator import LoopGenerator
 from greenroom.worker.model.memory_needs import needs_of
@@ -57,9 +57,9 @@ class Worker:
     """A model that is ready to generate; a context manager that closes it.
 
     Construction does everything that takes long, with progress bars: packing at first use, loading, filling the
-    expert slots. Raises GreenroomError of the kind that says what is wrong; then nothing is left running.
+    expert slots. Raises a GreenroomError that says what is wrong; then nothing is left running.
 
-    ``policy`` makes the expert policy in the place of the configured one; its ``row_mask`` counts.
+    ``policy`` makes the expert policy, in place of the configured one; its ``row_mask`` counts.
     """
 
     def __init__(self, config: WorkerConfig, *, policy: Callable[[Catalogue], ExpertPolicy] | None = None) -> None:
@@ -73,7 +73,7 @@ class Worker:
             raise UnsupportedModel(ENCODER_DECODER_REASON)
         self._refuse_masking(family_of(self.checkpoint.config).masking(self.checkpoint.config))
         self.profile: ModelProfile | None = None if config.profile is None else load_model_profile(Path(config.profile))
-        """What `greenroom profile` measured of the model, where it was given."""
+        """The profile of the model that `greenroom profile` made, where one was given."""
         self.text = TextProcessor.from_folder(self.checkpoint.folder)
         path = ensure_pack(self.checkpoint, config.dtype, config.cache_dir, progress=config.progress)
         self.pack = PackFile.open(path)
@@ -145,11 +145,11 @@ class Worker:
             policy = create_policy(self.config.policy, catalogue=catalogue, options=self._policy_options())
         else:
             policy = own(catalogue)
-        self.artifacts: dict[str, Edition | None] = dict.fromkeys(sorted(policy.artifacts))
+        self.artifacts: dict[str, ArtifactVersion | None] = dict.fromkeys(sorted(policy.artifacts))
         for kind, path in self.config.artifact_files.items():
             file = ARTIFACT_FILES[kind].read(path)
             policy.on_artifact_swapped(artifact_of(catalogue, file, str(path)))
-            self.artifacts[kind] = Edition.of(file)
+            self.artifacts[kind] = ArtifactVersion.of(file)
         if self.config.policy == "belady" and "future" not in self.config.policy_options:
             log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
         slots = EngineConfig(
@@ -179,22 +179,24 @@ class Worker:
         return engine
 
     def prepare(self, file: ArtifactFile) -> Artifact:
-        """What is to be swapped to. In any thread. Raises InvalidConfig for one of another model."""
+        """The artifact of the file, made ready for ``swap``. In any thread. Raises InvalidConfig for one of another
+        model."""
         return self.experts.policy.prepare(artifact_of(self.experts.catalogue, file, f"version {file.version}"))
 
-    def swap(self, artifact: Artifact, edition: Edition) -> None:
-        """Have the policy predict by it from now on. On the thread that owns the experts, between steps."""
+    def swap(self, artifact: Artifact, version: ArtifactVersion) -> None:
+        """Have the policy predict by the artifact from now on. On the thread that owns the experts, between steps."""
         self.experts.swapped(artifact)
-        self.artifacts[artifact.kind] = edition
+        self.artifacts[artifact.kind] = version
 
     def _policy_options(self) -> dict[str, Any]:
-        """What was given for the policy, and the profile and the fidelity where the policy has a use for them."""
+        """The options given for the policy, and the profile and the fidelity where the policy has such an option."""
         own = {"profile": self.profile, "fidelity": self.config.fidelity}
         taken = {name: value for name, value in own.items() if takes(self.config.policy, name)}
         return {**taken, **self.config.policy_options}
 
     def _refuse_masking(self, why: str | None) -> None:
-        """Raises UnsupportedModel where rows are to be confined to some experts and ``why`` says that they can not."""
+        """Raises UnsupportedModel where the fidelity confines rows to some experts, and ``why`` says that the model's
+        routers can not be confined."""
         if why is not None and self.config.fidelity != "exact":
             raise UnsupportedModel(
                 f"fidelity {self.config.fidelity!r} is not for models of type {self.checkpoint.config.model_type!r}: "
@@ -233,7 +235,7 @@ class Worker:
         return LoopGenerator(self.loop, self.served)
 
     def describe(self) -> str:
-        """What is served and what was decided, as a person reads it."""
+        """The model and how it is served, for people."""
         reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
         link = "whole records (the pack is small: not measured)" if self.link is None else self.link.describe()
         kind = f"{self.checkpoint.config.model_type}, {self.pack.manifest.dtype} on {self._device}"
@@ -248,7 +250,7 @@ class Worker:
         )
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Take nothing more, let what runs go on for ``drain_s``, stop, and remember the resident experts."""
+        """Take no more requests, let running ones go on for ``drain_s``, stop, and remember the resident experts."""
         try:
             self.loop.stop(drain_s)
         finally:

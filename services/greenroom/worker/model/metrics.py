@@ -13,7 +13,8 @@ PREFIX = "greenroom_"
 
 
 class WorkerCollector(Collector):
-    """To be registered with a CollectorRegistry. Look-ups and hits are two counters: any window's rate follows."""
+    """To be registered with a CollectorRegistry. Look-ups and hits are two counters, so that a hit rate can be computed
+    over any window."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -53,8 +54,8 @@ class WorkerCollector(Collector):
         versions = GaugeMetricFamily(
             f"{PREFIX}expert_artifact_version", "Of what the expert policy predicts by; 0: none yet.", labels=["kind"]
         )
-        for kind, edition in self._worker.artifacts.items():
-            versions.add_metric([kind], 0 if edition is None else edition.version)
+        for kind, version in self._worker.artifacts.items():
+            versions.add_metric([kind], 0 if version is None else version.version)
         yield versions
         yield _gauge("experts_resident", "Experts in the device tier.", len(engine.resident_keys()))
 

@@ -1,4 +1,4 @@
-"""What all Kafka objects share: how they are set up, which errors mean what, and that outages do not flood the log."""
+"""What all Kafka objects share: their options, the meaning of errors, and a throttle on log lines during outages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from greenroom.fabric.log.config import LogConfig
 _LOG = logging.getLogger(__name__)
 RETRY_S = 0.1
 CLOSE_S = 3.0
-"""How long brokers get to be told that we leave."""
+"""How long a close may take in which brokers are told that we leave."""
 _FOREVER_MS = 2**31 - 1
 
 TROUBLE = (kafka.KafkaError, OSError, TimeoutError, AssertionError, LookupError)
-"""What aiokafka raises when the cluster is away or in an odd state: the last two where it has lost track itself."""
+"""What aiokafka raises when the cluster is away or in an odd state. It raises the last two where it has lost track."""
 FORBIDDEN = (
     kafka.TopicAuthorizationFailedError,
     kafka.GroupAuthorizationFailedError,
@@ -43,7 +43,7 @@ FATAL = (
 
 
 def client_options(config: LogConfig) -> dict[str, Any]:
-    """What every aiokafka object is given. Reads the files that the configuration names."""
+    """The options of every aiokafka object. Reads the files that the configuration names."""
     options: dict[str, Any] = {
         "bootstrap_servers": list(config.brokers),
         "client_id": config.client_id,
@@ -60,7 +60,7 @@ def client_options(config: LogConfig) -> dict[str, Any]:
 
 
 def consumer(config: LogConfig, group: str | None = None) -> AIOKafkaConsumer:
-    """A consumer that commits and skips nothing by itself, and is not put out of its group for being slow."""
+    """A consumer that neither commits nor skips by itself, and is not removed from its group for being slow."""
     options = client_options(config)
     if group is not None:
         options |= {
@@ -82,13 +82,13 @@ def consumer(config: LogConfig, group: str | None = None) -> AIOKafkaConsumer:
 
 
 def stalled(client: AIOKafkaConsumer) -> bool:
-    """Whether the task that fetches has ended: ``getmany`` would not say so, and find nothing for ever."""
+    """Whether the task that fetches has ended. ``getmany`` would not raise then, but return nothing for ever."""
     fetcher = client._fetcher
     return fetcher is not None and bool(fetcher.error_future.done())
 
 
 async def close_consumer(client: AIOKafkaConsumer) -> None:
-    """Close it whatever state it is in, leaving its group where that can be said in time. Nothing of it runs on."""
+    """Close it in any state; none of its tasks goes on. It leaves its group where the brokers answer in time."""
     if await finish(asyncio.create_task(client.stop()), CLOSE_S):
         return
     coordinator, fetcher = client._coordinator, client._fetcher
@@ -101,9 +101,9 @@ async def close_consumer(client: AIOKafkaConsumer) -> None:
 
 
 async def finish(task: asyncio.Task[Any] | None, timeout_s: float = 0.0, cancelling_s: float = CLOSE_S) -> bool:
-    """Let a task go on for ``timeout_s``, then cancel it; whether it came to its end in order.
+    """Let a task go on for ``timeout_s``, then cancel it. Returns whether it ended in order.
 
-    Some of aiokafka's are cancelled by each other, which must not look as if we were.
+    Some tasks of aiokafka cancel each other. This must not look as if our own task was cancelled.
     """
     if task is None:
         return True
@@ -121,7 +121,7 @@ async def finish(task: asyncio.Task[Any] | None, timeout_s: float = 0.0, cancell
 
 
 def as_log_error(what: str, error: BaseException) -> LogError:
-    """``error`` as one of ours: fatal, or not for now."""
+    """``error`` as one of ours: LogFailed where it is fatal, else LogUnavailable."""
     reason = str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
     if isinstance(error, FORBIDDEN):
         return LogFailed(f"{what}: not authorised ({reason}); the user needs the right to read, write and create there")
@@ -133,7 +133,7 @@ def as_log_error(what: str, error: BaseException) -> LogError:
 
 
 async def why_unreachable(config: LogConfig) -> str:
-    """What the brokers said when they were called one by one."""
+    """What each broker answers when it is called by itself."""
     reasons = []
     options = client_options(config)
     for broker in config.brokers:
@@ -172,8 +172,8 @@ def record_of(topic: str, message: Any) -> Record:
 
 
 class Throttle(logging.Filter):
-    """Lets a warning of the same wording through once in ``every_s``, with how many there were: while a broker is away
-    each try says so anew, many times a second. Of the arguments only text tells wordings apart: names, not errors."""
+    """Lets a warning of the same wording through once in ``every_s``, with how many there were. While a broker is away
+    each try logs it, many times a second. Only text among the arguments tells wordings apart: names, not errors."""
 
     def __init__(self, every_s: float = 10.0) -> None:
         super().__init__()
@@ -207,9 +207,9 @@ _THROTTLED = (
     "aiokafka.consumer.fetcher",
     "aiokafka.consumer.group_coordinator",
     "aiokafka.producer.sender",
-    "greenroom.fabric.log.kafka",
-    "greenroom.fabric.log.kafka_group",
-    "greenroom.fabric.log.kafka_reader",
+    "greenroom.fabric.log.kafka.kafka_log",
+    "greenroom.fabric.log.kafka.group",
+    "greenroom.fabric.log.kafka.reader",
 )
 
 

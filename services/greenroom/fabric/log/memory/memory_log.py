@@ -19,10 +19,10 @@ from greenroom.fabric.log.base import (
     Record,
     Topic,
 )
-from greenroom.fabric.log.bell import Bell
-from greenroom.fabric.log.memory_groups import MemoryConsumer, MemoryGroup
-from greenroom.fabric.log.memory_store import Meter, StoredPartition, StoredTopic, stored_bytes
-from greenroom.fabric.log.placing import partition_of, record_bytes
+from greenroom.fabric.log.memory.groups import MemoryConsumer, MemoryGroup
+from greenroom.fabric.log.memory.store import Meter, StoredPartition, StoredTopic, stored_bytes
+from greenroom.fabric.log.partitioner import partition_of, record_bytes
+from greenroom.fabric.log.wakeup import Wakeup
 
 _RETENTION_MS = 7 * 24 * 3_600_000
 _LOOK_EVERY = 64
@@ -30,12 +30,12 @@ _LOOK_EVERY = 64
 
 
 class MemoryBroker:
-    """What MemoryLogs connect to: topics, groups, and the bound on both.
+    """What MemoryLogs connect to: topics, groups, and a bound on their size.
 
-    A record goes when it is older than its topic's retention and every group of the topic has committed past it.
-    ``max_bytes`` bounds all of it: near it, records go as soon as every group has committed past them, and an append
-    for which nothing can go fails. Groups that were given up hold records for ever; use as many as are served.
-    ``clock`` gives Unix seconds.
+    A record is deleted when it is older than its topic's retention and every group of the topic has committed past it.
+    ``max_bytes`` bounds all records: near the bound, they are deleted as soon as every group has committed past them,
+    and an append that finds no room fails. A group that is no longer served holds its records for ever. ``clock``:
+    Unix seconds.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class MemoryBroker:
 
     @property
     def used_bytes(self) -> int:
-        """What the records take, roughly; at most ``max_bytes``."""
+        """About how many bytes the records take; at most ``max_bytes``."""
         return self._meter.bytes
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Everything before the offset is gone, whoever needed it. ``topic`` with its prefix."""
+        """Delete everything before the offset, also records that a group still needs. ``topic`` with its prefix."""
         self.topic(topic).partitions[partition].delete_before(before)
 
     def compact(self, topic: str) -> None:
-        """Take the superseded records out now. ``topic`` with its prefix."""
+        """Remove superseded records now. ``topic`` with its prefix."""
         for partition in self.topic(topic).partitions:
             partition.compact()
 
@@ -148,7 +148,7 @@ class MemoryBroker:
         self._users += 1
 
     async def leave(self) -> None:
-        """The last one waits for what groups still have to tell their members."""
+        """The last user waits for rebalances that are under way."""
         self._users -= 1
         if self._users == 0:
             await asyncio.gather(*(group.close() for group in self._groups.values()))
@@ -163,7 +163,7 @@ class MemoryReader:
         self._number = partition
         self._start = start
         self._position = 0
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._stored: StoredPartition | None = None
 
     async def __aenter__(self) -> Self:
@@ -172,15 +172,15 @@ class MemoryReader:
             raise LogFailed(f"{self._topic} has {len(partitions)} partitions, not one of number {self._number}")
         self._stored = partitions[self._number]
         self._position = self._stored.start if self._start is None else self._start
-        self._stored.listeners.add(self._bell)
+        self._stored.listeners.add(self._wakeup)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._open.listeners.discard(self._bell)
+        self._open.listeners.discard(self._wakeup)
         self._stored = None
-        self._bell.ring()
+        self._wakeup.wake()
 
     @property
     def _open(self) -> StoredPartition:
@@ -205,7 +205,7 @@ class MemoryReader:
             left = until - loop.time()
             if left <= 0:
                 return []
-            await self._bell.wait(left)
+            await self._wakeup.wait(left)
 
     async def end(self) -> int:
         return self._open.end

@@ -1,34 +1,30 @@
-"""One call within the process: what its two ends share, and the tasks that carry it.
+"""One call within the process: what caller and handler share.
 
 What is seen of it is what grpc.aio shows; tests/contract/rpc runs the same suite over both. Messages are passed as
-they are, not copied: whoever has sent one leaves it alone.
+they are, not copied: the sender of a message leaves it alone afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import AsyncIterable, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
-from greenroom.fabric.rpc.local_context import LocalContext
+from greenroom.fabric.rpc.local.pipe import Pipe
 from greenroom.fabric.rpc.metadata import Metadata
-from greenroom.fabric.rpc.pipe import EOF, Pipe
-
-if TYPE_CHECKING:
-    from greenroom.fabric.rpc.guard import Handler
 
 _LOG = logging.getLogger(__name__)
 _BUFFER = 16
+FINISHED = "RPC already finished."
 LOCALLY_CANCELLED = "Locally cancelled by application!"
 _EXPIRED = "Deadline Exceeded"
 
 
-class Exchange:
-    """What caller and handler share. It has ended once ``code`` is set, which happens once."""
+class CallState:
+    """What caller and handler share. The call has ended once ``code`` is set, which happens once."""
 
     def __init__(self, method: str, metadata: Metadata, timeout: float | None, peer: str) -> None:
         self.loop = asyncio.get_running_loop()
@@ -52,14 +48,14 @@ class Exchange:
 
     @property
     def done(self) -> bool:
-        """As the caller sees it: what was sent before the end comes before it."""
+        """Whether the call has ended for the caller: it reads all responses before the end."""
         return self.code is not None and not len(self.responses)
 
     def time_remaining(self) -> float | None:
         return None if self.deadline is None else max(0.0, self.deadline - self.loop.time())
 
     def cancel(self, details: str) -> bool:
-        """By the caller. Whether there was anything to cancel."""
+        """The caller cancels. Returns whether there was anything to cancel."""
         if self.done:
             return False
         self.locally_cancelled = True
@@ -68,7 +64,7 @@ class Exchange:
         return True
 
     def break_off(self, code: grpc.StatusCode, details: str) -> None:
-        """End it, if it has not ended, whatever the handler does, which is cancelled."""
+        """End the call, if it has not ended, and cancel the handler."""
         if self.code is None:
             self.responses.close(discard=True)
             self.end(code, details)
@@ -76,7 +72,7 @@ class Exchange:
                 self.handling.cancel()
 
     def end(self, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()) -> None:
-        """Does nothing if it has ended before."""
+        """End the call, if it has not ended."""
         if self.code is not None:
             return
         self.code, self.details, self.trailing = code, details, trailing
@@ -95,7 +91,7 @@ class Exchange:
         self.break_off(grpc.StatusCode.DEADLINE_EXCEEDED, _EXPIRED)
 
     def raise_for_status(self) -> None:
-        """Raises what the call ended with, unless that is OK."""
+        """Raises the error that the call ended with, unless it is OK."""
         if self.locally_cancelled:
             raise asyncio.CancelledError
         if self.code is not grpc.StatusCode.OK:
@@ -108,35 +104,7 @@ class Exchange:
                 debug_error_string=f"{self.method} at {self.peer}: {self.details}",
             )
 
-    # -- the two tasks of a call ---------------------------------------------------------------------------------
-
-    def handle(self, handler: Handler, request: Any) -> asyncio.Task[None]:
-        """Runs the handler, with nothing of the caller's context, as it would be in another process."""
-        context = LocalContext(self)
-        self.handling = self.loop.create_task(
-            self._handle(handler, request, context), name=f"handler of {self.method}", context=contextvars.Context()
-        )
-        self.handling.add_done_callback(context.finished)
-        if self.code is not None:
-            self.handling.cancel()
-        return self.handling
-
-    async def _handle(self, handler: Handler, request: Any, context: LocalContext) -> None:
-        given = _Requests(self.requests) if handler.request_streaming else request
-        try:
-            if handler.response_streaming:
-                await _behaviour(handler)(given, context)
-            else:
-                self.response = await _behaviour(handler)(given, context)
-            self.end(context.status_code, context.status_details, context.trailing)
-        except grpc.aio.AbortError:
-            pass
-        except asyncio.CancelledError:
-            self.break_off(grpc.StatusCode.CANCELLED, "the handler was cancelled")
-            raise
-        except Exception:
-            _LOG.exception("%s failed", self.method)
-            self.end(grpc.StatusCode.UNKNOWN, "the handler failed")
+    # -- the caller's requests -----------------------------------------------------------------------------------
 
     def send(self, iterator: AsyncIterable[Any] | Iterable[Any]) -> None:
         self.sending = self.loop.create_task(self._send(iterator), name=f"requests of {self.method}")
@@ -158,27 +126,3 @@ class Exchange:
         except Exception:
             _LOG.warning("the requests of a call of %s broke off", self.method, exc_info=True)
             self.cancel(LOCALLY_CANCELLED)
-
-
-class _Requests:
-    """What a handler reads its requests from."""
-
-    __slots__ = ("_pipe",)
-
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
-
-    def __aiter__(self) -> _Requests:
-        return self
-
-    async def __anext__(self) -> Any:
-        message = await self._pipe.get()
-        if message is EOF:
-            raise StopAsyncIteration
-        return message
-
-
-def _behaviour(handler: Handler) -> Any:
-    if handler.response_streaming:
-        return handler.stream_stream if handler.request_streaming else handler.unary_stream
-    return handler.stream_unary if handler.request_streaming else handler.unary_unary

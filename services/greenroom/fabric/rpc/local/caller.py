@@ -9,9 +9,8 @@ from typing import Any
 
 import grpc
 
-from greenroom.fabric.rpc.exchange import LOCALLY_CANCELLED, Exchange
-from greenroom.fabric.rpc.local_context import FINISHED
-from greenroom.fabric.rpc.pipe import EOF
+from greenroom.fabric.rpc.local.call_state import FINISHED, LOCALLY_CANCELLED, CallState
+from greenroom.fabric.rpc.local.pipe import EOF
 
 _COLLECTED = "Cancelled upon garbage collection!"
 
@@ -19,87 +18,87 @@ _COLLECTED = "Cancelled upon garbage collection!"
 class LocalCall:
     """The caller's side of any call."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, state: CallState) -> None:
+        self._state = state
 
     def __del__(self) -> None:
-        exchange = self._exchange
-        if exchange.code is None and not exchange.loop.is_closed():
-            exchange.loop.call_soon_threadsafe(exchange.cancel, _COLLECTED)
+        state = self._state
+        if state.code is None and not state.loop.is_closed():
+            state.loop.call_soon_threadsafe(state.cancel, _COLLECTED)
 
     def cancel(self) -> bool:
-        return self._exchange.cancel(LOCALLY_CANCELLED)
+        return self._state.cancel(LOCALLY_CANCELLED)
 
     def cancelled(self) -> bool:
-        return self._exchange.locally_cancelled or self._exchange.code is grpc.StatusCode.CANCELLED
+        return self._state.locally_cancelled or self._state.code is grpc.StatusCode.CANCELLED
 
     def done(self) -> bool:
-        return self._exchange.done
+        return self._state.done
 
     def time_remaining(self) -> float | None:
-        return self._exchange.time_remaining()
+        return self._state.time_remaining()
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         told = partial(callback, self)
-        if self._exchange.code is not None:
-            self._exchange.loop.call_soon(told)
+        if self._state.code is not None:
+            self._state.loop.call_soon(told)
         else:
-            self._exchange.on_end.append(told)
+            self._state.on_end.append(told)
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        return grpc.aio.Metadata(*self._exchange.initial)
+        return grpc.aio.Metadata(*self._state.initial)
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
-        await asyncio.shield(self._exchange.ended)
-        return grpc.aio.Metadata(*self._exchange.trailing)
+        await asyncio.shield(self._state.ended)
+        return grpc.aio.Metadata(*self._state.trailing)
 
     async def code(self) -> grpc.StatusCode:
-        await asyncio.shield(self._exchange.ended)
-        assert self._exchange.code is not None
-        return self._exchange.code
+        await asyncio.shield(self._state.ended)
+        assert self._state.code is not None
+        return self._state.code
 
     async def details(self) -> str:
-        await asyncio.shield(self._exchange.ended)
-        return self._exchange.details
+        await asyncio.shield(self._state.ended)
+        return self._state.details
 
     async def debug_error_string(self) -> str:
         return await self.details()
 
     async def wait_for_connection(self) -> None:
-        if self._exchange.code is not None:
-            self._exchange.raise_for_status()
+        if self._state.code is not None:
+            self._state.raise_for_status()
 
     async def write(self, request: Any) -> None:
-        exchange = self._exchange
-        if exchange.code is not None:
+        state = self._state
+        if state.code is not None:
             raise asyncio.InvalidStateError(FINISHED)
-        if exchange.requests.closed:
+        if state.requests.closed:
             raise asyncio.InvalidStateError("RPC is half closed after calling done_writing().")
         try:
-            taken = await exchange.requests.put(request)
+            taken = await state.requests.put(request)
         except asyncio.CancelledError:
             self.cancel()
             raise
         if not taken:
-            exchange.raise_for_status()
+            state.raise_for_status()
 
     async def done_writing(self) -> None:
-        self._exchange.requests.close()
+        self._state.requests.close()
 
 
 class LocalUnaryCall(LocalCall):
     """One response."""
 
     def __await__(self) -> Generator[Any, None, Any]:
-        exchange = self._exchange
-        if exchange.code is None:
+        state = self._state
+        if state.code is None:
             try:
-                yield from asyncio.shield(exchange.ended).__await__()
+                yield from asyncio.shield(state.ended).__await__()
             except asyncio.CancelledError:
                 self.cancel()
                 raise
-        exchange.raise_for_status()
-        return exchange.response
+        state.raise_for_status()
+        return state.response
 
 
 class LocalStreamCall(LocalCall):
@@ -115,12 +114,12 @@ class LocalStreamCall(LocalCall):
         return message
 
     async def read(self) -> Any:
-        exchange = self._exchange
+        state = self._state
         try:
-            message = await exchange.responses.get()
+            message = await state.responses.get()
         except asyncio.CancelledError:
             self.cancel()
             raise
         if message is EOF:
-            exchange.raise_for_status()
+            state.raise_for_status()
         return message

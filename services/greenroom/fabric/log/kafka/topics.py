@@ -1,4 +1,4 @@
-"""Topics of a Kafka cluster: what is there, creating what is not, and whether it is as it must be."""
+"""Topics of a Kafka cluster: look them up, create absent ones, check that existing ones fit the protocol."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aiokafka import errors as kafka
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from greenroom.fabric.log import kafka_client
 from greenroom.fabric.log.base import LogFailed, LogUnavailable, Topic
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.kafka_client import RETRY_S, TROUBLE, as_log_error
-from greenroom.fabric.log.kafka_identity import topic_id
+from greenroom.fabric.log.kafka import client as kafka_client
+from greenroom.fabric.log.kafka.client import RETRY_S, TROUBLE, as_log_error
+from greenroom.fabric.log.kafka.topic_ids import topic_id
 
 _SETTINGS = ("cleanup.policy", "max.message.bytes", "message.timestamp.type")
 _EXISTS = 36
@@ -46,9 +46,9 @@ async def _admin(config: LogConfig) -> AsyncIterator[AIOKafkaAdminClient]:
 
 
 async def ensure(config: LogConfig, topics: Sequence[Topic], timeout_s: float) -> list[Known]:
-    """Create what is absent of ``topics`` (named with their prefix) and return what is there.
+    """Create those of ``topics`` (named with their prefix) that are absent. Returns all as the brokers have them.
 
-    Raises LogFailed where something can not be created or contradicts, LogUnavailable.
+    Raises LogFailed where a topic can not be created or breaks the protocol, LogUnavailable.
     """
     names = [topic.name for topic in topics]
     try:
@@ -107,7 +107,7 @@ async def committed(config: LogConfig, group: str, where: TopicPartition, timeou
 
 
 def contradictions(asked: Topic, there: Known) -> list[str]:
-    """What of a topic breaks the protocol."""
+    """In which ways an existing topic breaks the protocol."""
     wrong = []
     if there.partitions < asked.partitions:
         wrong.append(f"the topic {asked.name} has {there.partitions} partitions, fewer than {asked.partitions}")
@@ -124,8 +124,8 @@ def contradictions(asked: Topic, there: Known) -> list[str]:
 
 
 def settings(topic: Topic, replicas: int) -> dict[str, str]:
-    """How a topic is created. Where there is more than one replica an append is acknowledged only while two have it: so
-    of two the loss of either stops appends, and of three the loss of one does not."""
+    """The settings of a new topic. With more than one replica, an append is acknowledged only while two have it. So the
+    loss of one replica stops appends where there are two, and does not where there are three."""
     chosen = {
         "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": str(topic.max_message_bytes),
@@ -139,7 +139,7 @@ def settings(topic: Topic, replicas: int) -> dict[str, str]:
 
 
 async def _partitions(admin: AIOKafkaAdminClient) -> dict[str, int]:
-    """Of all topics: asking for one by its name would create it on brokers that do so by themselves."""
+    """Partitions by topic, of all topics. A question for one name would create that topic on some brokers."""
     return {
         topic["topic"]: len(topic["partitions"])
         for topic in await admin.describe_topics(None)

@@ -1,4 +1,4 @@
-"""What the in-memory log keeps: the records of each partition, and which of them may go."""
+"""The records of the in-memory log, by partition, and which of them may be deleted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from greenroom.fabric.log.base import Headers, LogFailed, Record, Topic
-from greenroom.fabric.log.bell import Bell
-from greenroom.fabric.log.placing import record_bytes
+from greenroom.fabric.log.partitioner import record_bytes
+from greenroom.fabric.log.wakeup import Wakeup
 
 _OVERHEAD_BYTES = 600
 """What a small record takes in Python beyond its bytes."""
@@ -20,7 +20,7 @@ _time_of = attrgetter("timestamp_ms")
 
 
 class Meter:
-    """What all partitions of a broker take, roughly."""
+    """About how many bytes all partitions of a broker take."""
 
     __slots__ = ("bytes",)
 
@@ -29,9 +29,9 @@ class Meter:
 
 
 class StoredPartition:
-    """Records by rising offset, with gaps where compaction took some; timestamps never fall.
+    """Records by rising offset, with gaps where compaction removed some. Timestamps never fall.
 
-    ``start``: the first offset that can be read; before it all is gone. ``end``: the next append's.
+    ``start``: the first offset that can be read; all before it is deleted. ``end``: the offset of the next append.
     """
 
     def __init__(self, topic: Topic, number: int, meter: Meter) -> None:
@@ -40,10 +40,10 @@ class StoredPartition:
         self.start = 0
         self.end = 0
         self._meter = meter
-        self.listeners: set[Bell] = set()
+        self.listeners: set[Wakeup] = set()
         self._records: list[Record] = []
         self._head = 0
-        """Records before this index are gone, and are taken off the list when there are many of them."""
+        """Records before this index are deleted, and are taken off the list when there are many of them."""
         self._last: dict[bytes, int] = {}
         self._superseded = 0
 
@@ -59,8 +59,8 @@ class StoredPartition:
             self._last[key] = record.offset
             if self._superseded >= _COMPACT_AT:
                 self.compact()
-        for bell in self.listeners:
-            bell.ring()
+        for wakeup in self.listeners:
+            wakeup.wake()
         return record
 
     def read(self, offset: int, limit: int) -> list[Record]:
@@ -78,7 +78,7 @@ class StoredPartition:
         return self._records[at].offset if at < len(self._records) else self.end
 
     def delete_before(self, offset: int) -> None:
-        """Everything before ``offset`` is gone."""
+        """Delete everything before ``offset``."""
         if not 0 <= offset <= self.end:
             raise ValueError(f"{self.topic.name}/{self.number} ends at {self.end}: nothing to delete before {offset}")
         while self._head < len(self._records) and self._records[self._head].offset < offset:
@@ -86,7 +86,7 @@ class StoredPartition:
         self.start = max(self.start, offset)
 
     def expire(self, before_ms: int, before_offset: int) -> None:
-        """What is older than ``before_ms``, and before ``before_offset``, is gone."""
+        """Delete records that are older than ``before_ms`` and before ``before_offset``."""
         while (
             self._head < len(self._records)
             and self._records[self._head].timestamp_ms < before_ms
@@ -96,7 +96,7 @@ class StoredPartition:
             self._drop_oldest()
 
     def compact(self) -> None:
-        """Only the last record of each key stays; a tombstone, for an hour."""
+        """Keep only the last record of each key, and a tombstone only for an hour."""
         kept: list[Record] = []
         before = sum(map(_size, self._live()))
         now_ms = self._records[-1].timestamp_ms if self._records else 0
@@ -134,12 +134,12 @@ class StoredTopic:
         self.topic = topic
         self.partitions = [StoredPartition(topic, number, meter) for number in range(topic.partitions)]
         self.committed: dict[str, dict[int, int]] = {}
-        """What each group has committed, by partition. A group that has a member is here even without."""
+        """What each group has committed, by partition. A group without commits is here once it has a member."""
         self.turn = 0
         self.identity = str(uuid.uuid4())
 
     def floor(self, number: int) -> int:
-        """Before this offset no group needs the partition's records any more."""
+        """Every group has committed past the partition's records before this offset."""
         partition = self.partitions[number]
         return min((held.get(number, partition.start) for held in self.committed.values()), default=partition.end)
 

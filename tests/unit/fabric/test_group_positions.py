@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.fabric.group_positions import HeldPartitions
+from greenroom.fabric.group_positions import GroupPositions
 from greenroom.fabric.log import LogUnavailable, Record
 
 
@@ -28,13 +28,13 @@ class Ends:
         return 10
 
 
-def held() -> HeldPartitions:
-    made = HeldPartitions("requests")
+def held() -> GroupPositions:
+    made = GroupPositions("requests")
     made.take({0: 4, 1: 0})
     return made
 
 
-def finish(made: HeldPartitions, partition: int, offset: int) -> None:
+def finish(made: GroupPositions, partition: int, offset: int) -> None:
     made.trackers[partition].start(offset)
     made.trackers[partition].finish(offset)
 

@@ -1,4 +1,4 @@
-"""A member of a Kafka consumer group that outlives slow users, rebalances and brokers."""
+"""A member of a Kafka consumer group that survives slow users, rebalances and outages of brokers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka import errors as kafka
 
 from greenroom.core.units import MIB
-from greenroom.fabric.log import kafka_client
 from greenroom.fabric.log.base import Assignment, LogFailed, LogUnavailable, Record
-from greenroom.fabric.log.bell import Bell
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.kafka_client import FATAL, RETRY_S, TROUBLE, as_log_error, record_of
+from greenroom.fabric.log.kafka import client as kafka_client
+from greenroom.fabric.log.kafka.client import FATAL, RETRY_S, TROUBLE, as_log_error, record_of
+from greenroom.fabric.log.wakeup import Wakeup
 
 _LOG = logging.getLogger(__name__)
 _POLL_MS = 100
 _NOWHERE = 2**31 - 1
-"""A partition that no topic has: asked for, it shows errors and takes no record."""
+"""A partition that no topic has: a fetch from it shows errors and takes no record."""
 _FULL_RECORDS = 1000
 _FULL_BYTES = 8 * MIB
 
 
-class _Shelf:
-    """What was fetched of one partition and not polled yet. Nothing is fetched for one that is full."""
+class _FetchBuffer:
+    """The records of one partition that were fetched and not polled yet. Nothing is fetched into a full buffer."""
 
     __slots__ = ("bytes", "records")
 
@@ -54,9 +54,9 @@ class _Shelf:
 class KafkaGroup:
     """See GroupConsumer. One aiokafka consumer at a time, and a task that polls it.
 
-    What is fetched waits here, on a shelf for each partition: a paused partition keeps its own and hinders no other. A
-    revoked one's are dropped. Where aiokafka gives up, the task closes it, tells the user that all is revoked, and
-    joins anew, for as long as this is open; only what can not heal ends it.
+    Fetched records wait in a buffer for each partition: a paused partition keeps its records and hinders no other. The
+    records of a revoked partition are dropped. Where aiokafka gives up, the task closes it, tells the user that all is
+    revoked, and joins anew, for as long as this is open. Only a fatal error ends it.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class KafkaGroup:
         self._task: asyncio.Task[None] | None = None
         self._failure: LogFailed | None = None
         self._trouble: BaseException | None = None
-        """Why what was assigned could not be taken on."""
+        """Why the assigned partitions could not be taken on."""
         self._closed = False
         self._held: dict[int, int] = {}
         """By partition, where reading began."""
         self._committed: dict[int, int] = {}
-        self._shelves: dict[int, _Shelf] = {}
+        self._buffers: dict[int, _FetchBuffer] = {}
         self._giving = False
         self._paused: set[int] = set()
         self._turn = 0
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._room = asyncio.Event()
         self._joined = asyncio.Event()
         self._telling = asyncio.Lock()
@@ -119,13 +119,13 @@ class KafkaGroup:
 
     async def _close(self) -> None:
         self._closed = True
-        self._bell.ring()
+        self._wakeup.wake()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        """Be a member, again and again."""
+        """Join the group, again whenever the membership breaks."""
         while True:
             try:
                 await self._be_member()
@@ -160,8 +160,8 @@ class KafkaGroup:
             raise self._trouble
         wanted = [
             TopicPartition(self._full_topic, number)
-            for number, shelf in self._shelves.items()
-            if number not in self._paused and not shelf.full
+            for number, buffer in self._buffers.items()
+            if number not in self._paused and not buffer.full
         ]
         if not wanted:
             self._room.clear()
@@ -175,14 +175,14 @@ class KafkaGroup:
                 max_records=_FULL_RECORDS,
             )
         except kafka.NoOffsetForPartitionError:
-            return  # newly ours: where to begin is being looked up
+            return  # a new partition: its first offset is being looked up
         for partition, messages in batches.items():
-            shelf = self._shelves.get(partition.partition)
-            if shelf is not None:
+            buffer = self._buffers.get(partition.partition)
+            if buffer is not None:
                 for message in messages:
-                    shelf.put(record_of(self._topic, message))
+                    buffer.put(record_of(self._topic, message))
         if batches:
-            self._bell.ring()
+            self._wakeup.wake()
         elif kafka_client.stalled(consumer):
             raise kafka.KafkaError("the task that fetches has ended")
 
@@ -192,7 +192,7 @@ class KafkaGroup:
             self._failure = failure if isinstance(failure, LogFailed) else LogFailed(str(failure))
             self._failure.__cause__ = cause
         self._joined.set()
-        self._bell.ring()
+        self._wakeup.wake()
 
     # -- told by aiokafka ----------------------------------------------------------------------------------------
 
@@ -217,16 +217,16 @@ class KafkaGroup:
             self._held = begin
             if begin:
                 await self._tell(self._told.assigned(dict(begin)), "assigned")
-            self._shelves = {number: _Shelf() for number in begin}
+            self._buffers = {number: _FetchBuffer() for number in begin}
             self._giving = True
         self._room.set()
         self._joined.set()
-        self._bell.ring()
+        self._wakeup.wake()
 
     async def _beginnings(
         self, consumer: AIOKafkaConsumer, partitions: Sequence[int]
     ) -> tuple[dict[int, int], dict[int, int]]:
-        """What is committed, and the earliest offsets of those where nothing is."""
+        """The committed offsets, and the earliest offsets of partitions without one."""
         committed: dict[int, int] = {}
         async with asyncio.timeout(self._config.request_timeout_s):
             new = []
@@ -244,7 +244,7 @@ class KafkaGroup:
         self._giving = False
         async with self._telling:
             self._giving = False
-            self._shelves = {}
+            self._buffers = {}
             if self._held:
                 await self._tell(self._told.revoked(sorted(self._held)), "revoked")
             self._held = {}
@@ -277,16 +277,16 @@ class KafkaGroup:
             left = until - loop.time()
             if records or left <= 0:
                 return records
-            await self._bell.wait(left)
+            await self._wakeup.wait(left)
 
     def _take(self, max_records: int) -> list[Record]:
         """From each partition in turn."""
         taken: list[Record] = []
-        numbers = [n for n, shelf in self._shelves.items() if shelf.records and n not in self._paused]
+        numbers = [n for n, buffer in self._buffers.items() if buffer.records and n not in self._paused]
         for step in range(len(numbers)):
-            shelf = self._shelves[numbers[(self._turn + step) % len(numbers)]]
-            while shelf.records and len(taken) < max_records:
-                taken.append(shelf.take())
+            buffer = self._buffers[numbers[(self._turn + step) % len(numbers)]]
+            while buffer.records and len(taken) < max_records:
+                taken.append(buffer.take())
         self._turn += 1
         if taken:
             self._room.set()
@@ -312,7 +312,7 @@ class KafkaGroup:
         if not ahead:
             return True
         if consumer._coordinator is None or consumer._coordinator.generation < 0:
-            return False  # put out of the group: a commit without a generation would be taken from anyone
+            return False  # removed from the group: brokers take a commit without a generation from any client
         try:
             await consumer.commit({TopicPartition(self._full_topic, n): offset for n, offset in ahead.items()})
         except (kafka.CommitFailedError, kafka.IllegalStateError):
@@ -327,11 +327,11 @@ class KafkaGroup:
     def resume(self, partitions: Sequence[int]) -> None:
         self._paused.difference_update(partitions)
         self._room.set()
-        self._bell.ring()
+        self._wakeup.wake()
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    """aiokafka logs what its listeners raise, and goes on: so nothing may escape unseen."""
+    """aiokafka logs what its listeners raise, and goes on. So these raise nothing."""
 
     def __init__(self, group: KafkaGroup) -> None:
         self._group = group

@@ -1,25 +1,26 @@
-"""The call to one gateway: made anew for as long as it may be there."""
+"""The token streams of one gateway, on one call that is made anew for as long as the gateway may be there."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import grpc
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
+from greenroom.core.messages import Member
 from greenroom.fabric.current_request import fresh_context
+from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.wire import from_token_run, to_attempt, to_token_run
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
-
-if TYPE_CHECKING:
-    from greenroom.worker.gateways.token_streams import TokenStreams
+from greenroom.worker.service_config import StreamConfig
+from greenroom.worker.service_counters import ServiceCounters
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +28,57 @@ INSTANCE = "greenroom-instance"
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
+StreamKey = tuple[str, Attempt]
+
+
+class Members(Protocol):
+    """The instances that are here; fabric's directory."""
+
+    def get(self, instance: str) -> Member | None: ...
+
+    def gone(self, instance: str) -> bool:
+        """Certainly: it has left, or was silent for longer than it may be."""
+        ...
+
+
+class StreamListener(Protocol):
+    """Told what gateways answer; a run table behind it."""
+
+    def stream_opened(self, request_id: str, attempt: Attempt, delivered: tuple[Token, ...]) -> None: ...
+
+    def stream_unwanted(self, request_id: str, attempt: Attempt) -> None: ...
+
+    def no_stream(self, request_id: str, attempt: Attempt) -> None:
+        """No client waits for its tokens: it goes on without a stream."""
+        ...
+
+    def stream_broken(self, request_id: str, attempt: Attempt) -> None:
+        """What was sent may be lost; asks for the stream to be opened anew."""
+        ...
+
+    def may_emit(self) -> bool:
+        """Whether the lease holds (rule 12)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEdges:
+    """What the streams of a worker share: the way to gateways, who hears their answers, figures."""
+
+    dialer: Dialer
+    members: Members
+    listener: StreamListener
+    config: StreamConfig
+    counters: ServiceCounters
+    clock: Callable[[], float]
+
 
 @dataclass(slots=True, eq=False)
-class Stream:
-    """One request's stream on a call, by its ``number`` there. ``pending``: tokens that were not sent yet."""
+class _Stream:
+    """One request's stream, by its ``number`` on the call. ``pending``: tokens that were not sent yet."""
 
     number: int
-    request_id: str
-    attempt: Attempt
-    link: GatewayLink
+    key: StreamKey
     opened: bool = False
     pending: list[Token] = field(default_factory=list)
 
@@ -50,15 +93,21 @@ class _End(Enum):
     IDLE = "idle"
 
 
-class GatewayLink:
-    """The call to one gateway, made anew for as long as it may be there. Owns one task."""
+class GatewayConnection:
+    """One gateway: ``open`` asks it what a client has had, ``emit`` and ``flush`` send tokens, ``pending`` wait.
 
-    def __init__(self, instance: str, owner: TokenStreams) -> None:
+    Owns one task, until it is ``over``. From ``ended`` on, a little earlier, streams need another connection. A call
+    that breaks is made anew, and the listener is asked to open its streams again.
+    """
+
+    def __init__(self, instance: str, edges: StreamEdges) -> None:
         self.instance = instance
-        self.dirty: dict[int, Stream] = {}
-        self._owner = owner
-        self._streams: dict[int, Stream] = {}
-        self._to_open: list[Stream] = []
+        self.ended = False
+        self._edges = edges
+        self._streams: dict[StreamKey, _Stream] = {}
+        self._by_number: dict[int, _Stream] = {}
+        self._dirty: dict[int, _Stream] = {}
+        self._to_open: list[_Stream] = []
         self._numbers = itertools.count(1)
         self._wake = asyncio.Event()
         self._stopping = False
@@ -68,62 +117,77 @@ class GatewayLink:
         self._ask_at = 0.0
         self._answers_asking = False
         self._idle_since: float | None = None
-        self._known_at = owner.clock()
+        self._known_at = edges.clock()
         self._unreached = 0
         self._calls = 0
         self._call: _Call | None = None
         self._task = asyncio.create_task(self._run(), name=f"tokens to {instance}", context=fresh_context())
         self._task.add_done_callback(self._over)
 
-    def open(self, request_id: str, attempt: Attempt) -> Stream:
-        stream = Stream(next(self._numbers), request_id, attempt, self)
-        self._streams[stream.number] = stream
+    @property
+    def over(self) -> bool:
+        return self._task.done()
+
+    @property
+    def pending(self) -> int:
+        """Tokens that wait to be sent."""
+        return sum(len(stream.pending) for stream in self._dirty.values())
+
+    def open(self, key: StreamKey) -> None:
+        """Ask the gateway what the request's client has had."""
+        stream = self._streams[key] = _Stream(next(self._numbers), key)
+        self._by_number[stream.number] = stream
         self._to_open.append(stream)
         self._idle_since = None
         self._wake.set()
-        return stream
+
+    def emit(self, key: StreamKey, tokens: Sequence[Token]) -> bool:
+        """Send these with the next ``flush``. Whether the stream is open: else they are passed over."""
+        stream = self._streams.get(key)
+        if stream is None or not stream.opened:
+            return False
+        stream.pending += tokens
+        self._dirty[stream.number] = stream
+        return True
 
     def flush(self) -> None:
+        """A step is over: one message with all that it gave."""
         self._wake.set()
 
-    def close(self, stream: Stream) -> None:
-        self._streams.pop(stream.number, None)
-        if not stream.opened and stream in self._to_open:
-            self._to_open.remove(stream)
-
-    def take_streams(self) -> list[Stream]:
-        """All of them, which are then no longer its."""
-        streams = list(self._streams.values())
-        self._streams.clear()
-        self._to_open.clear()
-        self.dirty.clear()
-        return streams
+    def close(self, key: StreamKey) -> None:
+        """Nothing more is sent of it; what was emitted before still is."""
+        stream = self._streams.pop(key, None)
+        if stream is not None:
+            del self._by_number[stream.number]
+            if not stream.opened and stream in self._to_open:
+                self._to_open.remove(stream)
 
     def tick(self) -> None:
-        config, now = self._owner.config, self._owner.clock()
+        """Drop a call whose gateway is too slow; end where nothing has run for the gateway for long."""
+        config, now = self._edges.config, self._edges.clock()
         since = self._writing_since if self._asked_at is None or not self._answers_asking else self._asked_at
         if since is not None and now - since > config.slow_gateway_ms:
             self._drop(f"it took nothing for {config.slow_gateway_ms / 1000:g} s")
-        elif self.dirty and sum(len(stream.pending) for stream in self.dirty.values()) > config.most_pending:
+        elif self._dirty and self.pending > config.most_pending:
             self._drop(f"more than {config.most_pending} tokens wait for it")
-        if self._streams or self._to_open:
+        if self._streams:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since > config.idle_gateway_ms:
-            self._owner.retire(self)
-            self._stopping = True
+            self.ended = self._stopping = True
             self._wake.set()
 
     def _drop(self, why: str) -> None:
         if self._call is not None:
             log.warning("gateway %s is too slow, its call is dropped: %s", self.instance, why)
-            self._owner.counters.gateways_dropped += 1
+            self._edges.counters.gateways_dropped += 1
             self._writing_since = self._asked_at = None
             self._call.cancel()
             self._call = None
 
     async def stop(self, timeout_s: float) -> None:
+        """Send what waits, for as long as ``timeout_s``, then end the call."""
         self._stopping = True
         self._wake.set()
         await asyncio.wait({self._task}, timeout=timeout_s)
@@ -131,10 +195,32 @@ class GatewayLink:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _over(self, task: asyncio.Task[None]) -> None:
+        self.ended = True
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("tokens to gateway %s failed by a defect", self.instance, exc_info=error)
-            # Whether it is there nobody knows: they are opened anew, but not at once, lest it fails again at once.
-            asyncio.get_running_loop().call_later(_LONGEST_PAUSE_S, self._owner.broken, self.take_streams())
+            # Whether the gateway is there is not known. The streams are opened anew, but not at once, lest the same
+            # defect comes at once.
+            asyncio.get_running_loop().call_later(_LONGEST_PAUSE_S, self._break_all)
+
+    # -- the ends of streams -------------------------------------------------------------------------------------
+
+    def _break(self, streams: Sequence[_Stream]) -> None:
+        """What was sent of these may be lost: the listener opens each anew."""
+        for stream in streams:
+            if self._streams.get(stream.key) is stream:
+                self.close(stream.key)
+                self._edges.listener.stream_broken(*stream.key)
+
+    def _break_all(self) -> None:
+        self._dirty.clear()
+        self._break(list(self._streams.values()))
+
+    def _disown(self, streams: Sequence[_Stream]) -> None:
+        """No client waits for the tokens of these."""
+        for stream in streams:
+            if self._streams.get(stream.key) is stream:
+                self.close(stream.key)
+                self._edges.listener.no_stream(*stream.key)
 
     # -- the task ------------------------------------------------------------------------------------------------
 
@@ -145,44 +231,46 @@ class GatewayLink:
             while end is _End.BROKEN and not self._stopping:
                 address = self._address()
                 if address is not None:
-                    began = self._owner.clock()
+                    began = self._edges.clock()
                     end = await self._deliver(address)
                     if end is not _End.BROKEN:
                         break
-                    if self._owner.clock() - began > 1000 * _LONGEST_PAUSE_S:
+                    if self._edges.clock() - began > 1000 * _LONGEST_PAUSE_S:
                         pause = _FIRST_PAUSE_S
-                    self._owner.broken(self.take_streams())
+                    self._break_all()
                 if self._certainly_gone():
                     end = _End.GONE
                     if address is not None:
-                        await self._owner.dialer.forget(address)
+                        await self._edges.dialer.forget(address)
                 else:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE_S)
         finally:
-            self._owner.retire(self)
+            self.ended = True
         if end in (_End.NOT_THERE, _End.GONE):
-            self._owner.gone(self.take_streams())
+            self._edges.counters.gateways_gone += 1
+            self._dirty.clear()
+            self._disown(list(self._streams.values()))
 
     def _address(self) -> str | None:
-        member = self._owner.members.get(self.instance)
+        member = self._edges.members.get(self.instance)
         if member is not None:
-            self._known_at = self._owner.clock()
+            self._known_at = self._edges.clock()
             return member.address
         return None
 
     def _certainly_gone(self) -> bool:
         """Silence alone is not enough while it can still be reached: the log may be what is silent."""
-        members, config = self._owner.members, self._owner.config
+        members, config = self._edges.members, self._edges.config
         if members.get(self.instance) is None:
-            return members.gone(self.instance) or self._owner.clock() - self._known_at > config.unknown_gateway_ms
+            return members.gone(self.instance) or self._edges.clock() - self._known_at > config.unknown_gateway_ms
         return self._unreached > 0 and members.gone(self.instance)
 
     async def _deliver(self, address: str) -> _End:
         self._calls += 1
         self._asked_at, self._ask_at, self._answers_asking = None, 0.0, False
-        self._owner.counters.gateway_calls += 1
-        stub = self._owner.dialer.stub(tokens_pb2_grpc.TokensStub, address)
+        self._edges.counters.gateway_calls += 1
+        stub = self._edges.dialer.stub(tokens_pb2_grpc.TokensStub, address)
         call = self._call = stub.Deliver(self._messages(self._calls), metadata=((INSTANCE, self.instance),))
         try:
             async for reply in call:
@@ -211,84 +299,79 @@ class GatewayLink:
             call.cancel()
 
     async def _messages(self, call: int) -> AsyncIterator[tokens_pb2.FromWorker]:
-        """One message a step, with all that has come meanwhile where the gateway takes them in more slowly than that.
+        """One message a step. A gateway that takes them in more slowly gets all that has come meanwhile in one.
 
         Ends with its call: whoever reads it may not be told at once that the call is over.
         """
         while call == self._calls:
-            waiting = self._to_open or self.dirty
+            waiting = self._to_open or self._dirty
             if not waiting or self._overdue():
                 if not waiting and self._stopping:
                     return
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            if self.dirty and not self._owner.listener.may_emit():
+            if self._dirty and not self._edges.listener.may_emit():
                 self._mute()
                 continue
             message = self._message()
-            now = self._writing_since = self._owner.clock()
+            now = self._writing_since = self._edges.clock()
             if self._asked_at is None and now >= self._ask_at:
                 message.ask = True
-                self._asked_at, self._ask_at = now, now + self._owner.config.ask_every_ms
+                self._asked_at, self._ask_at = now, now + self._edges.config.ask_every_ms
             yield message
             if call == self._calls:
                 self._writing_since = None
 
     def _overdue(self) -> bool:
-        """Whether the gateway has been asked for too long: it is busy. One that has never answered does not know that
-        it is asked."""
+        """Whether the gateway has been asked for too long: it is busy. A gateway that has never answered does not know
+        that it is asked."""
         if self._asked_at is None or not self._answers_asking:
             return False
-        return self._owner.clock() - self._asked_at > self._owner.config.overdue_ms
+        return self._edges.clock() - self._asked_at > self._edges.config.overdue_ms
 
     def _mute(self) -> None:
         """The lease ran out before these were sent: when it is renewed the gateway is asked what it has."""
-        streams = [stream for stream in self.dirty.values() if self._streams.get(stream.number) is stream]
-        self.dirty.clear()
-        for stream in streams:
-            self._streams.pop(stream.number, None)
-        self._owner.broken(streams)
+        streams = list(self._dirty.values())
+        self._dirty.clear()
+        self._break(streams)
 
     def _message(self) -> tokens_pb2.FromWorker:
         opening, self._to_open = self._to_open, []
-        dirty, self.dirty = self.dirty, {}
+        dirty, self._dirty = self._dirty, {}
         tokens = []
         for stream in dirty.values():
             tokens.append(tokens_pb2.StreamTokens(stream=stream.number, tokens=to_token_run(stream.pending)))
-            self._owner.counters.tokens_sent += len(stream.pending)
+            self._edges.counters.tokens_sent += len(stream.pending)
             stream.pending = []
-        self._owner.counters.messages_sent += 1
+        self._edges.counters.messages_sent += 1
         return tokens_pb2.FromWorker(
             open=[
-                tokens_pb2.OpenStream(
-                    stream=stream.number, request_id=stream.request_id, attempt=to_attempt(stream.attempt)
-                )
+                tokens_pb2.OpenStream(stream=stream.number, request_id=stream.key[0], attempt=to_attempt(stream.key[1]))
                 for stream in opening
             ],
             tokens=tokens,
         )
 
     def _answers(self, message: tokens_pb2.FromGateway) -> None:
-        listener = self._owner.listener
+        listener = self._edges.listener
         if message.taken:
             self._asked_at, self._answers_asking = None, True
-            self._wake.set()
         for reply in message.replies:
-            stream = self._streams.get(reply.stream)
+            stream = self._by_number.get(reply.stream)
             if stream is None:
-                continue  # of one that was closed meanwhile
+                continue  # closed meanwhile
             match reply.WhichOneof("reply"):
                 case "delivered" if not stream.opened:
                     stream.opened = True
-                    listener.stream_opened(stream.request_id, stream.attempt, tuple(from_token_run(reply.delivered)))
+                    listener.stream_opened(*stream.key, tuple(from_token_run(reply.delivered)))
                 case "unwanted" if reply.unwanted.why == tokens_pb2.Unwanted.WHY_NO_STREAM:
-                    self._owner.disowned(stream)
+                    self._disown([stream])
                 case "unwanted":
-                    listener.stream_unwanted(stream.request_id, stream.attempt)
+                    listener.stream_unwanted(*stream.key)
                 case "gap":
-                    self._owner.broken([stream])
-        self._owner.flush()
+                    self._break([stream])
+        self._wake.set()
 
 
 class _Call(Protocol):

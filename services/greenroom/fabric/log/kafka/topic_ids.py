@@ -1,5 +1,5 @@
-"""The id that Kafka gives a topic for its life: one made anew under the same name has another. aiokafka asks for
-metadata in a version that is too old to have it."""
+"""The id that Kafka gives a topic: a topic made anew under the same name has another. aiokafka asks for metadata in a
+version that is too old to have it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ EOF: Any = grpc.aio.EOF
 
 
 class Pipe:
-    """In order, at most ``limit`` between writer and reader: one that is ahead waits for the other."""
+    """Messages in order, at most ``limit`` between writer and reader: the one that is ahead waits for the other."""
 
     __slots__ = ("_items", "_limit", "_loop", "_reader", "_writer", "closed")
 
@@ -29,7 +29,7 @@ class Pipe:
         return len(self._items)
 
     async def put(self, item: Any) -> bool:
-        """Whether it was taken: False once the pipe is closed."""
+        """Returns whether the item was taken: False once the pipe is closed."""
         while len(self._items) >= self._limit and not self.closed:
             if self._writer is not None:
                 raise grpc.aio.UsageError("another write on this stream is under way")
@@ -45,7 +45,7 @@ class Pipe:
         return True
 
     async def get(self) -> Any:
-        """The next one; EOF where the pipe is closed and empty."""
+        """The next item; EOF where the pipe is closed and empty."""
         while not self._items:
             if self.closed:
                 return EOF
@@ -61,7 +61,7 @@ class Pipe:
         return item
 
     def close(self, *, discard: bool = False) -> None:
-        """No more is put; what is in it can still be got, unless it is discarded."""
+        """Takes no more items. Those in it can still be got, unless they are discarded."""
         self.closed = True
         if discard:
             self._items.clear()

@@ -1,4 +1,4 @@
-"""The in-process twin of server and channel: an address book whose stubs call the servicers themselves."""
+"""The in-process twin of server and channel: stubs that call the servicers of an address directly."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import grpc
 
 from greenroom.fabric.rpc.dialer import S, StubKind
 from greenroom.fabric.rpc.errors import Shape, as_status
-from greenroom.fabric.rpc.exchange import Exchange
 from greenroom.fabric.rpc.guard import Guard
-from greenroom.fabric.rpc.local_call import LocalStreamCall, LocalUnaryCall
+from greenroom.fabric.rpc.local.call_state import CallState
+from greenroom.fabric.rpc.local.caller import LocalStreamCall, LocalUnaryCall
+from greenroom.fabric.rpc.local.handler import handle
 from greenroom.fabric.rpc.metadata import Metadata, Pairs
 from greenroom.fabric.rpc.servicers import register
 
@@ -24,12 +25,12 @@ _END_S = 5.0
 
 
 class LocalDialer:
-    """Servers and callers of one process, on one event loop."""
+    """The servers of one process by address, for callers on the same event loop."""
 
     def __init__(self) -> None:
         self._servers: dict[str, LocalServer] = {}
         self._waiting: dict[str, set[Callable[[], None]]] = {}
-        self._calls: dict[str, set[Exchange]] = {}
+        self._calls: dict[str, set[CallState]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,7 +43,7 @@ class LocalDialer:
     def serve(
         self, address: str, servicers: Sequence[object], *, max_calls: int = 4096, shape: Shape = as_status
     ) -> LocalServer:
-        """``servicers`` at ``address`` until the server is stopped. Raises ValueError where another is there."""
+        """Serve ``servicers`` at ``address`` until the server is stopped. Raises ValueError where that is taken."""
         if address in self._servers:
             raise ValueError(f"{address} is served already")
         server = self._servers[address] = LocalServer(self, address, servicers, max_calls, shape)
@@ -55,12 +56,12 @@ class LocalDialer:
         return kind(channel)
 
     async def forget(self, address: str) -> None:
-        for exchange in tuple(self._calls.get(address, ())):
-            exchange.cancel("Channel closed.")
+        for call in tuple(self._calls.get(address, ())):
+            call.cancel("Channel closed.")
 
     async def close(self) -> None:
         """Cancels all calls, and waits until their handlers have ended."""
-        handling = [exchange.handling for calls in self._calls.values() for exchange in calls if exchange.handling]
+        handling = [call.handling for calls in self._calls.values() for call in calls if call.handling]
         for address in tuple(self._calls):
             await self.forget(address)
         if handling:
@@ -68,40 +69,40 @@ class LocalDialer:
 
     # -- what channels and servers call --------------------------------------------------------------------------
 
-    def begin(self, exchange: Exchange, request: Any, wait_for_ready: bool) -> None:
-        """Hand it to whoever serves its address."""
-        calls = self._calls.setdefault(exchange.peer, set())
-        calls.add(exchange)
-        exchange.on_end.append(lambda: self._ended(exchange))
-        server = self._servers.get(exchange.peer)
+    def begin(self, call: CallState, request: Any, wait_for_ready: bool) -> None:
+        """Hand the call to the server at its address."""
+        calls = self._calls.setdefault(call.peer, set())
+        calls.add(call)
+        call.on_end.append(lambda: self._ended(call))
+        server = self._servers.get(call.peer)
         if server is not None:
-            server.take(exchange, request)
+            server.take(call, request)
         elif wait_for_ready:
-            self._wait(exchange, request)
+            self._wait(call, request)
         else:
-            exchange.end(grpc.StatusCode.UNAVAILABLE, f"nobody serves {exchange.peer}")
+            call.end(grpc.StatusCode.UNAVAILABLE, f"nobody serves {call.peer}")
 
-    def _wait(self, exchange: Exchange, request: Any) -> None:
+    def _wait(self, call: CallState, request: Any) -> None:
         def begin() -> None:
-            if exchange.code is None:
-                self._servers[exchange.peer].take(exchange, request)
+            if call.code is None:
+                self._servers[call.peer].take(call, request)
 
         def give_up() -> None:
-            waiting = self._waiting.get(exchange.peer)
+            waiting = self._waiting.get(call.peer)
             if waiting is not None:
                 waiting.discard(begin)
                 if not waiting:
-                    del self._waiting[exchange.peer]
+                    del self._waiting[call.peer]
 
-        self._waiting.setdefault(exchange.peer, set()).add(begin)
-        exchange.on_end.append(give_up)
+        self._waiting.setdefault(call.peer, set()).add(begin)
+        call.on_end.append(give_up)
 
-    def _ended(self, exchange: Exchange) -> None:
-        calls = self._calls.get(exchange.peer)
+    def _ended(self, call: CallState) -> None:
+        calls = self._calls.get(call.peer)
         if calls is not None:
-            calls.discard(exchange)
+            calls.discard(call)
             if not calls:
-                del self._calls[exchange.peer]
+                del self._calls[call.peer]
 
     def withdraw(self, server: LocalServer) -> None:
         if self._servers.get(server.address) is server:
@@ -119,33 +120,33 @@ class LocalServer:
         self._guard = Guard(max_calls=max_calls, shape=shape)
         self._methods = _Methods(self._guard)
         register(servicers, self._methods)
-        self._running: dict[asyncio.Task[None], Exchange] = {}
+        self._running: dict[asyncio.Task[None], CallState] = {}
 
     @property
     def calls(self) -> int:
         """How many calls are under way."""
         return len(self._running)
 
-    def take(self, exchange: Exchange, request: Any) -> None:
-        handler = self._methods.handlers.get(exchange.method)
+    def take(self, call: CallState, request: Any) -> None:
+        handler = self._methods.handlers.get(call.method)
         if handler is None:
-            exchange.end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            call.end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
             return
-        task = exchange.handle(handler, request)
-        self._running[task] = exchange
+        task = handle(call, handler, request)
+        self._running[task] = call
         task.add_done_callback(self._running.pop)
 
     async def stop(self, grace_s: float) -> None:
-        """As ``Server.stop``: nothing new, calls may end within ``grace_s``, then they are ended."""
+        """As ``Server.stop``: take no new calls; running ones may end within ``grace_s``, then they are ended."""
         await self._guard.drain(grace_s)
         await self.kill()
 
     async def kill(self) -> None:
-        """As if the process had died: callers see UNAVAILABLE at once."""
+        """End as if the process had died: callers see UNAVAILABLE at once."""
         self._dialer.withdraw(self)
         running = dict(self._running)
-        for exchange in running.values():
-            exchange.break_off(grpc.StatusCode.UNAVAILABLE, f"{self.address} is gone")
+        for call in running.values():
+            call.break_off(grpc.StatusCode.UNAVAILABLE, f"{self.address} is gone")
         if running:
             await asyncio.wait(running, timeout=_END_S)
 
@@ -197,12 +198,12 @@ class _Method:
         self._method = method
         self._kind = kind
 
-    def _exchange(self, metadata: Pairs | None, timeout: float | None) -> Exchange:
+    def _new_call(self, metadata: Pairs | None, timeout: float | None) -> CallState:
         pairs: Metadata = tuple(metadata or ())
         for key, _ in pairs:
             if key != key.lower():
                 raise grpc.aio.InternalError(f"metadata was invalid: the key {key!r} is not in lower case")
-        return Exchange(self._method, pairs, timeout, self._address)
+        return CallState(self._method, pairs, timeout, self._address)
 
 
 class _UnaryRequest(_Method):
@@ -216,10 +217,10 @@ class _UnaryRequest(_Method):
         wait_for_ready: bool | None = None,
         compression: object = None,
     ) -> LocalUnaryCall | LocalStreamCall:
-        exchange = self._exchange(metadata, timeout)
-        exchange.requests.close()
-        self._dialer.begin(exchange, request, bool(wait_for_ready))
-        return self._kind(exchange)
+        call = self._new_call(metadata, timeout)
+        call.requests.close()
+        self._dialer.begin(call, request, bool(wait_for_ready))
+        return self._kind(call)
 
 
 class _StreamRequest(_Method):
@@ -232,8 +233,8 @@ class _StreamRequest(_Method):
         wait_for_ready: bool | None = None,
         compression: object = None,
     ) -> LocalUnaryCall | LocalStreamCall:
-        exchange = self._exchange(metadata, timeout)
+        call = self._new_call(metadata, timeout)
         if request_iterator is not None:
-            exchange.send(request_iterator)
-        self._dialer.begin(exchange, None, bool(wait_for_ready))
-        return self._kind(exchange)
+            call.send(request_iterator)
+        self._dialer.begin(call, None, bool(wait_for_ready))
+        return self._kind(call)

@@ -1,4 +1,4 @@
-"""Served and Announced at every endpoint."""
+"""ServedEndpoint and AnnouncedServer at every endpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import Member, MemberKind
-from greenroom.fabric.announced_server import Announced, Served
+from greenroom.fabric.announced_server import AnnouncedServer, ServedEndpoint
 from greenroom.fabric.lifecycle import Life, Part
-from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
+from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import (
     Context,
@@ -77,10 +77,10 @@ class Stage:
     endpoint: Endpoint
     here: Member
 
-    async def announced(self, *, servicer: EchoServicer | None = None) -> tuple[Served, Announced]:
+    async def announced(self, *, servicer: EchoServicer | None = None) -> tuple[ServedEndpoint, AnnouncedServer]:
         """Both started."""
-        served = Served("calls", self.endpoint, [servicer or EchoServicer()])
-        announced = Announced(self.log, served, lambda: self.here)
+        served = ServedEndpoint("calls", self.endpoint, [servicer or EchoServicer()])
+        announced = AnnouncedServer(self.log, served, lambda: self.here)
         await served.start()
         await announced.start()
         return served, announced
@@ -160,7 +160,7 @@ async def test_who_has_left_is_called_no_more_and_what_runs_may_end(stage: Stage
 
 async def test_the_grace_is_a_bound(stage: Stage) -> None:
     slow = Slow()
-    served = Served("calls", stage.endpoint, [slow], grace_s=0.05)
+    served = ServedEndpoint("calls", stage.endpoint, [slow], grace_s=0.05)
     await served.start()
     running = asyncio.ensure_future(stage.echo(served.address))
     await asyncio.wait_for(slow.asked.wait(), DEADLINE_S)
@@ -173,9 +173,9 @@ async def test_the_grace_is_a_bound(stage: Stage) -> None:
 async def test_a_life_with_what_answers_in_between(stage: Stage) -> None:
     """Its owner knows the address when it starts, and answers what waits when it stops."""
     slow, owner = Slow(), Owner()
-    served = Served("calls", stage.endpoint, [slow], owner=owner, grace_s=DEADLINE_S)
+    served = ServedEndpoint("calls", stage.endpoint, [slow], owner=owner, grace_s=DEADLINE_S)
     behind = Behind(slow, owner)
-    life = Life([served, behind, Announced(stage.log, served, lambda: stage.here)])
+    life = Life([served, behind, AnnouncedServer(stage.log, served, lambda: stage.here)])
     living = asyncio.create_task(life.run())
     async with Directory(stage.log) as directory:
         assert await directory.wait_for(lambda known: known.get("w.1") is not None, DEADLINE_S)
@@ -189,8 +189,8 @@ async def test_a_life_with_what_answers_in_between(stage: Stage) -> None:
 
 
 async def test_where_it_can_not_be_said_nothing_is_served(stage: Stage) -> None:
-    served = Served("calls", stage.endpoint, [EchoServicer()])
-    life = Life([served, Announced(stage.log, served, _nobody)])
+    served = ServedEndpoint("calls", stage.endpoint, [EchoServicer()])
+    life = Life([served, AnnouncedServer(stage.log, served, _nobody)])
     assert await asyncio.wait_for(life.run(), DEADLINE_S) == 1
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await stage.echo(served.address)
@@ -205,13 +205,15 @@ async def test_an_address_that_is_taken_is_refused(stage: Stage) -> None:
         port = int(served.address.rpartition(":")[2])
         second = NetworkEndpoint(ServerConfig(port=port), lambda number: f"127.0.0.1:{number}")
     with pytest.raises((InvalidConfig, ValueError)):
-        await Served("calls", second, [EchoServicer()]).start()
+        await ServedEndpoint("calls", second, [EchoServicer()]).start()
     await announced.stop()
     await served.stop()
 
 
 async def test_health_says_whether_it_drains() -> None:
-    served = Served("calls", NetworkEndpoint(ServerConfig(), lambda port: f"127.0.0.1:{port}"), [EchoServicer()])
+    served = ServedEndpoint(
+        "calls", NetworkEndpoint(ServerConfig(), lambda port: f"127.0.0.1:{port}"), [EchoServicer()]
+    )
     await served.start()
     async with GrpcDialer() as dialer:
         health: Any = dialer.stub(health_pb2_grpc.HealthStub, served.address)

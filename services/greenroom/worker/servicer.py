@@ -16,8 +16,8 @@ from greenroom.worker.service import WorkerService
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """``greenroom.v1.Worker``. A call meant for another instance ends with NOT_FOUND, one of an epoch that is over with
-    FAILED_PRECONDITION."""
+    """``greenroom.v1.Worker``. A call for another instance ends with NOT_FOUND. A call of an epoch that is over ends
+    with FAILED_PRECONDITION."""
 
     def __init__(self, service: WorkerService) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""A log whose acknowledgements are noted, and the part of a process that sees to it that there are some."""
+"""Monitors the log: its acknowledgements say whether it answers, and how far its clock is from this machine's."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class ClockSkewed(GreenroomError):
     """This machine's clock differs from the log's by more than the protocol allows for."""
 
 
-class WatchedLog:
-    """``log``, and what its acknowledgements say of it (``health``). See Log."""
+class MonitoredLog:
+    """``log``, with its ``health`` as its acknowledgements show it. See Log."""
 
     def __init__(
         self, log: Log, config: HealthConfig | None = None, *, clock: Callable[[], float] | None = None
     ) -> None:
-        """``clock``: Unix milliseconds that never jump, as deadlines are counted on."""
+        """``clock``: Unix milliseconds that never jump; deadlines are counted on it."""
         self._log = log
         self.clock = clock or SteadyClock()
         self.health = LogHealth(config, now=self.clock())
@@ -84,15 +84,15 @@ class WatchedLog:
         return await self._log.committed(topic, group, partition)
 
 
-class LogWatch(Part):
-    """Appends where nothing else was acknowledged for two seconds: on ``members``, that something that never was is
-    gone, which nobody minds and compaction takes away.
+class LogMonitor(Part):
+    """Appends a probe where nothing else was acknowledged for two seconds. The probe is a tombstone on ``members`` for
+    a member that never was: readers pass it over, and compaction removes it.
 
-    Not ready while the log acknowledges nothing, and ready again by itself. It does not start where the clocks are too
-    far apart.
+    Not ready while the log acknowledges nothing; ready again by itself. It does not start where the clocks are too far
+    apart.
     """
 
-    def __init__(self, log: WatchedLog, instance: str, *, every_s: float = _EVERY_S) -> None:
+    def __init__(self, log: MonitoredLog, instance: str, *, every_s: float = _EVERY_S) -> None:
         super().__init__("log watch")
         self._log = log
         self._key = f"watch.{instance}".encode()

@@ -8,14 +8,14 @@ import pytest
 from greenroom.core.errors import InvalidConfig
 from greenroom.predictor.counts import Shape
 from greenroom.predictor.forecast import parse_previous
-from greenroom.worker.engine import Routed
+from greenroom.worker.generation_engine import RecordedRouting
 from greenroom.worker.predictions.last_prompts import LastPrompts, distribution_of
 from greenroom.worker.service_config import ForecastConfig, ServiceConfig, TraceConfig, predictor_for
 from tests.unit.policies.model_profiles import model_profile, task_profile
 
 
-def routed(*rows: list[list[int]]) -> Routed:
-    return Routed(np.array(rows, dtype=np.uint8), 1, 3)
+def routed(*rows: list[list[int]]) -> RecordedRouting:
+    return RecordedRouting(np.array(rows, dtype=np.uint8), 1, 3)
 
 
 def test_a_distribution_is_each_layers_picks_and_what_is_none_counts_as_nothing() -> None:
@@ -52,7 +52,7 @@ def test_what_was_asked_for_is_as_it_was_then() -> None:
 
 def test_one_without_rows_says_nothing() -> None:
     last = LastPrompts()
-    last.finished("sort", Routed(np.empty((0, 2, 2), dtype=np.uint8), 0, 3))
+    last.finished("sort", RecordedRouting(np.empty((0, 2, 2), dtype=np.uint8), 0, 3))
     assert last.of("sort") == b""
 
 

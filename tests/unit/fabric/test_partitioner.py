@@ -8,7 +8,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.fabric.log.placing import murmur2, partition_of, record_bytes
+from greenroom.fabric.log.partitioner import murmur2, partition_of, record_bytes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Groups of the in-memory log: who holds which partitions. Eager, as Kafka's: all is revoked, then assigned anew."""
+"""Groups of the in-memory log: which member holds which partitions. A rebalance is eager, as Kafka's: all partitions
+are revoked, then assigned anew."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from greenroom.fabric.log.base import Assignment, LogFailed, Record
-from greenroom.fabric.log.bell import Bell
-from greenroom.fabric.log.memory_store import StoredTopic
+from greenroom.fabric.log.memory.store import StoredTopic
+from greenroom.fabric.log.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class MemoryGroup:
             await asyncio.shield(self._task)
 
     async def leave(self, member: MemoryConsumer) -> None:
-        """The others get what it held, shortly."""
+        """The other members get its partitions shortly."""
         if member in self.members:
             self.members.remove(member)
             await member.let_go()
@@ -69,11 +70,11 @@ class MemoryConsumer:
     def __init__(self, group: Callable[[], MemoryGroup], assignment: Assignment) -> None:
         self._find = group
         self._told = assignment
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._held: dict[int, int] = {}
         """The next offset to read, by partition."""
         self._giving = False
-        """Whether ``poll`` gives: not while the user is being told."""
+        """Whether ``poll`` returns records: not while the user is told of partitions."""
         self._paused: set[int] = set()
         self._failure: LogFailed | None = None
         self._closed = True
@@ -99,7 +100,7 @@ class MemoryConsumer:
 
     async def _close(self) -> None:
         self._closed = True
-        self._bell.ring()
+        self._wakeup.wake()
         await self._group.leave(self)
 
     @property
@@ -123,7 +124,7 @@ class MemoryConsumer:
             left = until - loop.time()
             if records or left <= 0:
                 return records
-            await self._bell.wait(left)
+            await self._wakeup.wait(left)
 
     def _take(self, max_records: int) -> list[Record]:
         """From each partition in turn, so that a busy one does not starve the others."""
@@ -159,7 +160,7 @@ class MemoryConsumer:
 
     def resume(self, partitions: Sequence[int]) -> None:
         self._paused.difference_update(partitions)
-        self._bell.ring()
+        self._wakeup.wake()
 
     # -- told by the group ---------------------------------------------------------------------------------------
 
@@ -170,10 +171,10 @@ class MemoryConsumer:
             for number in partitions:
                 stored = self._group.stored.partitions[number]
                 self._held[number] = self._group.committed.get(number, stored.start)
-                stored.listeners.add(self._bell)
+                stored.listeners.add(self._wakeup)
             await self._tell(self._told.assigned(dict(self._held)), "assigned")
             self._giving = True
-        self._bell.ring()
+        self._wakeup.wake()
 
     async def let_go(self) -> None:
         self._giving = False
@@ -183,7 +184,7 @@ class MemoryConsumer:
                 return
             await self._tell(self._told.revoked(sorted(self._held)), "revoked")
             for number in self._held:
-                self._group.stored.partitions[number].listeners.discard(self._bell)
+                self._group.stored.partitions[number].listeners.discard(self._wakeup)
             self._held.clear()
 
     async def _tell(self, told: Awaitable[None], what: str) -> None:
@@ -196,4 +197,4 @@ class MemoryConsumer:
                 reason = str(error) or type(error).__name__
                 self._failure = LogFailed(f"group {self._group.name}: {what} failed: {reason}")
                 self._failure.__cause__ = error
-            self._bell.ring()
+            self._wakeup.wake()

@@ -1,4 +1,4 @@
-"""Which partition a record goes to and how large it is: the same for every log, so that they agree."""
+"""Which partition a record goes to, and how large the record is. The same for every log, so that they agree."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition that every Kafka producer with the usual partitioner chooses too."""
+    """The partition for the key: the same that Kafka's default partitioner chooses."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions if partitions > 1 else 0
 
 
 def record_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """What a record takes at most, sent in a batch of its own: this is what a topic's largest message bounds."""
+    """The largest size of a record in bytes, sent in a batch of its own. A topic's largest message bounds this size."""
     size = _BATCH_BYTES + _RECORD_BYTES + 3 * _LENGTH_BYTES + len(key or b"") + len(value or b"")
     for name, content in headers:
         size += 2 * _LENGTH_BYTES + 4 * len(name) + len(content)

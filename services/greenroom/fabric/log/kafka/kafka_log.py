@@ -14,7 +14,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka import errors as kafka
 
 from greenroom.core.units import MIB
-from greenroom.fabric.log import kafka_client, kafka_topics
 from greenroom.fabric.log.base import (
     AppendNotSent,
     AppendRefused,
@@ -28,11 +27,13 @@ from greenroom.fabric.log.base import (
     Topic,
 )
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.kafka_client import FENCED, FORBIDDEN, RETRY_S, TROUBLE, as_log_error
-from greenroom.fabric.log.kafka_group import KafkaGroup
-from greenroom.fabric.log.kafka_reader import KafkaReader
-from greenroom.fabric.log.kafka_topics import Known
-from greenroom.fabric.log.placing import partition_of, record_bytes
+from greenroom.fabric.log.kafka import client as kafka_client
+from greenroom.fabric.log.kafka import topics as kafka_topics
+from greenroom.fabric.log.kafka.client import FENCED, FORBIDDEN, RETRY_S, TROUBLE, as_log_error
+from greenroom.fabric.log.kafka.group import KafkaGroup
+from greenroom.fabric.log.kafka.reader import KafkaReader
+from greenroom.fabric.log.kafka.topics import Known
+from greenroom.fabric.log.partitioner import partition_of, record_bytes
 
 _LOG = logging.getLogger(__name__)
 _LARGEST_REQUEST = 64 * MIB
@@ -44,16 +45,16 @@ _REFUSED = (
     kafka.UnsupportedForMessageFormatError,
     kafka.PolicyViolationError,
 )
-"""Answers to an append that say that it is not there."""
+"""Answers to an append by which the record is certainly not there."""
 T = TypeVar("T")
 
 
 class KafkaLog:
     """See Log. One producer, one consumer for questions; groups and readers have connections of their own.
 
-    The producer is idempotent and tries again by itself for as long as it takes, so an append whose time is up may
-    still land when the brokers are back. After an answer other than an acknowledgement its sequence numbers no longer
-    agree with the broker's, so it is replaced; what else was on its way with it is unknown.
+    The producer is idempotent and tries again by itself without end, so an append that has timed out may still land
+    when the brokers are back. After an answer other than an acknowledgement its sequence numbers no longer agree with
+    the broker's. So it is replaced, and its other appends under way are unknown.
     """
 
     def __init__(self, config: LogConfig) -> None:
@@ -82,7 +83,7 @@ class KafkaLog:
         await self._close()
 
     async def _connect(self) -> None:
-        """Until the brokers answer, which may be later than we are started, but not for ever."""
+        """Wait until the brokers answer, for a bounded time: they may start later than we do."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self.config.connect_timeout_s
         while True:
@@ -218,7 +219,7 @@ class KafkaLog:
             self._known[known.name] = known
 
     async def _require(self, name: str, timeout_s: float) -> Known:
-        """What is known of a topic, asked for once. Raises LogFailed where it does not exist, LogUnavailable."""
+        """The topic as the brokers have it. Raises LogFailed where it does not exist, LogUnavailable."""
         known = self._known.get(name)
         if known is None:
             known = self._known[name] = await kafka_topics.describe(self.config, name, timeout_s)
@@ -242,7 +243,7 @@ class KafkaLog:
         where = TopicPartition(self.config.prefix + topic, partition)
 
         async def ask(consumer: AIOKafkaConsumer) -> int:
-            # The end first: what is appended between the two questions may be later than asked for, never missed.
+            # The end first: a record appended between the two questions must not be missed.
             end = (await consumer.end_offsets([where]))[where]
             found = (await consumer.offsets_for_times({where: timestamp_ms}))[where]
             return int(end if found is None else found.offset)
@@ -289,10 +290,10 @@ def _refusal(name: str, error: kafka.KafkaError) -> LogError:
 
 
 async def _stop(producer: AIOKafkaProducer, flush_s: float) -> None:
-    """Let what is on its way land for ``flush_s``, then give the rest up and close.
+    """Wait up to ``flush_s`` for appends under way, then give the others up and close.
 
-    An idempotent producer tries for ever, and its own ``stop`` waits for that; so it is taken apart by hand where not
-    all has landed.
+    An idempotent producer tries for ever, and its own ``stop`` waits for that. So it is taken apart by hand where some
+    appends have not landed.
     """
     batches = producer._message_accumulator
     if flush_s > 0 and await kafka_client.finish(asyncio.create_task(producer.flush()), flush_s):

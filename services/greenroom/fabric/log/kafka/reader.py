@@ -11,16 +11,16 @@ from typing import Any, Self
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import errors as kafka
 
-from greenroom.fabric.log import kafka_client
 from greenroom.fabric.log.base import LogError, LogFailed, Record
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.kafka_client import RETRY_S, TROUBLE, as_log_error, record_of
+from greenroom.fabric.log.kafka import client as kafka_client
+from greenroom.fabric.log.kafka.client import RETRY_S, TROUBLE, as_log_error, record_of
 
 _LOG = logging.getLogger(__name__)
 
 
 class KafkaReader:
-    """See Reader. Where aiokafka gives up, it is begun anew at the position that was reached."""
+    """See Reader. Where aiokafka gives up, reading begins anew at the position that was reached."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Whom this process knows to be here."""
+"""The members that this process knows, as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from greenroom.core.messages import MemberKind
-from greenroom.fabric.members import Directory
+from greenroom.fabric.members.directory import Directory
 
 
 class MembersCollector(Collector):
