@@ -13,7 +13,7 @@ import torch
 from benchmarks.engine.inside import Inside
 from benchmarks.engine.routing import RoutingRecord
 from benchmarks.engine.turns import Turn, peak_bytes, reset_peak, timed
-from greenroom.core.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import MIB
 from greenroom.experts.pack.direct_io import DirectFile, page_aligned

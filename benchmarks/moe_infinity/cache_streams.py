@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.moe_infinity.calibration import TARGETS
 from benchmarks.moe_infinity.synthetic import MIXES, Shape, drawn
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.demo.tasks import TASKS, Sample, sample
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from benchmarks.emoe.measures import interval
 from benchmarks.moe_infinity.prefetch_models import MODELS, PCIE4_BYTES_PER_S, Model
 from benchmarks.moe_infinity.synthetic import trace_of
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.pictures import COLOURS, new_figure, save_figure
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, Step

@@ -12,7 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.generation import Finished, FinishReason, GenerationRequest, Token
 from greenroom.core.messages import ModelCard
 from greenroom.demo import bundled_model_path

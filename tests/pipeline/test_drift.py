@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from greenroom.core.artifact_file import ArtifactFile
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.generation import GenerationRequest, SamplingParams
-from greenroom.core.reuse_file import ReuseFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.embedded import EmbeddedConfig, embedded_parts

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.replay import RoutingTrace

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
-from greenroom.core.reuse_file import ReuseFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.policies.reuse.policy import Reuse
 from greenroom.replay import RoutingTrace
 from greenroom.worker.model.assembly import Worker

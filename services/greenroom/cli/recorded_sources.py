@@ -13,7 +13,7 @@ from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.prompts import read_prompts
 
 if TYPE_CHECKING:
-    from greenroom.core.artifact_file import ArtifactFile
+    from greenroom.core.artifacts.artifact_file import ArtifactFile
     from greenroom.replay import RoutingTrace
 
 F = TypeVar("F", bound=Callable[..., Any])

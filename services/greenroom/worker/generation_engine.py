@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.generation import Event, GenerationRequest
 from greenroom.policies.base.events import Prediction
 

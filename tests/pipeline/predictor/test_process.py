@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from greenroom.cli.building_options import building_from
 from greenroom.cli.predictor import predictor
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import MemberKind, encode
 from greenroom.fabric.log.config import LogConfig

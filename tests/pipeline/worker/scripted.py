@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import grpc
 import numpy as np
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.attempts import Attempt
 from greenroom.core.errors import InvalidConfig, InvalidRequest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.messages import MemberKind
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from greenroom.worker.generation_engine import ArtifactVersion

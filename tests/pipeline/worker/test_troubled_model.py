@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import ModelBroken
 from greenroom.core.generation import SamplingParams
 from greenroom.core.messages import Task

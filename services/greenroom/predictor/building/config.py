@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.core.reuse_file import ReuseFile
 from greenroom.core.units import MIB
 from greenroom.predictor.eamc.drift import DriftConfig
 from greenroom.predictor.eamc.members import CAPACITY

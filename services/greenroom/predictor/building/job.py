@@ -11,9 +11,9 @@ from greenroom.predictor.apart import work
 from greenroom.predictor.building.config import EAMC, REUSE
 
 if TYPE_CHECKING:
-    from greenroom.core.artifact_file import ArtifactFile
-    from greenroom.core.eamc_file import EamcFile
-    from greenroom.core.reuse_file import ReuseFile
+    from greenroom.core.artifacts.artifact_file import ArtifactFile
+    from greenroom.core.artifacts.eamc_file import EamcFile
+    from greenroom.core.artifacts.reuse_file import ReuseFile
     from greenroom.predictor.building.jobs import Job
 
 
@@ -23,7 +23,7 @@ def build_eamc(job: Job) -> EamcFile:
 
     When tasks have shifted, so that ``after`` were recorded, half of what members are chosen from is those: among all
     that came before the shift they would get hardly any. Raises InvalidConfig."""
-    from greenroom.core.eamc_file import EamcFile
+    from greenroom.core.artifacts.eamc_file import EamcFile
     from greenroom.predictor.building.jobs import experts_of
     from greenroom.predictor.eamc.members import choose_members
 

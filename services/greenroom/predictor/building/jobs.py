@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.apart import ApartFailed, command_of, run_apart
 from greenroom.predictor.building.kinds import KINDS, Kept

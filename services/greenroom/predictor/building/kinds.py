@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from greenroom.core.artifact_file import ArtifactFile
-from greenroom.core.eamc_file import EamcFile
-from greenroom.core.reuse_file import ReuseFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.predictor.building.config import EAMC, REUSE, BuildingConfig
 from greenroom.predictor.building.pace import EveryMany, Pace
 from greenroom.predictor.eamc.drift import Drift

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.predictor.building.kinds import KINDS
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.shelf import Shelf

@@ -15,8 +15,8 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from greenroom.core.artifact_file import ArtifactFile
-from greenroom.core.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
 from greenroom.core.model_profile import ModelProfile, load_model_profile

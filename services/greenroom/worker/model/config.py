@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from greenroom.core.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.policies.base.catalogue import Catalogue

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.experts.copying.device_errors import device_loss

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import grpc
 import xxhash
 
-from greenroom.core.artifact_file import ArtifactFile
-from greenroom.core.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.tensors import Damaged
 from greenroom.fabric.rpc import Dialer

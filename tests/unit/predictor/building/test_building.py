@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.tensors import Damaged
 from greenroom.predictor.building.builder import keep, recall_of

@@ -32,7 +32,7 @@ from benchmarks.moe_infinity.engine.peer import DiskOffloadServer
 from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of, to_learn_from
 from benchmarks.moe_infinity.engine.scale import Scale
 from benchmarks.moe_infinity.engine.turns import ServedTurn
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import split_of
 from greenroom.policies.base.expert_policy import ExpertPolicy

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.errors import InvalidConfig
 
 
