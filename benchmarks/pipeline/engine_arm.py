@@ -16,12 +16,12 @@ from benchmarks.pipeline.schedule import Measured, Planned
 from greenroom.core.generation import Finished, GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.fabric.lifecycle import run_loop
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.generator import LoopGenerator
+from greenroom.worker.model.model_runtime import ModelRuntime
 
 
-async def run(generator: LoopGenerator, worker: Worker, plan: list[Planned], at_once: int) -> list[Measured]:
+async def run(generator: LoopGenerator, worker: ModelRuntime, plan: list[Planned], at_once: int) -> list[Measured]:
     """``at_once`` 0: as planned, however many that makes."""
     places = asyncio.Semaphore(at_once or len(plan) or 1)
     began = time.perf_counter()
@@ -49,7 +49,7 @@ async def run(generator: LoopGenerator, worker: Worker, plan: list[Planned], at_
     return list(await asyncio.gather(*(one(number, planned) for number, planned in enumerate(plan))))
 
 
-async def serve(worker: Worker) -> None:
+async def serve(worker: ModelRuntime) -> None:
     generator = worker.generator()
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -67,7 +67,7 @@ def main() -> None:
         warm_start=False,
         progress=False,
     )
-    with Worker(config) as worker:
+    with ModelRuntime(config) as worker:
         gc.collect()
         gc.freeze()  # as a worker's process does
         print(json.dumps("ready"), flush=True)

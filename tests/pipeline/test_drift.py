@@ -34,11 +34,11 @@ from greenroom.predictor import PredictorConfig
 from greenroom.predictor.building.config import BuildingConfig
 from greenroom.predictor.eamc.drift import DriftConfig
 from greenroom.worker.generation_engine import ArtifactVersion
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.card import card_of
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.metrics import WorkerCollector
 from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.test_model import Told
 from tests.waiting import until
@@ -66,7 +66,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def working(cache: Path, policy: str = "moe-infinity") -> Iterator[Worker]:
+def working(cache: Path, policy: str = "moe-infinity") -> Iterator[ModelRuntime]:
     config = WorkerConfig(
         str(bundled_model_path()),
         dtype="float32",
@@ -78,14 +78,16 @@ def working(cache: Path, policy: str = "moe-infinity") -> Iterator[Worker]:
         served_model_name=MODEL,
         warm_start=False,
     )
-    with Worker(config) as made:
+    with ModelRuntime(config) as made:
         yield made
         assert made.loop.wait_idle(30)
         assert made.loop.stats().audit_failures == 0
 
 
 @asynccontextmanager
-async def served(worker: Worker, recorder: RoutingRecorder) -> AsyncIterator[tuple[GatewayService, CollectorRegistry]]:
+async def served(
+    worker: ModelRuntime, recorder: RoutingRecorder
+) -> AsyncIterator[tuple[GatewayService, CollectorRegistry]]:
     registry = CollectorRegistry()
     registry.register(WorkerCollector(worker))
     building = BuildingConfig(drift=DRIFT, capacity=40)

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from greenroom.core.messages import ModelCard
 from greenroom.moe.loading.safetensors_files import StoredTensor
 from greenroom.text.digest import text_digest
-from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.model_runtime import ModelRuntime
 
 _SAMPLE_BYTES = 4096
 _SAMPLES = 4
 
 
-def card_of(worker: Worker) -> ModelCard:
+def card_of(worker: ModelRuntime) -> ModelCard:
     """What ``worker`` serves. Workers with equal digests give equal answers, but for rounding."""
     served, manifest = worker.served, worker.pack.manifest
     text = text_digest(worker.checkpoint.folder)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.model_runtime import ModelRuntime
 
 PREFIX = "greenroom_"
 
@@ -16,7 +16,7 @@ class WorkerCollector(Collector):
     """To be registered with a CollectorRegistry. Look-ups and hits are two counters, so that a hit rate can be computed
     over any window."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: ModelRuntime) -> None:
         self._worker = worker
 
     def collect(self) -> Iterable[Metric]:

@@ -19,7 +19,7 @@ from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.policies.base.events import Artifact, Prediction
 from greenroom.worker.faults import Fault
 from greenroom.worker.generation_engine import ArtifactVersion, EngineState, Events, RecordedRouting
-from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.traces.routing import RoutingRecorder
 
 log = logging.getLogger(__name__)
@@ -29,13 +29,15 @@ _MOST_SWAPS = 8
 
 
 class ModelEngine:
-    """Generates on the batch loop of a Worker, of which it is the only user. Used from one event loop.
+    """Generates on the batch loop of a ModelRuntime, of which it is the only user. Used from one event loop.
 
     Tokens come to the event loop with one wake-up a step, however many requests there are. Predictions and artifacts
     reach the expert policy on the model's thread, between steps. Few of them may wait; of more the oldest are dropped.
     """
 
-    def __init__(self, worker: Worker, recorder: RoutingRecorder | None = None, *, fault: Fault | None = None) -> None:
+    def __init__(
+        self, worker: ModelRuntime, recorder: RoutingRecorder | None = None, *, fault: Fault | None = None
+    ) -> None:
         self._worker = worker
         self._fault = fault
         self._recorder = recorder

@@ -53,7 +53,7 @@ from greenroom.worker.model.warm_start import ResidentSetFile, first_residents
 log = logging.getLogger(__name__)
 
 
-class Worker:
+class ModelRuntime:
     """A model that is ready to generate; a context manager that closes it.
 
     Construction does everything that takes long, with progress bars: packing at first use, loading, filling the
