@@ -297,8 +297,10 @@ def stand_in(
 ) -> Iterator[StandInAccelerator]:
     """greenroom finds the device in the place of a GPU with ``memory`` bytes."""
     accelerator = StandInAccelerator(lateness=lateness)
-    monkeypatch.setattr("greenroom.worker.model.assembly.accelerator_of", lambda _: accelerator)
-    monkeypatch.setattr("greenroom.worker.model.assembly.gpu_memory", lambda _: Memory(memory, memory, "the stand-in"))
+    monkeypatch.setattr("greenroom.worker.model.model_runtime.accelerator_of", lambda _: accelerator)
+    monkeypatch.setattr(
+        "greenroom.worker.model.model_runtime.gpu_memory", lambda _: Memory(memory, memory, "the stand-in")
+    )
     monkeypatch.setattr("greenroom.moe.products.device_copies.page_locked", page_locked)
     _late.append(accelerator)
     try:

@@ -79,7 +79,7 @@ def add(pool: Pool, number: int, slo: Slo) -> None:
 
 def latencies_ms(pool: Pool, estimator: LatencyEstimator) -> dict[str, float]:
     """What is expected of those that run."""
-    placed = sorted(pool.seats["worker"].view(START_MS).running, key=lambda one: one.expected_left)
+    placed = sorted(pool.workers["worker"].view(START_MS).running, key=lambda one: one.expected_left)
     tokens = estimator.among(np.array([one.expected_left for one in placed], dtype=np.float64))
     unread = sum(one.request.input_tokens for one in placed)
     each = COSTS.generated_ms(len(placed))
@@ -115,7 +115,7 @@ def measure(pool: Pool, rounds: int) -> Decisions:
         effects = pool.schedule(now)
         whole.append(time.perf_counter() - began)
         assert not effects
-        state = PlacementState(waiting, (pool.seats["worker"].view(now),))
+        state = PlacementState(waiting, (pool.workers["worker"].view(now),))
         began = time.perf_counter()
         pool.policy.decide(state, now)
         policy.append(time.perf_counter() - began)

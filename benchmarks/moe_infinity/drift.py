@@ -28,7 +28,7 @@ from benchmarks.harness.reporting.statistics import interval
 from benchmarks.harness.reporting.tables import plus_minus
 from benchmarks.moe_infinity.simulated_models import MODELS, PCIE4_BYTES_PER_S, Model
 from benchmarks.moe_infinity.synthetic_routing import trace_of
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.pictures import COLOURS
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, Step

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.pipeline.schedule import Measured, Planned
 from greenroom.core.generation import Finished, GenerationRequest, SamplingParams
 from greenroom.fabric.lifecycle import run_loop
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.model_runtime import Worker
 
 
 class ChildEngine:

@@ -12,19 +12,19 @@ import sys
 import uuid
 from collections.abc import Callable
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.generation import Finished, FinishReason, GenerationRequest, Token
 from greenroom.core.messages import ModelCard
 from greenroom.demo import bundled_model_path
 from greenroom.fabric.lifecycle import Entered, LifeConfig, run_service
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.kafka import KafkaLog
+from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer, NetworkEndpoint, ServerConfig
 from greenroom.policies.base.events import Prediction
 from greenroom.text import TextProcessor
 from greenroom.text.digest import text_digest
-from greenroom.worker.engine import Edition, EngineState, Events, Routed
+from greenroom.worker.generation_engine import ArtifactVersion, EngineState, Events, RecordedRouting
 from greenroom.worker.process import worker_parts
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ForecastConfig, ServiceConfig, TraceConfig
@@ -35,7 +35,7 @@ MODEL = "greenroom-understudy"
 
 
 class StubEngine:
-    """As greenroom.worker.engine.Engine has it."""
+    """As greenroom.worker.generation_engine.GenerationEngine has it."""
 
     def __init__(self, token_id: int) -> None:
         self._token_id = token_id
@@ -78,14 +78,14 @@ class StubEngine:
     def state(self) -> EngineState:
         return EngineState(kv_tokens=1_000_000, kv_tokens_free=1_000_000, running=len(self._running))
 
-    def take_routing(self, number: int) -> Routed | None:
+    def take_routing(self, number: int) -> RecordedRouting | None:
         return None
 
     def foresee(self, prediction: Prediction) -> None:
         pass
 
     @property
-    def artifacts(self) -> dict[str, Edition | None]:
+    def artifacts(self) -> dict[str, ArtifactVersion | None]:
         return {}
 
     def swap(self, file: ArtifactFile) -> None:

@@ -14,13 +14,13 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import ModelCard
 from greenroom.core.model_profile import ModelProfile
 from greenroom.core.units import MIB
-from greenroom.fabric.announced_server import Served
+from greenroom.fabric.announced_server import ServedEndpoint
 from greenroom.fabric.lifecycle import Entered, Part, Service
 from greenroom.fabric.log import Log
-from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
+from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 from greenroom.fabric.members import Directory
+from greenroom.fabric.members.metrics import MembersCollector
 from greenroom.fabric.rpc import LocalDialer, LocalEndpoint
-from greenroom.fabric.telemetry.members import MembersCollector
 from greenroom.fabric.topics import Topics, all_topics
 from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
@@ -33,7 +33,7 @@ from greenroom.scheduler.metrics import SchedulerCollector
 from greenroom.scheduler.service import SchedulerService
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
 from greenroom.text import TextProcessor
-from greenroom.worker.engine import Engine
+from greenroom.worker.generation_engine import GenerationEngine
 from greenroom.worker.process import worker_parts
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import STATISTICS, ArtifactConfig, ForecastConfig, ServiceConfig, TraceConfig
@@ -114,7 +114,7 @@ def embedded_parts(
     config: EmbeddedConfig,
     front: GatewayConfig,
     *,
-    engine: Engine,
+    engine: GenerationEngine,
     card: ModelCard,
     text: TextProcessor,
     registry: CollectorRegistry,
@@ -163,5 +163,5 @@ def embedded_parts(
         predictor = PredictorService(learning, log, PredictorMetrics(registry))
         endpoint = LocalEndpoint(dialer, "predictor")
         parts += predictor_parts(predictor, learning, log, endpoint, f"predictor.{name}")
-    tokens = Served("tokens", LocalEndpoint(dialer, "gateway"), [pipeline.tokens], owner=pipeline)
+    tokens = ServedEndpoint("tokens", LocalEndpoint(dialer, "gateway"), [pipeline.tokens], owner=pipeline)
     return gateway, [*parts, tokens, pipeline, gateway]

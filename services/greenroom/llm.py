@@ -24,8 +24,8 @@ from greenroom.core.generation import Finished, FinishReason, GenerationRequest,
 from greenroom.demo import bundled_model_path
 from greenroom.moe.batch import completions
 from greenroom.text import TextStream
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.model_runtime import ModelRuntime
 
 Prompt = str | Sequence[int]
 ChatMessage = Mapping[str, str]
@@ -68,7 +68,7 @@ class LLM:
             config = WorkerConfig(model=model or str(bundled_model_path()), **settings)
         elif model is not None or settings:
             raise InvalidConfig("config", "...", "give either a config, or a model and settings")
-        self.worker = Worker(config)
+        self.worker = ModelRuntime(config)
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex
 

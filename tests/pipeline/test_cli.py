@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from greenroom.cli import main
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
-from greenroom.worker.model import assembly
+from greenroom.worker.model import model_runtime
 from greenroom.worker.model.memory_needs import dense_bytes
 from tests.random_checkpoints import save_random
 
@@ -116,7 +116,7 @@ def test_what_the_system_refuses_is_a_sentence(run: Run, tmp_path: Path) -> None
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
     run: Run, command: str, option: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "Worker", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(model_runtime, "ModelRuntime", lambda *_, **__: pytest.fail("a model was loaded"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         own = ("--port", "0") if option == "--grpc-port" else ()

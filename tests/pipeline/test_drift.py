@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from greenroom.core.artifact_file import ArtifactFile
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.generation import GenerationRequest, SamplingParams
-from greenroom.core.reuse_file import ReuseFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.embedded import EmbeddedConfig, embedded_parts
@@ -32,12 +32,12 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
 from greenroom.predictor import PredictorConfig
 from greenroom.predictor.kinds.config import BuildingConfig, DriftConfig
-from greenroom.worker.engine import Edition
-from greenroom.worker.model.assembly import Worker
+from greenroom.worker.generation_engine import ArtifactVersion
 from greenroom.worker.model.card import card_of
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.metrics import WorkerCollector
 from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.test_model import Told
 from tests.waiting import until
@@ -65,7 +65,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def working(cache: Path, policy: str = "moe-infinity") -> Iterator[Worker]:
+def working(cache: Path, policy: str = "moe-infinity") -> Iterator[ModelRuntime]:
     config = WorkerConfig(
         str(bundled_model_path()),
         dtype="float32",
@@ -77,14 +77,16 @@ def working(cache: Path, policy: str = "moe-infinity") -> Iterator[Worker]:
         served_model_name=MODEL,
         warm_start=False,
     )
-    with Worker(config) as made:
+    with ModelRuntime(config) as made:
         yield made
         assert made.loop.wait_idle(30)
         assert made.loop.stats().audit_failures == 0
 
 
 @asynccontextmanager
-async def served(worker: Worker, recorder: RoutingRecorder) -> AsyncIterator[tuple[GatewayService, CollectorRegistry]]:
+async def served(
+    worker: ModelRuntime, recorder: RoutingRecorder
+) -> AsyncIterator[tuple[GatewayService, CollectorRegistry]]:
     registry = CollectorRegistry()
     registry.register(WorkerCollector(worker))
     building = BuildingConfig(drift=DRIFT, capacity=40)
@@ -210,7 +212,7 @@ async def test_swaps_while_requests_run_change_no_answer(
         async def swap_always() -> None:
             for version in itertools.count(1):
                 engine.swap(made(version, experts))
-                await until(lambda version=version: engine.artifacts[kind] == Edition(version, version))  # type: ignore[misc]
+                await until(lambda version=version: engine.artifacts[kind] == ArtifactVersion(version, version))  # type: ignore[misc]
 
         expected = await said(0)
         assert engine.artifacts == {kind: None}

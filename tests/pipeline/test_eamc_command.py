@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.replay import RoutingTrace
 from greenroom.replay.traces.activation_matrices import activation_matrices
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.model_runtime import ModelRuntime
 from tests.pipeline.commands import output_of as run
 from tests.waiting import until
 
@@ -141,7 +141,7 @@ def test_a_model_generates_the_same_with_the_one_in_its_folder(checkpoint: Path,
     budget = ("--model", str(model), "--expert-memory", "40%", "--max-tokens", "6")
     run("eamc", "build", *budget, "--prompts", "-", "--raw", "--out", str(model / "eamc.safetensors"), text=prompts)
     config = WorkerConfig(str(model), policy="moe-infinity", expert_memory="40%", eamc=model / "eamc.safetensors")
-    with Worker(config) as worker:
+    with ModelRuntime(config) as worker:
         assert isinstance(worker.experts.policy, MoeInfinity)
         assert worker.experts.policy.version == "1"
     answers = []
@@ -195,7 +195,7 @@ async def test_a_worker_begins_with_the_first_layers_and_fills_the_host_while_no
     config = WorkerConfig(
         str(checkpoint), policy="moe-infinity", expert_memory="25%", host_memory="50%", warm_start=False
     )
-    with Worker(config) as worker:
+    with ModelRuntime(config) as worker:
         device, host = worker.experts.device, worker.experts.host
         assert host is not None
         assert np.flatnonzero(device.resident).tolist() == list(range(6))

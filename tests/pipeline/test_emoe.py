@@ -21,10 +21,10 @@ from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
 from greenroom.moe.batch.completions import complete
 from greenroom.policies.emoe.policy import Emoe
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.card import card_of
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.traces.routing import RoutingRecorder
 from tests.unit.policies.model_profiles import model_profile, task_profile
 from tests.waiting import until
@@ -66,7 +66,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(cache: Path, prompts: dict[str, list[str]]) -> dict[str, str]:
     """What the model says with all its experts in memory."""
     sampling = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
-    with Worker(config(cache, expert_memory="100%", policy="lru")) as worker:
+    with ModelRuntime(config(cache, expert_memory="100%", policy="lru")) as worker:
         tokenizer = worker.text.tokenizer
         flat = [prompt for own in prompts.values() for prompt in own]
         requests = [
@@ -78,15 +78,15 @@ def answers(cache: Path, prompts: dict[str, list[str]]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def worker(cache: Path) -> Iterator[Worker]:
-    with Worker(config(cache, expert_memory="33%", policy="emoe")) as made:
+def worker(cache: Path) -> Iterator[ModelRuntime]:
+    with ModelRuntime(config(cache, expert_memory="33%", policy="emoe")) as made:
         yield made
         assert made.loop.wait_idle(30)
         assert made.loop.stats().audit_failures == 0
 
 
 @asynccontextmanager
-async def served(worker: Worker) -> AsyncIterator[tuple[GatewayService, ModelEngine, CollectorRegistry]]:
+async def served(worker: ModelRuntime) -> AsyncIterator[tuple[GatewayService, ModelEngine, CollectorRegistry]]:
     """As ``greenroom serve --policy emoe`` has it."""
     registry = CollectorRegistry()
     engine = ModelEngine(worker, RoutingRecorder(worker.experts.catalogue, most_rows=256))
@@ -119,13 +119,13 @@ async def ask(gateway: GatewayService, prompt: str) -> str:
     return str(said["choices"][0]["text"])
 
 
-def wanted(worker: Worker) -> set[int]:
+def wanted(worker: ModelRuntime) -> set[int]:
     target = worker.experts.policy.target
     return set() if target is None else set(np.flatnonzero(target.wanted).tolist())
 
 
 async def test_experts_follow_the_task_mix_and_answers_are_the_models_own(
-    worker: Worker, prompts: dict[str, list[str]], answers: dict[str, str]
+    worker: ModelRuntime, prompts: dict[str, list[str]], answers: dict[str, str]
 ) -> None:
     assert isinstance(worker.experts.policy, Emoe)
     first, second = "classify", "converse"
@@ -162,7 +162,7 @@ def test_with_a_profile_and_the_papers_fidelity_nothing_is_fetched_on_demand(
     )
     (cache / "profile.json").write_bytes(dump_model_profile(profile))
     chosen = config(cache, expert_memory="50%", policy="emoe", fidelity="paper", profile=cache / "profile.json")
-    with Worker(chosen) as worker:
+    with ModelRuntime(chosen) as worker:
         experts, policy = worker.experts, worker.experts.policy
         assert "on_layer_routed" not in policy.hooks
         assert wanted(worker) == set(experts.resident_keys().tolist()), (

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli import main
-from greenroom.core.reuse_file import ReuseFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.policies.reuse.policy import Reuse
 from greenroom.replay import RoutingTrace
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.model_runtime import ModelRuntime
 from tests.pipeline.commands import output_of as run
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
@@ -72,7 +72,7 @@ def test_a_worker_begins_with_those_in_the_models_folder_or_those_it_is_given(
     run("reuse", "fit", "--trace", trace, "--out", given)
     run("reuse", "fit", "--trace", trace, "--averages-only", "--out", str(model / "reuse.safetensors"))
     for reuse in (Path(given), model / "reuse.safetensors"):
-        with Worker(WorkerConfig(str(model), policy="reuse", expert_memory="40%", reuse=reuse)) as worker:
+        with ModelRuntime(WorkerConfig(str(model), policy="reuse", expert_memory="40%", reuse=reuse)) as worker:
             assert isinstance(worker.experts.policy, Reuse)
             assert worker.experts.policy.version == "1"
     one = ("generate", "one", "--model", str(model), "--raw", "--max-tokens", "2")

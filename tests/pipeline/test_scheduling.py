@@ -18,7 +18,7 @@ from greenroom.embedded import EmbeddedConfig, embedded_parts
 from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
 from greenroom.text import TextProcessor
-from greenroom.worker.engine import EngineState
+from greenroom.worker.generation_engine import EngineState
 from tests import small_tokenizers
 from tests.pipeline.worker.scripted import CARD, ScriptedEngine
 from tests.unit.policies.model_profiles import model_profile, task_profile

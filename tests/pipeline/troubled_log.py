@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Assignment, Headers, LogFailed, Position
-from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
-from greenroom.fabric.log.memory_groups import MemoryConsumer, MemoryGroup
+from greenroom.fabric.log.memory.groups import MemoryConsumer, MemoryGroup
+from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 
 Trouble = Callable[[str, bytes | None], str | None]
 """Of a topic and a value: None, or ``lost`` (not appended, unknown), ``landed`` (appended, unknown), ``refused``,

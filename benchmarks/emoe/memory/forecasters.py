@@ -18,7 +18,7 @@ from greenroom.predictor.kinds.emoe.config import TrainingConfig
 from greenroom.predictor.kinds.emoe.networks import LearnedPredictor
 from greenroom.predictor.kinds.emoe.recorded import Recorded
 from greenroom.predictor.kinds.emoe.training import train
-from greenroom.worker.engine import Routed
+from greenroom.worker.generation_engine import RecordedRouting
 from greenroom.worker.predictions.last_prompts import LastPrompts
 
 EVERY = 40
@@ -58,7 +58,7 @@ class Forecaster:
     def __post_init__(self) -> None:
         self._last = LastPrompts(self.profile)
 
-    def finished(self, task: str, routed: Routed | None) -> None:
+    def finished(self, task: str, routed: RecordedRouting | None) -> None:
         if routed is not None:
             self._last.finished(task, routed)
 

@@ -1,7 +1,7 @@
 """A pool's scheduler and its workers in simulated time.
 
 A discrete-event simulation: requests arrive, steps end, the scheduler ticks, workers report with every beat. All that
-decides is real: the placement policy, the object that shows it a worker, and the engine's batching. Modelled are the
+decides is real: the placement policy, the pool worker as the policy sees it, and the engine's batching. Modelled are the
 time of a step (``step_costs.py``) and what a server takes beside it.
 """
 
@@ -25,8 +25,8 @@ from greenroom.policies.placement.placement_policy import (
     PlacementState,
     WorkerView,
 )
-from greenroom.scheduler.entries import Entry, Stage
-from greenroom.scheduler.pool_workers import Capacity, Seat, WorkerState
+from greenroom.scheduler.entries import Entry, RequestStage
+from greenroom.scheduler.pool_workers import Capacity, PoolWorker, WorkerState
 
 VIRTUALLY_ALL = 1 << 40
 
@@ -123,7 +123,7 @@ class Simulation:
             )
             for name in names
         }  # fmt: skip
-        self.seats = {name: Seat(name, capacity, math.inf, listed=True) for name in names}
+        self.pool_workers = {name: PoolWorker(name, capacity, math.inf, listed=True) for name in names}
         self._waiting: dict[str, Entry] = {}
         self._by_id = {job.request_id: job for job in jobs}
         self._placed: dict[str, tuple[float, Mapping[str, float] | None]] = {}
@@ -185,7 +185,7 @@ class Simulation:
         for sequence in finished:
             request_id = sequence.job.request_id
             placed_ms, estimates = self._placed[request_id]
-            del self.seats[worker.name].placed[request_id]
+            del self.pool_workers[worker.name].placed[request_id]
             end_ms = now + self.machine.overhead.request_ms
             self.served[request_id] = Served(sequence.job, placed_ms, sequence.first_ms, end_ms, estimates=estimates)
         if finished:
@@ -199,30 +199,30 @@ class Simulation:
         if not self.machine.beat_ms:
             self._beat(now)
         for name, worker in self.workers.items():
-            self.seats[name].costs = replace(self._costs, load_ms_by_task=worker.load_ms_by_task())
-        views = {name: seat.view(now) for name, seat in self.seats.items()}
+            self.pool_workers[name].costs = replace(self._costs, load_ms_by_task=worker.load_ms_by_task())
+        views = {name: pool_worker.view(now) for name, pool_worker in self.pool_workers.items()}
         decision = self.policy.decide(PlacementState(pending, tuple(views.values())), now)
         for shed in decision.shed:
             self._end(shed.request_id, shed.reason)
         for placement in decision.place:
             entry = self._waiting.pop(placement.request_id)
-            entry.stage, entry.worker, entry.placed_ms = Stage.PLACED, placement.worker, now
+            entry.stage, entry.worker, entry.placed_ms = RequestStage.PLACED, placement.worker, now
             assert entry.pending is not None
-            seat, job = self.seats[placement.worker], self._by_id[placement.request_id]
+            pool_worker, job = self.pool_workers[placement.worker], self._by_id[placement.request_id]
             said = None
             if self._estimate is not None:
-                said = self._estimate(seat.view(now), entry.pending, now)
-            seat.placed[placement.request_id] = entry
+                said = self._estimate(pool_worker.view(now), entry.pending, now)
+            pool_worker.placed[placement.request_id] = entry
             self._placed[placement.request_id] = now, said
             self.workers[placement.worker].add(job)
         for worker in self.workers.values():
             worker.begin_step(now)
 
     def _beat(self, now: float) -> None:
-        """Workers tell how far they are; between beats the seats reckon on from it."""
+        """Workers tell how far they are; between beats the pool workers reckon on from it."""
         for name, worker in self.workers.items():
-            self.seats[name].state = WorkerState(generated=self._generated(worker))
-            self.seats[name].heard_ms = now
+            self.pool_workers[name].state = WorkerState(generated=self._generated(worker))
+            self.pool_workers[name].heard_ms = now
 
     def _generated(self, worker: ModelledWorker) -> dict[str, int]:
         return {request_id: sequence.generated for request_id, sequence in worker.running.items()}

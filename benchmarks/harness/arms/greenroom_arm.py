@@ -14,13 +14,13 @@ from benchmarks.harness.arms.routing_record import RoutingRecord
 from benchmarks.harness.arms.time_by_part import Inside
 from benchmarks.harness.children.process_memory import peak_bytes, reset_peak
 from benchmarks.harness.turn import Turn, timed
-from greenroom.core.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import MIB
 from greenroom.experts.pack.direct_io import DirectFile, page_aligned
 from greenroom.experts.pack.layout import PAGE_BYTES, align
 from greenroom.llm import LLM
-from greenroom.worker.engine import Edition
+from greenroom.worker.generation_engine import ArtifactVersion
 
 KV_MEMORY = "64MiB"
 """Stated, since what ``auto`` takes depends on what else runs on the machine."""
@@ -60,7 +60,7 @@ class GreenroomArm:
         self._llm = LLM(**self._settings, policy=policy, policy_options=options)
         for kind, path in (artifacts or {}).items():
             file = ARTIFACT_FILES[kind].read(Path(path))
-            self._llm.worker.swap(self._llm.worker.prepare(file), Edition.of(file))  # nothing runs yet
+            self._llm.worker.swap(self._llm.worker.prepare(file), ArtifactVersion.of(file))  # nothing runs yet
         self._random = np.random.default_rng(0)
         self._file = DirectFile(self._llm.worker.pack.path)
         record = align(self._llm.worker.plan.slot_bytes, PAGE_BYTES)

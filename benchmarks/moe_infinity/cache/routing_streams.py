@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.harness.inputs.bundled_routing import record_routing
 from benchmarks.moe_infinity.calibration import TARGETS
 from benchmarks.moe_infinity.synthetic_routing import MIXES, Shape, drawn
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.demo.tasks import TASKS, Sample, sample
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact

@@ -12,7 +12,7 @@ import click
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
 
 if TYPE_CHECKING:
-    from greenroom.core.eamc_file import EamcFile
+    from greenroom.core.artifacts.eamc_file import EamcFile
 
 
 @click.group()
@@ -66,7 +66,7 @@ def show(file: Path, as_json: bool) -> None:
     Example:
       greenroom eamc show eamc.safetensors
     """
-    from greenroom.core.eamc_file import EamcFile
+    from greenroom.core.artifacts.eamc_file import EamcFile
 
     found = EamcFile.read(file)
     if as_json:
@@ -86,7 +86,7 @@ def show(file: Path, as_json: bool) -> None:
 def _chosen(recorded: Recorded, capacity: int, seed: int) -> EamcFile:
     import numpy as np
 
-    from greenroom.core.eamc_file import EamcFile
+    from greenroom.core.artifacts.eamc_file import EamcFile
     from greenroom.predictor.kinds.eamc.members import choose_members
     from greenroom.replay.traces.activation_matrices import activation_matrices
 

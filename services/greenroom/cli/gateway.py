@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from greenroom.fabric.lifecycle import Service
-    from greenroom.fabric.log.watched import WatchedLog
+    from greenroom.fabric.log_monitor import MonitoredLog
 
 
 @click.command()
@@ -55,10 +55,10 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
       greenroom gateway --model mistralai/Mixtral-8x7B-Instruct-v0.1 --pool 1 --port 9000 --grpc-port none
     """
     from greenroom.cli.service_process import live
-    from greenroom.fabric.announced_server import Served
+    from greenroom.fabric.announced_server import ServedEndpoint
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
-    from greenroom.fabric.telemetry.members import MembersCollector
+    from greenroom.fabric.members.metrics import MembersCollector
     from greenroom.gateway import Gateway
     from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
     from greenroom.gateway.requests.pipeline_metrics import PipelineCollector
@@ -72,7 +72,7 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     text = TextProcessor.from_folder(folder)
     endpoint = endpoint_from(options)
 
-    def make(log: WatchedLog, registry: CollectorRegistry, instance: str) -> list[Service]:
+    def make(log: MonitoredLog, registry: CollectorRegistry, instance: str) -> list[Service]:
         directory = Directory(log)
         flow = PipelineConfig(
             pool=pool,
@@ -88,7 +88,7 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
             text_digest=text_digest(Path(folder)),
             health=log.health,
         )
-        tokens = Served("tokens", endpoint, [pipeline.tokens], owner=pipeline)
+        tokens = ServedEndpoint("tokens", endpoint, [pipeline.tokens], owner=pipeline)
         service = GatewayService(Gateway(config, pipeline, text, registry))
         registry.register(PipelineCollector(pipeline))
         registry.register(MembersCollector(directory))

@@ -119,7 +119,7 @@ def model_options(command: F) -> F:
 
 def worker_config(options: dict[str, Any]) -> WorkerConfig:
     """Takes the options of ``model_options`` out of ``options``. Raises InvalidConfig, click.BadParameter."""
-    from greenroom.core.artifact_kinds import ARTIFACT_FILES
+    from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
     from greenroom.text.hub import local_folder
     from greenroom.worker.model.config import WorkerConfig
 
@@ -148,7 +148,7 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
 
 def _kinds_of(policy: str | None) -> list[str]:
     """The files that a policy predicts by. Of one that is not known none: it is refused later."""
-    from greenroom.core.artifact_kinds import ARTIFACT_FILES
+    from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
     from greenroom.policies.registry import EXPERT_POLICIES
 
     known = EXPERT_POLICIES.get(policy or "")
@@ -156,7 +156,7 @@ def _kinds_of(policy: str | None) -> list[str]:
 
 
 def _artifact_beside(folder: Path, kind: str) -> Path | None:
-    from greenroom.core.artifact_kinds import ARTIFACT_FILES
+    from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
     from greenroom.core.errors import InvalidConfig
 
     path, file = folder / f"{kind}.safetensors", ARTIFACT_FILES[kind]

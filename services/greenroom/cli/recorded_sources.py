@@ -13,7 +13,7 @@ from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.prompts import read_prompts
 
 if TYPE_CHECKING:
-    from greenroom.core.artifact_file import ArtifactFile
+    from greenroom.core.artifacts.artifact_file import ArtifactFile
     from greenroom.replay import RoutingTrace
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,9 +104,9 @@ def _run(file: Path, options: dict[str, Any], *, max_tokens: int, concurrency: i
     # torch takes seconds: what can be refused without it, was.
     from greenroom.cli.recording import record, requests_of
     from greenroom.core.generation import SamplingParams
-    from greenroom.worker.model.assembly import Worker
+    from greenroom.worker.model.model_runtime import ModelRuntime
 
-    with Worker(config) as worker:
+    with ModelRuntime(config) as worker:
         click.echo(worker.describe(), err=True)
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         asked = requests_of(worker, prompts, sampling, raw=raw, system=None, skip_too_long=True)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from greenroom.experts.pack.layout import PackManifest
     from greenroom.moe.batch.completions import Completion
     from greenroom.replay import RoutingTrace
-    from greenroom.worker.model.assembly import Worker
+    from greenroom.worker.model.model_runtime import ModelRuntime
 
 Asked = tuple[Prompt, "GenerationRequest"]
 
 
-def record(worker: Worker, asked: Sequence[Asked]) -> tuple[RoutingTrace, list[Completion]]:
+def record(worker: ModelRuntime, asked: Sequence[Asked]) -> tuple[RoutingTrace, list[Completion]]:
     """Each token's routing, and the answers, in the order of ``asked``; with a progress bar where one is seen."""
     from tqdm import tqdm
 
@@ -43,7 +43,7 @@ def record(worker: Worker, asked: Sequence[Asked]) -> tuple[RoutingTrace, list[C
 
 
 def requests_of(
-    worker: Worker,
+    worker: ModelRuntime,
     prompts: list[Prompt],
     sampling: SamplingParams,
     *,

@@ -142,9 +142,9 @@ def replay(
     """
     from tqdm import tqdm
 
-    from greenroom.core.eamc_file import EamcFile
+    from greenroom.core.artifacts.eamc_file import EamcFile
+    from greenroom.core.artifacts.reuse_file import ReuseFile
     from greenroom.core.pictures import check_plot
-    from greenroom.core.reuse_file import ReuseFile
     from greenroom.core.units import parse_bytes
     from greenroom.policies.base.artifacts import artifact_of
     from greenroom.policies.registry import check_taken

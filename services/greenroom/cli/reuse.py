@@ -12,7 +12,7 @@ import click
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
 
 if TYPE_CHECKING:
-    from greenroom.core.reuse_file import ReuseFile
+    from greenroom.core.artifacts.reuse_file import ReuseFile
 
 
 @click.group()
@@ -62,7 +62,7 @@ def show(file: Path, as_json: bool) -> None:
     Example:
       greenroom reuse show reuse.safetensors
     """
-    from greenroom.core.reuse_file import ReuseFile
+    from greenroom.core.artifacts.reuse_file import ReuseFile
 
     found = ReuseFile.read(file)
     weights = [round(float(weight), 3) for weight in found.weights.mean(axis=0)]

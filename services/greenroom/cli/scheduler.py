@@ -68,7 +68,7 @@ def scheduler(
     from greenroom.core.model_profile import load_model_profile
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
-    from greenroom.fabric.telemetry.members import MembersCollector
+    from greenroom.fabric.members.metrics import MembersCollector
     from greenroom.scheduler.config import PoolConfig, SchedulerConfig
     from greenroom.scheduler.metrics import SchedulerCollector
     from greenroom.scheduler.service import SchedulerService

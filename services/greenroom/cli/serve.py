@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from greenroom.embedded import EmbeddedConfig
     from greenroom.fabric.telemetry import TelemetryConfig
     from greenroom.gateway import GatewayConfig
-    from greenroom.worker.model.assembly import Worker
+    from greenroom.worker.model.model_runtime import ModelRuntime
 
 
 @click.command()
@@ -93,9 +93,11 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     refuse_taken("grpc_port", front.host, front.grpc_port)
     model = worker_config(options)
 
-    from greenroom.worker.model.assembly import Worker  # torch takes seconds: what can be refused without it, was
+    from greenroom.worker.model.model_runtime import (
+        ModelRuntime,  # torch takes seconds: what can be refused without it, was
+    )
 
-    with Worker(model) as worker:
+    with ModelRuntime(model) as worker:
         say(worker.describe(), options["log_format"])
         if worker.experts.device.slots == worker.experts.catalogue.size:
             config = replace(config, forecast_every=every or 0, artifact_every_s=0.0)
@@ -104,7 +106,7 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
 
 
 async def _serve(
-    worker: Worker,
+    worker: ModelRuntime,
     config: EmbeddedConfig,
     front: GatewayConfig,
     traces: TelemetryConfig | None,
@@ -146,7 +148,7 @@ async def _serve(
 
     logging.getLogger("greenroom.fabric").setLevel(logging.WARNING)
     logging.getLogger("greenroom.scheduler").setLevel(logging.WARNING)
-    logging.getLogger("greenroom.worker.gateways.gateway_link").setLevel(
+    logging.getLogger("greenroom.worker.gateways.gateway_connection").setLevel(
         logging.WARNING
     )  # one process: they stop together
     if traces is not None:

@@ -18,7 +18,7 @@ from greenroom.core.hosts import is_loopback
 
 if TYPE_CHECKING:
     from greenroom.fabric.log.config import LogConfig
-    from greenroom.fabric.log.kafka import KafkaLog
+    from greenroom.fabric.log.kafka.kafka_log import KafkaLog
     from greenroom.fabric.rpc import GrpcDialer, NetworkEndpoint, ServerConfig
     from greenroom.fabric.telemetry import TelemetryConfig
 
@@ -137,7 +137,7 @@ listen_options = stack(
 
 def log_from(options: dict[str, Any]) -> KafkaLog:
     """Reads the options of ``log_options``. Raises InvalidConfig."""
-    from greenroom.fabric.log.kafka import KafkaLog
+    from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 
     return KafkaLog(log_config_from(options))
 

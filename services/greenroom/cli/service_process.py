@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from greenroom.fabric.lifecycle import Service
-    from greenroom.fabric.log.watched import WatchedLog
+    from greenroom.fabric.log_monitor import MonitoredLog
     from greenroom.fabric.telemetry import TelemetryConfig
 
 _LOG = logging.getLogger(__name__)
-Make = Callable[["WatchedLog", "CollectorRegistry", str], "Sequence[Service]"]
+Make = Callable[["MonitoredLog", "CollectorRegistry", str], "Sequence[Service]"]
 """From the log, the registry of its metrics and its instance's name: what the process runs, in order."""
 
 
@@ -52,13 +52,13 @@ def live(kind: str, options: dict[str, Any], make: Make) -> int:
 async def _live(kind: str, options: dict[str, Any], make: Make) -> int:
     from greenroom.fabric import telemetry
     from greenroom.fabric.lifecycle import Entered, LifeConfig, Part, ProbesConfig, StartIsKept, run_service
-    from greenroom.fabric.log.watched import LogWatch, WatchedLog
+    from greenroom.fabric.log_monitor import LogMonitor, MonitoredLog
     from greenroom.fabric.telemetry.registry import new_registry
     from greenroom.fabric.topics import Topics, all_topics
 
     instance, traces = named(kind, options)
     topics = all_topics(Topics(pools=options["pools"]))
-    log = WatchedLog(log_from(options))
+    log = MonitoredLog(log_from(options))
     registry = new_registry()
     services = make(log, registry, instance)
 
@@ -73,7 +73,7 @@ async def _live(kind: str, options: dict[str, Any], make: Make) -> int:
         telemetry.start(traces)
     try:
         return await run_service(
-            [Entered("log", log), Ensured("topics"), LogWatch(log, instance), *services, StartIsKept()],
+            [Entered("log", log), Ensured("topics"), LogMonitor(log, instance), *services, StartIsKept()],
             LifeConfig(drain_timeout_s=options["drain_timeout"]),
             probes=probes,
             registry=registry,

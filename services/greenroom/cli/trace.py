@@ -15,7 +15,7 @@ from greenroom.cli.recording import record, requests_of
 if TYPE_CHECKING:
     from greenroom.core.generation import GenerationRequest
     from greenroom.moe.batch.completions import Completion
-    from greenroom.worker.model.assembly import Worker
+    from greenroom.worker.model.model_runtime import ModelRuntime
 
 
 @click.command()
@@ -76,9 +76,9 @@ def trace(
     config = worker_config(options)
 
     # torch takes seconds: what can be refused without it, was.
-    from greenroom.worker.model.assembly import Worker
+    from greenroom.worker.model.model_runtime import ModelRuntime
 
-    with Worker(config) as worker:
+    with ModelRuntime(config) as worker:
         click.echo(worker.describe(), err=True)
         asked = requests_of(worker, prompts, sampling, raw=raw, system=system, skip_too_long=skip_too_long)
         trace, answers = record(worker, asked)
@@ -95,7 +95,7 @@ def trace(
     )
 
 
-def _text(worker: Worker, answer: Completion) -> str:
+def _text(worker: ModelRuntime, answer: Completion) -> str:
     ids = [token for token in answer.token_ids if token not in worker.served.eos_token_ids]
     return worker.text.tokenizer.decode(ids)
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from greenroom.fabric.lifecycle import Service
     from greenroom.fabric.log import Log
-    from greenroom.worker.model.assembly import Worker
     from greenroom.worker.model.config import WorkerConfig
+    from greenroom.worker.model.model_runtime import ModelRuntime
     from greenroom.worker.service_config import ServiceConfig
 
 
@@ -105,18 +105,20 @@ def worker(**options: Any) -> None:
     refuse_taken("listen", *split_address("listen", options["listen"]))
     refuse_taken("probe_port", options["probe_host"], options["probe_port"])
 
-    from greenroom.worker.model.assembly import Worker  # torch takes seconds: what can be refused without it, was
+    from greenroom.worker.model.model_runtime import (
+        ModelRuntime,  # torch takes seconds: what can be refused without it, was
+    )
 
-    with Worker(config) as model:
+    with ModelRuntime(config) as model:
         code = _live(model, options)
     sys.exit(code)
 
 
-def _live(model: Worker, options: dict[str, Any]) -> int:
+def _live(model: ModelRuntime, options: dict[str, Any]) -> int:
     from greenroom.cli.service_process import live, say
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
-    from greenroom.fabric.telemetry.members import MembersCollector
+    from greenroom.fabric.members.metrics import MembersCollector
     from greenroom.worker.faults import fault_of
     from greenroom.worker.model.card import card_of
     from greenroom.worker.model.metrics import WorkerCollector

@@ -1,4 +1,4 @@
-"""Attempts: which start of a request a token, a result or a cancel belongs to."""
+"""Attempts: the start of a request that a token, a result or a cancel belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unix time that never jumps: what deadlines are counted on within a process."""
+"""Unix time that never jumps: deadlines within a process are counted on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class SteadyClock:
-    """Milliseconds since 1970, anchored once; from then on it goes with the monotonic clock."""
+    """Milliseconds since 1970: read once, and advanced by the monotonic clock from then on."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()

@@ -1,6 +1,6 @@
 """Errors that greenroom raises on purpose.
 
-Each says what was wrong and what to do about it; the text may be shown to a user as it is. Anything else that
+Each says what was wrong and what to do about it, in a text that may be shown to a user as it is. Any other error that
 escapes is a defect.
 """
 
@@ -14,7 +14,7 @@ class GreenroomError(Exception):
     """Base of all errors that greenroom raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Between processes: ``args`` are not what the classes below are made with.
+        # For pickling between processes: the classes below are not constructed from ``args``.
         return _made_again, (type(self), self.args, dict(self.__dict__))
 
 
@@ -25,9 +25,9 @@ def _made_again(kind: type[GreenroomError], args: tuple[Any, ...], state: dict[s
 
 
 class InvalidRequest(GreenroomError):
-    """A request that can not be served as it stands; nothing was changed by it.
+    """A request that can not be served as it stands. It changed nothing.
 
-    ``param`` names the field at fault (None where it is the whole), ``code`` is a stable word for programs.
+    ``param``: the field at fault, None where it is the whole request. ``code``: a stable word for programs.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -81,13 +81,13 @@ class PackError(GreenroomError):
 
 
 class ModelBroken(RuntimeError):
-    """A defect after which no request can be served any more. It is no request's own failure: whoever runs the model
-    ends, and the requests are for others."""
+    """A defect after which no request can be served any more. No request is at fault: the process of the model ends,
+    and other workers take its requests over."""
 
 
 class PackDamaged(PackError):
-    """A packed expert file whose bytes are not those that were written: truncated, half-written or altered."""
+    """A packed expert file that is truncated, half-written or altered."""
 
 
 class TransferFailed(GreenroomError):
-    """An expert did not arrive in its tier; the requests that needed it fail, the engine goes on."""
+    """An expert did not arrive in its tier. The requests that need it fail; the engine goes on."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 PARTIAL = ".partial"
-"""What the names end with of files that are not whole yet; one that nobody is writing was left by a crash."""
+"""The suffix of files that are not whole yet. A crash may leave such a file."""
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Beside ``path`` and renamed: whoever reads it sees its former contents or these, and so does whoever finds it
-    after a crash of this process.
+    """Writes beside ``path`` and renames: a reader sees the former contents or these, also after a crash of this
+    process.
 
-    ``durable``: after a crash of the machine too, and once this has returned it is these. Raises OSError; then the
+    ``durable``: also after a crash of the machine; once this has returned a reader sees these. Raises OSError; then the
     former contents stay.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
@@ -32,7 +32,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def synchronise(path: Path) -> None:
-    """What was written to the file, or the names in the folder, outlast a crash of the machine. Raises OSError."""
+    """Makes the file's contents, or the folder's names, survive a crash of the machine. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

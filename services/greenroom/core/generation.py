@@ -1,4 +1,4 @@
-"""What is asked of a model and what comes back: the vocabulary between a front door and whatever generates."""
+"""Requests to a model and the events that come back: the types between a gateway and whatever generates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
     EXPIRED = "expired"
     """Its deadline passed."""
     SHED = "shed"
-    """It was given up before it began: no room, or it had waited too long."""
+    """It was given up before it began: there was no room, or it had waited too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What a client hopes for, in milliseconds from acceptance (``tpot_ms``: between tokens); None: nothing said.
+    """A client's service-level objectives in milliseconds from acceptance (``tpot_ms``: between tokens); None: none.
 
     Raises InvalidRequest, naming the field, where a value is not above 0.
     """
@@ -107,9 +107,9 @@ class Slo:
 class GenerationRequest:
     """One prompt, already tokenised. ``request_id`` is unique among the running requests.
 
-    ``prefix``: tokens of the answer that are settled already; generation goes on behind them, and gives only what
-    follows. ``prompt``: the text that a task type is extracted from where ``task_type`` is None. ``tenant``: whose
-    request it is. ``keyed``: its id comes from an idempotency key, and ``digest`` tells whether a second one of that
+    ``prefix``: tokens of the answer that are settled already; generation goes on behind them and gives only what
+    follows. ``prompt``: the text that a task type is extracted from where ``task_type`` is None. ``tenant``: the owner
+    of the request. ``keyed``: its id comes from an idempotency key; ``digest`` tells whether a second request of that
     id asks for the same. ``priority``: -100 to 100, higher is sooner. ``timeout_s``: from acceptance to the end.
     """
 
@@ -131,9 +131,8 @@ class GenerationRequest:
 class Finished:
     """The last event of every request; ``error`` says why it failed, else None.
 
-    ``queue_seconds``: how long it waited before it was run, its whole life if it never was. ``approximated``: of all
-    times that a layer's router chose experts for one of its tokens, the share where it was kept from those it would
-    have chosen.
+    ``queue_seconds``: how long it waited before it ran; its whole life if it never ran. ``approximated``: of all
+    choices of experts for its tokens, one a layer, the share in which the router was kept from its own choice.
     """
 
     reason: FinishReason
@@ -149,7 +148,7 @@ Event = Token | Finished
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a front door must know of the model behind it. Lengths are in tokens."""
+    """What a gateway must know of the model behind it. Lengths are in tokens."""
 
     name: str
     max_model_len: int
@@ -159,7 +158,7 @@ class ServedModel:
 
 
 class Generator(Protocol):
-    """Whatever turns a request into tokens: an engine in this process, or a pipeline of services."""
+    """Turns a request into tokens: an engine in this process, or a pipeline of services."""
 
     @property
     def model(self) -> ServedModel: ...
@@ -172,8 +171,8 @@ class Generator(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
         """Tokens in order, then exactly one Finished.
 
-        The request is taken on the first ``__anext__``, which raises InvalidRequest or Saturated where it is
-        not; after that every end, failures too, is a Finished. Closing the iterator cancels the request, whether
-        it waits or runs; one with an idempotency key (``keyed``) may go on.
+        The request is taken on the first ``__anext__``, which raises InvalidRequest or Saturated where it can not be.
+        After that every end is a Finished, failures included. Closing the iterator cancels the request, whether it
+        waits or runs; a request with an idempotency key (``keyed``) may go on.
         """
         ...

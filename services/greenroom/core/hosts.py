@@ -6,8 +6,8 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to what listens on ``host``. A name other than localhost is taken for one
-    that others reach."""
+    """Whether only this machine can connect to a server on ``host``. Any name other than localhost counts as one that
+    other machines reach."""
     if host.lower() == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
 """Which records of a pool's journal count: the one definition that schedulers and gateways share. No I/O.
 
-A scheduler that was paused, or whose producer tries again late, may append when another has taken over. So nothing
-that is appended counts by itself; every reader decides by the same rules, from the order of the records alone.
+A scheduler that was paused, or whose producer retries late, may append after another has taken over. So no record
+counts by itself: every reader decides by the same rules, from the order of the records alone.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from greenroom.core.messages.journal import Claim, JournalRecord, Lost, Outcome
 
 
 class Verdict(StrEnum):
-    """What a record is worth to a reader."""
+    """Whether a record counts for a reader."""
 
     COUNTS = "counts"
     VOID = "void"
     """Of an epoch that is over, or a claim that another came before."""
     UNDECIDED = "undecided"
-    """It depends on records from before this reader's start. Nothing is done on it."""
+    """It depends on records before this reader's start, so nothing follows from it."""
 
 
 @dataclass(slots=True)
@@ -27,30 +27,30 @@ class JournalFold:
     """Reads one partition in order.
 
     ``start``: the offset of the first record that this reader gets; 0, or later where older ones have been deleted
-    or are of no interest. A reader that starts late is undecided until it meets a claim that was made with all
-    before it known to this reader too; schedulers claim again at intervals so that it soon does.
+    or are of no interest. A reader that starts late is undecided until it meets a claim whose ``read_to`` is neither
+    before its start nor before a claim that it met. Schedulers claim again at intervals, so it soon does.
 
-    The rules: a claim stands if no other that stands lies between the offset up to which its scheduler had read and
-    its own. Its offset is the epoch. A loss or an outcome counts if its epoch is that of the last claim before it
-    that stands. Offsets may have gaps.
+    The rules: a claim stands if no other standing claim lies between its ``read_to`` and its own offset. That offset is
+    the epoch. A loss or an outcome counts if its epoch is that of the last standing claim before it. Offsets may have
+    gaps.
     """
 
     start: int = 0
     next_offset: int = 0
-    """Before this all has been read; what a claim made now has read to."""
+    """All before this offset has been read: the ``read_to`` of a claim made now."""
     epoch: int | None = None
     """Offset of the last claim that stands, None before the first."""
     holder: str | None = None
     """The scheduler that made it."""
     _known_from: int = field(default=0, repr=False)
-    """From here on every claim has been judged, while ``epoch`` is None."""
+    """While ``epoch`` is None: every claim from this offset on has been judged."""
 
     def __post_init__(self) -> None:
         self._known_from = self.start
         self.next_offset = max(self.next_offset, self.start)
 
     def read(self, offset: int, record: JournalRecord) -> Verdict:
-        """Judge the record at ``offset``. Raises ValueError for one that was read already."""
+        """Judge the record at ``offset``. Raises ValueError for a record that was read already."""
         if offset < self.next_offset:
             raise ValueError(f"journal record {offset} after {self.next_offset - 1}")
         self.next_offset = offset + 1
@@ -63,7 +63,7 @@ class JournalFold:
                 return Verdict.COUNTS if record.epoch == self.epoch else Verdict.VOID
 
     def skip(self, offset: int) -> None:
-        """The record at ``offset`` can not be read by anyone."""
+        """The record at ``offset`` can not be decoded."""
         self.next_offset = max(self.next_offset, offset + 1)
 
     def _claim(self, offset: int, claim: Claim) -> Verdict:

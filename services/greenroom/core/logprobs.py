@@ -13,8 +13,8 @@ _FLOAT = 4
 
 
 def pack_logprobs(tokens: Sequence[Token]) -> TokenLogprobArrays | None:
-    """Those of ``tokens``, None where they have none. A token with fewer of the most likely ones than another (a
-    small vocabulary) is filled up with id -1."""
+    """The log-probabilities of ``tokens``; None where they have none. Where a token has fewer of the most likely ones
+    than another (a small vocabulary), it is filled up with id -1."""
     given = [token.logprobs for token in tokens if token.logprobs is not None]
     if not given or len(given) != len(tokens):
         return None

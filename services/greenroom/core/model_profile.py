@@ -1,4 +1,4 @@
-"""What ``greenroom profile`` measured of a model, by task type: one JSON file that services load.
+"""The profile of a model, by task type, as ``greenroom profile`` measures it: one JSON file that services load.
 
 docs/architecture/profiles.md describes the file. eMoE, section 2.2 and 3.4.
 """
@@ -39,11 +39,11 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
-    """What random routing of the first MoE layers does to the answers (eMoE, section 2.2.3, Fig. 5).
+    """How random routing of the first MoE layers changes the answers (eMoE, section 2.2.3, Fig. 5).
 
     ``similarity[n]``: mean similarity to the undisturbed answers with the first n MoE layers routed at random, n from 0
-    to all layers; ``least`` and ``most``: over seeds. ``exact[n]``: share of answers that are right, where the task has
-    an answer. ``insensitive_layers``: of the longest prefix in which every shorter one too stays at ``threshold``.
+    to all layers; ``least`` and ``most``: over seeds. ``exact[n]``: share of right answers, where the task has a right
+    answer. ``insensitive_layers``: the largest n such that the similarity is at least ``threshold`` for 0 to n.
     """
 
     threshold: Share
@@ -55,16 +55,16 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PickWorth(msgspec.Struct, frozen=True, kw_only=True):
-    """What it is worth that rows get the experts that their router picks. ``loss[l][e]``: nats by which a token of the
-    task's answers is less probable, on the mean, where layer l's expert e alone can not be had.
+    """What it is worth that rows get the experts that their router picks. ``loss[l][e]``: by how many nats the mean
+    token of the task's answers is less probable without layer l's expert e.
     """
 
     loss: tuple[tuple[NotBelow, ...], ...]
 
 
 class TaskProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One task type. ``popularity[l][e]``: share of layer l's picks that were of expert e, 1 in sum (zeros behind a
-    layer's last expert)."""
+    """One task type. ``popularity[l][e]``: the share of layer l's picks that went to expert e; 1 in sum over the layer,
+    and 0 behind the layer's last expert."""
 
     prompts: Count
     input_tokens: Lengths
@@ -75,9 +75,9 @@ class TaskProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds. ``token_ms_by_rows[b]``: eMoE's c: the time of a decode step of b rows, shared out over them: n
-    requests of G tokens each cost n · G · c. ``prefill_token_ms``: a token of a prompt in chunks.
-    ``load_ms_by_experts[n]``: eMoE's ΔE: n experts that are brought to the device together.
+    """Milliseconds. ``token_ms_by_rows[b]``: eMoE's c: the time of a decode step of b rows, divided by b; n requests of
+    G tokens each cost n · G · c. ``prefill_token_ms``: the time of a prompt's token, in chunks.
+    ``load_ms_by_experts[n]``: eMoE's ΔE: the time to bring n experts to the device together.
     """
 
     token_ms_by_rows: Annotated[dict[Count, Above], Meta(min_length=1)]
@@ -85,11 +85,11 @@ class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
     load_ms_by_experts: dict[Count, NotBelow] = {}
 
     def token_ms(self, rows: int) -> float:
-        """c at a batch of ``rows``: between the sizes that were measured a straight line, beyond them the nearest."""
+        """c at a batch of ``rows``: a straight line between measured sizes, the nearest one beyond them."""
         return _between(self.token_ms_by_rows, rows)
 
     def load_ms(self, experts: float) -> float:
-        """ΔE of so many experts: between the numbers measured a straight line from (0, 0), in proportion beyond."""
+        """ΔE of so many experts: a straight line between (0, 0) and the measured numbers, in proportion beyond."""
         if experts <= 0 or not self.load_ms_by_experts:
             return 0.0
         most = max(self.load_ms_by_experts)
@@ -101,9 +101,9 @@ class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     """What it costs to go on with the same experts for p prompts (eMoE, section 3.3, Fig. 10).
 
-    ``perplexity[p]``; p = 0: the experts are chosen anew for every prompt. ``proposed_every``: the largest p that is
-    within the tolerance, for ``--forecast-every``. ``share``: of all experts that were kept. ``with_all``: the
-    perplexity where every expert can be had.
+    ``perplexity[p]``; p = 0: the experts are chosen anew for every prompt. ``proposed_every``: the largest p within the
+    tolerance, for ``--forecast-every``. ``share``: the share of all experts that was kept. ``with_all``: the perplexity
+    with all experts.
     """
 
     share: Share
@@ -115,7 +115,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """``layers`` MoE layers of at most ``experts`` experts, of which a row picks ``top_k``.
 
-    What is asked for a task type that was not profiled is answered from all that were.
+    For a task type that was not profiled the figures of all profiled ones are used.
     """
 
     format: Literal["greenroom-model-profile"]
@@ -131,14 +131,14 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """How it was made: dtype, seeds, when, on what; for people."""
 
     def expected_tokens(self, task: str) -> float:
-        """Mean tokens that an answer of the task has (eMoE's G at its start, Wo of Eq. 2)."""
+        """The mean number of tokens of an answer of the task (eMoE's G at its start, Wo of Eq. 2)."""
         known = self.tasks.get(task)
         if known is not None:
             return known.generated_tokens.mean
         return _mean((one.generated_tokens.mean, one.prompts) for one in self.tasks.values())
 
     def insensitive_layers(self, task: str) -> int:
-        """How many of the first MoE layers the task is insensitive at; none for a task that was not profiled."""
+        """In how many of the first MoE layers the task is insensitive; 0 for a task that was not profiled."""
         known = self.tasks.get(task)
         return 0 if known is None or known.sensitivity is None else known.sensitivity.insensitive_layers
 
@@ -147,7 +147,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
         return layer >= self.insensitive_layers(task)
 
     def popularity(self, task: str) -> tuple[tuple[float, ...], ...]:
-        """[layers][experts] of the task, else of all tasks alike."""
+        """[layers][experts]: of the task; for a task that was not profiled the mean over all tasks."""
         known = self.tasks.get(task)
         if known is not None:
             return known.popularity
@@ -172,7 +172,7 @@ def load_model_profile(path: Path) -> ModelProfile:
 
 
 def parse_model_profile(data: bytes, name: str) -> ModelProfile:
-    """``name`` is what messages call it. Raises InvalidConfig."""
+    """``name``: the file's name in messages. Raises InvalidConfig."""
     try:
         profile = msgspec.json.decode(data, type=ModelProfile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 KINDS = (".png", ".svg", ".pdf")
 
-# Told apart by colour-blind people too (Okabe and Ito's palette).
+# Colour-blind people can tell these apart too (Okabe and Ito's palette).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
 
 
 class PlotUnavailable(GreenroomError):
-    """There is nothing to draw with, or the file can not be written."""
+    """matplotlib is not installed, or the file can not be written."""
 
 
 def check_drawing() -> None:
-    """Raises PlotUnavailable without matplotlib: worth knowing before the long work."""
+    """Raises PlotUnavailable without matplotlib. To be called before long work."""
     try:
         import matplotlib.figure  # noqa: F401
     except ModuleNotFoundError as error:
@@ -31,7 +31,7 @@ def check_drawing() -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raises PlotUnavailable without matplotlib, or for a file of another kind: worth knowing before the long work."""
+    """Raises PlotUnavailable without matplotlib, or for a file of another kind. To be called before long work."""
     check_drawing()
     if path.suffix.lower() not in KINDS:
         raise PlotUnavailable(f"{path} can not be drawn: a plot's name ends in {', '.join(KINDS)}")

@@ -1,4 +1,4 @@
-"""safetensors files without torch: the few kinds of array that artifacts have, written and read by numpy alone."""
+"""safetensors files without torch: the few dtypes that artifacts have, written and read by numpy alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_HEADER_BYTES = 8 * MIB
 
 
 class Damaged(GreenroomError):
-    """Bytes that are no artifact, or not the one that was written."""
+    """Bytes that are no artifact, or were altered."""
 
 
 def dump_tensors(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:

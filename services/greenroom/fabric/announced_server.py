@@ -1,4 +1,4 @@
-"""A service that others call: where it is called, and that it says so among the members."""
+"""A service that others call: a server at an endpoint, and its announcement among the members."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from greenroom.fabric.rpc.endpoints import Endpoint
 
 
 class Addressed(Protocol):
-    """Who says by itself where it is called."""
+    """A service that tells others its address by itself."""
 
     address: str
 
 
-class Served(Part):
-    """``servicers`` at ``endpoint``, from its start to its stop; ``address``: where that is, once started.
+class ServedEndpoint(Part):
+    """``servicers`` at ``endpoint``, from its start to its stop. ``address``: where that is, once started.
 
-    Calls are taken while it drains too, so what answers them may drain before it or after it; it is to be started
-    before what stops only while it can still answer. ``owner``: is told the address. ``grace_s``: how long calls that
-    are under way may take to end when it stops.
+    Calls are taken while it drains too, so the service behind it may drain before it or after it. A service that
+    answers calls while it stops is to be started after this, so that it stops first. ``owner``: is told the address.
+    ``grace_s``: how long running calls may take to end when it stops.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Served(Part):
         await super().stop()
 
 
-class Announced(Part):
-    """Says on ``members`` what ``say`` returns, with the address of ``served`` and, once it drains, that it does.
+class AnnouncedServer(Part):
+    """Announces on ``members`` what ``say`` returns, with the address of ``served`` and whether it drains.
 
-    To be started last and so stopped first: who is here can be called, and who can not be called has left.
+    To be started last, and so stopped first: every announced instance can be called.
     """
 
-    def __init__(self, log: Log, served: Served, say: Callable[[], Member]) -> None:
+    def __init__(self, log: Log, served: ServedEndpoint, say: Callable[[], Member]) -> None:
         super().__init__(f"announcer of {served.name}")
         self._served = served
         self._say = say
@@ -72,11 +72,11 @@ class Announced(Part):
         self._announcer = Announcer(log, self._member)
 
     def changed(self) -> None:
-        """What ``say`` returns may be different now."""
+        """``say`` may return something else now."""
         self._announcer.changed()
 
     async def start(self) -> None:
-        """Returns when it has been said. Raises LogUnavailable where that takes too long."""
+        """Returns when it is announced. Raises LogUnavailable where that takes too long."""
         await self._announcer.start()
 
     async def drain(self, timeout_s: float) -> None:

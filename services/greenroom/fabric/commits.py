@@ -1,4 +1,4 @@
-"""Up to where a consumer may commit: everything before it is finished, whatever finished out of order behind it."""
+"""The offset that a consumer may commit: all records before it are finished, though others may be out of order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import heapq
 
 
 class PrefixTracker:
-    """Offsets of one partition between reading and being finished.
+    """The offsets of one partition that were read and are not finished.
 
-    ``position``: the offset to commit, all before it being finished. It never goes back. Offsets may have gaps (a
-    compacted topic, a transaction's markers) and come in rising order. One tracker serves one assignment of the
-    partition; when that is revoked the tracker goes with it.
+    ``position``: the offset to commit; all before it are finished. It never goes back. Offsets come in rising order and
+    may have gaps (a compacted topic, a transaction's markers). One tracker serves one assignment of the partition, and
+    is dropped when that is revoked.
     """
 
     def __init__(self, position: int) -> None:
@@ -21,7 +21,7 @@ class PrefixTracker:
 
     @property
     def position(self) -> int:
-        """What can be committed now: the next offset to read if this process began anew."""
+        """The offset to commit now: a process that began anew would read from here."""
         return self._open[0] if self._open else self._next
 
     @property
@@ -31,11 +31,11 @@ class PrefixTracker:
 
     @property
     def span(self) -> int:
-        """How far reading is ahead of ``position``, finished ones included: what a restart would read again."""
+        """How many offsets a restart would read again: from ``position`` on, finished ones included."""
         return self._next - self.position
 
     def start(self, offset: int) -> None:
-        """``offset`` has been read. Raises ValueError if it, or a later one, had been before."""
+        """``offset`` has been read. Raises ValueError if it or a later one was read before."""
         if offset < self._next:
             raise ValueError(f"offset {offset} was read already: the next is {self._next}")
         self._next = offset + 1
@@ -43,7 +43,7 @@ class PrefixTracker:
         self._unfinished.add(offset)
 
     def finish(self, offset: int) -> None:
-        """``offset`` needs not be read again. Raises ValueError if it was not started or is finished."""
+        """``offset`` is finished. Raises ValueError if it was not started, or was finished before."""
         if offset not in self._unfinished:
             raise ValueError(f"offset {offset} is not open")
         self._unfinished.remove(offset)

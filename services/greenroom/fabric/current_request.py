@@ -1,4 +1,4 @@
-"""What the running task works on."""
+"""The request that the running task works on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The request's id; empty where there is none. It goes into log lines and, by ``rpc.outgoing``, along with calls."""
+"""The request's id; empty where there is none. Log lines have it, and ``rpc.outgoing`` sends it along with calls."""
 
 
 def fresh_context(of: str = "") -> Context:
-    """For a task that works on the request ``of``, or on none: nothing of whatever the task that starts it works on."""
+    """The context of a task that works on the request ``of``, or on none. It inherits nothing from the task that starts
+    it."""
     context = Context()
     if of:
         context.run(request_id.set, of)
@@ -20,7 +21,7 @@ def fresh_context(of: str = "") -> Context:
 
 @contextmanager
 def working_on(request: str) -> Iterator[None]:
-    """Within it, the running task works on that request, or on none."""
+    """Within it, the running task works on ``request``, or on none where that is empty."""
     token = request_id.set(request)
     try:
         yield

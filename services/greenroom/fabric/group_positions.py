@@ -1,4 +1,4 @@
-"""The partitions that a member of a group holds: what of them is finished, what is committed, how far behind it is."""
+"""The positions of a consumer group's member: what of each of its partitions is finished and committed, and its lag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOG = logging.getLogger(__name__)
 _DAY_MS = 24 * 3_600_000
 
 
-class HeldPartitions:
+class GroupPositions:
     """A tracker for each partition of one topic, from its assignment to its revocation."""
 
     def __init__(self, topic: str) -> None:
@@ -22,23 +22,23 @@ class HeldPartitions:
         self._committed: dict[int, int] = {}
 
     def take(self, partitions: Mapping[int, int]) -> None:
-        """They are held from now on, each from the position given."""
+        """The partitions are assigned, each from the position given."""
         for partition, position in partitions.items():
             self.trackers[partition] = PrefixTracker(position)
             self._committed[partition] = position
 
     def give(self, partitions: Iterable[int]) -> list[int]:
-        """They are held no longer; those of them that were."""
+        """The partitions are revoked. Returns those of them that were held."""
         given = [partition for partition in partitions if self.trackers.pop(partition, None) is not None]
         for partition in given:
             del self._committed[partition]
         return given
 
     def begin(self, records: Iterable[Record]) -> list[tuple[Record, PrefixTracker]]:
-        """Those of ``records`` whose partition is held, begun, each with the tracker that it is to be finished at.
+        """Starts those of ``records`` whose partition is held. Returns each with the tracker to finish it at.
 
-        To be called as soon as they were polled: a partition that goes and comes back has a new tracker, which gets
-        the same records again, so that those polled before it must not reach it.
+        To be called as soon as they were polled. A partition that was revoked and assigned again has a new tracker and
+        gets the same records again; records that were polled before must not reach that tracker.
         """
         begun = []
         for record in records:
@@ -49,7 +49,7 @@ class HeldPartitions:
         return begun
 
     async def commit(self, consumer: GroupConsumer | None) -> None:
-        """What is finished and has not been committed. Where that fails it stays to be."""
+        """Commit what is finished. What could not be committed is tried again with the next call."""
         moved = {
             partition: tracker.position
             for partition, tracker in self.trackers.items()
@@ -62,7 +62,7 @@ class HeldPartitions:
                 self._committed[partition] = max(self._committed[partition], position)
 
     async def lags(self, log: Log) -> AsyncIterator[tuple[int, int]]:
-        """Each partition and how many records it is behind, where the log says so now. Raises LogFailed."""
+        """Each partition and by how many records it is behind, where the log answers. Raises LogFailed."""
         for partition in tuple(self.trackers):
             try:
                 end = await log.offset_at(self._topic, partition, round(time.time() * 1000) + _DAY_MS)

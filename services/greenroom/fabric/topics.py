@@ -18,7 +18,7 @@ MEMBERS = "members"
 
 DEADLINES_RETAINED = 10
 _WRAPPING_BYTES = 64 * KIB
-"""What a record grows by at most when another carries it."""
+"""By how much a record grows, at most, when another record carries it."""
 _WEEK_S = 7 * 24 * 3600.0
 _LARGEST_BYTES = 48 * MIB
 
@@ -28,8 +28,9 @@ class Topics:
     """How the topics are created. Raises InvalidConfig, naming the field.
 
     ``pools``: partitions of ``tasks`` and ``journal``. ``request_partitions``, ``trace_partitions``: how many
-    processes can share the work on them. ``longest_deadline_s``: that a request may have; everything is retained for
-    ten times as long at least. ``request_bytes``, ``journal_bytes``, ``trace_bytes``: the largest record of each.
+    processes can share the work on them. ``longest_deadline_s``: the longest that a request may have; records are
+    retained for at least ten times as long. ``request_bytes``, ``journal_bytes``, ``trace_bytes``: the largest record
+    of each.
     """
 
     pools: int = 1

@@ -1,4 +1,4 @@
-"""Between the RPCs' messages and the types that the rest of greenroom speaks in."""
+"""Converts between the RPCs' messages and greenroom's own types."""
 
 from __future__ import annotations
 
@@ -98,5 +98,5 @@ def logprobs_of(result: worker_pb2.RunResult) -> TokenLogprobArrays | None:
 
 
 def from_share(number: float) -> float:
-    """A share from 0 to 1 as it was meant: 32 bits blur the digits behind the sixth. What is no number is none."""
+    """A share from 0 to 1, rounded to six digits: 32 bits hold no more. NaN is 0."""
     return 0.0 if math.isnan(number) else round(min(max(number, 0.0), 1.0), 6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from greenroom.core.messages import Member, MemberKind
-from greenroom.fabric.announced_server import Announced, Served
+from greenroom.fabric.announced_server import AnnouncedServer, ServedEndpoint
 from greenroom.fabric.lifecycle import Service
 from greenroom.fabric.log import Log
 from greenroom.fabric.rpc import Endpoint
@@ -24,5 +24,5 @@ def predictor_parts(
     def say() -> Member:
         return Member(member=MemberKind.PREDICTOR, instance=instance, address="", ttl_ms=TTL_MS)
 
-    calls = Served("predictor calls", endpoint, [PredictorServicer(service, config.part_bytes)])
-    return [service, calls, Announced(log, calls, say)]
+    calls = ServedEndpoint("predictor calls", endpoint, [PredictorServicer(service, config.part_bytes)])
+    return [service, calls, AnnouncedServer(log, calls, say)]

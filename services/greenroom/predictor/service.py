@@ -13,7 +13,7 @@ from typing import Any
 
 from greenroom.core.messages import DeadLetter, Trace, Undecodable, encode, without_payload
 from greenroom.fabric.commits import PrefixTracker
-from greenroom.fabric.group_positions import HeldPartitions
+from greenroom.fabric.group_positions import GroupPositions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS, TRACES
@@ -91,7 +91,7 @@ class PredictorService(Runner):
             forecast_s=learning.forecast_s, max_waiting=learning.max_waiting,
         )  # fmt: skip
         self._consumer: GroupConsumer | None = None
-        self._held = HeldPartitions(TRACES)
+        self._held = GroupPositions(TRACES)
         self._unsaved: dict[str, list[tuple[PrefixTracker, int]]] = {}
         """By model, the offsets that wait for a version of it, or for it to be forgotten. A model stays here while its
         version is written, so that duplicates of its sequences wait too."""

@@ -15,8 +15,8 @@ from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import ConfiningPolicy
 from greenroom.profiling.prompts import TaskPrompt
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.model_runtime import ModelRuntime
 
 
 class ProfileFailed(GreenroomError):
@@ -58,7 +58,7 @@ class Subject:
             policies.append(ConfiningPolicy(catalogue))
             return policies[-1]
 
-        self.worker = Worker(config, policy=policy)
+        self.worker = ModelRuntime(config, policy=policy)
         self.worker.loop.stop()
         self.policy = policies[0]
         self.engine: BatchEngine = self.worker.loop.engine

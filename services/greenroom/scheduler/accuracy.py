@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
-"""Upper ends of the classes that real over estimated latency is counted in; above the last is one more."""
+"""Upper ends of the classes in which the ratio of real to estimated latency is counted. One more class is above."""
 
 
 @dataclass(slots=True)
-class Errors:
-    """Of one estimator. Sums in milliseconds; ``longer_ms`` less ``shorter_ms`` is how much longer it really took."""
+class EstimateErrors:
+    """The errors of one estimator. Sums in milliseconds: ``longer_ms`` of the requests that took longer than estimated,
+    ``shorter_ms`` of those that took less time."""
 
     requests: int = 0
     longer_ms: float = 0.0
@@ -48,16 +49,16 @@ class Errors:
 
 
 class Accuracy:
-    """Estimates that were made when requests were placed, against what it came to."""
+    """The estimates that were made when requests were placed, against the real latencies."""
 
     def __init__(self) -> None:
-        self.by_estimator: dict[str, Errors] = {}
+        self.by_estimator: dict[str, EstimateErrors] = {}
 
     def add(self, estimates_ms: Mapping[str, float], real_ms: float) -> None:
-        """Of one request, by estimator. What took no time, or was to take none, says nothing."""
+        """Of one request, by estimator. A latency of 0, real or estimated, is passed over."""
         for name, estimated in estimates_ms.items():
             if real_ms > 0 and estimated > 0:
-                self.by_estimator.setdefault(name, Errors()).add(estimated, real_ms)
+                self.by_estimator.setdefault(name, EstimateErrors()).add(estimated, real_ms)
 
     def summary(self) -> dict[str, dict[str, Any]]:
         return {name: errors.summary() for name, errors in sorted(self.by_estimator.items())}

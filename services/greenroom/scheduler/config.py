@@ -16,15 +16,15 @@ from greenroom.policies.registry import create_placement_policy
 class PoolConfig:
     """The rules' figures. Times in milliseconds. Raises InvalidConfig, naming the field.
 
-    ``max_waiting``: requests that wait at most; more are shed. ``max_queue_wait_ms``: one that has not begun by then
-    is shed. ``read_ahead``: unfinished records of ``tasks`` that are held at most, and ``read_ahead_span`` records
-    behind the first of them, finished ones included: what a restart reads again. ``lease_ms``: how long a worker may
-    emit after its last renewal, and after how long of silence it is lost; infinite where both share a process, which is
-    paused as a whole. ``max_losses``: workers lost under a
-    request before it is given up; ``alone_after``: losses from which it runs alone on its worker. ``retry_ms``: after
-    how long something that should have come back is asked for again. ``reclaim_ms``: how often the holder claims
-    anew, so that a reader which starts late soon knows the epoch. ``remember_ms``: how long a finished request is
-    known, so that a second copy of it is not run.
+    ``max_waiting``: requests that may wait; more are shed. ``max_queue_wait_ms``: a request that has not begun by then
+    is shed. ``read_ahead``: unfinished records of ``tasks`` that may be held. ``read_ahead_span``: records that may be
+    held from the first unfinished one on, finished ones included; a restart reads them again. ``lease_ms``: how long a
+    worker may emit after its last renewal, and after how long of silence it is lost; infinite where both share a
+    process, which is paused as a whole. ``max_losses``: workers lost under a request before it is given up.
+    ``alone_after``: losses from which a request runs alone on its worker. ``retry_ms``: after how long an answer that
+    did not come is asked for again. ``reclaim_ms``: how often the holder claims anew, so that a reader which starts
+    late soon knows the epoch. ``remember_ms``: how long a finished request is known, so that a second copy of it is
+    not run.
     """
 
     max_waiting: int = 1024
@@ -51,11 +51,11 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """``policy``: the placement policy by name, ``policy_options`` what its class may be told. ``ttl_ms``: of what it
-    says of itself on ``members``.
+    """``policy``: the placement policy by name, with the ``policy_options`` of its class. ``ttl_ms``: the lifetime of
+    the scheduler's record on ``members``.
 
-    ``tick_ms``: how often what is due is looked for. ``commit_ms``: how often offsets are committed. ``skew_ms``: how
-    far clocks may be apart, as rule 4 allows for.
+    ``tick_ms``: how often the pool looks for what is due. ``commit_ms``: how often offsets are committed. ``skew_ms``:
+    how far clocks may be apart (rule 4).
     """
 
     pool: PoolConfig = PoolConfig()

@@ -1,4 +1,4 @@
-"""Dead letters of a scheduler: what it could not read, for people to look at."""
+"""Dead letters of a scheduler: records that it could not read, for people to look at."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 _AT_ONCE = 16
 
 
-def letter_of(record: Record, error: Undecodable) -> DeadLetter:
+def dead_letter_of(record: Record, error: Undecodable) -> DeadLetter:
     return DeadLetter(
         topic=record.topic,
         partition=record.partition,
@@ -35,8 +35,8 @@ def letter_of(record: Record, error: Undecodable) -> DeadLetter:
     )
 
 
-async def write_letter(log: Log, letter: DeadLetter, headers: Headers = ()) -> None:
-    """Until it is acknowledged; without what it is about where that is refused again and again."""
+async def write_dead_letter(log: Log, letter: DeadLetter, headers: Headers = ()) -> None:
+    """Returns when it is acknowledged. Where the log refuses it again and again it is written without its payload."""
     with working_on(letter.request_id):
         _LOG.warning("%s goes to the dead letters: %s", _where(letter), letter.reason)
         refused = 0
@@ -60,11 +60,11 @@ def _size(letter: DeadLetter, headers: Headers) -> int:
     return len(letter.payload or b"") + sum(len(name) + len(value) for name, value in headers)
 
 
-class Letters:
-    """Of the journal, which goes on meanwhile: nothing waits for them to be written.
+class DeadLetters:
+    """Those of unreadable journal records. Reading the journal does not wait for them to be written.
 
-    Each at least once: what came behind the last claim its successor writes again. Of more than it holds the rest is
-    named in the process's log only; the records themselves stay in the journal.
+    Each is written at least once: the next scheduler writes again those behind the last claim. The number that may wait
+    is bounded. Further ones are only logged; the records themselves stay in the journal.
     """
 
     def __init__(self, log: Log) -> None:
@@ -86,12 +86,12 @@ class Letters:
         self._came.set()
 
     def forget_before(self, offset: int) -> None:
-        """Another has seen to those."""
+        """Drop those before the offset: another scheduler has written them."""
         while self._waiting and self._waiting[0][0].offset < offset:
             self._take()
 
     async def run(self) -> None:
-        """Write what comes, until it is cancelled."""
+        """Write dead letters as they come, until it is cancelled."""
         while True:
             await self._came.wait()
             await self.write_all()
@@ -100,7 +100,7 @@ class Letters:
         self._came.clear()
         while self._waiting:
             some = list(itertools.islice(self._waiting, _AT_ONCE))
-            await asyncio.gather(*(write_letter(self._log, letter, headers) for letter, headers in some))
+            await asyncio.gather(*(write_dead_letter(self._log, letter, headers) for letter, headers in some))
             for _ in some:
                 self._take()
 

@@ -1,4 +1,4 @@
-"""What a pool's scheduler wants done. Carried out by the service; what comes of it comes back as an input."""
+"""What a pool's scheduler wants done. The service carries it out, and its result comes back as an input."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from greenroom.core.messages import Claim, Lost, Outcome, Task
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append to the journal; then ``Pool.append_ended``, whatever came of it. What counts is what is read there, and
-    the pool asks again."""
+    """Append to the journal, then call ``Pool.append_ended`` whether it succeeded or not. Only what is read in the
+    journal counts, so the pool asks again."""
 
     record: Claim | Lost | Outcome
 
     @property
     def request_id(self) -> str:
-        """Whose outcome it is; empty for what is of no request."""
+        """The request whose outcome it is; empty for other records."""
         return self.record.request_id if isinstance(self.record, Outcome) else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
-    """Write the request to the dead letters, until it is acknowledged; then ``Pool.buried``."""
+class WriteDeadLetter:
+    """Write the request to the dead letters, until it is acknowledged; then ``Pool.dead_letter_written``."""
 
     request_id: str
     task: Task
@@ -39,8 +39,8 @@ class ListRuns:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Start the task on the worker, or attach to what runs of it there. Then ``Pool.result``, ``refused``,
-    ``given_back`` or ``broken``."""
+    """Start the task on the worker, or attach to its run there. Then ``Pool.result``, ``refused``, ``given_back`` or
+    ``broken``."""
 
     worker: str
     attempt: Attempt
@@ -49,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class CancelRun:
-    """End the run on the worker if it is of this attempt or a lower one. Best effort."""
+    """End the run on the worker if it is of this attempt or a lower one. Made once; it may be lost."""
 
     worker: str
     request_id: str
@@ -58,7 +58,7 @@ class CancelRun:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The outcome is in the journal: the worker may forget the result. Best effort."""
+    """The outcome is in the journal: the worker may forget the result. Made once; it may be lost."""
 
     worker: str
     request_id: str
@@ -67,16 +67,16 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The worker has been declared lost: no lease is to be granted on its old connection."""
+    """The worker is lost: no lease is to be granted on its old connection."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """Another scheduler holds the pool. This one keeps nothing and does nothing until it takes over again."""
+    """Another scheduler holds the pool. This one holds nothing and does nothing until it takes over again."""
 
     by: str
 
 
-Effect = Append | Bury | ListRuns | Run | CancelRun | Release | Disconnect | Deposed
+Effect = Append | WriteDeadLetter | ListRuns | Run | CancelRun | Release | Disconnect | Deposed

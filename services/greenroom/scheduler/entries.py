@@ -12,24 +12,24 @@ from greenroom.core.messages.journal import TokenLogprobArrays
 from greenroom.policies.placement.placement_policy import PendingRequest
 
 
-class Stage(Enum):
-    """Where a request is on its way. Never back from ENDING."""
+class RequestStage(Enum):
+    """Where a request is on its way. It never leaves ENDING."""
 
     WAITING = "waiting"
     PLACED = "placed"
-    """Run was called on ``worker``; whether it runs, the worker knows."""
+    """Run was called on ``worker``. Only the worker knows whether it runs."""
     LOSING = "losing"
     """Its worker was lost; nothing is attempted before the journal says so."""
-    BURYING = "burying"
-    """Given up; its dead letter is being written, before its outcome."""
+    GIVING_UP = "giving up"
+    """It is given up. Its dead letter is being written; the outcome follows."""
     ENDING = "ending"
-    """Its outcome was appended; it ends when the journal has it."""
+    """Its outcome was appended. It ends when the journal has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a worker says at a run's end. ``reason``: stop, length, cancelled or failed. ``approximated``: as the
-    outcome has it."""
+    """What a worker says at a run's end. ``reason``: stop, length, cancelled or failed. ``approximated``: as in
+    Outcome."""
 
     reason: FinishReason
     prompt_tokens: int = 0
@@ -41,13 +41,12 @@ class RunResult:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """``task`` is None for a request of which only a cancel, or that it is unreadable, is known.
+    """``task`` is None where only a cancel of the request is known, or that its record is unreadable.
 
     ``offsets``: the records of ``tasks`` that wait for its end. ``again_at``: when to call Run again after a broken
-    call, None where nothing is to be done. ``begun``: it has run before, so it is no longer shed for its waiting.
-    ``appending``: the record that it waits for, while the append of that is on its way; ``asked_ms``: when such an
-    append last began or ended. ``estimates_ms``: by estimator, from its acceptance
-    to its end, as it looked when it was placed.
+    call, else None. ``begun``: it has run before, so it is no longer shed for its waiting. ``appending``: the record
+    whose append is under way; ``asked_ms``: when such an append last began or ended. ``estimates_ms``: the latency from
+    acceptance to end that each estimator gave when the request was placed.
     """
 
     request_id: str
@@ -55,7 +54,7 @@ class Entry:
     task: Task | None = None
     pending: PendingRequest | None = None
     offsets: list[int] = field(default_factory=list)
-    stage: Stage = Stage.WAITING
+    stage: RequestStage = RequestStage.WAITING
     worker: str | None = None
     attempt: Attempt | None = None
     placed_ms: float = 0.0

@@ -1,4 +1,4 @@
-"""What a pool's scheduler expects of requests and workers: eMoE's profile, or what has been seen."""
+"""What a pool's scheduler expects of requests and workers, from eMoE's profile or from what was seen."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from greenroom.policies.placement.placement_policy import Costs
 log = logging.getLogger(__name__)
 
 ENOUGH = 8
-"""Answers of a task type from which on their mean is trusted."""
+"""How many answers of a task type must be seen before their mean is trusted."""
 MEMORY = 512
-"""Answers that a mean goes back over, about."""
+"""About how many of the last answers a mean covers."""
 MOST_TASKS = 1024
-"""Task types that are told apart; what comes of further ones counts among all."""
+"""How many task types are told apart. Answers of further types count among all answers only."""
 
 
 @dataclass(slots=True)
@@ -34,12 +34,13 @@ class _Mean:
         return self.value if self.seen >= ENOUGH else None
 
 
-class Foresight:
-    """Equal histories lead to equal answers: a mean that follows the last ``MEMORY`` answers, no clock, no chance.
+class Estimates:
+    """Means that follow the last ``MEMORY`` answers. Equal histories give equal estimates: there is no clock in it and
+    no chance.
 
-    ``profile``: its means and its c come before what is seen and heard, its ΔE behind what a worker says. A task type
-    that it does not name has the mean of what was seen of it, as every type has without a profile. A profile of a model
-    with other experts than the pool's workers have is given up when the first of them is met.
+    ``profile``: its means and its c (eMoE) are preferred to what was seen; what a worker says is preferred to its ΔE. A
+    task type that the profile does not name has the mean of its answers so far, as every type has without a profile. A
+    profile of other experts than the pool's workers have is given up when the first worker is met.
     """
 
     def __init__(self, profile: ModelProfile | None = None) -> None:
@@ -70,8 +71,8 @@ class Foresight:
             )
 
     def tokens(self, task: str, limit: int) -> int:
-        """Tokens that an answer will probably have (eMoE's G when it is scheduled), from 1 to ``limit``: by profile, by
-        what was seen of the task, by what was seen of all; ``limit`` where nothing is known."""
+        """Tokens that an answer will probably have (eMoE's G when it is scheduled), from 1 to ``limit``. From the
+        profile, else from answers of the task type, else from all answers; ``limit`` where nothing is known."""
         mean = self._mean(task)
         return limit if mean is None else max(1, min(limit, round(mean)))
 
@@ -90,8 +91,8 @@ class Foresight:
             self._by_task.setdefault(task, _Mean()).add(tokens)
 
     def costs(self, heard: Costs, *, missing: float, rows: int) -> Costs:
-        """Of a worker. ``heard``: what it says itself. ``missing``: share of the experts that it does not hold.
-        ``rows``: requests that run there at most."""
+        """The costs of a worker. ``heard``: what it says itself. ``missing``: the share of the experts that are not
+        resident there. ``rows``: requests that may run there at once."""
         measured = None if self.profile is None else self.profile.costs
         if measured is None:
             return heard
@@ -107,15 +108,15 @@ class Foresight:
 
 
 def experts_of(profile: ModelProfile) -> tuple[int, int]:
-    """How few and how many experts a model may have that this is the profile of, all layers together: behind the last
-    of a layer that any task picks there may be more, up to as many as its largest layer has."""
+    """The least and the greatest number of experts, all layers together, that a model of this profile may have. A
+    layer has at least the experts up to the last one that a task picks, and at most as many as the largest layer."""
     picked = np.array([one.popularity for one in profile.tasks.values()]).sum(axis=0) > 0
     least = np.where(picked, np.arange(1, profile.experts + 1), 0).max(axis=1).sum()
     return int(least), profile.layers * profile.experts
 
 
 def experts_wanted(profile: ModelProfile, task: str) -> float:
-    """Experts that a prompt of the task is routed to, all layers together: of each the probability that at least one
-    of the tokens picks it."""
+    """The expected number of experts that a prompt of the task is routed to, all layers together: the sum of the
+    probabilities that at least one token picks the expert."""
     picked = np.minimum(1.0, np.array(profile.tasks[task].popularity) * profile.top_k)
     return float((1.0 - (1.0 - picked) ** max(1.0, profile.tasks[task].input_tokens.mean)).sum())

@@ -1,4 +1,4 @@
-"""What a scheduler knows of its pools."""
+"""A scheduler's pools as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from greenroom.scheduler.accuracy import RATIOS, Errors
-from greenroom.scheduler.pool import Role
+from greenroom.scheduler.accuracy import RATIOS, EstimateErrors
+from greenroom.scheduler.pool_state import Role
 from greenroom.scheduler.service import SchedulerService
 
 
 class SchedulerCollector(Collector):
-    """Read when asked; nothing is counted twice."""
+    """Reads the pools when it is scraped."""
 
     def __init__(self, service: SchedulerService) -> None:
         self._service = service
@@ -48,7 +48,7 @@ class SchedulerCollector(Collector):
             waiting.add_metric(label, depth.waiting)
             placed.add_metric(label, depth.running)
             oldest.add_metric(label, depth.wait_ms / 1000)
-            workers.add_metric(label, len(pool.seats))
+            workers.add_metric(label, len(pool.workers))
             unfinished.add_metric(label, pool.tracker.open)
             for event, count in sorted(pool.counts.items()):
                 events.add_metric([*label, event], count)
@@ -58,6 +58,6 @@ class SchedulerCollector(Collector):
         yield from (active, waiting, placed, oldest, workers, unfinished, events, ratios, wrong)
 
 
-def _buckets(errors: Errors) -> list[tuple[str, float]]:
+def _buckets(errors: EstimateErrors) -> list[tuple[str, float]]:
     ends = [*(str(ratio) for ratio in RATIOS), "+Inf"]
     return list(zip(ends, map(float, itertools.accumulate(errors.classes)), strict=True))

@@ -12,7 +12,7 @@ from greenroom.scheduler.entries import Entry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a worker says that it can hold. KV in tokens."""
+    """How much a worker says it can hold. KV in tokens."""
 
     max_running: int
     max_queued: int
@@ -21,9 +21,9 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """What a worker says of itself with every beat. ``generated``: tokens so far, by request. ``missing``: share of
-    the experts that are not on its device. ``experts``: of its model, all layers together; 0: it does not say.
-    ``model``: the name that it serves."""
+    """What a worker says of itself with every beat. ``generated``: tokens so far, by request. ``missing``: the share of
+    the experts that are not on its device. ``experts``: how many its model has, all layers together; 0: it does not
+    say. ``model``: the name that it serves."""
 
     draining: bool = False
     costs: Costs = field(default_factory=Costs)
@@ -34,15 +34,15 @@ class WorkerState:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
-    """One worker that is there. ``lease_until``: it may emit until then at the latest, by the scheduler's clock.
+class PoolWorker:
+    """One worker of the pool. ``lease_until``: it may emit until then at the latest, by the scheduler's clock.
 
-    ``listed``: it has said what it runs since it was last reached. ``blocked_until``: it refused a run.
-    ``alone``: the request that it runs alone. ``reserved``: it empties for one that must. ``heard_ms``: when it said
-    ``state``. ``costs``: what is reckoned with.
+    ``listed``: it has said what it runs since it was last reached. ``blocked_until``: nothing is placed on it before,
+    since it refused a run. ``alone``: the request that it runs alone. ``reserved``: it is being emptied for a request
+    that must run alone. ``heard_ms``: when it said ``state``. ``costs``: its costs as policies are told.
     """
 
-    worker: str
+    name: str
     capacity: Capacity
     lease_until: float
     listed: bool = False
@@ -57,12 +57,12 @@ class Seat:
     """Runs of requests whose tasks have not been read yet."""
 
     def takes(self, now: float) -> bool:
-        """Whether anything may be placed here at all."""
+        """Whether a request may be placed here."""
         return self.listed and not self.state.draining and now >= self.blocked_until and self.alone is None
 
     def view(self, now: float) -> WorkerView:
-        """What a policy is told: what the worker said last, and a token more for each step it has had time for since.
-        ``state`` is some hundred milliseconds old, as long as a short answer takes."""
+        """The worker as a policy sees it: its last ``state``, plus a token for each step that there was time for since.
+        Without these tokens the view would be some hundred milliseconds old, as long as a short answer takes."""
         running: list[PlacedRequest] = []
         kv_used = 0
         rows = min(len(self.placed), self.capacity.max_running)
@@ -80,7 +80,7 @@ class Seat:
             running.append(PlacedRequest(request, entry.placed_ms, generated, left))
         free = max(0, self.capacity.kv_tokens - kv_used)
         return WorkerView(
-            worker=self.worker,
+            worker=self.name,
             running=tuple(running[: self.capacity.max_running]),
             queued=tuple(placed.request for placed in running[self.capacity.max_running :]),
             max_running=self.capacity.max_running,
@@ -91,7 +91,8 @@ class Seat:
         )
 
     def _unread(self) -> int:
-        """Input tokens of those that had generated nothing when it was last heard: their steps come first."""
+        """Input tokens of the requests that had generated nothing when the worker last spoke. Reading them comes
+        first."""
         return sum(
             entry.pending.input_tokens
             for entry in self.placed.values()

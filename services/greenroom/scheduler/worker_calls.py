@@ -23,7 +23,7 @@ from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.estimates import MOST_TASKS
 from greenroom.scheduler.pool import Listed, Pool
 from greenroom.scheduler.pool_workers import Capacity, WorkerState
-from greenroom.scheduler.trace_contexts import Origins
+from greenroom.scheduler.trace_contexts import TraceContexts
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
@@ -35,82 +35,84 @@ _Refused = worker_pb2.RunRefused
 _Closed = worker_pb2.RunClosed
 
 
-class Workers:
+class WorkerCalls:
     """Keeps a lease stream to every worker of the pool, and makes the calls that the pool wants.
 
-    ``origins``: of the pool's requests. ``act`` carries out what the pool answers to what comes in. All of it runs as
-    tasks that ``close`` ends.
+    ``trace_contexts``: of the pool's requests. ``act`` carries out the effects of what workers answer. All of it runs
+    as tasks that ``close`` ends.
     """
 
     def __init__(
         self,
         pool: Pool,
-        origins: Origins,
+        trace_contexts: TraceContexts,
         dialer: Dialer,
         clock: Callable[[], float],
         act: Callable[[list[Effect]], None],
     ) -> None:
         self._pool = pool
-        self._origins = origins
+        self._trace_contexts = trace_contexts
         self._dialer = dialer
         self._clock = clock
         self._act = act
         self._journal = ""
-        self._links: dict[str, _Link] = {}
+        self._lease_streams: dict[str, _LeaseStream] = {}
         self._calls: set[asyncio.Future[None]] = set()
 
     def read_from(self, journal: str) -> None:
-        """The id of the journal that the pool's epochs are of; known before the first worker is met."""
+        """Take the id of the journal that the pool's epochs are of. To be called before the first worker is met."""
         self._journal = journal
 
     def meet(self, member: Member) -> None:
-        """A worker is there: reach it, and again whenever that breaks, until it leaves."""
-        if member.instance in self._links:
+        """A worker is there: connect to it, and again whenever the connection breaks, until it leaves."""
+        if member.instance in self._lease_streams:
             return
         stub: worker_pb2_grpc.WorkerStub = self._dialer.stub(worker_pb2_grpc.WorkerStub, member.address)
-        self._links[member.instance] = _Link(member, stub, self._pool, self._journal, self._clock, self._act)
+        self._lease_streams[member.instance] = _LeaseStream(
+            member, stub, self._pool, self._journal, self._clock, self._act
+        )
 
     def leave(self, worker: str) -> None:
-        """It is certain that it is no more."""
-        link = self._links.pop(worker, None)
-        if link is not None:
-            link.close()
-            if not any(other.member.address == link.member.address for other in self._links.values()):
-                self._spawn(self._dialer.forget(link.member.address))
+        """The worker has certainly gone."""
+        stream = self._lease_streams.pop(worker, None)
+        if stream is not None:
+            stream.close()
+            if not any(other.member.address == stream.member.address for other in self._lease_streams.values()):
+                self._spawn(self._dialer.forget(stream.member.address))
         self._act(self._pool.worker_gone(worker, self._clock()))
 
     @property
     def known(self) -> frozenset[str]:
-        return frozenset(self._links)
+        return frozenset(self._lease_streams)
 
     def disconnect(self, worker: str) -> None:
-        """Grant no lease on the present connection; a new one is made."""
-        link = self._links.get(worker)
-        if link is not None:
-            link.reconnect()
+        """Grant no lease on the present connection and make a new one."""
+        stream = self._lease_streams.get(worker)
+        if stream is not None:
+            stream.reconnect()
 
     async def close(self) -> None:
-        """Ends every stream and call; runs go on at their workers for the grace period."""
-        tasks = [*self._calls, *(link.task for link in self._links.values())]
-        self._links.clear()
+        """Ends every stream and call. Runs go on at their workers for the grace period."""
+        tasks = [*self._calls, *(stream.task for stream in self._lease_streams.values())]
+        self._lease_streams.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def carry_out(self, effect: Run | ListRuns | CancelRun | Release) -> None:
-        link = self._links.get(effect.worker)
+        stream = self._lease_streams.get(effect.worker)
         match effect:
             case Run():
-                self._spawn(self._run(link, effect), effect.task.request.request_id)
-            case ListRuns() if link is not None:
-                self._spawn(self._list(link, effect.worker))
-            case CancelRun() | Release() if link is not None:
-                self._spawn(self._cancel(link, effect.request_id, effect.attempt), effect.request_id)
+                self._spawn(self._run(stream, effect), effect.task.request.request_id)
+            case ListRuns() if stream is not None:
+                self._spawn(self._list(stream, effect.worker))
+            case CancelRun() | Release() if stream is not None:
+                self._spawn(self._cancel(stream, effect.request_id, effect.attempt), effect.request_id)
             case _:
                 pass
 
     def _spawn(self, work: Coroutine[Any, Any, None], request_id: str = "") -> None:
-        context = fresh_context(request_id)  # what starts a run is often another one's end
+        context = fresh_context(request_id)  # often it is the end of another request that starts a run
         task = asyncio.create_task(work, context=context)
         self._calls.add(task)
         task.add_done_callback(self._done, context=context)
@@ -120,10 +122,10 @@ class Workers:
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a call to a worker failed by a defect", exc_info=error)
 
-    async def _run(self, link: _Link | None, effect: Run) -> None:
+    async def _run(self, stream: _LeaseStream | None, effect: Run) -> None:
         worker, request_id, attempt = effect.worker, effect.task.request.request_id, effect.attempt
         now = self._clock
-        if link is None:
+        if stream is None:
             self._act(self._pool.broken(worker, request_id, attempt, now()))
             return
         request = worker_pb2.RunRequest(
@@ -136,9 +138,9 @@ class Workers:
         )
         left_s = max(1.0, (effect.task.request.deadline_ms - now()) / 1000 + 5.0)
         response: worker_pb2.RunResponse | None = None
-        with self._origins.span("place", request_id, "client", worker=worker, attempt=str(attempt)) as span:
+        with self._trace_contexts.span("place", request_id, "client", worker=worker, attempt=str(attempt)) as span:
             try:
-                response = await link.stub.Run(request, timeout=left_s, metadata=outgoing())
+                response = await stream.stub.Run(request, timeout=left_s, metadata=outgoing())
                 span.set("end", response.WhichOneof("end") or "none")
             except grpc.aio.AioRpcError as error:
                 _LOG.info("request %s: its call to %s broke: %s", request_id, worker, error.code().name)
@@ -186,26 +188,26 @@ class Workers:
             case _Refused.WHY_DRAINING:
                 back_off_ms = _DRAINING_BACK_OFF_MS
             case _Refused.WHY_STALE:
-                # Of the epoch: another holds the pool, as the journal will tell. Of the attempt: a defect of ours.
+                # Of the epoch: another scheduler holds the pool, and the journal will say so. Of the attempt: a defect.
                 return self._pool.broken(worker, request_id, attempt, now)
             case _:
                 back_off_ms = _FULL_BACK_OFF_MS
         return self._pool.refused(worker, request_id, attempt, now, back_off_ms=back_off_ms)
 
-    async def _list(self, link: _Link, worker: str) -> None:
+    async def _list(self, stream: _LeaseStream, worker: str) -> None:
         request = worker_pb2.ListRunsRequest(
             epoch=self._pool.epoch, worker=worker, scheduler=self._pool.scheduler, journal=self._journal
         )
         try:
-            response = await link.stub.ListRuns(request, timeout=_SMALL_CALL_S)
+            response = await stream.stub.ListRuns(request, timeout=_SMALL_CALL_S)
         except grpc.aio.AioRpcError as error:
             _LOG.info("%s does not say what it runs: %s", worker, error.code().name)
-            link.reconnect()  # and then it is asked again
+            stream.reconnect()  # then it is asked again
             return
         runs = [Listed(run.request_id, from_attempt(run.attempt), run.finished) for run in response.runs]
         self._act(self._pool.listed(worker, runs, self._clock()))
 
-    async def _cancel(self, link: _Link, request_id: str, attempt: Attempt) -> None:
+    async def _cancel(self, stream: _LeaseStream, request_id: str, attempt: Attempt) -> None:
         request = worker_pb2.CancelRunRequest(
             epoch=self._pool.epoch,
             request_id=request_id,
@@ -214,13 +216,13 @@ class Workers:
             journal=self._journal,
         )
         try:
-            await link.stub.CancelRun(request, timeout=_SMALL_CALL_S, metadata=outgoing())
+            await stream.stub.CancelRun(request, timeout=_SMALL_CALL_S, metadata=outgoing())
         except grpc.aio.AioRpcError as error:
-            _LOG.debug("%s was not told to end %s: %s", link.member.instance, request_id, error.code().name)
+            _LOG.debug("%s was not told to end %s: %s", stream.member.instance, request_id, error.code().name)
 
 
-class _Link:
-    """One worker's lease stream, made again whenever it breaks."""
+class _LeaseStream:
+    """One worker's lease stream. It is made again whenever it breaks."""
 
     def __init__(
         self,
@@ -238,6 +240,8 @@ class _Link:
         self._clock = clock
         self._act = act
         self._connection: asyncio.Task[None] | None = None
+        self._logged = ""
+        """Why the last stream failed, where that has been logged."""
         self.task = asyncio.create_task(self._keep(), name=f"lease of {member.instance}")
 
     def close(self) -> None:
@@ -263,8 +267,19 @@ class _Link:
                     _LOG.info("%s is another now: %s", self.member.address, error.details())
                     self._act(self._pool.worker_gone(self.member.instance, self._clock()))
                     return
+                else:
+                    self._log_failure(error)
             pause = _RECONNECT_S[0] if self._clock() - began > 1000 else min(pause * 2, _RECONNECT_S[1])
             await asyncio.sleep(pause)
+
+    def _log_failure(self, error: grpc.aio.AioRpcError) -> None:
+        """Once for each reason, until there is a lease again. A worker that refuses needs attention, so it is a
+        warning."""
+        reason = f"{error.code().name} {error.details()}"
+        if reason != self._logged:
+            self._logged = reason
+            level = logging.INFO if error.code() is grpc.StatusCode.UNAVAILABLE else logging.WARNING
+            _LOG.log(level, "no lease with %s, trying again: %s", self.member.instance, reason)
 
     async def _connect(self) -> None:
         lease_ms = self._pool.config.lease_ms
@@ -282,21 +297,21 @@ class _Link:
             async for asked in call:
                 if not self._renew(asked.state, first=not reached):
                     return
-                reached = True
+                reached, self._logged = True, ""
                 grant = worker_pb2.LeaseGrant(sequence=asked.sequence, epoch=self._pool.epoch)
                 await _write(call, worker_pb2.LeaseFromScheduler(grant=grant))
         finally:
             call.cancel()
 
     def _renew(self, state: worker_pb2.WorkerState, *, first: bool) -> bool:
-        """Whether the lease is granted. The pool counts it from now; the worker from when it asked, which is before."""
+        """Whether the lease is granted. The pool counts it from now, the worker from the time that it asked."""
         now, worker = self._clock(), self.member.instance
         if self._pool.epoch < 0:
             return False
         if first:
             capacity = Capacity(max_running=state.max_running, max_queued=state.max_queued, kv_tokens=state.kv_tokens)
             self._act(self._pool.worker_reached(worker, capacity, now))
-        elif worker not in self._pool.seats:
+        elif worker not in self._pool.workers:
             return False
         heard = WorkerState(
             draining=state.draining,
@@ -307,11 +322,11 @@ class _Link:
             model="" if self.member.model is None else self.member.model.name,
         )
         self._act(self._pool.beat(worker, heard, now))
-        return worker in self._pool.seats
+        return worker in self._pool.workers
 
 
 def _costs(state: worker_pb2.WorkerState) -> Costs:
-    """What is no time is passed over, and so is what comes after the first thousand task types."""
+    """Values that are no times are passed over, and task types after the first thousand."""
     named = itertools.islice(sorted(state.load_ms_by_task.items()), MOST_TASKS)
     return Costs(
         token_ms=state.token_ms if 0 <= state.token_ms < math.inf else 0.0,
@@ -323,6 +338,6 @@ async def _write(
     call: grpc.aio.StreamStreamCall[worker_pb2.LeaseFromScheduler, worker_pb2.LeaseFromWorker],
     message: worker_pb2.LeaseFromScheduler,
 ) -> None:
-    """What became of a call that is over by now is told by the next read."""
+    """A write to a call that is over is passed over: the next read tells how it ended."""
     with contextlib.suppress(asyncio.InvalidStateError):
         await call.write(message)

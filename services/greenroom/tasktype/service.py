@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from greenroom.fabric.commits import PrefixTracker
-from greenroom.fabric.group_positions import HeldPartitions
+from greenroom.fabric.group_positions import GroupPositions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import GroupConsumer, Log, Record
 from greenroom.fabric.topics import REQUESTS
@@ -44,7 +44,7 @@ class TaskTypeService(Runner):
         self._metrics = metrics
         self._carrier = Carrier(config, log, extractor, metrics, after_append=after_append)
         self._consumer: GroupConsumer | None = None
-        self._held = HeldPartitions(REQUESTS)
+        self._held = GroupPositions(REQUESTS)
         self._under_way: dict[asyncio.Task[None], int] = {}
         self._bytes = 0
         self._last_of: dict[tuple[int, bytes], asyncio.Task[None]] = {}

@@ -8,6 +8,6 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def monotonic_ms() -> float:
-    """Milliseconds that never jump, and that go on while the machine sleeps where it can tell: a lease runs out in a
-    suspended machine too."""
+    """Milliseconds that never jump. Where the system has such a clock they go on while the machine sleeps: a lease runs
+    out in a suspended machine too."""
     return time.clock_gettime(_CLOCK) * 1000.0

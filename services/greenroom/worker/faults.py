@@ -21,15 +21,15 @@ def kill_self() -> None:
 
 
 def kill_mover(mover: Mover) -> None:
-    """Give it what it can not even begin: the next of its threads that is free dies of it."""
+    """Queue a job that can not begin: the thread that takes it dies."""
     mover.put(Job(_NO_EXPERT, Tier.DISK, Tier.DEVICE, -1, -1, Reason.ON_DEMAND))
 
 
 @dataclass(slots=True)
 class Fault:
-    """``after_token``: die when so many tokens have been generated; ``poison``: when a prompt contains this text.
-    ``mover``: after so many tokens a thread that moves experts dies, and the process does not. ``device``: after so
-    many the device is lost.
+    """``after_token``: the process dies when so many tokens have been generated. ``poison``: it dies when a prompt
+    contains this text. ``mover``: after so many tokens a thread that moves experts dies, and the process goes on.
+    ``device``: after so many tokens the device is lost.
     """
 
     after_token: int | None = None
@@ -63,9 +63,9 @@ class Fault:
 
 
 def fault_of(text: str | None) -> Fault | None:
-    """The fault that ``text`` asks of a worker; None where there is none, or it is another service's.
+    """The fault that ``text`` asks of a worker; None where it asks for none, or names another service.
 
-    Raises InvalidConfig for what a worker can not do.
+    Raises InvalidConfig for a fault that a worker does not have.
     """
     service, _, rest = (text or "").partition(":")
     if service != "worker":

@@ -1,4 +1,4 @@
-"""A worker as a service: carries out what its run table decides, for schedulers, gateways and an engine.
+"""A worker as a service: carries out what its run table decides, between schedulers, gateways and an engine.
 
 docs/architecture/worker.md has the whole; docs/architecture/protocol.md the rules, which the comments here name.
 """
@@ -22,12 +22,14 @@ from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.topics import TRACES
 from greenroom.v1 import worker_pb2
 from greenroom.worker.clock import monotonic_ms
-from greenroom.worker.engine import Engine, Events, Routed
 from greenroom.worker.faults import fault_of
+from greenroom.worker.gateways.gateway_connection import Members, StreamEdges
 from greenroom.worker.gateways.token_streams import TokenStreams
+from greenroom.worker.generation_engine import Events, GenerationEngine, RecordedRouting
 from greenroom.worker.predictions.artifacts import ArtifactFollower
 from greenroom.worker.predictions.forecasts import Forecaster
 from greenroom.worker.predictions.last_prompts import LastPrompts
+from greenroom.worker.predictions.predictor_calls import Predictors
 from greenroom.worker.runs import run_table
 from greenroom.worker.runs.leases import Leases
 from greenroom.worker.runs.results import closed, refused, reported, request_of
@@ -46,33 +48,27 @@ _TRACES_S = 2.0
 
 
 class WorkerFailed(GreenroomError):
-    """The engine can not generate any more: the process is to end, and its requests are for other workers."""
+    """The engine can not generate any more. The process is to end, and other workers take its requests over."""
 
 
-class Directory(Protocol):
-    """Who is here; fabric's directory."""
-
-    def get(self, instance: str) -> Member | None: ...
-
-    def gone(self, instance: str) -> bool: ...
-
-    def of(self, kind: MemberKind, pool: int | None = None) -> list[Member]: ...
+class Directory(Members, Predictors, Protocol):
+    """The instances that are here; fabric's directory."""
 
 
 class WorkerService(Part):
-    """One worker of a pool, on one event loop. ``servicer.WorkerServicer`` is its gRPC face.
+    """One worker of a pool, on one event loop. ``servicer.WorkerServicer`` is its gRPC side.
 
     ``card``: the model that ``engine`` generates with; ``profile``: what was measured of it. ``changed`` is called when
-    what ``member`` says has changed.
+    ``member`` returns something else than before.
 
-    Nothing here waits for a gateway, the log or the predictor. The engine hears of a request only when the gateway has
-    said what its client has had, or certainly is not there.
+    Nothing here waits for a gateway, the log or the predictor. The engine gets a request once its gateway has said what
+    the client has had, or is certainly not there.
     """
 
     def __init__(
         self,
         config: ServiceConfig,
-        engine: Engine,
+        engine: GenerationEngine,
         card: ModelCard,
         to: Log,
         dialer: Dialer,
@@ -87,7 +83,7 @@ class WorkerService(Part):
         self.counters = ServiceCounters()
         self.table = RunTable(grace_ms=config.grace_ms, max_runs=config.max_running + config.max_queued)
         self.leases = Leases(self)
-        self.streams = TokenStreams(dialer, members, self, config.streams, self.counters, clock)
+        self.streams = TokenStreams(StreamEdges(dialer, members, self, config.streams, self.counters, clock))
         self.changed: Callable[[], None] = lambda: None
         self._engine = engine
         self._members = members
@@ -153,7 +149,7 @@ class WorkerService(Part):
             self._failing.put_nowait(error)
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, let what runs come to its end within ``timeout_s``, give the rest back (rule 5)."""
+        """Refuse new runs, let the others end within ``timeout_s``, give back what is left then (rule 5)."""
         self.table.draining = True
         self.changed()
         self.leases.changed()
@@ -172,9 +168,10 @@ class WorkerService(Part):
         self._do(self.table.give_back())
 
     async def stop(self) -> None:
-        """End everything. What still runs is given back, and every call answered while there is a little time.
+        """End everything. What still runs is given back, and its calls are answered within a short time.
 
-        Not where the model has failed: the next one that runs the same may fail too, so it counts as a loss.
+        Where the model has failed nothing is given back. The runs count as losses, since the same request may make the
+        next worker fail too.
         """
         if self._engine.alive:
             self._give_back()
@@ -199,7 +196,7 @@ class WorkerService(Part):
         return self._clock()
 
     def member(self) -> Member:
-        """What is announced, by whoever knows the address."""
+        """What is announced of it; the announcer adds the address."""
         return Member(
             member=MemberKind.WORKER,
             instance=self.instance,
@@ -250,7 +247,7 @@ class WorkerService(Part):
     # -- schedulers ----------------------------------------------------------------------------------------------
 
     def meet(self, epoch: int, scheduler: str, journal: str) -> None:
-        """A scheduler calls. Raises RunRefused for an epoch that is over, or that it can not hold."""
+        """A scheduler calls. Raises RunRefused where its epoch is over, or is not known to be its own."""
         member = self._members.get(scheduler) if scheduler else None
         named = member is not None and member.member == MemberKind.SCHEDULER and member.pool == self.config.pool
         self._do(self.table.meet(run_table.Caller(epoch, scheduler, journal, named), self._clock()))
@@ -263,9 +260,8 @@ class WorkerService(Part):
         self.streams.flush()
 
     async def run(self, epoch: int, attempt: Attempt, task: Task) -> worker_pb2.RunResponse:
-        """Start, or attach, and wait for the end (rule 3). Cancelled, the run goes on for a while.
-
-        Raises RunRefused.
+        """Start a run, or attach to it, and wait for its end (rule 3). Where the call is cancelled the run goes on for
+        the grace period. Raises RunRefused.
         """
         request_id = task.request.request_id
         here = request_id in self.table.runs
@@ -303,7 +299,7 @@ class WorkerService(Part):
             self._look_empty()
 
     def cancel(self, request_id: str, attempt: Attempt) -> None:
-        """End the run if it is of this attempt or a lower one, or release its result."""
+        """End the run, or release its result, if it is of this attempt or a lower one."""
         self._do(self.table.cancel(request_id, attempt))
 
     def _answer(self, request_id: str, attempt: Attempt, response: worker_pb2.RunResponse) -> None:
@@ -331,13 +327,13 @@ class WorkerService(Part):
     # -- the engine ----------------------------------------------------------------------------------------------
 
     def _took(self, events: Events) -> None:
-        """All that a step gave."""
+        """The engine's events of one step."""
         if not self._engine.alive:
             self._fail(WorkerFailed(_MODEL_FAILED))
-            return  # nothing of it is an end: whoever takes the requests over goes on behind what was sent
+            return  # its events are no ends: the next worker goes on behind what was sent
         try:
             self._take_in(events)
-        except Exception as error:  # the engine has gone on, so what is known here of its runs is wrong
+        except Exception as error:  # the engine has gone on, so the run table no longer agrees with it
             self._fail(error)
 
     def _take_in(self, events: Events) -> None:
@@ -367,7 +363,7 @@ class WorkerService(Part):
                 self._routed(task, routed)
         self._do(self.table.ended(number, finished, now))
 
-    def _routed(self, task: Task, routed: Routed) -> None:
+    def _routed(self, task: Task, routed: RecordedRouting) -> None:
         if self._traces is not None:
             self._traces.offer(task, routed)
         if self._last_prompts is not None:

@@ -13,7 +13,7 @@ PREDICTORS = (STATISTICS, "emoe-a", "emoe-l")
 
 
 def predictor_for(policy: str) -> str:
-    """What an expert policy's forecasts are made with where nobody says."""
+    """The default predictor of an expert policy's forecasts."""
     return "emoe-a" if policy == "emoe" else STATISTICS
 
 
@@ -35,12 +35,12 @@ def _at_least(config: object, least: int, *names: str) -> None:
 class StreamConfig:
     """Tokens to gateways. Times in milliseconds.
 
-    ``slow_gateway_ms``: how long a gateway may take over one message, and ``most_pending``: tokens that may wait for
-    it, before its call is dropped. ``ask_every_ms``: how often it is asked to say when it has taken a message in, and
-    ``overdue_ms``: how long that may take before nothing more is sent until it has; gRPC itself would have hundreds of
-    messages on their way to a busy one, each older than the last. ``unknown_gateway_ms``: after how long a gateway that
-    nobody has announced counts as gone. ``idle_gateway_ms``: how long a call without streams is kept. Raises
-    InvalidConfig, naming the field.
+    A gateway's call is dropped where one message takes it longer than ``slow_gateway_ms``, or more than
+    ``most_pending`` tokens wait for it. ``ask_every_ms``: how often it is asked to say when it has taken a message in.
+    ``overdue_ms``: how long that may take; nothing more is sent after that until it has answered. Without this, gRPC
+    would queue hundreds of messages for a busy gateway. ``unknown_gateway_ms``: after how long a gateway that is not
+    announced counts as gone. ``idle_gateway_ms``: how long a call without streams is kept. Raises InvalidConfig, naming
+    the field.
     """
 
     slow_gateway_ms: float = 5_000.0
@@ -57,8 +57,9 @@ class StreamConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig:
-    """Routing traces of finished sequences. ``rows``: the most of one sequence, its first ones. ``waiting``: traces
-    that wait to be written; of more the newest are dropped. Raises InvalidConfig, naming the field."""
+    """Routing traces of finished sequences. ``rows``: how many rows of a sequence are kept, from its first on.
+    ``waiting``: how many traces may wait to be written; further ones are dropped. Raises InvalidConfig, naming the
+    field."""
 
     enabled: bool = True
     rows: int = 1024
@@ -72,11 +73,10 @@ class TraceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastConfig:
-    """Forecasts from the predictor. ``every``: once in so many prompts, 0 for never. ``address``: host:port of the
-    predictor; None: whichever the members name. ``predictor``: what it is to forecast with, one of PREDICTORS; those
-    that are learnt go by the last prompt of a task type, and until there is one statistics answer. ``retry_ms``: after
-    how long it is asked again when it has failed; every further time twice as long, at most half a minute. Raises
-    InvalidConfig, naming the field."""
+    """Forecasts from the predictor. ``every``: a forecast for so many prompts, 0 for never. ``address``: host:port of
+    the predictor; None: any that the members name. ``predictor``: one of PREDICTORS. The learnt ones go by the last
+    prompt of a task type; until there is one, statistics answer. ``retry_ms``: the pause after a failure; it doubles
+    with each further one, up to half a minute. Raises InvalidConfig, naming the field."""
 
     every: int = 40
     timeout_ms: float = 1_000.0
@@ -98,10 +98,10 @@ class ForecastConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactConfig:
-    """What the expert policy predicts by, kept up to date. ``every_ms``: how often the predictor is asked, 0 for never;
-    ``retry_ms``: after how long it is asked again that has failed, every further time twice as long, up to that.
-    ``address``: host:port of it; None: whichever the members name. ``timeout_ms``: of a question, ``fetch_ms``: of a
-    file, which has at most ``max_bytes``. Raises InvalidConfig, naming the field."""
+    """The artifacts that the expert policy predicts by, kept up to date. ``every_ms``: how often the predictor is asked
+    for new versions, 0 for never. ``retry_ms``: the pause after a failure; it doubles with each further one, up to
+    ``every_ms``. ``address``: host:port of the predictor; None: any that the members name. ``timeout_ms``: for a
+    question, ``fetch_ms``: for a file, which has at most ``max_bytes``. Raises InvalidConfig, naming the field."""
 
     every_ms: float = 10_000.0
     retry_ms: float = 500.0
@@ -121,10 +121,10 @@ class ArtifactConfig:
 class ServiceConfig:
     """One worker's place in its pool. Times in milliseconds.
 
-    ``instance``: its name, another one for every start. ``max_running``: requests that generate at once,
-    ``max_queued``: that wait behind them here. ``grace_ms``: how long a run, and a result that nobody has released,
-    outlive their scheduler's call. ``ttl_ms``: after how long of silence the members take it for gone. ``fault``: what
-    to break on purpose, see ``faults``; for tests.
+    ``instance``: its name, another one for every start. ``max_running``: requests that generate at once.
+    ``max_queued``: requests that wait behind them here. ``grace_ms``: how long a run, or a result that was not
+    released, outlives its scheduler's call. ``ttl_ms``: after how long of silence members take it for gone. ``fault``:
+    what to break on purpose in tests, see ``faults``.
     Raises InvalidConfig, naming the field.
     """
 
@@ -149,5 +149,5 @@ class ServiceConfig:
 
     @property
     def records_routing(self) -> bool:
-        """Whether anything is made of where finished sequences were routed."""
+        """Whether the routing of finished sequences is used."""
         return self.traces.enabled or self.forecasts.by_previous

@@ -43,7 +43,7 @@ class ServiceCounters:
     forecasts_by_source: dict[str, int] = field(default_factory=dict)
 
     def forecast(self, source: str) -> None:
-        """One has been taken. ``source``: what it was made from, as the predictor says."""
+        """A forecast was taken. ``source``: what the predictor made it from."""
         self.forecasts += 1
         counts = self.forecasts_by_source
         if source not in counts and len(counts) >= _MOST_SOURCES:
@@ -81,7 +81,7 @@ HELP = {
 
 
 class ServiceCollector(Collector):
-    """To be registered with a CollectorRegistry. ``gauges``: what is there now, by name, with its help."""
+    """To be registered with a CollectorRegistry. ``gauges``: names, help texts and present values."""
 
     def __init__(
         self, counters: ServiceCounters, gauges: Callable[[], Iterable[tuple[str, str, float]]] = lambda: ()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from greenroom.fabric.log import AppendRefused, LogFailed
-from greenroom.fabric.log.placing import partition_of
+from greenroom.fabric.log.partitioner import partition_of
 from tests.contract.log.kinds import Kind, read, topic_on
 
 

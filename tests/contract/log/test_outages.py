@@ -22,7 +22,7 @@ from greenroom.fabric.log import (
     LogUnavailable,
     Reader,
 )
-from greenroom.fabric.log.kafka import KafkaLog
+from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from tests.contract.log.kinds import WAIT_S, Kafka, Told, read, topic_on, until, until_held
 from tests.kafka.broker import PASSWORD, USER, Broker
 

@@ -125,7 +125,7 @@ class Chaos:
 async def outcomes(broker: Broker, prefix: str) -> dict[str, Outcome]:
     """What a reader of the whole journal finds."""
     from greenroom.fabric.log.config import LogConfig
-    from greenroom.fabric.log.kafka import KafkaLog
+    from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 
     found: dict[str, Outcome] = {}
     fold = JournalFold()

@@ -13,7 +13,7 @@ from greenroom.core.generation import FinishReason, SamplingParams
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import DeadLetter, JournalRecord, Message, Outcome, Request, decode, encode
 from greenroom.fabric.log import LogConfig, Position, Reader, Record
-from greenroom.fabric.log.kafka import KafkaLog
+from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from tests.integration.cluster import Cluster
 
 WAIT_S = 90.0

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from greenroom.core.messages import DeadLetter, Trace, decode, encode
 from greenroom.fabric.log import Topic
-from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
+from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import LocalDialer, LocalServer
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService, PredictorServicer
 from greenroom.predictor.kinds.registry import MAKE

@@ -11,7 +11,7 @@ import time
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from greenroom.fabric.log.memory import MemoryLog
+from greenroom.fabric.log.memory.memory_log import MemoryLog
 from greenroom.fabric.rpc import GrpcDialer, Server, ServerConfig, join_address
 from greenroom.predictor import (
     PredictorConfig,

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import xxhash
 
-from greenroom.core.artifact_file import ArtifactFile
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import Trace
-from greenroom.core.reuse_file import ReuseFile
 from greenroom.predictor import PredictorServicer
 from greenroom.predictor.kinds.config import BuildingConfig, DriftConfig
 from greenroom.predictor.kinds.registry import building_of

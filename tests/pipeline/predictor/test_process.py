@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from greenroom.cli.building_options import building_from
 from greenroom.cli.predictor import predictor
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import MemberKind, encode
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.kafka import KafkaLog
+from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.rpc import GrpcDialer
 from greenroom.fabric.topics import Topics, all_topics

@@ -145,7 +145,7 @@ def test_a_profile_of_another_model_is_not_added_to(tiny: Path, prompts: Path, t
 
 def test_what_can_be_refused_at_once_is(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "greenroom.worker.model.assembly.Worker.__init__", lambda *_, **__: pytest.fail("a model was loaded")
+        "greenroom.worker.model.model_runtime.ModelRuntime.__init__", lambda *_, **__: pytest.fail("a model was loaded")
     )
     assert "recorded already" in run(tiny, "--trace", __file__, status=2).stderr
     assert "--tasks is needed" in run(tiny, *SMALL, status=2).stderr

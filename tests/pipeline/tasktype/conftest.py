@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from greenroom.core.generation import SamplingParams
 from greenroom.core.messages import Message, Request, TaskRecord, decode, encode
 from greenroom.fabric.log import Record, Topic
-from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
+from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
 from tests.pipeline.troubled_log import TroubledLog
 from tests.waiting import until

@@ -15,7 +15,7 @@ from greenroom.cli.tasktype import tasktype
 from greenroom.core.messages import Cancel, DeadLetter, Rejected, Task, TaskRecord, decode, encode
 from greenroom.fabric.log import Log
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.kafka import KafkaLog
+from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from greenroom.fabric.topics import Topics, all_topics
 from tests.kafka.broker import Broker
 from tests.kafka.fixtures import kafka_broker  # noqa: F401

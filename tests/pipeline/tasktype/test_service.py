@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from greenroom.core.messages import Cancel, DeadLetter, Rejected, Task, decode, encode
 from greenroom.fabric.log import LogFailed
-from greenroom.fabric.log.memory import MemoryLog
+from greenroom.fabric.log.memory.memory_log import MemoryLog
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
 from tests.pipeline.tasktype.conftest import CONFIG, DEADLINE_S, PARTITIONS, POOLS, Running, World, request
 from tests.pipeline.troubled_log import TroubledLog, in_turn, no_trouble

@@ -11,24 +11,24 @@ from typing import Any, Protocol
 import grpc
 import numpy as np
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.attempts import Attempt
 from greenroom.core.errors import InvalidConfig, InvalidRequest
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.core.messages import Member, MemberKind, ModelCard, Request, Task, encode
 from greenroom.core.model_profile import ModelProfile
 from greenroom.fabric.log import Topic
-from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
+from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
 from greenroom.fabric.wire import from_token_run, to_token_run
 from greenroom.gateway.requests.stream_book import Gap, StreamBook, Unwanted
 from greenroom.gateway.requests.tokens_service import _WHY
 from greenroom.policies.base.events import Prediction
 from greenroom.v1 import common_pb2, tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
-from greenroom.worker.engine import Edition, Engine, EngineState, Events, Routed
-from greenroom.worker.runs.servicer import WorkerServicer
+from greenroom.worker.generation_engine import ArtifactVersion, EngineState, Events, GenerationEngine, RecordedRouting
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
+from greenroom.worker.servicer import WorkerServicer
 from tests.waiting import until as until
 
 SCHEDULER = "scheduler"
@@ -104,7 +104,7 @@ class ScriptedEngine:
         self.running: dict[int, tuple[GenerationRequest, int]] = {}
         self.cancelled: list[int] = []
         self.foreseen: list[Prediction] = []
-        self.artifacts: dict[str, Edition | None] = {}
+        self.artifacts: dict[str, ArtifactVersion | None] = {}
         self.experts_per_layer = (3, 3)
         self.swapped: list[ArtifactFile] = []
         self._take: Callable[[Events], None] | None = None
@@ -152,8 +152,8 @@ class ScriptedEngine:
             load_ms_by_task={"converse": 6.0, "classify": 0.0},
         )
 
-    def take_routing(self, number: int) -> Routed | None:
-        return Routed(
+    def take_routing(self, number: int) -> RecordedRouting | None:
+        return RecordedRouting(
             np.arange(12, dtype=np.uint8).reshape(3, 2, 2) % 3, 2, 3, {"prefetch_recall": 0.5}, {"eamc": 7000}
         )
 
@@ -164,7 +164,7 @@ class ScriptedEngine:
         if file.experts_per_layer != self.experts_per_layer:
             raise InvalidConfig(file.KIND, file.shape, "one of this model")
         self.swapped.append(file)
-        self.artifacts[file.KIND] = Edition.of(file)
+        self.artifacts[file.KIND] = ArtifactVersion.of(file)
 
 
 class Gateway(tokens_pb2_grpc.TokensServicer):
@@ -356,7 +356,7 @@ class Stage:
     log: MemoryLog
     members: Members
     clock: Clock
-    generates: Engine
+    generates: GenerationEngine
     service: WorkerService
     stub: worker_pb2_grpc.WorkerStub
     epoch: int = 5
@@ -438,7 +438,11 @@ class Lease:
 
 @asynccontextmanager
 async def staged(
-    engine: Engine | None = None, card: ModelCard = CARD, *, profile: ModelProfile | None = None, **config: Any
+    engine: GenerationEngine | None = None,
+    card: ModelCard = CARD,
+    *,
+    profile: ModelProfile | None = None,
+    **config: Any,
 ) -> AsyncIterator[Stage]:
     """A service that runs, audited at its end; on a script where no engine is given."""
     clock, members, engine = Clock(), Members(), engine or ScriptedEngine()

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.messages import MemberKind
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
-from greenroom.worker.engine import Edition
+from greenroom.worker.generation_engine import ArtifactVersion
 from greenroom.worker.service_config import ArtifactConfig
 from tests.pipeline.worker.scripted import ScriptedEngine, Stage, staged, until
 from tests.pipeline.worker.test_traces_and_forecasts import finish
@@ -87,9 +87,9 @@ class Shelf(predictor_pb2_grpc.PredictorServicer):
         )
 
 
-def takes(kind: str = "eamc", edition: Edition | None = None) -> ScriptedEngine:
+def takes(kind: str = "eamc", version: ArtifactVersion | None = None) -> ScriptedEngine:
     engine = ScriptedEngine()
-    engine.artifacts = {kind: edition}
+    engine.artifacts = {kind: version}
     return engine
 
 
@@ -127,7 +127,7 @@ async def test_each_new_version_is_taken_once_while_requests_go_on() -> None:
 
 @pytest.mark.parametrize(("created_ms", "taken"), [(999, False), (1000, False), (1001, True)])
 async def test_what_it_began_with_gives_way_to_what_is_newer(created_ms: int, taken: bool) -> None:
-    async with staged(takes(edition=Edition(7, 1000)), artifacts=OFTEN) as stage:
+    async with staged(takes(version=ArtifactVersion(7, 1000)), artifacts=OFTEN) as stage:
         assert (await stage.service.state()).artifacts == {"eamc": "7"}
         predictor = await shelf(stage)
         predictor.serve(eamc(1, created_ms=created_ms))

@@ -20,10 +20,10 @@ from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.emoe.popularity import POPULARITY, Popularity
 from greenroom.replay import TraceRecorder
 from greenroom.text.digest import text_digest
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.card import card_of
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.runs.results import request_of
 from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.scripted import Gateway, staged, task_of, until
@@ -32,7 +32,7 @@ LENGTH = 24
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRuntime]:
     config = WorkerConfig(
         str(bundled_model_path()),
         dtype="float32",
@@ -43,13 +43,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         cache_dir=tmp_path_factory.mktemp("cache"),
         served_model_name="understudy",
     )
-    with Worker(config) as worker:
+    with ModelRuntime(config) as worker:
         yield worker
         assert worker.loop.wait_idle(30)
         assert worker.loop.stats().audit_failures == 0
 
 
-def tasks(model: Worker, *, seeded: bool = False) -> list[Task]:
+def tasks(model: ModelRuntime, *, seeded: bool = False) -> list[Task]:
     """One of each type, to be answered greedily or by seeded draws."""
     made = []
     for number, kind in enumerate(TASKS):
@@ -66,7 +66,7 @@ def asking(task: Task, sampling: SamplingParams) -> Task:
     return msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, sampling=sampling))
 
 
-def alone(model: Worker, task: Task) -> tuple[int, ...]:
+def alone(model: ModelRuntime, task: Task) -> tuple[int, ...]:
     """What the model says with nothing else running."""
     (answer,) = complete(model.loop, [replace(request_of(task), request_id=task.request.request_id)], timeout_s=60)
     return answer.token_ids
@@ -77,7 +77,9 @@ def expect(gateway: Gateway, task: Task, delivered: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("seeded", [False, True])
-async def test_answers_are_the_models_own_wherever_an_earlier_attempt_was_cut(model: Worker, seeded: bool) -> None:
+async def test_answers_are_the_models_own_wherever_an_earlier_attempt_was_cut(
+    model: ModelRuntime, seeded: bool
+) -> None:
     asked = tasks(model, seeded=seeded)
     whole = [await asyncio.to_thread(alone, model, task) for task in asked]
     recorder = RoutingRecorder(model.experts.catalogue, most_rows=1024)
@@ -103,7 +105,7 @@ async def test_answers_are_the_models_own_wherever_an_earlier_attempt_was_cut(mo
     model.experts.listener = None
 
 
-async def test_the_trace_of_a_sequence_is_its_routing(model: Worker) -> None:
+async def test_the_trace_of_a_sequence_is_its_routing(model: ModelRuntime) -> None:
     reference = model.experts.listener = TraceRecorder(model.experts.catalogue)
     task = tasks(model)[0]
     await asyncio.to_thread(alone, model, task)
@@ -123,7 +125,7 @@ async def test_the_trace_of_a_sequence_is_its_routing(model: Worker) -> None:
     model.experts.listener = None
 
 
-async def test_a_forecast_reaches_the_policy_between_steps(model: Worker) -> None:
+async def test_a_forecast_reaches_the_policy_between_steps(model: ModelRuntime) -> None:
     policy = model.experts.policy
     assert isinstance(policy, Popularity)
     catalogue = model.experts.catalogue
@@ -159,7 +161,7 @@ class Told:
         return [event.token_id for event in self.events.get(number, []) if isinstance(event, Token)]
 
 
-async def test_a_request_that_is_begun_anew_waits_for_its_former_self(model: Worker) -> None:
+async def test_a_request_that_is_begun_anew_waits_for_its_former_self(model: ModelRuntime) -> None:
     engine, told = ModelEngine(model), Told()
     engine.listen(told.take)
     request = GenerationRequest("again", (5, 6, 7), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
@@ -182,7 +184,7 @@ async def test_a_request_that_is_begun_anew_waits_for_its_former_self(model: Wor
     assert not engine._held
 
 
-def test_the_card_says_what_a_gateway_and_a_pool_must_share(model: Worker, tmp_path: Path) -> None:
+def test_the_card_says_what_a_gateway_and_a_pool_must_share(model: ModelRuntime, tmp_path: Path) -> None:
     card = card_of(model)
     assert card == card_of(model)
     assert (card.name, card.vocab_size) == ("understudy", model.served.vocab_size)

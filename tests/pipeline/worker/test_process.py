@@ -19,7 +19,7 @@ from greenroom.core.generation import SamplingParams
 from greenroom.core.messages import Member, MemberKind, Trace, decode, encode
 from greenroom.demo import bundled_model_path
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.kafka import KafkaLog
+from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.topics import MEMBERS, Topics, all_topics
 from greenroom.text.digest import text_digest

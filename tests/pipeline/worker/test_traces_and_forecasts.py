@@ -10,7 +10,7 @@ import pytest
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.messages import MemberKind, Trace, decode
-from greenroom.fabric.log import AppendUnknown
+from greenroom.fabric.log import AppendUnknown, LogFailed
 from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from greenroom.worker.service_config import ForecastConfig, TraceConfig
@@ -75,6 +75,20 @@ async def test_a_log_that_takes_nothing_costs_traces_and_nothing_else(monkeypatc
         assert counters.traces_dropped == 3, "one is being written, two wait"
         stuck.set()
         await until(lambda: counters.traces_failed == 3)
+
+
+async def test_a_worker_that_may_not_write_traces_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def append(*_: Any, **__: Any) -> None:
+        raise LogFailed("appending to traces: not authorised")
+
+    async with staged() as stage:
+        monkeypatch.setattr(stage.log, "append", append)
+        for number in range(2):
+            await finish(stage, f"r{number}", number)
+        counters = stage.service.counters
+        await until(lambda: counters.traces_failed == 2)
+        assert stage.service.unready is None
+        assert len(stage.service.tasks) >= 4, "its tasks go on, the one that writes traces among them"
 
 
 async def test_traces_can_be_switched_off() -> None:

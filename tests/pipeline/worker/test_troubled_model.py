@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import ModelBroken
 from greenroom.core.generation import SamplingParams
 from greenroom.core.messages import Task
@@ -20,10 +20,10 @@ from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.batch.completions import complete
 from greenroom.v1 import common_pb2
 from greenroom.worker.faults import Fault, kill_mover
-from greenroom.worker.model.assembly import Worker
 from greenroom.worker.model.card import card_of
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.model_engine import ModelEngine
+from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.runs.results import request_of
 from greenroom.worker.service import WorkerFailed
 from tests.pipeline.worker.scripted import staged, task_of, until
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def model_of(policy: str, folder: Path) -> Iterator[Worker]:
+def model_of(policy: str, folder: Path) -> Iterator[ModelRuntime]:
     """The bundled one with a quarter of its experts; moe-infinity with an EAMC, so that it prefetches."""
     eamc = folder / "eamc.safetensors" if policy == "moe-infinity" else None
     if eamc is not None:
@@ -49,7 +49,7 @@ def model_of(policy: str, folder: Path) -> Iterator[Worker]:
         str(bundled_model_path()), dtype="float32", expert_memory="25%", policy=policy, eamc=eamc, threads=1,
         cache_dir=folder, warm_start=False,
     )  # fmt: skip
-    worker = Worker(config)
+    worker = ModelRuntime(config)
     try:
         yield worker
     finally:
@@ -57,13 +57,13 @@ def model_of(policy: str, folder: Path) -> Iterator[Worker]:
             worker.close()
 
 
-def asked(model: Worker, name: str) -> Task:
+def asked(model: ModelRuntime, name: str) -> Task:
     task = task_of(name, prompt=model.text.tokenizer.encode("Once there was a fox who", add_special_tokens=True))
     sampling = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
     return msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, sampling=sampling))
 
 
-async def alone(model: Worker, task: Task) -> tuple[int, ...]:
+async def alone(model: ModelRuntime, task: Task) -> tuple[int, ...]:
     """What the model says with nothing else running."""
     (said,) = await asyncio.to_thread(complete, model.loop, [request_of(task)], timeout_s=60)
     assert len(said.token_ids) == LENGTH

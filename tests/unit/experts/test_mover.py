@@ -8,11 +8,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from greenroom.experts.copying import mover as mover_module
 from greenroom.experts.copying.mover import Job, Landing, Mover, Outbox
 from greenroom.policies.base.events import Reason, Tier
 
@@ -143,6 +145,46 @@ def test_a_begun_prefetch_that_is_promoted_goes_on_before_other_prefetches() -> 
         assert not mover.promote(0), "it has begun"
         carrier.let_all()
         assert [job.expert for job in ended(outbox, 2)] == [0, 1]
+
+
+class OneByOne(Carrying):
+    """Lets through the experts that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__(threads=2, depth=2)
+        self.gates = [threading.Event(), threading.Event()]
+
+    def move(self, job: Job, part: int) -> int:
+        with self._changed:
+            self.log.append((job.expert, part))
+            self._changed.notify_all()
+        assert self.gates[job.expert].wait(DEADLINE_S)
+        return 10
+
+
+def test_the_busy_time_counts_a_long_move_whole_though_a_short_one_ends_within_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(mover_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    carrier = OneByOne()
+    with moving(carrier) as (mover, outbox):
+        mover.put(job(0))
+        carrier.wait_begun(1)
+        now = 4.0
+        mover.put(job(1))
+        carrier.wait_begun(2)
+        now = 5.0
+        carrier.gates[1].set()
+        assert [job.expert for job in ended(outbox, 1)] == [1]
+        now = 10.0
+        carrier.gates[0].set()
+        assert [job.expert for job in ended(outbox, 1)] == [0]
+        assert mover.busy_seconds == 10.0
+        now = 20.0
+        mover.put(job(0))
+        ended(outbox, 1)
+        assert mover.busy_seconds == 10.0, "the time between two moves is idle"
 
 
 def to_host(expert: int, priority: float = 0.0) -> Job:

@@ -13,9 +13,9 @@ from aiokafka import errors as kafka
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.fabric.log import AppendRefused, AppendUnknown, LogConfig, LogFailed, LogUnavailable, Topic
-from greenroom.fabric.log.kafka import KafkaLog, _refusal
-from greenroom.fabric.log.kafka_client import Throttle, as_log_error, client_options
-from greenroom.fabric.log.kafka_topics import Known, contradictions, settings
+from greenroom.fabric.log.kafka.client import Throttle, as_log_error, client_options
+from greenroom.fabric.log.kafka.kafka_log import KafkaLog, _refusal
+from greenroom.fabric.log.kafka.topics import Known, contradictions, settings
 
 
 @pytest.mark.parametrize(
@@ -163,5 +163,5 @@ async def test_a_service_without_a_broker_does_not_flood_its_log(caplog: pytest.
     with pytest.raises(LogUnavailable):
         async with log:
             pass
-    said = [record for record in caplog.records if record.name == "greenroom.fabric.log.kafka"]
+    said = [record for record in caplog.records if record.name == "greenroom.fabric.log.kafka.kafka_log"]
     assert len(said) <= 1

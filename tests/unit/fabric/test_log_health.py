@@ -11,7 +11,7 @@ import pytest
 from greenroom.core.errors import InvalidConfig
 from greenroom.fabric.log import MemoryBroker, MemoryLog
 from greenroom.fabric.log.health import HealthConfig, LogHealth, Skew, clock_skew_ms, expired_early
-from greenroom.fabric.log.watched import ClockSkewed, LogWatch, WatchedLog
+from greenroom.fabric.log_monitor import ClockSkewed, LogMonitor, MonitoredLog
 from greenroom.fabric.members import Directory
 from greenroom.fabric.topics import Topics, all_topics
 from tests.pipeline.troubled_log import TroubledLog
@@ -68,8 +68,8 @@ def test_a_bad_value_is_refused_by_name(field: str) -> None:
     assert refused.value.field == field
 
 
-def watched(log: MemoryLog, *, ahead_ms: float = 0.0, **bounds: float) -> WatchedLog:
-    return WatchedLog(log, HealthConfig(**bounds), clock=lambda: time.time() * 1000 + ahead_ms)
+def watched(log: MemoryLog, *, ahead_ms: float = 0.0, **bounds: float) -> MonitoredLog:
+    return MonitoredLog(log, HealthConfig(**bounds), clock=lambda: time.time() * 1000 + ahead_ms)
 
 
 @pytest.mark.parametrize(("ahead_ms", "said"), [(-HOURS_MS, "2.0 hours behind"), (HOURS_MS, "2.0 hours ahead of")])
@@ -77,14 +77,14 @@ async def test_a_process_does_not_start_where_the_clocks_are_too_far_apart(ahead
     async with watched(MemoryLog(), ahead_ms=ahead_ms) as log:
         await log.ensure(all_topics(Topics()))
         with pytest.raises(ClockSkewed, match=said):
-            await LogWatch(log, "g").start()
+            await LogMonitor(log, "g").start()
 
 
 async def test_a_smaller_difference_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async with watched(MemoryLog(), ahead_ms=10_000.0) as log:
         await log.ensure(all_topics(Topics()))
-        watch = LogWatch(log, "g", every_s=0.001)
-        with caplog.at_level(logging.WARNING, "greenroom.fabric.log.watched"):
+        watch = LogMonitor(log, "g", every_s=0.001)
+        with caplog.at_level(logging.WARNING, "greenroom.fabric.log_monitor"):
             await watch.start()
             await until(lambda: caplog.records, "it was told")
         await watch.stop()
@@ -97,7 +97,7 @@ async def test_not_ready_while_nothing_is_acknowledged_and_ready_again_by_itself
     troubled = TroubledLog(MemoryBroker())
     async with watched(troubled, silent_ms=50.0) as log:
         await log.ensure(all_topics(Topics()))
-        watch = LogWatch(log, "g", every_s=0.001)
+        watch = LogMonitor(log, "g", every_s=0.001)
         await watch.start()
         assert watch.unready is None
         troubled.trouble = lambda topic, value: "lost"
@@ -110,7 +110,7 @@ async def test_not_ready_while_nothing_is_acknowledged_and_ready_again_by_itself
 async def test_what_a_watch_appends_makes_nobody_look_again() -> None:
     async with watched(MemoryLog()) as log:
         await log.ensure(all_topics(Topics()))
-        watch = LogWatch(log, "g", every_s=0.001)
+        watch = LogMonitor(log, "g", every_s=0.001)
         await watch.start()
         async with Directory(log, look_s=0.001) as directory:
             told: list[Any] = []
@@ -122,7 +122,7 @@ async def test_what_a_watch_appends_makes_nobody_look_again() -> None:
         await watch.stop()
 
 
-def troubled_end(log: WatchedLog) -> Any:
+def troubled_end(log: MonitoredLog) -> Any:
     """How many records ``members`` has had."""
     inner: Any = log._log
     return lambda: inner.broker.topic("members").partitions[0].end

@@ -11,7 +11,7 @@ import pytest
 
 from greenroom.core.messages import Member, MemberKind, QueueDepth, decode, encode
 from greenroom.fabric.log import AppendUnknown, LogUnavailable, MemoryBroker, MemoryLog, Position, Record
-from greenroom.fabric.log.memory import MemoryReader
+from greenroom.fabric.log.memory.memory_log import MemoryReader
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.topics import MEMBERS, Topics, all_topics
 from tests.contract.log.kinds import until

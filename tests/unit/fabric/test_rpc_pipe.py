@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.fabric.rpc.pipe import EOF, Pipe
+from greenroom.fabric.rpc.local.pipe import EOF, Pipe
 
 
 @given(limit=st.integers(1, 5), count=st.integers(0, 40), pauses=st.lists(st.sampled_from("rw"), max_size=40))

@@ -14,7 +14,7 @@ from greenroom.core.generation import Event, Finished, FinishReason, GenerationR
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Claim, JournalRecord, Lost, Outcome, encode
 from greenroom.fabric.log import LogUnavailable, MemoryBroker, MemoryLog, Record
-from greenroom.fabric.log.memory import MemoryReader
+from greenroom.fabric.log.memory.memory_log import MemoryReader
 from greenroom.fabric.topics import JOURNAL, REQUESTS, Topics, all_topics
 from greenroom.gateway.errors import ApiError
 from greenroom.gateway.requests.journal import JournalReader

@@ -11,7 +11,7 @@ from greenroom.core.errors import InvalidRequest, Saturated
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.core.messages import Member, MemberKind, ModelCard, QueueDepth
 from greenroom.fabric.log import Topic
-from greenroom.fabric.log.memory import MemoryLog
+from greenroom.fabric.log.memory.memory_log import MemoryLog
 from greenroom.fabric.topics import REQUESTS
 from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
 

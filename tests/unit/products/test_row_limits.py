@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,17 @@ def test_processes_that_share_a_pack_compute_alike(
     assert asked(native, pack, "auto") == RowLimits(4, 32, 8)
     monkeypatch.setattr(row_limits, "_here", {})
     assert asked(native, pack, "auto") == RowLimits(4, 32, 8)
+
+
+def test_another_version_of_greenroom_measures_anew(
+    native: NativeRows, measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native.multiplies_bf16 = True
+    asked(native, tmp_path / "some.pack", "auto")
+    monkeypatch.setattr(row_limits, "_here", {})  # the next process
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99.0")
+    asked(native, tmp_path / "some.pack", "auto")
+    assert len(measured) == 2, "its products may be faster or slower"
 
 
 def test_it_is_not_measured_where_it_is_known_or_fixed(native: NativeRows, measured: list[str], tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
+import grpc
+import pytest
+
 from greenroom.core.messages import Member, MemberKind
-from greenroom.fabric.rpc import Context
-from greenroom.scheduler.trace_contexts import Origins
-from greenroom.scheduler.worker_calls import Workers
+from greenroom.fabric.rpc import Context, Refused
+from greenroom.scheduler.trace_contexts import TraceContexts
+from greenroom.scheduler.worker_calls import WorkerCalls
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
 from tests.contract.rpc.wires import Wire, until
 from tests.unit.protocol.test_pool import Bench
@@ -42,7 +46,7 @@ class Leasing(worker_pb2_grpc.WorkerServicer):
 async def test_a_stream_that_ends_is_made_anew_and_leaves_nothing_behind(wire: Wire) -> None:
     worker, bench = Leasing(), Bench()
     await wire.serve(worker)  # type: ignore[arg-type]  # any servicer
-    workers = Workers(bench.pool, Origins(bench.pool), wire.dialer, lambda: bench.now, lambda effects: None)
+    workers = WorkerCalls(bench.pool, TraceContexts(bench.pool), wire.dialer, lambda: bench.now, lambda effects: None)
     workers.meet(Member(member=MemberKind.WORKER, instance="w", address=wire.address, ttl_ms=6_000))
     await until(lambda: len(worker.heard) >= 6, "three streams were granted")
     assert worker.heard[:6] == ["hello", "grant"] * 3
@@ -50,3 +54,38 @@ async def test_a_stream_that_ends_is_made_anew_and_leaves_nothing_behind(wire: W
     await until(
         lambda: not [task for task in asyncio.all_tasks() if "request_iterator" in repr(task)], "no task is left"
     )
+
+
+class Refusing(Leasing):
+    """Grants nothing: it serves another scheduler. ``granting`` once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.granting = False
+
+    async def Lease(
+        self, request_iterator: AsyncIterator[worker_pb2.LeaseFromScheduler], context: Context
+    ) -> AsyncIterator[worker_pb2.LeaseFromWorker]:
+        self.calls += 1
+        if not self.granting:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "epoch 3 is over", word="epoch_over")
+        async for message in super().Lease(request_iterator, context):
+            yield message
+
+
+async def test_a_refused_lease_is_logged_once_until_there_is_one_again(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="greenroom.scheduler")
+    worker, bench = Refusing(), Bench()
+    await wire.serve(worker)  # type: ignore[arg-type]  # any servicer
+    workers = WorkerCalls(bench.pool, TraceContexts(bench.pool), wire.dialer, lambda: bench.now, lambda effects: None)
+    workers.meet(Member(member=MemberKind.WORKER, instance="w", address=wire.address, ttl_ms=6_000))
+    await until(lambda: worker.calls >= 3, "it was refused again and again")
+    assert caplog.messages == ["no lease with w, trying again: FAILED_PRECONDITION epoch 3 is over"]
+    worker.granting = True
+    await until(lambda: "grant" in worker.heard, "it has a lease")
+    worker.granting = False
+    await until(lambda: len(caplog.messages) == 2, "it was refused anew")
+    await workers.close()

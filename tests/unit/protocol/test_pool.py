@@ -9,9 +9,20 @@ from greenroom.core.generation import FinishReason, SamplingParams
 from greenroom.core.messages import Cancel, Claim, JournalRecord, Lost, Outcome, Rejected, Request, Task
 from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig
-from greenroom.scheduler.effects import Append, Bury, CancelRun, Deposed, Disconnect, Effect, ListRuns, Release, Run
+from greenroom.scheduler.effects import (
+    Append,
+    CancelRun,
+    Deposed,
+    Disconnect,
+    Effect,
+    ListRuns,
+    Release,
+    Run,
+    WriteDeadLetter,
+)
 from greenroom.scheduler.entries import RunResult
-from greenroom.scheduler.pool import Listed, Pool, Role
+from greenroom.scheduler.pool import Listed, Pool
+from greenroom.scheduler.pool_state import Role
 from greenroom.scheduler.pool_workers import Capacity, WorkerState
 
 CONFIG = PoolConfig(max_waiting=4, lease_ms=100, retry_ms=50, reclaim_ms=10_000, max_queue_wait_ms=5_000)
@@ -267,7 +278,7 @@ def test_a_failed_outcome_without_tokens_takes_the_place_of_one_that_the_journal
     assert (outcome.reason, outcome.token_ids, outcome.logprobs) == (FinishReason.FAILED, (), None)
     assert "larger than the journal takes" in outcome.message
     assert bench.pool.tracker.position == 1
-    assert not bench.pool.seats["w"].placed
+    assert not bench.pool.workers["w"].placed
 
 
 def test_a_journal_that_refuses_everything_is_not_asked_without_a_pause() -> None:
@@ -437,10 +448,10 @@ def test_after_three_losses_it_is_buried_and_then_fails() -> None:
         lose(bench, name)
         bench.land()
     assert bench.outcomes() == []
-    [bury] = of(bench.wanted, Bury)
-    assert isinstance(bury, Bury)
+    [bury] = of(bench.wanted, WriteDeadLetter)
+    assert isinstance(bury, WriteDeadLetter)
     assert bench.pool.tracker.position == 0
-    bench.do(bench.pool.buried("r", bench.now))
+    bench.do(bench.pool.dead_letter_written("r", bench.now))
     bench.land()
     assert bench.outcomes()[0].reason is FinishReason.FAILED
     assert bench.pool.tracker.position == 1
@@ -455,7 +466,7 @@ def test_losses_are_known_to_a_successor() -> None:
     bench.do(bench.pool.claim(bench.now))
     bench.land()
     bench.worker()
-    assert of(bench.task(), Bury)
+    assert of(bench.task(), WriteDeadLetter)
 
 
 def test_one_loss_told_twice_is_one() -> None:

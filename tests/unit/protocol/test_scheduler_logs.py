@@ -27,7 +27,7 @@ from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS, Topics, all_to
 from greenroom.fabric.wire import to_end_reason
 from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
-from greenroom.scheduler.service import PoolRunner
+from greenroom.scheduler.pool_runner import PoolRunner
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
 from tests.contract.rpc.wires import Wire, until
 
@@ -161,7 +161,7 @@ async def scheduling(wire: Wire, stream: io.StringIO) -> AsyncIterator[Scheduler
             )
             running = asyncio.create_task(runner.run())
             try:
-                await until(lambda: any(seat.listed for seat in runner.pool.seats.values()), "it has the worker")
+                await until(lambda: any(worker.listed for worker in runner.pool.workers.values()), "it has the worker")
                 yield Scheduler(runner, log, stream=stream)
             finally:
                 running.cancel()

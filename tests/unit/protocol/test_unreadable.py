@@ -17,8 +17,8 @@ from greenroom.fabric.rpc import LocalDialer
 from greenroom.fabric.topics import DEAD_LETTERS, JOURNAL, TASKS, Topics, all_topics
 from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
-from greenroom.scheduler.dead_letters import Letters, letter_of, write_letter
-from greenroom.scheduler.service import PoolRunner
+from greenroom.scheduler.dead_letters import DeadLetters, dead_letter_of, write_dead_letter
+from greenroom.scheduler.pool_runner import PoolRunner
 from tests.contract.log.kinds import until
 from tests.pipeline.troubled_log import TroubledLog, in_turn
 from tests.unit.protocol.test_pool import Bench
@@ -76,11 +76,11 @@ async def test_a_journal_record_is_dead_lettered_once_however_many_schedulers_re
     await log.append(JOURNAL, encode(Claim(scheduler="former", read_to=1)), partition=0)
     unseen = await log.append(JOURNAL, GARBAGE, partition=0)
     async with runner(log) as holder:
-        await until(lambda: not len(holder._journal_letters))
+        await until(lambda: not len(holder._journal_dead_letters))
         assert where(await letters(log), JOURNAL) == [unseen.offset], "the former holder had read the first"
         late = await log.append(JOURNAL, GARBAGE, partition=0)
         await until(lambda: holder.pool.counts["journal_unreadable"] == 3)
-        await until(lambda: not len(holder._journal_letters))
+        await until(lambda: not len(holder._journal_dead_letters))
         assert where(await letters(log), JOURNAL) == [unseen.offset, late.offset]
         await until(lambda: holder.pool.epoch > late.offset)
     async with runner(log) as successor:
@@ -137,8 +137,10 @@ async def test_what_is_too_large_for_a_dead_letter_is_named_without_its_payload(
         position = await log.append(JOURNAL, GARBAGE)
         async with log.reader(JOURNAL, 0) as reader:
             [record] = await reader.poll(1.0)
-        letter = msgspec.structs.replace(letter_of(record, Undecodable("noise", request_id="r")), payload=b"x" * 1000)
-        await write_letter(log, letter)
+        letter = msgspec.structs.replace(
+            dead_letter_of(record, Undecodable("noise", request_id="r")), payload=b"x" * 1000
+        )
+        await write_dead_letter(log, letter)
         [written] = await letters(log)
     assert (written.offset, written.payload, written.request_id) == (position.offset, None, "r")
     assert "1000 bytes" in written.reason
@@ -151,7 +153,7 @@ async def test_a_dead_letter_that_was_not_sent_keeps_its_payload(monkeypatch: py
         await log.append(JOURNAL, GARBAGE)
         async with log.reader(JOURNAL, 0) as reader:
             [record] = await reader.poll(1.0)
-        await write_letter(log, letter_of(record, Undecodable("noise")))
+        await write_dead_letter(log, dead_letter_of(record, Undecodable("noise")))
         [written] = await letters(log)
     assert written.payload == GARBAGE
 
@@ -161,14 +163,14 @@ async def test_a_dead_letter_has_the_headers_of_what_it_is_about(log: MemoryLog)
     await log.append(JOURNAL, GARBAGE, partition=0, headers=headers)
     async with runner(log) as holder:
         await until(lambda: holder.pool.counts["journal_unreadable"] == 1)
-        await until(lambda: not len(holder._journal_letters))
+        await until(lambda: not len(holder._journal_dead_letters))
     async with log.reader(DEAD_LETTERS, 0) as reader:
         [record] = await reader.poll(1.0)
     assert list(record.headers) == headers
 
 
 def test_headers_of_letters_that_wait_are_bounded_too() -> None:
-    waiting = Letters(MemoryLog())
+    waiting = DeadLetters(MemoryLog())
     letter = DeadLetter(topic=JOURNAL, partition=0, offset=0, reason="noise", service="s")
     for offset in range(100):
         waiting.add(msgspec.structs.replace(letter, offset=offset), [("h", b"x" * 999_999)])
@@ -180,7 +182,7 @@ def test_headers_of_letters_that_wait_are_bounded_too() -> None:
 
 
 def test_letters_that_wait_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    waiting = Letters(MemoryLog())
+    waiting = DeadLetters(MemoryLog())
     letter = DeadLetter(topic=JOURNAL, partition=0, offset=0, reason="noise", service="s", payload=b"x" * 1_000_000)
     for offset in range(100):
         waiting.add(msgspec.structs.replace(letter, offset=offset))

@@ -27,7 +27,8 @@ from greenroom.policies.placement.placement_policy import Costs, PlacementPolicy
 from greenroom.scheduler import effects as wanted
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.entries import RunResult
-from greenroom.scheduler.pool import Listed, Pool, Role
+from greenroom.scheduler.pool import Listed, Pool
+from greenroom.scheduler.pool_state import Role
 from greenroom.scheduler.pool_workers import Capacity, WorkerState
 from greenroom.worker.runs import run_table
 
@@ -208,7 +209,7 @@ class Scheduler(Node):
         for worker in self.world.workers:
             if worker.alive and worker.instance not in self.connections and self.pool.epoch >= 0:
                 self._connect(worker)
-        for instance in list(self.pool.seats):
+        for instance in list(self.pool.workers):
             if self.world.dead.get(instance, self.world.now) < self.world.now - 100:
                 self._do(self.pool.worker_gone(instance, self.world.now))
         for gateway in self.pool.gateways:
@@ -251,7 +252,7 @@ class Scheduler(Node):
         now = self.world.now
         if first:
             self._do(self.pool.worker_reached(instance, Capacity(max_running=2, max_queued=1, kv_tokens=10_000), now))
-        elif instance in self.pool.seats:
+        elif instance in self.pool.workers:
             generated = {request_id: len(run.tokens) for request_id, run in worker.table.runs.items()}
             self._do(self.pool.beat(instance, WorkerState(costs=self.world.costs, generated=generated), now))
         else:
@@ -268,8 +269,8 @@ class Scheduler(Node):
             match effect:
                 case wanted.Append(record):
                     self._append(record)
-                case wanted.Bury(request_id):
-                    self._bury(request_id)
+                case wanted.WriteDeadLetter(request_id):
+                    self._write_dead_letter(request_id)
                 case wanted.ListRuns(worker):
                     self._list(worker)
                 case wanted.Run(worker, attempt, task):
@@ -297,9 +298,9 @@ class Scheduler(Node):
 
         self.world.append_journal(self, record, ended)
 
-    def _bury(self, request_id: str) -> None:
+    def _write_dead_letter(self, request_id: str) -> None:
         self.world.dead_letters.append(request_id)
-        self.later(2, lambda: self._do(self.pool.buried(request_id, self.world.now)))
+        self.later(2, lambda: self._do(self.pool.dead_letter_written(request_id, self.world.now)))
 
     def _caller(self) -> run_table.Caller:
         return run_table.Caller(self.pool.epoch, self.pool.scheduler, "journal", named=True)
@@ -323,7 +324,7 @@ class Scheduler(Node):
         retry = self.pool.epoch
 
         def again() -> None:
-            if self.pool.epoch >= retry >= 0 and instance in self.pool.seats:  # it may have claimed anew meanwhile
+            if self.pool.epoch >= retry >= 0 and instance in self.pool.workers:  # it may have claimed anew meanwhile
                 self._list(instance)
 
         def broken() -> None:

@@ -1,166 +1,132 @@
-"""Latency estimates against what it came to: from a placement to the metrics."""
+"""What is expected of requests and workers: the profile's figures, else what was seen."""
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
-from prometheus_client.registry import CollectorRegistry
+from hypothesis import given
+from hypothesis import strategies as st
 
-from greenroom.core.generation import FinishReason, SamplingParams, Slo
-from greenroom.core.messages import Request, Task
-from greenroom.policies.emoe.scheduling import EmoePlacement
 from greenroom.policies.placement.placement_policy import Costs
-from greenroom.scheduler.accuracy import RATIOS, Accuracy
-from greenroom.scheduler.entries import RunResult
-from greenroom.scheduler.estimates import ENOUGH
-from greenroom.scheduler.metrics import SchedulerCollector
-from greenroom.scheduler.pool_workers import WorkerState
-from greenroom.scheduler.worker_calls import _costs
-from greenroom.v1 import worker_pb2
-from tests.unit.protocol.test_pool import DONE, Bench
+from greenroom.scheduler.estimates import ENOUGH, MEMORY, MOST_TASKS, Estimates, experts_wanted
+from tests.unit.policies.model_profiles import model_profile, task_profile
+
+EVEN = [[1, 1], [1, 1]]
+PROFILE = model_profile(
+    {"code": task_profile(EVEN, writes=40), "chat": task_profile(EVEN, writes=100)}, load_ms={1: 10.0, 4: 28.0}
+)
 
 
-def run_one(bench: Bench, name: str, took_ms: float, result: RunResult = DONE, **more: Any) -> None:
-    bench.task(name, **more)
-    bench.now += took_ms
-    bench.do(bench.pool.result("w", name, bench.last_run(name).attempt, result, bench.now))
-    bench.land()
+def learn(estimates: Estimates, task: str, *tokens: int) -> None:
+    for count in tokens:
+        estimates.finished(task, count)
 
 
-def bench_with(costs: Costs) -> Bench:
-    bench = Bench()
-    bench.worker()
-    bench.do(bench.pool.beat("w", WorkerState(costs=costs), bench.now))
-    return bench
+def test_without_anything_it_is_the_limit() -> None:
+    assert Estimates().tokens("code", 512) == 512
 
 
-def test_both_estimators_are_held_against_what_it_took() -> None:
-    bench = bench_with(Costs(token_ms=10.0))
-    run_one(bench, "r", 100.0, tokens=7)  # 3 to read and 7 to generate
-
-    said = bench.pool.accuracy.summary()
-    assert set(said) == {"eq3", "processor-sharing"}
-    assert said["eq3"] == {
-        "requests": 1,
-        "mean_absolute_ms": 0.0,
-        "mean_longer_ms": 0.0,
-        "mean_absolute_share": 0.0,
-        "mean_ratio": 1.0,
-    }
-    run_one(bench, "s", 200.0, tokens=7)
-    assert bench.pool.accuracy.summary()["eq3"]["mean_longer_ms"] == pytest.approx(50.0)
+def test_the_profile_comes_before_what_is_seen() -> None:
+    estimates = Estimates(PROFILE)
+    learn(estimates, "code", *[7] * ENOUGH)
+    assert estimates.tokens("code", 512) == 40
+    assert estimates.tokens("code", 12) == 12
+    assert estimates.tokens("never heard of", 512) == 70, "the mean of all that were profiled"
 
 
-@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.FAILED])
-def test_what_did_not_come_to_its_own_end_says_nothing(reason: FinishReason) -> None:
-    bench = bench_with(Costs(token_ms=10.0))
-    run_one(bench, "r", 100.0, RunResult(reason))
-    assert bench.pool.accuracy.summary() == {}
+def test_a_type_that_the_profile_does_not_name_has_what_was_seen_of_it() -> None:
+    estimates = Estimates(PROFILE)
+    learn(estimates, "poems", *[7] * ENOUGH)
+    assert estimates.tokens("poems", 512) == 7
 
 
-def test_nothing_is_estimated_while_nothing_is_known_of_the_worker() -> None:
-    bench = bench_with(Costs())
-    run_one(bench, "r", 100.0)
-    assert bench.pool.accuracy.summary() == {}
+def test_means_are_learnt_by_type_and_of_all_until_there_are_enough() -> None:
+    estimates = Estimates()
+    learn(estimates, "code", *[10] * (ENOUGH - 1))
+    assert estimates.tokens("code", 512) == 512
+    learn(estimates, "chat", *[50] * ENOUGH)
+    assert estimates.tokens("chat", 512) == 50
+    assert estimates.tokens("code", 512) == estimates.tokens("new", 512) == round((7 * 10 + 8 * 50) / 15)
+    learn(estimates, "code", 10)
+    assert estimates.tokens("code", 512) == 10
 
 
-def test_one_that_ran_twice_says_nothing() -> None:
-    bench = bench_with(Costs(token_ms=10.0))
-    bench.task("r")
-    bench.do(bench.pool.given_back("w", "r", bench.last_run().attempt, bench.now))
-    bench.pass_ms(60, alive=("w",))
-    bench.do(bench.pool.result("w", "r", bench.last_run().attempt, DONE, bench.now))
-    assert bench.pool.accuracy.summary() == {}
+def test_a_mean_follows_a_change() -> None:
+    estimates = Estimates()
+    learn(estimates, "code", *[10] * 5000)
+    learn(estimates, "code", *[100] * 4 * MEMORY)
+    assert estimates.tokens("code", 512) >= 98
 
 
-def test_lengths_are_learnt_from_outcomes_by_whoever_reads_the_journal() -> None:
-    bench = bench_with(Costs(token_ms=10.0))
-    for number in range(ENOUGH):
-        run_one(bench, f"r{number}", 10.0, tokens=500)
-    bench.task("next", tokens=500)
-    pending = bench.pool.entries["next"].pending
-    assert pending is not None
-    assert pending.expected_tokens == 2, "as DONE has"
-    after = Bench(active=False)
-    after.pool.take_over(0, 0)
-    for record in bench.journal:
-        after.read(record)
-    after.do(after.pool.claim(after.now))
-    after.land()
-    after.task("next", tokens=500)
-    learnt = after.pool.entries["next"].pending
-    assert learnt is not None
-    assert learnt.expected_tokens == 2
+def test_what_is_kept_by_type_is_bounded() -> None:
+    estimates = Estimates()
+    for number in range(MOST_TASKS + 50):
+        learn(estimates, f"t{number}", *[5] * ENOUGH)
+    learn(estimates, "one more", *[500] * ENOUGH)
+    assert estimates.tokens("one more", 512) == estimates.tokens("never", 512)
+    assert estimates.tokens("t0", 512) == 5
 
 
-def test_a_pool_lets_one_wait_that_would_spoil_anothers_slo_until_that_has_ended() -> None:
-    bench = bench_with(Costs(token_ms=10.0))
-    bench.pool.policy = EmoePlacement()
-
-    def arrive(name: str, slo: Slo) -> None:
-        request = Request(
-            request_id=name,
-            pool=0,
-            model="m",
-            prompt_ids=(1, 2, 3),
-            sampling=SamplingParams(max_tokens=5),
-            accepted_ms=int(bench.now),
-            deadline_ms=int(bench.now + 60_000),
-            slo=slo,
-        )
-        bench.record(Task(request=request, task_type="t"))
-
-    arrive("first", Slo(e2e_ms=100.0))  # 80 ms alone, 160 with another
-    arrive("second", Slo())
-    assert bench.pool.entries["second"].worker is None
-    bench.now += 80.0
-    bench.do(bench.pool.result("w", "first", bench.last_run("first").attempt, DONE, bench.now))
-    bench.land()
-    assert bench.pool.entries["second"].worker == "w"
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4096)), max_size=60), st.integers(1, 4096))
+def test_it_is_within_the_limit_and_the_same_for_the_same_history(seen: list[tuple[str, int]], limit: int) -> None:
+    one, two = Estimates(), Estimates()
+    for task, tokens in seen:
+        one.finished(task, tokens)
+        two.finished(task, tokens)
+    for task in "abcd":
+        assert 1 <= one.tokens(task, limit) <= limit
+        assert one.tokens(task, limit) == two.tokens(task, limit)
 
 
-def test_a_workers_word_that_is_no_time_is_passed_over() -> None:
-    loads = {"nan": math.nan, "endless": math.inf, "before": -1.0, "good": 2.0}
-    assert _costs(worker_pb2.WorkerState(token_ms=math.nan, load_ms_by_task=loads)) == Costs(
-        token_ms=0.0, load_ms_by_task={"good": 2.0}
-    )
-    many = {f"t{number:05}": 1.0 for number in range(5000)}
-    assert len(_costs(worker_pb2.WorkerState(load_ms_by_task=many)).load_ms_by_task) == 1024
+def test_what_a_worker_says_is_taken_where_there_is_no_profile() -> None:
+    heard = Costs(token_ms=3.0, load_ms_by_task={"code": 1.0})
+    assert Estimates().costs(heard, missing=0.5, rows=4) is heard
 
 
-def test_ratios_are_counted_in_classes() -> None:
-    accuracy = Accuracy()
-    for real in (50.0, 100.0, 105.0, 5000.0):
-        accuracy.add({"eq3": 100.0}, real)
-    accuracy.add({"eq3": 0.0}, 10.0)
-    accuracy.add({"eq3": 10.0}, 0.0)
-    errors = accuracy.by_estimator["eq3"]
-    assert {end: count for end, count in zip([*RATIOS, math.inf], errors.classes, strict=True) if count} == {
-        0.5: 1,
-        1.0: 1,
-        1.1: 1,
-        math.inf: 1,
-    }
-    assert errors.absolute_ms == 50.0 + 0.0 + 5.0 + 4900.0
+def test_c_by_batch_size_and_loads_come_from_the_profile_and_what_a_worker_says_of_loads_goes_before() -> None:
+    estimates = Estimates(PROFILE)
+    costs = estimates.costs(Costs(token_ms=3.0, load_ms_by_task={"chat": 1.0}), missing=0.25, rows=4)
+    assert costs.token_ms_by_rows == (1.0, 1.0, 1.0, 1.0)
+    assert costs.prefill_token_ms == 0.1
+    assert costs.load_ms_by_task["chat"] == 1.0
+    assert costs.load_ms_by_task["code"] == pytest.approx(10.0, abs=0.1), "4 experts are wanted, a quarter is missing"
+    nothing_missing = estimates.costs(Costs(), missing=0.0, rows=8)
+    assert nothing_missing.load_ms_by_task == {"code": 0.0, "chat": 0.0}
+    assert len(nothing_missing.token_ms_by_rows) == 8
 
 
-def test_the_errors_are_metrics() -> None:
-    bench = bench_with(Costs(token_ms=10.0))
-    run_one(bench, "r", 150.0, tokens=7)
+def test_a_profile_of_another_model_is_given_up_and_said_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    estimates = Estimates(PROFILE)
+    heard = Costs(token_ms=3.0)
+    for _ in range(3):
+        estimates.meet("other", 96)
+    assert estimates.costs(heard, missing=0.5, rows=4) is heard
+    assert estimates.tokens("code", 512) == 512, "as without a profile"
+    [said] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "other with 96" in said
+    assert "greenroom profile" in said
 
-    class Runner:
-        pool = bench.pool
 
-    class Service:
-        runners = {3: Runner()}  # noqa: RUF012
+@pytest.mark.parametrize("experts", [0, 3, 4])
+def test_a_profile_that_may_be_of_the_workers_model_is_used_under_any_name(experts: int) -> None:
+    """Names are the operator's to give; a layer may have fewer experts than the largest; 0 says nothing."""
+    estimates = Estimates(model_profile({"code": task_profile([[1, 1], [1, 0]], writes=40)}))
+    estimates.meet("a name of our own", experts)
+    assert estimates.tokens("code", 512) == 40
 
-    registry = CollectorRegistry()
-    registry.register(SchedulerCollector(Service()))  # type: ignore[arg-type]
-    text = generate_latest(registry).decode()
-    assert 'greenroom_scheduler_latency_ratio_bucket{estimator="eq3",le="1.5",pool="3"} 1.0' in text
-    assert 'greenroom_scheduler_latency_ratio_bucket{estimator="eq3",le="1.25",pool="3"} 0.0' in text
-    assert 'greenroom_scheduler_latency_ratio_sum{estimator="processor-sharing",pool="3"} 1.5' in text
-    assert 'greenroom_scheduler_latency_error_seconds_total{estimator="eq3",pool="3"} 0.05' in text
+
+@pytest.mark.parametrize("experts", [2, 5])
+def test_too_few_or_too_many_experts_for_the_profile(experts: int) -> None:
+    estimates = Estimates(model_profile({"code": task_profile([[1, 1], [1, 0]], writes=40)}))
+    estimates.meet("m", experts)
+    assert estimates.tokens("code", 512) == 512
+
+
+def test_experts_wanted_are_those_that_at_least_one_token_picks() -> None:
+    one_token = model_profile({"t": task_profile([[3, 1]], reads=1)})
+    assert experts_wanted(one_token, "t") == pytest.approx(1.0)
+    two = model_profile({"t": task_profile([[3, 1]], reads=2)})
+    assert experts_wanted(two, "t") == pytest.approx((1 - 0.25**2) + (1 - 0.75**2))
+    assert math.isclose(experts_wanted(model_profile({"t": task_profile([[1, 0]], reads=0)}, top_k=2), "t"), 1.0)

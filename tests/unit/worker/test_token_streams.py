@@ -9,6 +9,7 @@ from greenroom.core.generation import Token
 from greenroom.core.messages import Member
 from greenroom.fabric.current_request import request_id, working_on
 from greenroom.fabric.rpc import LocalDialer
+from greenroom.worker.gateways.gateway_connection import StreamEdges
 from greenroom.worker.gateways.token_streams import TokenStreams
 from greenroom.worker.service_config import StreamConfig
 from greenroom.worker.service_counters import ServiceCounters
@@ -49,10 +50,11 @@ class Listener:
         return True
 
 
-async def test_a_link_works_on_no_request_in_particular() -> None:
+async def test_a_connection_works_on_no_request_in_particular() -> None:
     members, listener = Nobody(), Listener()
     async with LocalDialer() as dialer:
-        streams = TokenStreams(dialer, members, listener, StreamConfig(), ServiceCounters(), lambda: 0.0)
+        edges = StreamEdges(dialer, members, listener, StreamConfig(), ServiceCounters(), lambda: 0.0)
+        streams = TokenStreams(edges)
         with working_on("r-1"):
             streams.open("r-1", Attempt(1, 0), "g-1")
         await until(lambda: listener.without_gateway == ["r-1"], "its gateway is not there")

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.harness.inputs.bundled_routing import record_routing
 from benchmarks.moe_infinity.engine.prompts import to_learn_from
-from greenroom.core.artifact_file import ArtifactFile
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue

@@ -1,4 +1,4 @@
-"""What the topics carry: msgpack maps with a schema version and a kind. docs/architecture/topics.md has the tables."""
+"""The records of the topics: msgpack maps with a schema version and a kind. docs/architecture/topics.md lists them."""
 
 from greenroom.core.messages.codec import Message, Undecodable, decode, encode
 from greenroom.core.messages.dead_letters import DeadLetter, without_payload

@@ -1,8 +1,8 @@
 """msgpack maps with a version and a kind; validated on decode, unknown fields passed over.
 
-A field may be added, with a default, without a new version: an old reader passes over it, a new one fills it in. All
-else (a field that goes, changes its type or its meaning, or must be there) is a new version, and needs readers of
-both before the first writer.
+A field with a default may be added without a new version: an old reader passes over it, a new one fills it in. Any
+other change (a field that goes, changes its type or its meaning, or is required) is a new version. Readers of both
+versions must run before the first writer of the new one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class _Head(msgspec.Struct):
-    """As much of a record as its bearer may be told about when the rest can not be read."""
+    """The part of a record that is read when the rest can not be."""
 
     v: Any = None
     kind: Any = None
     request_id: Any = None
     pool: Any = None
     request: Any = None
-    """A record that carries a request is told apart by that request's."""
+    """A record that carries a request has that request's id and pool."""
 
 
 class Undecodable(GreenroomError):
-    """Bytes that are no record of this version. ``request_id`` and ``pool`` where they at least could be read."""
+    """Bytes that are no record of this version. ``request_id``, ``pool``: where at least these could be read."""
 
     def __init__(self, reason: str, *, request_id: str | None = None, pool: int | None = None) -> None:
         super().__init__(reason)

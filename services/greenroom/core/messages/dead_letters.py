@@ -1,4 +1,4 @@
-"""Topic ``dead-letters``: what could not be read or not be done, as it came, with the reason."""
+"""Topic ``dead-letters``: records that could not be read or served, as they came, with the reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from greenroom.core.messages.codec import Message
 
 
 class DeadLetter(Message, frozen=True, kw_only=True, tag="dead-letter"):
-    """``topic``, ``partition``, ``offset``: where it was read; ``key`` and ``payload``: as they were there."""
+    """``topic``, ``partition``, ``offset``: where the record was read; ``key``, ``payload``: as they were there."""
 
     topic: str
     partition: int
@@ -19,7 +19,7 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead-letter"):
 
 
 def without_payload(letter: DeadLetter) -> DeadLetter:
-    """For one that is too large for its topic: where it was read still says what it was."""
+    """For a letter that is too large for its topic. The position still names the record."""
     size = 0 if letter.payload is None else len(letter.payload)
     return DeadLetter(
         topic=letter.topic,

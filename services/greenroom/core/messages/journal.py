@@ -1,6 +1,6 @@
 """Topic ``journal``: claims, losses and outcomes. One partition a pool, written by its schedulers only.
 
-What counts is decided by ``greenroom.core.journal``. Key: the request's id, or the scheduler's instance for a claim.
+``greenroom.core.journal`` decides what counts. Key: the request's id; for a claim, the scheduler's instance.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class TokenLogprobArrays(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claim(Message, frozen=True, kw_only=True, tag="claim"):
-    """A scheduler takes the pool over (or goes on holding it). ``read_to``: the offset before which it has read the
-    journal; it stands if no other that stands lies between there and itself. Its offset is the epoch."""
+    """A scheduler takes the pool over, or goes on holding it. ``read_to``: the offset before which it has read the
+    journal. The claim stands if no other standing claim lies between there and itself. Its offset is the epoch."""
 
     scheduler: Name
     read_to: Annotated[int, Meta(ge=0)]
 
 
 class Lost(Message, frozen=True, kw_only=True, tag="lost"):
-    """A worker was lost under these attempts. Written before anything of them is attempted anew."""
+    """A worker was lost under these attempts. Written before their requests are attempted anew."""
 
     epoch: Epoch
     worker: Name
@@ -47,12 +47,12 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
 
 
 class Outcome(Message, frozen=True, kw_only=True, tag="outcome"):
-    """The end of a request. ``token_ids``: all that were generated, where it came to its own end (stop, length).
+    """The end of a request. ``token_ids``: all generated tokens, where it came to its own end (stop, length).
     ``digest``, ``keyed``: the request's.
 
     ``attempt``: the one that generated it, None where none did. ``queue_ms``: from acceptance to the start of that
-    attempt. ``approximated``: of all times that a layer's router chose experts for a token in that attempt, the share
-    where it was kept from those it would have chosen; 0 where the request did not come to its own end.
+    attempt. ``approximated``: of all choices of experts for its tokens in that attempt, one a layer, the share in which
+    the router was kept from its own choice; 0 where the request did not come to its own end.
     """
 
     epoch: Epoch

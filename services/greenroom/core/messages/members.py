@@ -1,4 +1,5 @@
-"""Topic ``members``, compacted: who is here, and where. Key: the instance; no value: it has left."""
+"""Topic ``members``, compacted: the instances that are here, with their addresses. Key: the instance; no value: it has
+left."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(msgspec.Struct, frozen=True, kw_only=True):
-    """How full a pool's scheduler is. Gateways refuse from it. ``wait_ms``: what a request taken now would wait."""
+    """How full a pool's scheduler is; gateways refuse requests by it. ``wait_ms``: that a new request would wait."""
 
     waiting: Annotated[int, Meta(ge=0)]
     limit: Annotated[int, Meta(ge=0)]
@@ -43,8 +44,8 @@ class QueueDepth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(Message, frozen=True, kw_only=True, tag="member"):
-    """One instance of a service, said again every third of ``ttl_ms``: a record that is older than that is of one
-    that died. ``address``: host:port of its gRPC server. A process that restarts is another instance."""
+    """One instance of a service, announced again every third of ``ttl_ms``. An instance whose record is older than
+    ``ttl_ms`` has died. ``address``: host:port of its gRPC server. A process that restarts is another instance."""
 
     member: MemberKind
     instance: Annotated[str, Meta(min_length=1, max_length=256)]

@@ -1,4 +1,4 @@
-"""Topic ``requests``: what gateways accepted, and what their clients no longer want. Key: the request's id."""
+"""Topic ``requests``: the requests that gateways accepted, and their clients' cancels. Key: the request's id."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Request(Message, frozen=True, kw_only=True, tag="request"):
     """One sequence to generate (a call for n choices is n of them).
 
     ``pool``: the partition of ``tasks`` and ``journal`` that the model's pool has. ``prompt``: the text that the
-    task type is extracted from; ``prompt_ids``: what is generated from. ``digest``: of all that the client asked, so
-    that another body under the same idempotency key (``keyed``) is told apart. ``reply_to``: the gateway instance that
-    waits for the tokens. ``accepted_ms``, ``deadline_ms``: Unix time in milliseconds.
+    task type is extracted from; ``prompt_ids``: the tokens to generate from. ``digest``: of all that the client asked,
+    to tell another body under the same idempotency key (``keyed``) apart. ``reply_to``: the gateway instance that waits
+    for the tokens. ``accepted_ms``, ``deadline_ms``: Unix time in milliseconds.
     """
 
     request_id: RequestId
@@ -42,7 +42,8 @@ class Request(Message, frozen=True, kw_only=True, tag="request"):
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
-    """The client wants no more of ``request_id``. It goes the request's own way, so it never overtakes it for good."""
+    """The client wants no more of ``request_id``. A cancel takes the request's own way, so it never overtakes it for
+    good."""
 
     request_id: RequestId
     pool: PoolNumber

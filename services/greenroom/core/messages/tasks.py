@@ -11,7 +11,7 @@ from greenroom.core.messages.requests import Cancel, PoolNumber, Request, Reques
 
 
 class Task(Message, frozen=True, kw_only=True, tag="task"):
-    """A request and what kind of task it is. ``source``: who said so."""
+    """A request and its task type. ``source``: where the task type comes from."""
 
     request: Request
     task_type: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -19,7 +19,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
 
 
 class Rejected(Message, frozen=True, kw_only=True, tag="rejected"):
-    """A request whose body could not be read though its id could: its client is owed an outcome all the same."""
+    """A request whose body could not be read though its id could. It still gets an outcome."""
 
     request_id: RequestId
     pool: PoolNumber

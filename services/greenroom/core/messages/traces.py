@@ -10,16 +10,16 @@ from greenroom.core.messages.codec import Message
 from greenroom.core.messages.requests import Name, PoolNumber, RequestId
 
 MAX_REPORTED: Final = 16
-"""Figures of one sequence."""
+"""How many figures one sequence may have."""
 
 
 class Trace(Message, frozen=True, kw_only=True, tag="trace"):
     """Which experts each row of a sequence was routed to.
 
-    ``experts``: ``dtype``[rows, layers, k], little-endian, C order; indices within the layer, the largest value of
-    the type where there was none. The first ``prompt_rows`` rows are the prompt's. ``num_experts``: of a layer.
+    ``experts``: ``dtype``[rows, layers, k], little-endian, C order; indices within the layer. The largest value of
+    the dtype stands for no pick. The first ``prompt_rows`` rows are the prompt's. ``num_experts``: of a layer.
     ``report``: what the worker's expert policy says of the sequence, by name (ExpertPolicy.report). ``artifacts``: by
-    kind, when that was made which the policy predicted by at the sequence's end, Unix time in ms: which version it was.
+    kind, when the artifact was made that the policy predicted by at the sequence's end, Unix time in ms.
     """
 
     request_id: RequestId

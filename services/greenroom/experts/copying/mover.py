@@ -152,7 +152,8 @@ class Mover:
         self.bytes_moved = 0
         self.busy_seconds = 0.0
         """For how long at least one part was moving. A simulated link does not count it, because it knows its rate."""
-        self._busy_until = 0.0
+        self._moving = 0
+        self._counted_until = 0.0
         self._carrier = carrier
         self._outbox = outbox
         self._changed = threading.Condition(threading.Lock())
@@ -247,21 +248,24 @@ class Mover:
             while (task := self._take()) is not None:
                 begun, part = task
                 moved, error = 0, None
-                start = time.perf_counter()
+                self._count_busy(1)
                 try:
                     moved = self._carrier.move(begun.job, part)
                 except BaseException as failure:  # reported with the job, so that no failure ends the thread
                     error = failure
-                self._was_busy(start, time.perf_counter())
+                self._count_busy(-1)
                 if self._ends(begun, moved, error):
                     self._end(begun)
         except BaseException as defect:
             self._outbox.fail(defect)
 
-    def _was_busy(self, start: float, end: float) -> None:
+    def _count_busy(self, change: int) -> None:
+        """A part begins to move (1) or has been moved (-1)."""
         with self._changed:
-            self.busy_seconds += max(0.0, end - max(start, self._busy_until))
-            self._busy_until = max(end, self._busy_until)
+            now = time.perf_counter()
+            if self._moving:
+                self.busy_seconds += now - self._counted_until
+            self._counted_until, self._moving = now, self._moving + change
 
     def _take(self) -> tuple[Begun, int] | None:
         """The part to move next. None: the mover is closed."""

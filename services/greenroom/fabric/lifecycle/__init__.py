@@ -1,4 +1,4 @@
-"""How a process lives: parts started in order, readiness, signals, a bounded end; its tasks, its logs, its probes."""
+"""A process: its parts start in order, readiness, signals, a bounded end; its tasks, its logs, its probes."""
 
 from greenroom.fabric.lifecycle.event_loop import run_loop
 from greenroom.fabric.lifecycle.garbage import StartIsKept

@@ -1,4 +1,4 @@
-"""What was made at the start is not looked at again by the garbage collector."""
+"""Keeps the garbage collector from walking what was made at the start."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class StartIsKept(Part):
-    """To be started last in a process of its own: modules, models and parts are there for as long as it lives, and a
-    full collection that walks them stops everything for longer than a step takes. Afterwards it walks what requests
-    have left. ``--log-level debug`` says how long the one at the start took."""
+    """To be started last in a process of its own. Modules, models and parts live as long as the process, and a full
+    collection that walks them stops everything for longer than a step takes. Later collections walk only what requests
+    have left. ``--log-level debug`` logs how long the collection at the start took."""
 
     def __init__(self) -> None:
         super().__init__("garbage collection")
@@ -26,5 +26,5 @@ class StartIsKept(Part):
         gc.freeze()
 
     async def stop(self) -> None:
-        gc.unfreeze()  # what ends with the process is collected at its end, or libraries report leaks
+        gc.unfreeze()  # else libraries report leaks at the process's end
         await super().stop()

@@ -32,8 +32,8 @@ _process = _Process()
 
 
 def configure_logs(level: str = "info", style: str = "text", stream: TextIO | None = None) -> None:
-    """Everything that is logged goes to ``stream`` (stderr), as text or, with ``json``, one object a line; then
-    warnings and what ends the process or a thread are logged as well.
+    """All log records go to ``stream`` (stderr), as text or, with ``json``, as one object a line. With ``json`` Python
+    warnings and uncaught errors are logged as well.
 
     Raises InvalidConfig.
     """
@@ -45,7 +45,7 @@ def configure_logs(level: str = "info", style: str = "text", stream: TextIO | No
     handler.setFormatter(JsonLines() if style == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if level != "debug":
-        logging.getLogger("aiokafka").setLevel(logging.WARNING)  # it tells of every step towards a group
+        logging.getLogger("aiokafka").setLevel(logging.WARNING)  # it logs every step of joining a group
     if style == "json":
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
@@ -58,12 +58,12 @@ def _log_uncaught(kind: type[BaseException], error: BaseException | None, traceb
 
 
 def name_process(service: str, instance: str) -> None:
-    """What JSON lines carry as ``service`` and ``instance`` from now on."""
+    """Sets the ``service`` and ``instance`` of JSON lines from now on."""
     _process.service, _process.instance = service, instance
 
 
 class TextLines(logging.Formatter):
-    """As people read them; the request's id at the end of the first line, unless the message has it."""
+    """Text for people, with the request's id at the end of the first line unless the message has it."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")

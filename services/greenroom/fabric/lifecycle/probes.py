@@ -1,4 +1,4 @@
-"""A small HTTP port for services that have no other: is it alive, is it ready, what does it count."""
+"""A small HTTP port for services that have no other: /live, /health and /metrics."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ProbesConfig:
 
 
 class Probes:
-    """/live, /health and /metrics. ``unready`` says why /health is 503, None: it is 200.
+    """/live, /health and /metrics. ``unready`` says why /health is 503; None: it is 200.
 
-    Up before the service starts and until it has stopped, so not one of its parts.
+    It is up before the service's parts start and until they have stopped, so it is not one of them.
     """
 
     def __init__(self, config: ProbesConfig, registry: CollectorRegistry, unready: Callable[[], str | None]) -> None:

@@ -41,7 +41,7 @@ class LifeConfig:
 
 
 class Life:
-    """One process's life. ``run`` lives it; ``unready`` is what /health tells meanwhile."""
+    """The life of one process, from start to end (``run``). ``unready``: what /health says meanwhile."""
 
     def __init__(self, services: Sequence[Service], config: LifeConfig | None = None) -> None:
         self._services = tuple(services)
@@ -55,7 +55,7 @@ class Life:
 
     @property
     def unready(self) -> str | None:
-        """Why the process takes nothing now; None: it does."""
+        """Why the process takes no work now; None: it takes work."""
         if self._phase is not None:
             return self._phase
         for service in self._started:
@@ -84,7 +84,7 @@ class Life:
         return 0 if well else 1
 
     async def _start_all(self) -> bool:
-        """Whether all have started; if not, the log says why, or it was to stop."""
+        """Whether all have started. If not, the log says why, or the process was told to stop."""
         for service in self._services:
             if not await self._start(service):
                 return False
@@ -127,7 +127,7 @@ class Life:
             await asyncio.sleep(_LOOK_S)
 
     async def _end(self) -> bool:
-        """Whether it went as it should."""
+        """Whether the process ended as it should."""
         if self._failures:
             for name, error in self._failures.items():
                 _LOG.error("ending, since %s failed: %s: %s", name, type(error).__name__, error)
@@ -172,10 +172,10 @@ async def run_service(
     registry: CollectorRegistry | None = None,
     signals: Iterable[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
 ) -> int:
-    """Lives ``services``' life until a signal or a failure; the exit code. A second signal ends the process at once.
+    """Runs ``services`` until a signal or a failure. Returns the exit code. A second signal ends the process at once.
 
-    ``probes``: where /live, /health and /metrics (of ``registry``) are answered meanwhile; None: nowhere. Raises
-    InvalidConfig where they can not be.
+    ``probes``: where /live, /health and /metrics (of ``registry``) are answered; None: nowhere. Raises InvalidConfig
+    where that address can not be had.
     """
     life = Life(services, config)
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What a process is made of."""
+"""The parts that a process is made of."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from greenroom.fabric.lifecycle.tasks import Tasks, reached
 
 
 class Service(Protocol):
-    """A part of a process with a life of its own: started in order, stopped in reverse."""
+    """A part of a process. Parts are started in order and stopped in reverse."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def unready(self) -> str | None:
-        """Why it does not do its work now, for whoever asks /health; None: it does."""
+        """Why it does not do its work now, for /health; None: it does."""
         ...
 
     async def start(self) -> None:
-        """Returns once others may rely on it. Raises what keeps it from starting; then it is not stopped."""
+        """Returns once other parts may rely on it. Raises where it can not start; then ``stop`` is not called."""
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Nothing new from now on; returns when what is under way has ended, or after ``timeout_s``."""
+        """Take no new work. Returns when the running work has ended, or after ``timeout_s``."""
         ...
 
     async def stop(self) -> None:
-        """Ends what is left, and every task. Only after ``start`` has returned."""
+        """Ends what is left, and every task. Called only after ``start`` has returned."""
         ...
 
     async def failed(self) -> BaseException:
-        """Waits until something that must go on has ended: with what. As long as nothing does, it waits."""
+        """Waits until something has ended that must go on. Returns the error it ended with."""
         ...
 
 
 class Part:
-    """A Service whose parts are all there already: override what differs. ``tasks`` are its background tasks."""
+    """A Service with a default for everything; override what differs. ``tasks``: its background tasks."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,8 +63,8 @@ class Part:
 
 
 class Runner(Part, ABC):
-    """A Part that is one task, ``run``: it sets ``begun`` once others may rely on it, goes on until ``ending`` is set,
-    and then has up to ``drain_s`` to bring what is under way to its end."""
+    """A Part that is one task, ``run``. It sets ``begun`` once other parts may rely on it and goes on until ``ending``
+    is set. Then it has up to ``drain_s`` to finish its running work."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

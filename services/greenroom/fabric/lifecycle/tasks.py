@@ -1,4 +1,4 @@
-"""Background tasks that somebody holds."""
+"""Background tasks that have an owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ended(Exception):
 
 
 async def reached(point: asyncio.Event, task: asyncio.Task[Any]) -> None:
-    """Returns when ``task`` has set ``point``, or has ended without. Raises what it failed with before."""
+    """Returns when ``task`` has set ``point`` or has ended. Raises the error that it ended with."""
     waiting = asyncio.create_task(point.wait())
     try:
         await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
@@ -28,7 +28,7 @@ async def reached(point: asyncio.Event, task: asyncio.Task[Any]) -> None:
 
 
 class Tasks:
-    """Tasks of one owner, ended together. Failures are logged; the first is told to whoever awaits ``failed``."""
+    """Tasks of one owner, ended together. Failures are logged; ``failed`` returns the first one."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -41,7 +41,7 @@ class Tasks:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, Any], *, name: str, forever: bool = False) -> asyncio.Task[Any]:
-        """Run ``work`` in the background. ``forever``: that it returns is a failure too.
+        """Run ``work`` in the background. ``forever``: to return is a failure too.
 
         Raises RuntimeError once the tasks have been stopped.
         """
@@ -64,7 +64,7 @@ class Tasks:
             self._fail(task, Ended(f"{task.get_name()} has ended"))
 
     def _fail(self, task: asyncio.Task[Any], error: BaseException) -> None:
-        # What was configured is no fault of the code: where that was raised is nothing to whoever has to change it.
+        # A wrong setting is no fault of the code, so its traceback is of no use.
         told = isinstance(error, InvalidConfig)
         _LOG.error("%s: %s failed: %s", self._owner, task.get_name(), error, exc_info=None if told else error)
         if self._failure is None:
@@ -72,13 +72,13 @@ class Tasks:
             self._failed.set()
 
     async def failed(self) -> BaseException:
-        """Waits until one of them fails: with what. As long as none does, it waits."""
+        """Waits until one of them fails. Returns its error."""
         await self._failed.wait()
         assert self._failure is not None
         return self._failure
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """Cancels them all and waits until they have ended. From now on none is started."""
+        """Cancels all tasks and waits until they have ended. None can be started from now on."""
         self._stopping = True
         tasks = set(self._tasks)
         for task in tasks:

@@ -1,6 +1,6 @@
 """The log between services: Kafka, or its in-memory twin. One contract, `tests/contract/log`, holds for both.
 
-`greenroom.fabric.log.kafka` has KafkaLog, and is imported only by those who use it.
+`greenroom.fabric.log.kafka.kafka_log` has KafkaLog. It is not imported here, so that only its users need aiokafka.
 """
 
 from greenroom.fabric.log.base import (
@@ -20,7 +20,7 @@ from greenroom.fabric.log.base import (
     Topic,
 )
 from greenroom.fabric.log.config import LogConfig
-from greenroom.fabric.log.memory import MemoryBroker, MemoryLog
+from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 
 __all__ = [
     "AppendNotSent",

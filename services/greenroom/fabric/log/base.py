@@ -1,4 +1,4 @@
-"""What a log is to a service: partitioned topics, appends with an acknowledgement, groups, readers."""
+"""The interface of a log: partitioned topics, appends with an acknowledgement, groups, readers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class LogError(GreenroomError):
 
 
 class AppendRefused(LogError):
-    """The log does not take this record: it is too large, or against the topic's rules. It is certainly not there,
-    and sending the same again does not help."""
+    """The log does not take this record: it is too large, or against the topic's rules. The record is certainly not
+    there, and sending it again does not help."""
 
 
 class AppendNotSent(LogError):
-    """The record was never sent: no broker took it in time, or there is no room now. It is certainly not there, and
-    the same append may succeed later."""
+    """The record was never sent: no broker took it in time, or there is no room now. The record is certainly not
+    there, and the same append may succeed later."""
 
 
 class AppendUnknown(LogError):
@@ -31,7 +31,7 @@ class AppendUnknown(LogError):
 
 
 class LogUnavailable(LogError):
-    """The log did not answer in time. Nothing was changed that matters; the same call may succeed later."""
+    """The log did not answer in time. The same call may succeed later."""
 
 
 class LogFailed(LogError):
@@ -76,28 +76,30 @@ class Record:
 
 
 class Assignment(Protocol):
-    """Told by a consumer, on its event loop, what it holds. Both may await, within the group's session.
+    """Told by a consumer, on its event loop, which partitions it holds. Both methods may await, within the group's
+    session.
 
-    Called in turn, never both at once, and never with nothing. All that is held is revoked at once, also where most of
-    it comes back in the next breath, and when the consumer is closed. What they raise makes ``poll`` fail.
+    They are called one after the other, never with no partitions. All held partitions are revoked at once: in every
+    rebalance, even where most of them are assigned again, and when the consumer is closed. An error that they raise
+    makes ``poll`` fail.
     """
 
     async def assigned(self, partitions: Mapping[int, int]) -> None:
-        """These partitions are ours from now on, each from its committed offset (else its earliest). ``poll`` gives
-        nothing of them before this has returned."""
+        """These partitions are ours from now on, each from its committed offset (else its earliest). ``poll`` returns
+        no record of them before this has returned."""
         ...
 
     async def revoked(self, partitions: Sequence[int]) -> None:
-        """These are no longer ours: what is not committed will be read again by whoever gets them. Until this returns
-        they can still be committed."""
+        """These are no longer ours: the next holder reads again what is not committed. Until this returns they can
+        still be committed."""
         ...
 
 
 class GroupConsumer(Protocol):
-    """One member of a group on one topic. It stays a member by itself while it is open, however slow its user is.
+    """One member of a group on one topic. It stays a member while it is open, however slow its user is.
 
-    Starts from the committed offset, else the earliest. Nothing is committed but by ``commit``. Entering waits until
-    the group has taken it in, holding partitions or none. Only one ``poll`` at a time.
+    Starts from the committed offset, else the earliest. Only ``commit`` commits. Entering waits until the group has
+    taken it in, with partitions or without. Only one ``poll`` at a time.
     """
 
     async def __aenter__(self) -> Self: ...
@@ -107,17 +109,17 @@ class GroupConsumer(Protocol):
     ) -> None: ...
 
     async def poll(self, timeout_s: float, max_records: int = 500) -> list[Record]:
-        """What has come, in order within each partition; empty after ``timeout_s``. Raises LogFailed.
+        """The next records, in order within each partition; empty after ``timeout_s``. Raises LogFailed.
 
-        Cancelling it loses nothing. While the log is away it finds nothing, and goes on by itself afterwards."""
+        Cancelling it loses no record. While the log is away it returns none, and goes on by itself afterwards."""
         ...
 
     async def commit(self, positions: Mapping[int, int]) -> bool:
-        """Commit the next offset to read, by partition. A position before one that this member has committed is
-        passed over: commits never go back.
+        """Commit the next offset to read, by partition. Commits never go back: a position before one that this member
+        has committed is passed over.
 
-        False: nothing is known to be committed, for this member does not hold all of them (any more), or the log did
-        not answer. Whatever commits later covers it. Raises LogFailed."""
+        False: nothing is known to be committed, since this member does not hold all of them (any more), or the log did
+        not answer. A later commit covers it. Raises LogFailed."""
         ...
 
     def pause(self, partitions: Sequence[int]) -> None:
@@ -145,18 +147,18 @@ class Reader(Protocol):
         ...
 
     async def poll(self, timeout_s: float, max_records: int = 500) -> list[Record]:
-        """As GroupConsumer's. ``position`` may pass over offsets that compaction has emptied, without a record."""
+        """As GroupConsumer's. ``position`` may pass offsets without a record, which compaction has emptied."""
         ...
 
     async def end(self) -> int:
-        """The offset that the next append would get, as the broker has it now: all appends that were acknowledged
-        before the call are before it. Raises LogUnavailable, LogFailed."""
+        """The offset of the next append, as the broker has it now. Every append that was acknowledged before the call
+        is before it. Raises LogUnavailable, LogFailed."""
         ...
 
 
 class Log(Protocol):
-    """A connection to the log. A prefix of one's choice is put before every topic and group name by the log itself;
-    records carry the names without it. Entering waits, with a bound, until the log answers: LogUnavailable.
+    """A connection to the log. The log puts a configured prefix before every topic and group name; records carry the
+    names without it. Entering waits until the log answers, with a bound, after which it raises LogUnavailable.
 
     Consumers and readers are closed before the log that made them.
     """
@@ -168,9 +170,9 @@ class Log(Protocol):
     ) -> None: ...
 
     async def ensure(self, topics: Sequence[Topic]) -> None:
-        """Create what is absent. Raises LogFailed where one that is there contradicts what is asked in a way that
-        breaks the protocol: fewer partitions, stamped by the producer, compaction where there must be none (or none
-        where there must be), a smaller largest message. Raises LogUnavailable."""
+        """Create the topics that are absent. Raises LogFailed where an existing topic breaks the protocol: fewer
+        partitions, stamped by the producer, compaction where there must be none (or none where there must be), a
+        smaller largest message. Raises LogUnavailable."""
         ...
 
     async def append(
@@ -183,12 +185,12 @@ class Log(Protocol):
         headers: Headers = (),
         timeout_s: float = 10.0,
     ) -> Position:
-        """Append, acknowledged by all replicas. The partition follows from the key where none is named, the same one
-        for the same key. A record without a value needs a key.
+        """Append, acknowledged by all replicas. Where no partition is named it follows from the key, the same one for
+        the same key. A record without a value needs a key.
 
-        Raises AppendRefused (not there, and never will be: too large), AppendNotSent (not there; later again),
-        AppendUnknown (it may be there, or yet land there), LogFailed (not authorised, fenced, no such topic; not
-        there)."""
+        Raises AppendRefused (not there, and never will be: too large), AppendNotSent (not there; may succeed later),
+        AppendUnknown (it may be there, or land there later), LogFailed (not there: not authorised, fenced, no such
+        topic)."""
         ...
 
     def group(self, topic: str, group: str, assignment: Assignment) -> GroupConsumer: ...
@@ -198,12 +200,13 @@ class Log(Protocol):
         ...
 
     async def partitions(self, topic: str) -> int:
-        """How many the topic has. This and those below raise LogUnavailable, and LogFailed for no such topic."""
+        """How many partitions the topic has. This and the methods below raise LogUnavailable, and LogFailed for no such
+        topic."""
         ...
 
     async def identity(self, topic: str) -> str:
-        """What this topic is told by from any other, one that was made anew under its name included. Empty where the
-        log has no such thing."""
+        """The id of this topic: another one after it was deleted and made anew under its name. Empty where the log has
+        no such ids."""
         ...
 
     async def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:

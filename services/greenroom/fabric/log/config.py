@@ -1,4 +1,4 @@
-"""How the log is reached."""
+"""How a Kafka cluster is reached."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class LogConfig:
     """A Kafka cluster. Raises InvalidConfig, naming the field.
 
     ``brokers``: host:port of some of its brokers; the rest is found from them. ``prefix``: before every topic's and
-    group's name. ``tls``: talk TLS, which any of the three files implies; ``ca_file``: who signed the brokers'
-    certificates (PEM; None: those whom the system trusts), ``cert_file`` and ``key_file``: this client's own.
+    group's name. ``tls``: use TLS; any of the three files implies it. ``ca_file``: the authority that signed the
+    brokers' certificates (PEM; None: those that the system trusts). ``cert_file``, ``key_file``: this client's own.
     ``sasl_mechanism``: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, with ``sasl_user`` and a password, given itself or in a
     file. ``replication``: replicas of topics that are created; None: 3, or as many as there are brokers.
     ``connect_timeout_s``: how long a start waits for the cluster; ``request_timeout_s``: for one answer.
-    ``session_timeout_s``: after how long of silence a group's member is taken for dead, which brokers allow from 6 s
-    on; ``heartbeat_s``: how often it says that it lives, and about how long a rebalance takes.
+    ``session_timeout_s``: after how long of silence a group's member counts as dead; brokers allow 6 s or more.
+    ``heartbeat_s``: how often a member sends a heartbeat, and about how long a rebalance takes.
     """
 
     brokers: tuple[str, ...]

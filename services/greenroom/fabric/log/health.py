@@ -1,6 +1,6 @@
-"""Whether a log takes what is appended, and how far this machine's clock is from its own: from acknowledgements alone.
+"""Whether a log acknowledges appends, and how far this machine's clock is from the log's: from acknowledgements alone.
 
-Decisions without I/O; `greenroom.fabric.log.watched` measures, in every process the same way.
+Decisions without I/O; `greenroom.fabric.log_monitor` measures, in every process the same way.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from greenroom.core.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthConfig:
-    """Milliseconds. ``silent_ms``: without an acknowledgement for so long the process takes nothing new.
-    ``warn_skew_ms``: from this difference of clocks on it is said; ``most_skew_ms``: beyond it a process does not
-    start, for the protocol allows for no more (a minute, rule 4). Raises InvalidConfig, naming the field."""
+    """Milliseconds. ``silent_ms``: without an acknowledgement for so long the process takes no new work.
+    ``warn_skew_ms``: a larger difference of clocks is logged. ``most_skew_ms``: beyond it a process does not start,
+    since the protocol allows for no more (a minute, rule 4). Raises InvalidConfig, naming the field."""
 
     silent_ms: float = 15_000.0
     warn_skew_ms: float = 2_000.0
@@ -29,7 +29,7 @@ class HealthConfig:
 
 
 class Skew(Enum):
-    """What is to be made of a difference of clocks."""
+    """How serious a difference of clocks is."""
 
     FINE = "fine"
     WARN = "warn"
@@ -37,16 +37,16 @@ class Skew(Enum):
 
 
 class LogHealth:
-    """What the acknowledgements so far say. Times in Unix milliseconds, on a clock of this process that never jumps."""
+    """The log's health by its acknowledgements so far. Times in Unix milliseconds, on a clock that never jumps."""
 
     def __init__(self, config: HealthConfig | None = None, *, now: float) -> None:
         self.config = config or HealthConfig()
         self.skew_ms = 0.0
-        """By how much at least this machine's clock is ahead of the log's; below 0: behind."""
+        """The least that this machine's clock is ahead of the log's; below 0: behind."""
         self._answered = now
 
     def acknowledged(self, sent: float, stamp: float, now: float) -> None:
-        """What was sent at ``sent`` was stamped ``stamp`` by the log, which is known ``now``."""
+        """A record sent at ``sent`` was stamped ``stamp`` by the log, and acknowledged ``now``."""
         self._answered = max(self._answered, now)
         self.skew_ms = clock_skew_ms(sent, stamp, now)
 
@@ -58,7 +58,7 @@ class LogHealth:
         return self.silent_ms(now) >= self.config.silent_ms
 
     def trouble(self, now: float) -> str | None:
-        """Why nothing new is to be taken; None: the log answers."""
+        """Why no new work is to be taken; None: the log answers."""
         if not self.silent(now):
             return None
         return f"the log has acknowledged nothing for {self.silent_ms(now) / 1000:.0f} s"
@@ -74,16 +74,16 @@ class LogHealth:
 
 
 def clock_skew_ms(sent: float, stamp: float, acknowledged: float) -> float:
-    """By how much at least our clock is ahead of whoever stamped, below 0: behind. 0 where it may be none: the stamp
-    was made at some time between sending and acknowledgement."""
+    """The least that our clock is ahead of the stamping clock; below 0: behind. The stamp was made between sending and
+    acknowledgement, so the skew is 0 where it lies between them."""
     if stamp < sent:
         return sent - stamp
     return acknowledged - stamp if stamp > acknowledged else 0.0
 
 
 def expired_early(began: float, timeout_ms: float, now: float) -> bool:
-    """Whether a request was ended as expired long before its time by the clock of whoever accepted it: then it was
-    judged by a clock that is ahead of that."""
+    """Whether a request was ended as expired long before its time by our clock, which accepted it. Then it was judged
+    by a clock that is ahead of ours."""
     return now - began < timeout_ms - _EARLY_MS
 
 
@@ -91,7 +91,7 @@ _EARLY_MS = 1_000.0
 
 
 def told_ms(ms: float) -> str:
-    """For people: in the unit that fits."""
+    """A time for people, in the unit that fits."""
     if ms >= 5_400_000:
         return f"{ms / 3_600_000:.1f} hours"
     return f"{ms / 60_000:.1f} minutes" if ms >= 120_000 else f"{ms / 1000:.1f} s"

@@ -4,7 +4,7 @@ from greenroom.fabric.rpc.calls import Budget, RetryConfig, call, reading
 from greenroom.fabric.rpc.dialer import Dialer, DialerConfig, GrpcDialer
 from greenroom.fabric.rpc.endpoints import Endpoint, LocalEndpoint, NetworkEndpoint
 from greenroom.fabric.rpc.errors import Refused, Status, as_status, retry_after_of, word_of
-from greenroom.fabric.rpc.local import LocalDialer, LocalServer
+from greenroom.fabric.rpc.local.dialer import LocalDialer, LocalServer
 from greenroom.fabric.rpc.metadata import Context, outgoing, received, value_of
 from greenroom.fabric.rpc.server import Server, ServerConfig, join_address
 from greenroom.fabric.rpc.tls import DialerTls, ServerTls

@@ -1,4 +1,4 @@
-"""Calls as services make them: with a deadline, carrying what they are for, and repeated only within a budget."""
+"""Calls as services make them: with a deadline, with the request's id and trace, and retried only within a budget."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryConfig:
-    """``tokens``: retries that may be made at a stroke; ``earned_by_call``: what each call adds to them, so that of
-    many calls at most this share is made twice. ``attempts``: of one call, the first included. ``first_pause_s``,
-    ``longest_pause_s``: bounds of the pauses, which double and are drawn evenly from half of it to all of it. Raises
-    InvalidConfig, naming the field."""
+    """``tokens``: retries that may be made at once. ``earned_by_call``: how many tokens each call adds: of many calls
+    at most this share is retried. ``attempts``: of one call, the first included. ``first_pause_s``,
+    ``longest_pause_s``: bounds of the pauses. A pause doubles each time, and is drawn evenly from half of it to all of
+    it. Raises InvalidConfig, naming the field."""
 
     tokens: float = 10.0
     earned_by_call: float = 0.1
@@ -45,7 +45,7 @@ class RetryConfig:
 
 
 class Budget:
-    """Retries that callers of the same servers share: when all calls fail, few are made again.
+    """A retry budget, shared by callers of the same servers: when all calls fail, few are retried.
 
     ``draw`` gives numbers from 0 to 1.
     """
@@ -64,7 +64,7 @@ class Budget:
         self._tokens = min(self.config.tokens, self._tokens + self.config.earned_by_call)
 
     def take(self) -> bool:
-        """Whether one more retry may be made now."""
+        """Take a token for one retry. False where there is none."""
         if self._tokens < 1:
             return False
         self._tokens -= 1
@@ -87,11 +87,11 @@ async def call(
     on: Collection[grpc.StatusCode] = UNREACHED,
     metadata: Pairs = (),
 ) -> R:
-    """The response of ``method`` (of a stub, one request, one response), before ``timeout_s`` is over.
+    """The response of ``method`` (a stub's, with one request and one response), within ``timeout_s``.
 
-    Carries the present request's id and trace. With ``retries``, a call that ends with one of ``on`` is made again
-    after a pause, as long as budget and deadline allow it; so name only what leaves nothing half done. A pause that
-    the server asked for is kept. Raises AioRpcError: that of the last attempt.
+    Carries the present request's id and trace. With ``retries``, a call that ends with a code of ``on`` is made again
+    after a pause, as long as budget and deadline allow. Name only codes after which the server has done nothing. A
+    pause that the server asked for is kept. Raises AioRpcError: that of the last attempt.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

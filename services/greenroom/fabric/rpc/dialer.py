@@ -1,4 +1,4 @@
-"""Where stubs come from: over the network, or (``local.py``) within the process."""
+"""Where stubs come from: over the network, or (``local``) within the process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ StubKind = Callable[[grpc.aio.Channel], S]
 
 
 class Dialer(Protocol):
-    """Makes stubs by address. ``tests/contract/rpc`` holds for every dialer."""
+    """Makes stubs by address. Every dialer passes ``tests/contract/rpc``."""
 
     def stub(self, kind: StubKind[S], address: str) -> S:
-        """A stub of the services at ``address`` (host:port). Connects when first called; an address where nobody
-        answers is found out by the call, which ends with UNAVAILABLE."""
+        """A stub of the services at ``address`` (host:port). It connects with its first call. A call to an address
+        where nothing answers ends with UNAVAILABLE."""
         ...
 
     async def forget(self, address: str) -> None:
-        """Whoever was there is no more: calls to it that are under way are cancelled."""
+        """The server at the address is gone: running calls to it are cancelled."""
         ...
 
     async def close(self) -> None:
@@ -38,9 +38,9 @@ class Dialer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialerConfig:
-    """``max_message_bytes``: of one message, either way. ``keep_alive_s``: silence on a connection that has calls
-    after which the other side is asked whether it is there, and ``keep_alive_timeout_s`` how long it has to answer.
-    ``connect_timeout_s``: of one attempt to connect; ``max_back_off_s``: between attempts. Raises InvalidConfig."""
+    """``max_message_bytes``: of one message, either way. ``keep_alive_s``: after so long of silence on a connection
+    that has calls the other side is pinged; ``keep_alive_timeout_s``: how long it has to answer. ``connect_timeout_s``:
+    of one attempt to connect; ``max_back_off_s``: the longest pause between attempts. Raises InvalidConfig."""
 
     tls: DialerTls | None = None
     max_message_bytes: int = 64 * MIB
@@ -58,8 +58,8 @@ class DialerConfig:
 
     def options(self) -> list[tuple[str, int | str]]:
         options: list[tuple[str, int | str]] = [
-            ("grpc.enable_http_proxy", 0),  # services call each other, whatever the environment has for the web
-            ("grpc.enable_retries", 0),  # a call is retried where it is made, within its budget
+            ("grpc.enable_http_proxy", 0),  # services call each other directly: a proxy is for the web
+            ("grpc.enable_retries", 0),  # the caller retries, within its budget
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),

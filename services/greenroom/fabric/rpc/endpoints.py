@@ -1,19 +1,19 @@
-"""Where services are called: at a port, or under a name within the process."""
+"""Endpoints, where services are called: a port, or a name within the process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from greenroom.fabric.rpc.local import LocalDialer, LocalServer
+from greenroom.fabric.rpc.local.dialer import LocalDialer, LocalServer
 from greenroom.fabric.rpc.server import Server, ServerConfig
 
 
 class Endpoint(Protocol):
-    """One place, for one life. ``tests/contract/rpc`` holds for every endpoint."""
+    """Listens once and stops once. Every endpoint passes ``tests/contract/rpc``."""
 
     async def listen(self, servicers: Sequence[object]) -> str:
-        """Calls of ``servicers`` are taken from now on; the address that reaches them. Raises what keeps them out."""
+        """Take calls of ``servicers`` from now on. Returns their address. Raises where that is not possible."""
         ...
 
     def serving(self, serving: bool) -> None:
@@ -21,12 +21,12 @@ class Endpoint(Protocol):
         ...
 
     async def stop(self, grace_s: float) -> None:
-        """Nothing new from now on; calls may end within ``grace_s``, then they are ended."""
+        """Take no new calls. Running ones may end within ``grace_s``; then they are ended."""
         ...
 
 
 class NetworkEndpoint:
-    """A port, as ``config`` has it. ``advertise``: the address under which others reach the port listened on."""
+    """A port, as ``config`` has it. ``advertise``: from the port listened on, the address at which others reach it."""
 
     def __init__(self, config: ServerConfig, advertise: Callable[[int], str]) -> None:
         self._config = config
@@ -34,7 +34,7 @@ class NetworkEndpoint:
         self._server: Server | None = None
 
     async def listen(self, servicers: Sequence[object]) -> str:
-        """Raises InvalidConfig where the port can not be had or a certificate not be read."""
+        """Raises InvalidConfig where the port is taken or a certificate can not be read."""
         server = Server(self._config, servicers)
         port = await server.start()
         self._server = server
@@ -50,7 +50,7 @@ class NetworkEndpoint:
 
 
 class LocalEndpoint:
-    """``address`` for whoever calls by way of ``dialer``. There is no health service: nobody asks for it."""
+    """``address``, for callers that use ``dialer``. There is no health service, since it would have no callers."""
 
     def __init__(self, dialer: LocalDialer, address: str) -> None:
         self._dialer = dialer
@@ -58,7 +58,7 @@ class LocalEndpoint:
         self._server: LocalServer | None = None
 
     async def listen(self, servicers: Sequence[object]) -> str:
-        """Raises ValueError where another is there."""
+        """Raises ValueError where the address is served already."""
         self._server = self._dialer.serve(self._address, servicers)
         return self._address
 

@@ -1,4 +1,4 @@
-"""Errors as statuses: what a caller is told, and how it reads what it was told."""
+"""Errors as gRPC statuses: how a server tells them, and how a caller reads them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Status:
 
 
 Shape = Callable[[Exception], Status | None]
-"""How an error is told; None for a defect, of which nothing is told."""
+"""The status of an error; None for a defect, whose text is not told."""
 
 
 class Refused(GreenroomError):
-    """Raised by a handler that wants a certain status."""
+    """Raised by a handler that wants its call to end with a certain status."""
 
     def __init__(self, code: grpc.StatusCode, message: str, *, word: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ DEFECT = Status(grpc.StatusCode.INTERNAL, "the server failed on this call; its l
 
 
 def as_status(error: Exception) -> Status | None:
-    """The shape of greenroom's own errors, whose texts are meant to be shown."""
+    """The status of greenroom's own errors. Their texts are meant to be shown."""
     match error:
         case Refused():
             return error.status
@@ -70,7 +70,7 @@ def word_of(error: grpc.aio.AioRpcError) -> str | None:
 
 
 def retry_after_of(error: grpc.aio.AioRpcError) -> float | None:
-    """Seconds after which the server said that it may go better."""
+    """After how many seconds the server said that a retry may succeed; None where it said nothing."""
     given = value_of(error.trailing_metadata() or (), RETRY_AFTER)
     try:
         seconds = float(given) if given is not None else math.nan

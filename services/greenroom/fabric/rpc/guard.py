@@ -1,4 +1,4 @@
-"""What stands before every handler of a server, whatever brings the calls: errors, limits, the end."""
+"""Wraps every handler of a server, on the network and in the process: errors as statuses, a limit, a bounded end."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:  # generic for mypy only
 
 
 class Guard:
-    """One for a server. ``max_calls``: at once; more are refused. ``shape``: how errors are told.
+    """One for each server. ``max_calls``: calls at once; more are refused. ``shape``: the status of an error.
 
-    Behind it, a handler that raises one of greenroom's errors ends its call with the status that ``shape`` gives it,
-    and one that raises anything else with INTERNAL, its text going to the log alone. An async generator is closed
-    when its call ends, however that is.
+    A handler that raises one of greenroom's errors ends its call with the status that ``shape`` gives. Any other error
+    ends it with INTERNAL, and its text goes to the log alone. An async generator is closed when its call ends, in
+    whatever way.
     """
 
     def __init__(self, *, max_calls: int, shape: Shape = as_status) -> None:
@@ -48,8 +48,8 @@ class Guard:
         return len(self._calls)
 
     async def drain(self, grace_s: float) -> None:
-        """Nothing new from now on; what is under way may end within ``grace_s``, then it is cancelled and its callers
-        are told UNAVAILABLE."""
+        """Take no new calls. Running ones may end within ``grace_s``; then they are cancelled, and their callers are
+        told UNAVAILABLE."""
         self._draining = True
         await self._until_idle(grace_s)
         self._stopped |= self._calls
@@ -109,7 +109,7 @@ class Guard:
         metadata = received(context)
         _note_request(value_of(metadata, REQUEST_ID))
         parent = telemetry.extract(metadata)
-        # What is not part of anything that is traced begins no trace.
+        # A call that is part of no trace begins none.
         span = telemetry.Span() if parent is None else telemetry.begin(method, parent=parent, kind="server")
         try:
             with span.active():
@@ -135,7 +135,7 @@ class Guard:
         except Exception as error:
             if context.done():
                 told(span, code_of(context))
-                raise  # it ended its call itself and then failed on its way out
+                raise  # it ended its call itself and failed afterwards
             status = self._shape(error)
             if status is None:
                 _LOG.exception("%s failed%s", method, f" on {request_id.get()}" if request_id.get() else "")
@@ -146,7 +146,7 @@ class Guard:
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
-    """The guard on a grpc.aio server. ``exempt``: services that must answer however full or ending it is."""
+    """The guard on a grpc.aio server. ``exempt``: services that must answer also while it is full or ending."""
 
     def __init__(self, guard: Guard, exempt: frozenset[str]) -> None:
         self._guard = guard
@@ -193,6 +193,6 @@ async def _end(context: Context, status: Status, span: telemetry.Span | None = N
 
 
 def _note_request(given: str | None) -> None:
-    """The task is the call's own, so nothing needs to be put back."""
+    """The task is the call's own, so the former value need not be restored."""
     if given is not None and VALID_ID.fullmatch(given):
         request_id.set(given)

@@ -1,4 +1,4 @@
-"""The standard health service, as probes and load balancers ask for it."""
+"""The standard gRPC health service, for probes and load balancers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_WATCHERS = 64
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """Of the server as a whole, under the empty name, and of each of its services. Begins as not serving."""
+    """The health of the server as a whole, under the empty name, and of each of its services. At first not serving."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._serving = dict.fromkeys(["", *services], False)
@@ -26,7 +26,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._closed = False
 
     def set(self, serving: bool, service: str | None = None) -> None:
-        """``service`` None: the whole and all services. Raises KeyError for one that is not here."""
+        """``service`` None: the whole and all services. Raises KeyError for an unknown service."""
         for name in self._serving if service is None else (service,):
             if name not in self._serving:
                 raise KeyError(name)
@@ -34,7 +34,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._tell()
 
     def close(self) -> None:
-        """Not serving any more, and the watchers' calls end."""
+        """Nothing is served any more, and the watchers' calls end."""
         self._serving = dict.fromkeys(self._serving, False)
         self._closed = True
         self._tell()

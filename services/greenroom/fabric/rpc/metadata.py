@@ -1,4 +1,4 @@
-"""The keys that calls carry beside their messages."""
+"""The metadata that calls carry beside their messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REQUEST_ID = "x-request-id"
 CODE = "greenroom-code"
 RETRY_AFTER = "retry-after"
 VALID_ID = re.compile(r"[\x21-\x7e]{1,256}")
-"""What a request's id looks like that can go along as metadata."""
+"""A request's id that can be sent as metadata."""
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 Pairs = Iterable[tuple[str, str | bytes]]
@@ -32,12 +32,12 @@ def value_of(metadata: Pairs | None, key: str) -> str | None:
 
 
 def received(context: Context) -> Pairs:
-    """What the caller sent. grpc gives pairs, whatever its types say."""
+    """The metadata that the caller sent. grpc gives pairs, though its types say otherwise."""
     return context.invocation_metadata() or ()
 
 
 def outgoing(more: Pairs = ()) -> Metadata:
-    """``more``, with the id of the request that is worked on, where metadata takes such an id, and its trace."""
+    """``more``, with the id of the present request, if metadata can carry it, and with its trace."""
     metadata = tuple(more)
     present = request_id.get()
     if present and value_of(metadata, REQUEST_ID) is None and VALID_ID.fullmatch(present):

@@ -1,4 +1,4 @@
-"""A gRPC server with what every service of ours has: health, reflection, limits, errors as statuses, a bounded end."""
+"""A gRPC server with health, reflection, limits, errors as statuses and a bounded end, as every service has it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _FLUSH_S = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """``port`` 0 takes a free one. ``max_calls``: calls at once, streams included; more are refused.
-    ``max_message_bytes``: of one message, either way. ``keep_alive_s``: silence on a connection after which the other
-    side is asked whether it is there, and ``keep_alive_timeout_s`` how long it has to answer. ``min_ping_s``: callers
-    that ask more often than this are cut off. Raises InvalidConfig, naming the field."""
+    ``max_message_bytes``: of one message, either way. ``keep_alive_s``: after so long of silence on a connection the
+    other side is pinged; ``keep_alive_timeout_s``: how long it has to answer. ``min_ping_s``: callers that ping more
+    often than this are cut off. Raises InvalidConfig, naming the field."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -51,7 +51,7 @@ class ServerConfig:
 
     def options(self) -> list[tuple[str, int]]:
         return [
-            ("grpc.so_reuseport", 0),  # or two servers would share a port without either knowing
+            ("grpc.so_reuseport", 0),  # else two servers could share a port unnoticed
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", int(self.keep_alive_s * 1000)),
@@ -67,7 +67,7 @@ class ServerConfig:
 class Server:
     """Serves ``servicers`` on the event loop that ``start`` is called on.
 
-    ``shape`` says how errors are told. Health is not serving until ``serving(True)``, and from ``stop`` on.
+    ``shape``: the status of an error. Health says not serving until ``serving(True)``, and from ``stop`` on.
     """
 
     def __init__(self, config: ServerConfig, servicers: Sequence[object], *, shape: Shape = as_status) -> None:
@@ -78,7 +78,8 @@ class Server:
         self._health: Health | None = None
 
     async def start(self) -> int:
-        """Listens; the port. Raises InvalidConfig where the address can not be had or a certificate not be read."""
+        """Listens. Returns the port. Raises InvalidConfig where the address is taken or a certificate can not be
+        read."""
         config = self._config
         exempt = frozenset({HEALTH_SERVICE, reflection.SERVICE_NAME})
         server = grpc.aio.server(interceptors=[GuardInterceptor(self._guard, exempt)], options=config.options())
@@ -106,13 +107,13 @@ class Server:
         return self._guard.calls
 
     def serving(self, serving: bool, service: str | None = None) -> None:
-        """What the health service answers from now on; of one service, or of all and the whole."""
+        """Sets what the health service answers: for one service, or for all and the whole."""
         if self._health is None:
             raise RuntimeError("the server has not been started")
         self._health.set(serving, service)
 
     async def stop(self, grace_s: float) -> None:
-        """Not serving and nothing new taken from now on; calls may end within ``grace_s``, then they are ended."""
+        """Take no new calls and say not serving. Running calls may end within ``grace_s``; then they are ended."""
         if self._server is None or self._health is None:
             return
         self._health.set(False)

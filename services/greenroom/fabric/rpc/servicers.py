@@ -1,4 +1,4 @@
-"""Servicers onto servers: the generated functions that do it, found by the servicer's class."""
+"""Adds servicers to servers, by the generated functions that belong to a servicer's class."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def register(servicers: Iterable[object], server: Any) -> list[str]:
-    """Adds each servicer's handlers to ``server``; the services' full names.
+    """Adds each servicer's handlers to ``server``. Returns the services' full names.
 
-    A servicer may implement several services. Raises TypeError for an object that is none.
+    A servicer may implement several services. Raises TypeError for an object that is no servicer.
     """
     names = _Names()
     for servicer in servicers:

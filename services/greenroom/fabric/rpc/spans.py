@@ -1,4 +1,4 @@
-"""How a server's span ends, as OpenTelemetry's conventions for gRPC have it."""
+"""How a server's span ends, by OpenTelemetry's conventions for gRPC."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAULTS = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
-"""Of the server; what else a call may end with is its caller's doing."""
+"""Faults of the server. With any other code the cause is the caller."""
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -32,7 +32,7 @@ def told(span: telemetry.Span, code: grpc.StatusCode, word: str = "") -> None:
 
 
 def code_of(context: Context) -> grpc.StatusCode:
-    """What the handler has set, or ended its call with; on the network a number, or None where it is neither."""
+    """The code that the handler has set or ended its call with. On the network grpc gives a number, or None for OK."""
     code = context.code()
     if code is None:
         return grpc.StatusCode.OK

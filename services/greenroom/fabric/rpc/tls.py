@@ -12,7 +12,7 @@ from greenroom.core.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """``certificate`` and ``key``: the server's own, PEM. ``client_ca``: where given, only callers with a certificate
+    """``certificate``, ``key``: the server's own, PEM. ``client_ca``: where given, only callers with a certificate
     signed by it are served."""
 
     certificate: Path
@@ -28,8 +28,9 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialerTls:
-    """``ca``: who signs the servers' certificates; None: whom the machine trusts. ``certificate`` and ``key``: our
-    own, both or neither. ``server_name``: the name in every server's certificate, where that is not its address."""
+    """``ca``: the authority that signs the servers' certificates; None: those that the machine trusts. ``certificate``,
+    ``key``: our own, both or neither. ``server_name``: the name in every server's certificate, where that is not its
+    address."""
 
     ca: Path | None = None
     certificate: Path | None = None

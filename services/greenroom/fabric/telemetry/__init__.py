@@ -1,8 +1,8 @@
 """Where a request spent its time: spans, sent to an OpenTelemetry collector, that go along from service to service.
 
-Off until ``start``; then everything here does nothing, in well under a microsecond, and imports no opentelemetry.
-Nothing here ever waits for the collector or fails because of it: spans wait in a bounded queue, and what finds it
-full is dropped.
+It is off until ``start``: until then every function does nothing, in well under a microsecond, and opentelemetry is not
+imported. Nothing here ever waits for the collector or fails because of it. Spans wait in a bounded queue, and a span
+that finds it full is dropped.
 
     headers = telemetry.inject(headers)                 the current span goes along with a record or a call
     parent = telemetry.extract(record.headers)          and is found again on the other side
@@ -48,21 +48,21 @@ H = TypeVar("H", bytes, str | bytes)
 
 
 class Span:
-    """A stretch of time with a name. This one is of no trace: what is asked of it is not done."""
+    """A stretch of time with a name. This one is of no trace: its methods do nothing."""
 
     __slots__ = ()
 
     def set(self, key: str, value: Value) -> None:
-        """Something worth knowing of it."""
+        """Sets an attribute."""
 
     def event(self, name: str) -> None:
-        """Something that happened in it, now."""
+        """Something happens in it now."""
 
     def fail(self, message: str) -> None:
-        """It did not go well."""
+        """Its work failed."""
 
     def end(self) -> None:
-        """Now. For a span that was begun; one in a ``with`` ends with it."""
+        """It ends now. For a span that was begun; a span in a ``with`` ends with that."""
 
     def active(self) -> AbstractContextManager[object]:
         """Within it, this is the current span."""
@@ -92,7 +92,7 @@ def start(config: TelemetryConfig) -> None:
 
 
 async def stop(timeout_s: float = 5.0) -> None:
-    """Off again; what waits is sent, within ``timeout_s``."""
+    """Off again. Waiting spans are sent, within ``timeout_s``."""
     global _tracing
     tracing, _tracing = _tracing, None
     if tracing is not None:
@@ -124,7 +124,7 @@ def inject_metadata(metadata: tuple[tuple[str, str | bytes], ...] = ()) -> tuple
 
 
 def extract(headers: Iterable[tuple[str, H]]) -> Parent | None:
-    """The span that the sender's ``inject`` put there; None where there is none, or none that can be read."""
+    """The span that the sender's ``inject`` put there; None where there is none, or it can not be read."""
     return None if _tracing is None else _tracing.found(headers)
 
 

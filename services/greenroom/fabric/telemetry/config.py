@@ -15,10 +15,10 @@ PROTOCOLS = ("grpc", "http/protobuf")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryConfig:
     """``endpoint``: of the collector, as OTEL_EXPORTER_OTLP_ENDPOINT has it (http://host:4317, or https).
-    ``protocol``: grpc or http/protobuf; where it is not given, what OTEL_EXPORTER_OTLP_PROTOCOL says, else grpc.
-    ``service`` and ``instance``: whose spans they are. ``queue``: spans that wait at most; more are dropped.
-    ``send_every_s``: how often what waits is sent. ``timeout_s``: of one attempt to send. All else (sampling,
-    headers, certificates) is read from OpenTelemetry's own variables. Raises InvalidConfig, naming the field."""
+    ``protocol``: grpc or http/protobuf; by default what OTEL_EXPORTER_OTLP_PROTOCOL says, else grpc. ``service``,
+    ``instance``: the source of the spans. ``queue``: how many spans may wait; more are dropped. ``send_every_s``: how
+    often waiting spans are sent. ``timeout_s``: of one attempt to send. All else (sampling, headers, certificates) is
+    read from OpenTelemetry's own variables. Raises InvalidConfig, naming the field."""
 
     endpoint: str
     protocol: str = field(default_factory=lambda: os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc")

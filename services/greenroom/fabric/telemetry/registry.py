@@ -1,4 +1,4 @@
-"""What /metrics of every service shows beside its own."""
+"""The metrics of a process that every service has beside its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry. Imported only once it is switched on."""
+"""Spans by OpenTelemetry. Imported only where telemetry is switched on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """What ``greenroom.fabric.telemetry`` forwards to."""
+    """The implementation behind ``greenroom.fabric.telemetry``."""
 
     def __init__(self, config: TelemetryConfig) -> None:
         named = {"service.name": config.service, "service.instance.id": config.instance}
@@ -94,7 +94,7 @@ class Tracing:
         return trace.format_trace_id(present.trace_id) if present.is_valid else ""
 
     async def close(self, timeout_s: float) -> None:
-        """In a thread that nobody has to wait for: the collector may not answer."""
+        """In a daemon thread, since the collector may not answer."""
         loop = asyncio.get_running_loop()
         closed = asyncio.Event()
 
@@ -157,7 +157,7 @@ class _Live(Span):
 
 
 class _Seldom(logging.Filter):
-    """One line a minute for each place in the code: a collector that is away says so often enough."""
+    """Lets one line a minute through for each place in the code: enough to tell that a collector is away."""
 
     def __init__(self, every_s: float = 60.0) -> None:
         super().__init__()

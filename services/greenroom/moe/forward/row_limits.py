@@ -11,6 +11,7 @@ bits. They are kept beside the pack, so that the next start computes the same.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import math
 import os
 import platform
@@ -246,15 +247,14 @@ def limits_path(pack: Path) -> Path:
 
 
 def _identity(pack: PackFile, native: NativeRows) -> str:
-    """Names the model, the processor and the libraries.
-
-    It does not name the machine: a container has another name at each start, and replicas that share a pack are to
-    compute the same.
+    """Of the model's shapes, the processor and what computes on it, greenroom's own products included. Not of the
+    machine's name: a container has another one at each start, and replicas that share a pack are to compute alike.
     """
     manifest = pack.manifest
     return (
         f"{manifest.model_type} {manifest.dtype} {manifest.source_digest} {_processor()} "
-        f"{native.instruction_set} {torch.get_num_threads()} threads torch {torch.__version__}"
+        f"{native.instruction_set} {torch.get_num_threads()} threads torch {torch.__version__} "
+        f"greenroom {importlib.metadata.version('greenroom')}"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue

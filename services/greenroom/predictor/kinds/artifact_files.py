@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.predictor.making.job import Job
 from greenroom.predictor.making.kind import Kind
 from greenroom.predictor.traces.counts import Shape

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidRequest
-from greenroom.core.reuse_file import ReuseFile
 from greenroom.predictor.kinds.config import BuildingConfig, LearningConfig
 from greenroom.predictor.kinds.eamc.kind import EamcKind
 from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_L

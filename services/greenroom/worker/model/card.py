@@ -1,4 +1,4 @@
-"""The card by which gateways and schedulers know a worker's model."""
+"""A worker's model card: what gateways and schedulers are told of its model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from greenroom.core.messages import ModelCard
 from greenroom.moe.loading.safetensors_files import StoredTensor
 from greenroom.text.digest import text_digest
-from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.model_runtime import ModelRuntime
 
 _SAMPLE_BYTES = 4096
 _SAMPLES = 4
 
 
-def card_of(worker: Worker) -> ModelCard:
+def card_of(worker: ModelRuntime) -> ModelCard:
     """What ``worker`` serves. Workers with equal digests give equal answers, but for rounding."""
     served, manifest = worker.served, worker.pack.manifest
     text = text_digest(worker.checkpoint.folder)
@@ -37,8 +37,8 @@ def card_of(worker: Worker) -> ModelCard:
 
 
 def sampled(tensors: Iterable[StoredTensor]) -> bytes:
-    """A digest of the tensors' names, types and shapes and of a few parts of each: whoever trained or merged anything
-    into one has changed these, and reading all of it at every start would take long."""
+    """A digest of the tensors' names, types and shapes, and of a few parts of each. Training or merging changes these
+    parts; reading every byte at every start would take long."""
     digest = hashlib.blake2b(digest_size=16)
     files: dict[os.PathLike[str], int] = {}
     try:

@@ -1,4 +1,4 @@
-"""What a checkpoint is and needs, from its configuration and the headers of its files alone."""
+"""What a checkpoint is and how much memory it needs, from its configuration and the headers of its files alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import resolve_dtype
 
 RUNTIME_BYTES = 700 * 1024**2
-"""What Python, torch and transformers occupy before anything is loaded, roughly."""
+"""What Python, torch and transformers occupy before a model is loaded, roughly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Sizes in bytes. ``refused`` says why the batch loop does not serve the model, None where it does. ``checked``:
-    the headers of its weights are as the configuration says; False: there are no weights here."""
+    """Sizes in bytes. ``refused``: why the batch loop does not serve the model, None where it does. ``checked``: the
+    headers of the weights were compared with the configuration; False where there are no weights here."""
 
     name: str
     model_type: str
@@ -55,7 +55,7 @@ class Summary:
 
 
 def summarise(checkpoint: Checkpoint, dtype: str = "auto") -> Summary:
-    """All sizes are the configuration's; tensors, where the checkpoint has any, are held against it.
+    """All sizes come from the configuration. Tensors, where the checkpoint has any, are compared with it.
 
     Raises UnsupportedModel, CorruptCheckpoint and InvalidConfig as loading does.
     """

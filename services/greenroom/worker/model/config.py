@@ -1,4 +1,4 @@
-"""What a worker is told. Command line, environment and Python API all end here."""
+"""The configuration of a model in this process, as command line, environment and Python API give it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from greenroom.core.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.policies.base.expert_keys import Catalogue
@@ -27,20 +27,24 @@ PRODUCTS = ("auto", "native", "torch")
 class WorkerConfig:
     """One model and what it may use.
 
-    ``model``: a folder or a hub id. ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto``, a size such as
-    ``2GiB`` or, for the experts' two, a share of all experts such as ``25%``; ``host_memory`` ``auto`` is none where
-    the device tier is RAM. ``device``: what is computed on, ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
-    ``products``: whose matrix products, the compiled ones (``native``), ``torch``'s, or ``auto``. ``compiled_rows``:
-    up to how many rows they are the compiled ones: ``measure``, ``auto`` (measured where the processor multiplies bf16
-    itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``. ``max_model_len``:
-    tokens of prompt and answer together (None: the model's own). ``tokens_per_step``: rows in one forward;
-    ``prefill_chunk``: the most of one prompt in it. ``threads``: cores to compute on (None: all that the process may
-    use). ``progress``: bars on stderr (None: on a terminal only). ``fidelity``: what becomes of a row whose expert is
-    not in memory: ``exact``: it is loaded; ``sensitive``: it is loaded where the row's task is sensitive to the layer,
-    else the row goes to those that are there; ``paper``: every row does. ``await_target``: with these two a layer
-    waits for its own of the experts that the policy has just decided to keep. ``profile``: a file that `greenroom
-    profile` made. ``eamc``, ``reuse``: what `greenroom eamc build` and `greenroom reuse fit` made, for the
-    policies that predict by them.
+    - ``model``: a folder or a hub id.
+    - ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto`` or a size such as ``2GiB``. The experts' two may also
+      be a share of all experts, such as ``25%``. ``host_memory`` ``auto`` is none where the device tier is RAM.
+    - ``device``: ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
+    - ``products``: the compiled matrix products (``native``), those of ``torch``, or ``auto``.
+    - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
+      processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.
+    - ``max_model_len``: tokens of prompt and answer together (None: the model's own).
+    - ``tokens_per_step``: rows in one forward; ``prefill_chunk``: how many of them one prompt may have.
+    - ``threads``: cores to compute on (None: all that the process may use).
+    - ``progress``: bars on stderr (None: on a terminal only).
+    - ``fidelity``: what happens to a row whose expert is not resident. ``exact``: the expert is loaded. ``sensitive``:
+      it is loaded where the row's task is sensitive in the layer, else the row goes to resident experts. ``paper``:
+      every row goes to resident experts.
+    - ``await_target``: with these two, a layer waits for those of its experts that the policy has just decided to keep.
+    - ``profile``, ``eamc``, ``reuse``: files made by `greenroom profile`, `greenroom eamc build` and
+      `greenroom reuse fit`, for the policies that go by them.
+
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
 
@@ -97,7 +101,7 @@ class WorkerConfig:
 
     @property
     def artifact_files(self) -> Mapping[str, Path]:
-        """What the policy predicts by at first, by kind."""
+        """The artifacts that the policy predicts by at first, by kind."""
         return {kind: file for kind in ARTIFACT_FILES if (file := getattr(self, kind)) is not None}
 
     def limits(self, kv_total: int) -> BatchLimits:
@@ -111,7 +115,7 @@ class WorkerConfig:
 
 
 def takes(policy: str, option: str) -> bool:
-    """Whether an expert policy has this option: ``profile`` and ``fidelity`` are given to those that have them."""
+    """Whether an expert policy has this option. ``profile`` and ``fidelity`` are given to the policies that do."""
     return option in inspect.signature(EXPERT_POLICIES[policy]).parameters
 
 
@@ -121,7 +125,7 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 _MOST_THREADS_A_CORE = 4
-"""So that a slip of the finger does not start thousands."""
+"""So that a typing mistake does not start thousands."""
 
 
 def _at_least_one(name: str, value: int | None) -> None:
@@ -147,6 +151,6 @@ def _size(name: str, value: str, whole: int | None) -> None:
 
 
 def _policy(name: str, options: Mapping[str, Any]) -> None:
-    """Options of other kinds, such as an oracle's future, are of the model's own experts: they are looked at later."""
+    """Checks text and numbers. Other options, such as an oracle's future, depend on the model and are checked later."""
     plain = {option: value for option, value in options.items() if isinstance(value, str | int | float)}
     create_policy(name, catalogue=Catalogue.uniform("", layers=1, experts=1, top_k=1), options=plain)

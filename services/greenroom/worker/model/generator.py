@@ -39,7 +39,7 @@ class LoopGenerator:
                 if isinstance(event, Finished):
                     return
         finally:
-            # Where it has ended nothing happens; and a number, unlike an id, is never used again.
+            # Nothing happens where it has ended: a number, unlike an id, is never used again.
             self._loop.cancel(number)
 
 

@@ -1,4 +1,4 @@
-"""How much memory a model needs besides its experts' slots, from what it is."""
+"""How much memory a model needs besides its experts' slots, from its shapes and the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLOAT32 = 4
 
 
 def dense_bytes(model: Any) -> int:
-    """Bytes of all weights and buffers that the model holds itself; shared ones once."""
+    """Bytes of all weights and buffers that the model holds itself; shared ones count once."""
     tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
     return sum(tensors.values())
 
@@ -40,10 +40,10 @@ def needs_of(
 
 
 def workspace_bytes(text: Any, manifest: PackManifest, ragged: RaggedModel, config: WorkerConfig) -> int:
-    """An upper bound on what the largest step holds beside weights, KV and attention, everything counted as float32.
+    """An upper bound on what the largest step holds beside weights, KV and attention, in bytes, all as float32.
 
-    Some tensors of every row's width at once (residual, norms, queries, keys, values), a contribution of each of a
-    row's experts, the widest hidden layer, the logits (also as float64 while sampling).
+    Counted are: some tensors of a row's width (residual, norms, queries, keys, values), the contributions of a row's
+    experts, the widest hidden layer, and the logits (also as float64 while sampling).
     """
     rows = config.tokens_per_step
     top_k = max(layer.top_k for layer in manifest.layers)
@@ -58,11 +58,11 @@ def workspace_bytes(text: Any, manifest: PackManifest, ragged: RaggedModel, conf
 
 
 def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: int) -> int:
-    """What the attention of a step takes whose chunks come last of sequences of so many tokens.
+    """What the attention of a step takes, in bytes, where each chunk ends a sequence of ``keys`` tokens.
 
-    Masks: each chunk's, for the whole step, and what one is made of. Keys and values for all heads, of one chunk: sdpa
-    under a mask and eager attention copy them to every head that shares them, latent attention makes them of latents.
-    Scores, where they are held (``holds_scores``): of as many rows as attend at once.
+    Counted are: the masks of all chunks, and what one mask is made of; one chunk's keys and values for all heads, since
+    sdpa under a mask and eager attention copy them to every head that shares them, and latent attention computes them;
+    scores, where they are held (``holds_scores``), of as many rows as attend at once.
     """
     rows = config.tokens_per_step
     chunk = min(rows, config.prefill_chunk or rows)
@@ -88,7 +88,7 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
 
 
 _MASK_PARTS = 4
-"""Bytes a row and key while a mask is made: the family's conditions one by one."""
+"""Bytes for a row and a key while a mask is made of the family's conditions."""
 
 _BYTES_A_SCORE = 3 * _FLOAT32
-"""In bf16 and fp32 alike: softmax in fp32, in and out, beside what it is made of. gpt-oss takes half of it in bf16."""
+"""In bf16 and fp32 alike: the softmax's input and output in fp32, and the scores. gpt-oss takes half of it in bf16."""

@@ -1,6 +1,6 @@
 """How the memory is shared out between dense weights, KV, experts and the step's own workspace.
 
-Pure: the machine's figures come in, a plan goes out. What was decided and why is part of it.
+Pure: the machine's figures come in, a plan goes out. The plan says what was decided and why.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ HEADROOM = 0.05
 """Share of the available memory that ``auto`` leaves to the rest of the machine."""
 
 KV_SHARE = 0.25
-"""Most that ``auto`` gives to KV of what dense weights leave, as long as the experts do not all fit."""
+"""The largest share of what dense weights leave that ``auto`` gives to KV while not all experts fit."""
 
 HOST_SHARE = 0.75
-"""Most of the available RAM that ``auto`` gives to a host tier whose pages are locked: the system can not take them
-back, so what else runs and the page cache have to do with the rest.
+"""The largest share of the available RAM that ``auto`` gives to a host tier with locked pages. The system can not take
+such pages back: the page cache and other processes have to do with the rest.
 """
 
 ATTENTION_SHARE = 0.25
-"""Most that attention over the longest context gets of what it shares with KV and experts, unless all experts fit."""
+"""The largest share that attention over the longest context gets of attention, KV and experts while not all fit."""
 
 LEAST_CONTEXT = 1024
-"""Tokens below which a request is not shortened for memory's sake."""
+"""Tokens. A request's length is not cut below this to save memory."""
 
 ALLOCATOR_SLACK = 128 * MIB
-"""What the allocators keep of freed blocks, the pages of code that a first step touches, and what oneDNN keeps
+"""Freed blocks that the allocators keep, pages of code that a first step touches, and what oneDNN keeps
 (``moe/products/native/onednn.py``).
 """
 
 
 ACCELERATOR_SLACK = 512 * MIB
-"""What a GPU's libraries take for themselves, and what its allocator can not use of freed blocks."""
+"""What a GPU's libraries take for themselves, and freed blocks that its allocator can not use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the model needs, in bytes. ``least_slots``: the largest router's k. ``kv_for_all``: KV of as many
-    sequences as may run, each at full length. ``kv_for_one``: of one of them. ``attention``: what of the workspace goes
-    with the length of a sequence.
+    """What the model needs, in bytes. ``least_slots``: the largest k of a router. ``kv_for_one``: the KV of one
+    sequence at full length; ``kv_for_all``: that of as many sequences as may run. ``attention``: the part of the
+    workspace that grows with the length of a sequence.
     """
 
     dense: int
@@ -60,7 +60,7 @@ class Needs:
 class MemoryPlan:
     """Bytes, and expert slots. ``base``: what the process occupies before anything is loaded.
 
-    ``apart``: the device has memory of its own, which is what is planned; ``base`` and the host tier are RAM then.
+    ``apart``: the device has memory of its own. The plan is of that memory then; ``base`` and the host tier are RAM.
     """
 
     base: int
@@ -84,7 +84,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """The most that the process will occupy, of the device where that has memory of its own."""
+        """The most that the process will occupy: of the device's memory where that is apart, else of RAM."""
         on_device = self.dense + self.workspace + self.kv + self.expert_bytes
         return on_device if self.apart else on_device + self.base + self.host_bytes
 
@@ -123,12 +123,13 @@ def plan_memory(
     loaded: int = 0,
     ram: Memory | None = None,
 ) -> MemoryPlan:
-    """Share out ``machine``, the memory that is computed from.
+    """Share out ``machine``, the memory that is computed in.
 
-    ``ram``: what holds the host tier where that is not ``machine``. Its ``auto`` is room for every expert, within
-    HOST_SHARE, unless the device holds all: who leaves the device is on the host still then. ``loaded``: bytes of
-    ``needs`` that are in memory already. Each memory is ``auto`` or a size; the experts' two may also be a share of all
-    experts. Raises BudgetTooSmall where the model can not run in what it gets, InvalidConfig for what is no size.
+    ``ram``: the memory of the host tier, where that is not ``machine``. A host tier of ``auto`` has room for every
+    expert, within HOST_SHARE, so that an evicted expert is still on the host; it has none where the device holds all
+    experts. ``loaded``: bytes of ``needs`` that are in memory already. Each memory is ``auto`` or a size; the experts'
+    two may also be a share of all experts. Raises BudgetTooSmall where the model can not run in what it gets, and
+    InvalidConfig for text that is no size.
     """
     all_experts = needs.experts * needs.slot_bytes
     workspace = needs.workspace if ram is None else needs.workspace + ACCELERATOR_SLACK
@@ -186,11 +187,11 @@ def plan_memory(
 def plan_to_fit(
     needs_at: Callable[[int], Needs], longest: int, plan: Callable[[Needs], MemoryPlan], *, fixed: bool
 ) -> tuple[MemoryPlan, int]:
-    """The plan, and how many tokens a request may have: ``longest`` where ``fixed``, else fewer if that is what fits.
+    """The plan, and how many tokens a request may have: ``longest`` where ``fixed``, else possibly fewer.
 
-    Attention over a very long context can take more than there is, or leave little to the experts. So while it takes
-    more than ATTENTION_SHARE of what it shares with KV and experts, and not all of them fit, the length is halved, down
-    to LEAST_CONTEXT. ``plan`` raises BudgetTooSmall; so does this, with the reason at full length, where nothing helps.
+    Attention over a very long context can take more than there is, or leave little to the experts. So the length is
+    halved, down to LEAST_CONTEXT, while not all experts fit and attention takes more than ATTENTION_SHARE of what it
+    shares with KV and experts. Raises BudgetTooSmall, with the reason at full length, where no length fits.
     """
     refused: BudgetTooSmall | None = None
     found: tuple[MemoryPlan, int] | None = None
@@ -231,7 +232,7 @@ def _ways(needs: Needs, *, expert_memory: str, host_memory: str, kv_memory: str)
 
 
 def _host_in_ram(asked: int | None, ram: Memory, useful: int) -> int:
-    """Bytes of RAM for the host tier; ``useful``: what ``auto`` needs at most. Its pages are locked, so it must fit."""
+    """Bytes of RAM for the host tier. ``useful``: the most that helps. Its pages are locked, so it must fit."""
     most = int(ram.available * (1 - HEADROOM))
     if asked is None:
         return max(0, min(useful, int(ram.available * HOST_SHARE)))
@@ -244,7 +245,7 @@ def _host_in_ram(asked: int | None, ram: Memory, useful: int) -> int:
 
 
 def _auto_kv(needs: Needs, spare: int, experts: int) -> int:
-    """All running requests at full length where that is cheap; else a share, but one whole request if it fits."""
+    """KV for all running requests at full length where that is cheap. Else a share, at least one request if it fits."""
     beside_experts = spare - experts
     if needs.kv_for_all <= beside_experts:
         return needs.kv_for_all

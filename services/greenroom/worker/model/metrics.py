@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from greenroom.worker.model.assembly import Worker
+from greenroom.worker.model.model_runtime import ModelRuntime
 
 PREFIX = "greenroom_"
 
 
 class WorkerCollector(Collector):
-    """To be registered with a CollectorRegistry. Look-ups and hits are two counters: any window's rate follows."""
+    """To be registered with a CollectorRegistry. Look-ups and hits are two counters, so that a hit rate can be computed
+    over any window."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: ModelRuntime) -> None:
         self._worker = worker
 
     def collect(self) -> Iterable[Metric]:
@@ -53,8 +54,8 @@ class WorkerCollector(Collector):
         versions = GaugeMetricFamily(
             f"{PREFIX}expert_artifact_version", "Of what the expert policy predicts by; 0: none yet.", labels=["kind"]
         )
-        for kind, edition in self._worker.artifacts.items():
-            versions.add_metric([kind], 0 if edition is None else edition.version)
+        for kind, version in self._worker.artifacts.items():
+            versions.add_metric([kind], 0 if version is None else version.version)
         yield versions
         yield _gauge("experts_resident", "Experts in the device tier.", len(engine.resident_keys()))
 

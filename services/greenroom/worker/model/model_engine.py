@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import torch
 
-from greenroom.core.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.experts.copying.device_errors import device_loss
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.policies.base.events import Artifact, Prediction
-from greenroom.worker.engine import Edition, EngineState, Events, Routed
 from greenroom.worker.faults import Fault
-from greenroom.worker.model.assembly import Worker
+from greenroom.worker.generation_engine import ArtifactVersion, EngineState, Events, RecordedRouting
+from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.traces.routing import RoutingRecorder
 
 log = logging.getLogger(__name__)
@@ -29,13 +29,15 @@ _MOST_SWAPS = 8
 
 
 class ModelEngine:
-    """Generates on a Worker's batch loop, which must not be used otherwise meanwhile; one event loop uses it.
+    """Generates on the batch loop of a ModelRuntime, of which it is the only user. Used from one event loop.
 
-    Tokens come to the event loop with one wake-up a step, however many requests they are of. Predictions and artifacts
-    reach the expert policy on the model's thread, between steps; of more than a few that wait the oldest are dropped.
+    Tokens come to the event loop with one wake-up a step, however many requests there are. Predictions and artifacts
+    reach the expert policy on the model's thread, between steps. Few of them may wait; of more the oldest are dropped.
     """
 
-    def __init__(self, worker: Worker, recorder: RoutingRecorder | None = None, *, fault: Fault | None = None) -> None:
+    def __init__(
+        self, worker: ModelRuntime, recorder: RoutingRecorder | None = None, *, fault: Fault | None = None
+    ) -> None:
         self._worker = worker
         self._fault = fault
         self._recorder = recorder
@@ -43,7 +45,7 @@ class ModelEngine:
         self._held: dict[int, GenerationRequest] = {}
         self._events: Events = []
         self._predictions: deque[Prediction] = deque(maxlen=_MOST_PREDICTIONS)
-        self._swaps: deque[tuple[Artifact, Edition]] = deque(maxlen=_MOST_SWAPS)
+        self._swaps: deque[tuple[Artifact, ArtifactVersion]] = deque(maxlen=_MOST_SWAPS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Callable[[Events], None] | None = None
         self._measured = _StepTime()
@@ -54,7 +56,7 @@ class ModelEngine:
     @property
     def alive(self) -> bool:
         loop = self._worker.loop
-        return loop.alive and loop.failure is None  # its thread tells of the ends before it has ended itself
+        return loop.alive and loop.failure is None  # the thread lives on for a moment after a failure
 
     def listen(self, take: Callable[[Events], None]) -> None:
         self._loop, self._take = asyncio.get_running_loop(), take
@@ -67,14 +69,14 @@ class ModelEngine:
             self._held[number] = request
 
     def _submit(self, number: int, request: GenerationRequest) -> bool:
-        """False where it can not be taken yet: another one's end will come, and then it is tried again."""
+        """False where it can not be taken yet. It is tried again at the end of another generation."""
         try:
             self._sequences[number] = self._worker.loop.submit(request, functools.partial(self._put, number))
         except Saturated:
             return False
         except InvalidRequest as error:
             if error.code == "duplicate_request":
-                return False  # what was begun before of this request is still ending
+                return False  # an earlier generation of this request is still ending
             self._refuse(number, request, error)
         except GreenroomError as error:
             self._refuse(number, request, error)
@@ -89,7 +91,7 @@ class ModelEngine:
         if self._held.pop(number, None) is None and number in self._sequences:
             self._worker.loop.cancel(self._sequences[number])
 
-    def take_routing(self, number: int) -> Routed | None:
+    def take_routing(self, number: int) -> RecordedRouting | None:
         sequence = self._sequences.get(number)
         routed = None if self._recorder is None or sequence is None else self._recorder.take(sequence)
         if routed is None:
@@ -101,11 +103,11 @@ class ModelEngine:
         self._predictions.append(prediction)
 
     @property
-    def artifacts(self) -> Mapping[str, Edition | None]:
+    def artifacts(self) -> Mapping[str, ArtifactVersion | None]:
         return self._worker.artifacts
 
     def swap(self, file: ArtifactFile) -> None:
-        self._swaps.append((self._worker.prepare(file), Edition.of(file)))
+        self._swaps.append((self._worker.prepare(file), ArtifactVersion.of(file)))
 
     def state(self) -> EngineState:
         worker = self._worker
@@ -125,7 +127,7 @@ class ModelEngine:
         )
 
     def _load_ms_by_task(self, expert_load_ms: float) -> dict[str, float]:
-        """As the profile measured it where it has, else so many times one expert."""
+        """From the profile's measurements where there are any, else the time of one expert times their number."""
         profile = self._worker.profile
         costs = None if profile is None or profile.costs is None else profile.costs
         measured = costs if costs is not None and costs.load_ms_by_experts else None
@@ -148,13 +150,13 @@ class ModelEngine:
         self._events.append((number, event))
 
     def _pause(self) -> None:
-        """A step is over, or is about to begin."""
+        """Called between two steps."""
         while self._swaps:
-            artifact, edition = self._swaps.popleft()
+            artifact, version = self._swaps.popleft()
             try:
-                self._worker.swap(artifact, edition)
+                self._worker.swap(artifact, version)
             except Exception:
-                log.exception("the expert policy can not use version %d of %s", edition.version, artifact.kind)
+                log.exception("the expert policy can not use version %d of %s", version.version, artifact.kind)
         while self._predictions:
             try:
                 self._worker.experts.predicted(self._predictions.popleft())
@@ -171,7 +173,7 @@ class ModelEngine:
             log.warning("the event loop is closed: %d events of requests are for no one", len(events))
 
     def _lose_device(self) -> None:
-        """The fault ``device``: every forward from now on fails as on a GPU whose context is dead."""
+        """The fault ``device``: from now on every forward fails as on a GPU with a dead context."""
 
         def lost(chunks: Sequence[Chunk]) -> torch.Tensor:
             raise device_loss()
@@ -187,7 +189,7 @@ class ModelEngine:
         for number, event in events:
             if type(event) is Finished:
                 ended = True
-                self.take_routing(number)  # what nobody wanted
+                self.take_routing(number)  # drops a recording that was not asked for
                 self._sequences.pop(number, None)
         if ended:
             for number, request in list(self._held.items()):
@@ -196,7 +198,7 @@ class ModelEngine:
 
 
 class _StepTime:
-    """Milliseconds of a step for one row of it, over what has run since it was last asked."""
+    """Milliseconds of a step for each of its rows, over the steps since the last call."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -204,7 +206,7 @@ class _StepTime:
         self._value = 0.0
 
     def of(self, seconds: float, rows: int) -> float:
-        """``seconds`` and ``rows``: of all steps so far."""
+        """``seconds`` and ``rows``: the totals of all steps so far."""
         if rows > self._rows:
             self._value = (seconds - self._seconds) * 1000.0 / (rows - self._rows)
             self._seconds, self._rows = seconds, rows

@@ -1,6 +1,6 @@
-"""What memory this process may really use: the machine's, less what others use, within its control groups.
+"""How much memory this process may really use: the machine's, less what others use, within its control groups.
 
-torch is imported only where it is asked: a configuration is checked, and refused, without waiting for it.
+torch is imported only where a GPU is asked: a wrong configuration is refused without waiting for the import.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. ``limit``: never more than this; ``available``: what can be had now. ``source``: what set the limit."""
+    """Bytes. ``limit``: the most there can ever be. ``available``: what is free now. ``source``: what set the limit."""
 
     limit: int
     available: int
@@ -43,7 +43,7 @@ def memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -
 
 
 def gpu_memory(device: torch.device) -> Memory:
-    """A CUDA device's, less what this and other processes have of it."""
+    """Of a CUDA device, less what this and other processes use of it."""
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
@@ -61,7 +61,7 @@ def usable_cores() -> int:
 
 
 def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, str, str]]:
-    """Every group that holds this process, itself and its parents, with the names of its two files."""
+    """Every group that this process is in, with its parents, and the names of the group's two files."""
     found = []
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()

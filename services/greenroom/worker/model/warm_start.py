@@ -1,4 +1,4 @@
-"""Which experts were resident when the process last stopped, so that the next one begins where it left off."""
+"""Which experts were resident when the process last stopped, so that the next start loads these first."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class _Remembered:
 
 
 class ResidentSetFile:
-    """Lies beside the pack. A hint only: one that is missing, unreadable or of other shapes is no error."""
+    """Lies beside the pack. It is a hint only: a file that is missing, unreadable or of other shapes is no error."""
 
     def __init__(self, pack: Path) -> None:
         self.path = pack.with_suffix(".resident.json")
 
     def load(self, catalogue: Catalogue) -> list[int]:
-        """Keys, in the order in which they were saved; empty where nothing usable is there."""
+        """Keys, in the order in which they were saved; empty where the file can not be used."""
         try:
             remembered = msgspec.json.decode(self.path.read_bytes(), type=_Remembered)
             return [catalogue.key(layer, index) for layer, index in remembered.experts]
@@ -40,7 +40,7 @@ class ResidentSetFile:
             return []
 
     def save(self, catalogue: Catalogue, keys: Iterable[int]) -> None:
-        """Written beside and renamed, so that a reader sees the old or the new. A disk that is full is no error."""
+        """Written beside and renamed, so that a reader sees the old or the new file. A full disk is no error."""
         experts = [(int(catalogue.layer_of[key]), int(catalogue.index_of[key])) for key in keys]
         partial = self.path.with_suffix(f".{os.getpid()}.partial")
         with contextlib.suppress(OSError):
@@ -54,8 +54,8 @@ class ResidentSetFile:
 def first_residents(
     catalogue: Catalogue, remembered: Sequence[int], target: Target | None = None, order: Keys | None = None
 ) -> list[int]:
-    """All keys: those that the policy wants on the device already, the remembered ones, then the others in the policy's
-    ``order``; without one expert 0 of every layer, expert 1 of every layer, and so on."""
+    """All keys: first those that the policy wants on the device, then the remembered ones, then the others in the
+    policy's ``order``. Without an order: expert 0 of every layer, expert 1 of every layer, and so on."""
     wanted = [] if target is None or target.tier is not Tier.DEVICE else np.flatnonzero(target.wanted).tolist()
     known = dict.fromkeys([*wanted, *remembered])
     others = (np.lexsort((catalogue.layer_of, catalogue.index_of)) if order is None else order).tolist()

@@ -1,4 +1,4 @@
-"""The newest versions of what the expert policy predicts by, fetched from the predictor service while serving."""
+"""The newest artifacts that the expert policy predicts by, fetched from the predictor service while serving."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 import grpc
 import xxhash
 
-from greenroom.core.artifact_file import ArtifactFile
-from greenroom.core.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.tensors import Damaged
 from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.rpc.calls import reading
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
-from greenroom.worker.engine import Engine
+from greenroom.worker.generation_engine import GenerationEngine
 from greenroom.worker.predictions.predictor_calls import Predictors, address_of, said
 from greenroom.worker.service_config import ArtifactConfig
 from greenroom.worker.service_counters import ServiceCounters
@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 
 
 class _Published(NamedTuple):
-    """A version as the predictor has it. One of another predictor may have the same number."""
+    """A version as the predictor has it. Two predictors may give the same number to different versions."""
 
     version: int
     created_ms: int
 
 
 class ArtifactFollower:
-    """Asks for each kind that the policy takes which version is served, at the start and every ``every_ms``, and has
-    the engine swap to one that is new. Asking also tells the predictor that the kind is wanted.
+    """Asks, at the start and every ``every_ms``, which version of each kind that the policy takes is served, and has
+    the engine swap to a new one. Asking also tells the predictor that the kind is wanted.
 
-    What the worker began with, from a file, gives way to what is newer than it; from then on whatever is served is
-    taken, an older version too that somebody rolled back to. One that can not be used (of another model, damaged, too
-    large) is said and passed over until another is served. A predictor that is not there, or fails, is asked again
-    after ``retry_ms``, then after twice as long, up to ``every_ms``; nothing waits for it.
+    An artifact that the worker began with, from a file, gives way to a newer one only. From then on the served version
+    is taken, also an older one after a rollback. A version that can not be used (of another model, damaged, too large)
+    is logged and passed over until another is served. A predictor that is not there, or fails, is asked again after
+    ``retry_ms``, then after twice as long, up to ``every_ms``; nothing waits for it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ArtifactFollower:
         members: Predictors,
         config: ArtifactConfig,
         counters: ServiceCounters,
-        engine: Engine,
+        engine: GenerationEngine,
         *,
         model: str,
     ) -> None:
@@ -58,7 +58,7 @@ class ArtifactFollower:
         self._engine = engine
         self._model = model
         self._known: dict[str, _Published] = {}
-        """By kind, what was taken or passed over last."""
+        """By kind, the version that was taken or passed over last."""
         self._failing = False
 
     async def run(self) -> None:
@@ -108,7 +108,7 @@ class ArtifactFollower:
         return here is None or published.created_ms > here.created_ms
 
     async def _take(self, stub: predictor_pb2_grpc.PredictorStub, kind: str, served: predictor_pb2.Artifact) -> None:
-        """Pass over what can not be used. Raises what the call raises."""
+        """Swap to the version, or pass it over where it can not be used. Raises what the call raises."""
         try:
             data, checksum = await self._fetch(stub, kind, served)
             file = await asyncio.to_thread(_parsed, kind, data, checksum)

@@ -21,21 +21,21 @@ from greenroom.worker.service_counters import ServiceCounters
 log = logging.getLogger(__name__)
 
 MOST_TASKS = 8
-"""Task types that are asked for at a time: the commonest."""
+"""How many task types are asked for at a time, the commonest first."""
 
 _LONGEST_PAUSE_MS = 30_000.0
 
 _NOTHING_KNOWN = "uniform"
-"""The source of a forecast that says of every expert the same."""
+"""The source of a forecast that has the same value for every expert."""
 
 
 class Forecaster:
-    """Asks once in ``every`` prompts, the first of all included, for the task types that run then.
+    """Asks the predictor once in ``every`` prompts, from the first on, for the task types that run then.
 
-    Those that are sensitive to no layer are left out. Where no other runs nobody is asked, and the next prompt is as
-    good as this one would have been. One call at a time, each with a deadline. A predictor that is down, slow, new or
-    of another model is counted and costs nothing else: the expert policy goes on with what it knows, and it is asked
-    again after ``retry_ms``, then after twice as long, and so on, while there are requests here; else by the next one.
+    Task types that are sensitive in no layer are left out. Where only such run, the question waits for the next prompt.
+    One call at a time, each with a deadline. A predictor that is down, slow, new or of another model is counted and
+    costs nothing else: the expert policy goes on with what it knows. While requests are here the predictor is asked
+    again after ``retry_ms``, then after twice as long, and so on; else with the next request.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Forecaster:
         previous: Callable[[str], Callable[[], bytes]] = lambda task: bytes,
     ) -> None:
         """``experts``: of all layers. ``running``: how many requests of each task type are here. ``sensitive``: whether
-        a task type's answers depend on which experts are here, in some layer. ``previous``: where the last prompt of a
-        task type was routed, as ForecastRequest has it; for predictors that go by it. What it returns is
-        called in a thread.
+        a task type's answers depend, in some layer, on which experts are resident. ``previous``: where the last prompt
+        of a task type was routed, as ForecastRequest has it, for predictors that go by it. The function that it returns
+        is called in a thread.
         """
         self._dialer = dialer
         self._members = members
@@ -92,7 +92,7 @@ class Forecaster:
                 pause_ms = min(2 * pause_ms, max(self._config.retry_ms, _LONGEST_PAUSE_MS))
 
     async def _ask_all(self) -> bool:
-        """Whether there is no reason to ask again: for all that matters here there is a forecast, or nothing does."""
+        """Whether every task type that needs a forecast has one now, or none needs one."""
         mix = {task: count for task, count in self._running().items() if self._sensitive(task)}
         self._spared = not mix
         self._counters.forecasts_spared += not mix
@@ -102,7 +102,7 @@ class Forecaster:
         return True
 
     async def _take(self, task: str) -> bool:
-        """False: the others need not be asked for."""
+        """Whether there was a forecast. Where there was none the other task types are not asked for."""
         try:
             prediction, source = await self._ask(task)
             self._foresee(prediction)
@@ -118,8 +118,8 @@ class Forecaster:
             return False
 
     async def _ask(self, task: str) -> tuple[Prediction, str]:
-        """The forecast, and what it was made from. Raises what the call raises, LookupError without a predictor,
-        ValueError for an answer of other experts."""
+        """The forecast, and what it was made from. Raises what the call raises, LookupError where there is no
+        predictor, ValueError where the answer is about other experts."""
         stub = self._dialer.stub(predictor_pb2_grpc.PredictorStub, address_of(self._config.address, self._members))
         timeout_s = self._config.timeout_ms / 1000.0
         config = self._config

@@ -1,4 +1,4 @@
-"""The last finished prompt of each task type: what eMoE's predictor goes by (section 3.2.2)."""
+"""The last finished prompt of each task type, from which eMoE's predictor forecasts (section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.model_profile import ModelProfile
-from greenroom.worker.engine import Routed
+from greenroom.worker.generation_engine import RecordedRouting
 
 _MOST_TASKS = 16
-"""Each may have kept megabytes of picks; the one that has not finished for longest is forgotten first."""
+"""Each may hold megabytes of picks. The task type that has not finished a prompt for longest is forgotten first."""
 
 
 class LastPrompts:
-    """Where the rows of the last finished prompt of a task type were routed; of a type that has had none here the
-    popularity in the ``profile``, where there is one."""
+    """Where the last finished prompt of each task type was routed. A type without a prompt so far has the popularity
+    of the ``profile``, where there is one."""
 
     def __init__(self, profile: ModelProfile | None = None) -> None:
         self._profile = profile
-        self._last: dict[str, Routed] = {}
+        self._last: dict[str, RecordedRouting] = {}
 
-    def finished(self, task: str, routed: Routed) -> None:
+    def finished(self, task: str, routed: RecordedRouting) -> None:
         if len(routed.experts):
             self._last.pop(task, None)
             self._last[task] = routed
@@ -35,7 +35,7 @@ class LastPrompts:
         return self.now(task)()
 
     def now(self, task: str) -> Callable[[], bytes]:
-        """``of`` as things are now, to be reckoned later: that takes milliseconds, and may be done in a thread."""
+        """A function that computes ``of`` as of now. It takes milliseconds, and may be called in a thread."""
         routed = self._last.get(task)
         if routed is not None:
             return functools.partial(_encoded, routed)
@@ -45,12 +45,12 @@ class LastPrompts:
         return bytes
 
 
-def _encoded(routed: Routed) -> bytes:
+def _encoded(routed: RecordedRouting) -> bytes:
     return distribution_of(routed).astype("<f4", copy=False).tobytes()
 
 
-def distribution_of(routed: Routed) -> NDArray[np.float32]:
-    """``[layers, experts]``: each expert's share of its layer's picks, all alike in a layer without any."""
+def distribution_of(routed: RecordedRouting) -> NDArray[np.float32]:
+    """``[layers, experts]``: each expert's share of its layer's picks; all are equal in a layer without picks."""
     layers, experts = routed.experts.shape[1], routed.num_experts
     picks = np.ascontiguousarray(routed.experts.transpose(1, 0, 2)).reshape(layers, -1)
     counts = np.stack([np.bincount(own[own < experts], minlength=experts) for own in picks])

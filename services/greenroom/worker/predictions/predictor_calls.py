@@ -1,4 +1,4 @@
-"""Which predictor a worker asks, and how it says what went wrong."""
+"""Which predictor a worker asks, and how a failed call is described."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from greenroom.core.messages import Member, MemberKind
 
 
 class Predictors(Protocol):
-    """Who predicts; fabric's directory."""
+    """The predictors that are here; fabric's directory."""
 
     def of(self, kind: MemberKind, pool: int | None = None) -> list[Member]: ...
 
 
 def address_of(given: str | None, members: Predictors) -> str:
-    """The one that is ``given``, else whichever has announced itself. Raises LookupError where none has."""
+    """The ``given`` address, else that of an announced predictor. Raises LookupError where none is announced."""
     if given is not None:
         return given
     here = [member for member in members.of(MemberKind.PREDICTOR) if not member.draining]
@@ -26,7 +26,7 @@ def address_of(given: str | None, members: Predictors) -> str:
 
 
 def said(error: BaseException) -> str:
-    """For the log."""
+    """The error as a log line says it."""
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name} {error.details()}"
     return str(error) or type(error).__name__

@@ -1,1 +1,1 @@
-"""What a worker runs and for whom: leases, the run table, its ends."""
+"""What a worker runs: the run table, the leases of its schedulers, the ends that they are told."""

@@ -19,13 +19,13 @@ _HELLO_S = 10.0
 _ASKS_A_LEASE = 4
 _SHORTEST_S = 0.01
 _LONGEST_S = 0.75
-"""What the worker says of itself with every request for a lease is not to be older, however long the lease."""
+"""The longest time between two requests for a lease, however long the lease: each carries the worker's state."""
 _REMEMBERED = 16
-"""Requests for a lease whose grant may still come: more than are ever on the way."""
+"""Requests for a lease that wait for a grant: more than are ever on the way."""
 
 
 class LeaseHolder(Protocol):
-    """What a session acts on; a run table behind it."""
+    """The worker that a session gets leases for; a run table behind it."""
 
     @property
     def instance(self) -> str: ...
@@ -35,7 +35,7 @@ class LeaseHolder(Protocol):
         ...
 
     def meet(self, epoch: int, scheduler: str, journal: str) -> None:
-        """A scheduler calls. Raises RunRefused for an epoch that is over, or that it can not hold."""
+        """A scheduler calls. Raises RunRefused where its epoch is over, or is not known to be its own."""
         ...
 
     def renew(self, epoch: int, until: float) -> None:
@@ -46,7 +46,7 @@ class LeaseHolder(Protocol):
 
 
 class Leases:
-    """All schedulers' sessions. The newest counts: an older one ends when a newer has said hello."""
+    """The sessions of all schedulers. The newest counts: older ones end when it has said hello."""
 
     def __init__(self, holder: LeaseHolder) -> None:
         self._holder = holder
@@ -59,11 +59,11 @@ class Leases:
 
     @property
     def scheduler(self) -> str | None:
-        """Who spoke last."""
+        """The scheduler of the newest session."""
         return self._sessions[-1].scheduler if self._sessions else None
 
     def changed(self) -> None:
-        """The state has changed in a way that the scheduler should know at once."""
+        """The worker's state has changed, and the scheduler should know at once."""
         for session in self._sessions:
             session.ask()
 
@@ -76,7 +76,7 @@ class Leases:
     async def serve(
         self, requests: AsyncIterator[worker_pb2.LeaseFromScheduler]
     ) -> AsyncGenerator[worker_pb2.LeaseFromWorker, None]:
-        """One session, from hello to its end. Raises Refused with what the scheduler is to be told."""
+        """One session, from hello to its end. Raises Refused, which tells the scheduler why."""
         if self._closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "this worker is stopping", word="stopping")
         session = LeaseSession(self._holder, await self._hello(requests))
@@ -128,8 +128,8 @@ class LeaseSession:
     async def asks(
         self, requests: AsyncIterator[worker_pb2.LeaseFromScheduler]
     ) -> AsyncGenerator[worker_pb2.LeaseFromWorker, None]:
-        """Asks several times a lease, and at least once in 0.75 s, and whenever ``ask`` was called: until the scheduler
-        hangs up or ``end``."""
+        """Requests for the lease: several within one lease, at least one in 0.75 s, and one whenever ``ask`` is called.
+        Until the scheduler hangs up or ``end`` is called."""
         grants = asyncio.create_task(self._grants(requests), name=f"lease grants of {self.scheduler}")
         grants.add_done_callback(lambda task: self.end())
         every = min(max(_SHORTEST_S, self._lease_ms / 1000.0 / _ASKS_A_LEASE), _LONGEST_S)
@@ -157,7 +157,7 @@ class LeaseSession:
                 raise InvalidRequest("after hello come grants", param="message")
             asked = self._asked.pop(message.grant.sequence, None)
             if asked is None or self._ended:
-                continue  # granted twice, or so late that it is worth nothing
+                continue  # granted twice, or too late
             try:
                 self._holder.meet(message.grant.epoch, self.scheduler, self._journal)
                 self._holder.renew(message.grant.epoch, asked + self._lease_ms)
@@ -169,7 +169,7 @@ EPOCH_OVER = "epoch_over"
 
 
 def check_meant(worker: str, instance: str) -> None:
-    """Raises Refused, NOT_FOUND, where another worker is meant: one that was at this address before."""
+    """Raises Refused, NOT_FOUND, where the call is for another worker, which was at this address before."""
     if worker != instance:
         raise Refused(grpc.StatusCode.NOT_FOUND, f"this is {instance}, not {worker}", word="another_instance")
 
@@ -190,7 +190,7 @@ class _Meets(Protocol):
 
 
 def meet(holder: _Meets, message: _FromScheduler) -> None:
-    """Raises Refused, FAILED_PRECONDITION, for an epoch that is over, or that its scheduler can not hold."""
+    """Raises Refused, FAILED_PRECONDITION, where the epoch is over, or is not known to be the scheduler's own."""
     try:
         holder.meet(message.epoch, message.scheduler, message.journal)
     except RunRefused as refusal:

@@ -1,4 +1,4 @@
-"""What a worker's run is made from, and what is said of its end, as it goes over gRPC."""
+"""Between the run table and gRPC: what the engine is asked, and what a scheduler is told of a run's end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def closed(why: Closing) -> worker_pb2.RunResponse:
 
 
 def reported(finished: Finished, tokens: Sequence[Token]) -> worker_pb2.RunResponse:
-    """``tokens``: all of the answer, what was settled before it was begun here among them."""
+    """``tokens``: the whole answer, with the prefix that was settled before the run began here."""
     result = to_run_result(
         finished.reason,
         (finished.error or "")[:_LONGEST_MESSAGE],

@@ -1,4 +1,4 @@
-"""What a worker runs, and for whom: the worker's side of the protocol, as a state machine without I/O.
+"""What a worker runs, and for which scheduler: the worker's side of the protocol, as a state machine without I/O.
 
 docs/architecture/protocol.md has the rules by number; the comments here name them.
 """
@@ -18,8 +18,8 @@ from greenroom.core.messages import Task
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A scheduler that calls: the epoch that it says it holds, of which journal, and whether ``members`` names it as a
-    scheduler of this worker's pool. Empty names: it does not say."""
+    """A scheduler that calls: the epoch that it says it holds, and of which journal. ``named``: whether ``members``
+    names it as a scheduler of this worker's pool. A name that it does not say is empty."""
 
     epoch: int
     scheduler: str = ""
@@ -37,7 +37,7 @@ class Refusal(Enum):
 
 
 class RunRefused(GreenroomError):
-    """The run was not taken, and nothing changed: no attempt (rule 5)."""
+    """The run was not taken, and nothing changed. It does not count as an attempt (rule 5)."""
 
     def __init__(self, refusal: Refusal, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class RunRefused(GreenroomError):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open the request's token stream at its gateway; then ``opened``, ``unwanted`` or ``no_stream``."""
+    """Open the request's token stream at its gateway. The answer comes as ``opened``, ``unwanted`` or ``no_stream``."""
 
     request_id: str
     attempt: Attempt
@@ -55,7 +55,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Generate: ``prefix`` is forced, what follows is reported with ``number``."""
+    """Generate behind the forced ``prefix``. What is generated comes back with ``number``."""
 
     number: int
     task: Task
@@ -64,7 +64,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Generate no more of ``number``. What it still says is passed over."""
+    """Generate no more of ``number``. Later tokens of it are passed over."""
 
     number: int
 
@@ -80,7 +80,8 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the scheduler that called under this attempt. It is kept until ``release``, or nobody asks."""
+    """Tell the scheduler that called under this attempt. The result is kept until ``release`` or the grace period's
+    end."""
 
     request_id: str
     attempt: Attempt
@@ -96,7 +97,7 @@ class Closing(Enum):
     RELEASED = "released"
     """Its outcome is known, or it was cancelled."""
     UNWANTED = "unwanted"
-    """Its gateway does not want it; why, the scheduler will read."""
+    """Its gateway does not want it. The scheduler will read the reason in the log."""
     GIVEN_BACK = "given back"
     """The worker stops."""
     FORGOTTEN = "forgotten"
@@ -125,9 +126,9 @@ class _Stream(Enum):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One request here. ``number``: of what generates for it now, None before its gateway has answered.
+    """One request here. ``number``: of its present generation, None before its gateway has answered.
 
-    ``sent``: how many of ``tokens`` its gateway has or was sent. ``alone_since``: since when no scheduler's call
+    ``sent``: how many of ``tokens`` its gateway has, or was sent. ``alone_since``: since when no scheduler's call
     waits for it.
     """
 
@@ -149,19 +150,19 @@ class Run:
 class RunTable:
     """All runs of a worker, by request. Times are milliseconds on the worker's own monotonic clock.
 
-    ``grace_ms``: how long a run outlives its scheduler's call. ``max_runs``: how many there may be, finished ones
+    ``grace_ms``: how long a run outlives its scheduler's call. ``max_runs``: how many runs there may be, finished ones
     that wait to be released included.
 
-    Invariants, checked by ``audit``: one run a request, whatever is called how often; nothing is generated before
+    Invariants, checked by ``audit``: one run a request, however often it is called; nothing is generated before
     the gateway has answered; nothing is emitted without a lease or under an attempt that is not the run's.
     """
 
     def __init__(self, *, grace_ms: float, max_runs: int) -> None:
         self.epoch = -1
         self.journal = ""
-        """Which one ``epoch`` is of; empty before a scheduler has said it."""
+        """The journal that ``epoch`` is of; empty before a scheduler has said it."""
         self.scheduler = ""
-        """Who holds ``epoch``, as far as it has said so."""
+        """The scheduler that holds ``epoch``; empty where it has not said its name."""
         self.draining = False
         self.runs: dict[str, Run] = {}
         self._grace_ms = grace_ms
@@ -173,12 +174,12 @@ class RunTable:
     # -- the scheduler -------------------------------------------------------------------------------------------
 
     def meet(self, caller: Caller, now: float) -> list[Effect]:
-        """Every call of a scheduler begins with it; what the call brings is then taken under that epoch. Raises
-        RunRefused, and then nothing has changed.
+        """Every call of a scheduler begins with this, and is then served under its epoch. Raises RunRefused; then
+        nothing has changed.
 
-        A higher epoch is taken only from whom ``members`` names, else anyone could depose the scheduler for good; and
-        from who holds the present one. Another journal's epochs do not compare with this one's: it is refused while
-        there is a lease, and without one everything begins anew under it.
+        A higher epoch is taken only from a scheduler that ``members`` names, or that holds the present epoch. Otherwise
+        any caller could depose the scheduler for good. Epochs of two journals do not compare. So another journal is
+        refused while there is a lease; without a lease everything begins anew under it.
         """
         known = caller.named or (caller.scheduler != "" and caller.scheduler == self.scheduler)
         effects: list[Effect] = []
@@ -217,7 +218,7 @@ class RunTable:
         return [(run.request_id, run.attempt, run.finished is not None) for run in self.runs.values()]
 
     def call(self, epoch: int, attempt: Attempt, task: Task) -> list[Effect]:
-        """Start, or attach to what runs (rule 3). Raises RunRefused; then nothing has changed."""
+        """Start a run, or attach to the one that exists (rule 3). Raises RunRefused; then nothing has changed."""
         self._check_epoch(epoch)
         run = self.runs.get(task.request.request_id)
         if run is not None:
@@ -232,7 +233,8 @@ class RunTable:
         return [Open(run.request_id, attempt, task.request.reply_to)]
 
     def _attach(self, run: Run, attempt: Attempt) -> list[Effect]:
-        """From now on the run is this attempt's. Its gateway is asked anew: it takes tokens of the highest only."""
+        """From now on the run is this attempt's. Its gateway, which takes tokens of the highest attempt only, is asked
+        anew."""
         run.alone_since = None
         if attempt == run.attempt:
             return self._report(run)
@@ -255,7 +257,7 @@ class RunTable:
         return [] if run is None or run.attempt > attempt else self._drop(run, Closing.RELEASED)
 
     def release(self, request_id: str, attempt: Attempt) -> list[Effect]:
-        """The outcome is in the journal: nobody asks for the result again."""
+        """The outcome is in the journal, so the result is not asked for again."""
         return self.cancel(request_id, attempt)
 
     def _check_epoch(self, epoch: int) -> None:
@@ -275,7 +277,7 @@ class RunTable:
         return self._begin(run, tuple(delivered))
 
     def no_stream(self, request_id: str, attempt: Attempt) -> list[Effect]:
-        """It is certain that no gateway waits for the tokens, or its gateway says so: go on without a stream."""
+        """No gateway waits for the tokens: it has certainly gone, or says so. Go on without a stream."""
         run = self.runs.get(request_id)
         if run is None or run.attempt != attempt or run.stream is _Stream.NONE:
             return []
@@ -283,7 +285,7 @@ class RunTable:
         return self._begin(run, ()) if run.number is None else self._report(run)
 
     def unwanted(self, request_id: str, attempt: Attempt) -> list[Effect]:
-        """The gateway has bound a higher attempt, or its client has had the end: this run is for nobody."""
+        """The gateway has bound a higher attempt, or its client has had the end: the run is of no use."""
         run = self.runs.get(request_id)
         return [] if run is None or run.attempt != attempt else self._drop(run, Closing.UNWANTED)
 
@@ -324,8 +326,8 @@ class RunTable:
     # -- time, and the end ---------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Effect]:
-        """Runs that no call has waited for since the grace period are dropped. One whose call was answered has none
-        either: its release may be lost."""
+        """Drop the runs that no call has waited for during the grace period. A run whose call was answered counts from
+        then on, since its release may be lost."""
         for run in self.runs.values():
             if run.reported and run.alone_since is None:
                 run.alone_since = now
@@ -335,7 +337,7 @@ class RunTable:
         return [effect for run in late for effect in self._drop(run, Closing.FORGOTTEN)]
 
     def give_back(self) -> list[Effect]:
-        """The worker stops: what is left is for another to go on with."""
+        """The worker stops: other workers go on with what is left."""
         self.draining = True
         return [effect for run in list(self.runs.values()) for effect in self._drop(run, Closing.GIVEN_BACK)]
 
@@ -363,7 +365,7 @@ class RunTable:
         return Emit(run.request_id, run.attempt, tokens)
 
     def _report(self, run: Run) -> list[Effect]:
-        """Not before the gateway has answered: else the result might not start with what its client has."""
+        """Nothing is reported before the gateway has answered: the result must start with what its client has."""
         if run.finished is None or run.stream is _Stream.OPENING:
             return []
         run.reported = True

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from greenroom.policies.base.events import SequenceInfo, Step
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.worker.engine import Routed
+from greenroom.worker.generation_engine import RecordedRouting
 
 _FIRST_ROWS = 64
 
@@ -29,9 +29,9 @@ class _Rows:
 class RoutingRecorder:
     """Keeps the first ``most_rows`` rows of every sequence until ``take``: ``engine.listener = RoutingRecorder(...)``.
 
-    Told on the engine's thread; a step that fails is run again and counts once. ``take`` may be called from another
-    thread once the sequence has ended, and must be for every sequence: what it holds is never more than
-    ``most_rows`` × layers × k bytes for each (twice that beyond 255 experts a layer).
+    Told on the engine's thread. A step that fails is run again and counts once. ``take`` must be called for every
+    sequence once it has ended, from any thread. Held for each are at most ``most_rows`` × layers × k bytes (twice that
+    beyond 255 experts a layer).
     """
 
     def __init__(self, catalogue: Catalogue, *, most_rows: int) -> None:
@@ -59,7 +59,7 @@ class RoutingRecorder:
             larger = self._buffer(2 * rows)
             larger[: len(self._step)] = self._step
             self._step = larger
-        # What is no pick may be any number from the layer's experts on: it must not wrap around to one that is.
+        # A number from the layer's experts on means no pick. It must not wrap around to a pick.
         np.minimum(picks, self._none, out=self._step[:rows, layer, :k], casting="unsafe")
         self._seen += 1
 
@@ -94,14 +94,14 @@ class RoutingRecorder:
 
     # -- what came of it -------------------------------------------------------------------------------------------
 
-    def take(self, sequence: int) -> Routed | None:
-        """The sequence's rows, which are then forgotten; None where there are none."""
+    def take(self, sequence: int) -> RecordedRouting | None:
+        """The sequence's rows, which are forgotten; None where there are none."""
         rows = self._sequences.pop(sequence, None)
         if rows is None or rows.experts is None:
             return None
         experts = rows.experts[: rows.count].copy()
         experts[experts >= self._catalogue.experts_per_layer[None, :, None]] = self._none
-        return Routed(experts, min(rows.prompt_tokens, rows.count), self._num_experts, rows.report)
+        return RecordedRouting(experts, min(rows.prompt_tokens, rows.count), self._num_experts, rows.report)
 
     @property
     def held(self) -> int:

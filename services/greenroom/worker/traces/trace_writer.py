@@ -1,4 +1,4 @@
-"""Routing traces of finished sequences, on their way to the log. They never hold a worker up (rule 13)."""
+"""Writes the routing traces of finished sequences to the log. They never hold a worker up (rule 13)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import logging
 
 from greenroom.core.messages import Task, Trace, encode
 from greenroom.core.messages.traces import MAX_REPORTED
-from greenroom.fabric.log import AppendNotSent, AppendRefused, AppendUnknown, Log
-from greenroom.worker.engine import Routed
+from greenroom.fabric.log import Log, LogError
+from greenroom.worker.generation_engine import RecordedRouting
 from greenroom.worker.service_config import TraceConfig
 from greenroom.worker.service_counters import ServiceCounters
 
@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class TraceWriter:
-    """Writes one after the other; what does not fit into its queue is dropped and counted."""
+    """Writes one trace after the other. A trace that finds the queue full, or that the log does not take, is counted
+    and dropped."""
 
     def __init__(
         self,
@@ -37,14 +38,14 @@ class TraceWriter:
         self._pool = pool
         self._model = model
         self._worker = worker
-        self._waiting: asyncio.Queue[tuple[Task, Routed]] = asyncio.Queue(config.waiting)
+        self._waiting: asyncio.Queue[tuple[Task, RecordedRouting]] = asyncio.Queue(config.waiting)
 
     @property
     def waiting(self) -> int:
         return self._waiting.qsize()
 
-    def offer(self, task: Task, routed: Routed) -> None:
-        """Write it when its turn comes."""
+    def offer(self, task: Task, routed: RecordedRouting) -> None:
+        """Queue a trace."""
         try:
             self._waiting.put_nowait((task, routed))
         except asyncio.QueueFull:
@@ -60,10 +61,10 @@ class TraceWriter:
                 self._waiting.task_done()
 
     async def flush(self) -> None:
-        """Until all that was offered has been written, or was not taken."""
+        """Returns when every queued trace was written or dropped."""
         await self._waiting.join()
 
-    async def _write(self, task: Task, routed: Routed) -> None:
+    async def _write(self, task: Task, routed: RecordedRouting) -> None:
         trace = trace_of(task, routed, pool=self._pool, model=self._model, worker=self._worker)
         try:
             await self._log.append(
@@ -73,7 +74,7 @@ class TraceWriter:
                 timeout_s=self._config.timeout_ms / 1000.0,
             )
             self._counters.traces += 1
-        except (AppendRefused, AppendNotSent, AppendUnknown) as error:
+        except LogError as error:
             self._counters.traces_failed += 1
             log.log(
                 logging.WARNING if self._counters.traces_failed == 1 else logging.DEBUG,
@@ -82,7 +83,7 @@ class TraceWriter:
             )
 
 
-def trace_of(task: Task, routed: Routed, *, pool: int, model: str, worker: str) -> Trace:
+def trace_of(task: Task, routed: RecordedRouting, *, pool: int, model: str, worker: str) -> Trace:
     rows, layers, k = routed.experts.shape
     wide = routed.experts.dtype.itemsize > 1
     return Trace(

@@ -12,7 +12,7 @@ from greenroom.policies.placement.latency_estimate import ESTIMATORS
 def test_nothing_can_be_placed_for_the_slos_of_those_that_run_alone(estimator: str) -> None:
     pool = full_pool(60, 8, estimator)
     assert pool.schedule(START_MS + 1.0) == []
-    assert pool.seats["worker"].capacity.max_running == 9
+    assert pool.workers["worker"].capacity.max_running == 9
     late = pool.schedule(START_MS + TO_SPARE_MS + 1.0)
     assert late, "nobody would meet its SLO any more, so nobody is in the way"
 

@@ -12,7 +12,7 @@ from benchmarks.emoe.memory.forecasters import Forecaster
 from benchmarks.emoe.memory.stage import Stream, figures, recovery, table, tasks_of_block
 from benchmarks.harness.reporting.statistics import interval
 from greenroom.policies.base.events import Prediction
-from greenroom.worker.engine import Routed
+from greenroom.worker.generation_engine import RecordedRouting
 from tests.unit.benchmarks.emoe.profiles import profile
 
 
@@ -103,7 +103,7 @@ def test_a_forecast_is_asked_for_once_in_so_many_prompts_and_goes_by_the_last_on
     predictor, heard = Fixed(), list[Prediction]()
     forecaster = Forecaster(predictor, 3, profile(), 2, heard.append)
     forecaster.prompt_begun(["short"])
-    forecaster.finished("short", Routed(np.zeros((5, 2, 1), dtype=np.uint8), 3, 4))
+    forecaster.finished("short", RecordedRouting(np.zeros((5, 2, 1), dtype=np.uint8), 3, 4))
     for _ in range(3):
         forecaster.prompt_begun(["short", "long"])
     assert [task for task, _ in predictor.asked] == ["short", "short", "long"]

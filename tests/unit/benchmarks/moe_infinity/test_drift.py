@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.moe_infinity import drift
 from benchmarks.moe_infinity.simulated_models import Model
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.replay import RoutingTrace

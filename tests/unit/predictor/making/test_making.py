@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.core.reuse_file import ReuseFile
 from greenroom.core.tensors import Damaged
 from greenroom.predictor.kinds.config import BuildingConfig, DriftConfig, LearningConfig
 from greenroom.predictor.kinds.eamc.kind import EamcKind

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.predictor.kinds.artifact_files import ArtifactFileKind, experts_of
 from greenroom.predictor.kinds.config import BuildingConfig
 from greenroom.predictor.kinds.eamc.drift import Drift

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
-from greenroom.core.reuse_file import ReuseFile
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.reuse.chances import KEEP_OVER_ALL, LAST_TOKENS, NEVER, Array, logit
 from greenroom.replay.traces.routing_trace import RoutingTrace

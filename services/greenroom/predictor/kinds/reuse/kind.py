@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from greenroom.core.reuse_file import ReuseFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.predictor.kinds.artifact_files import ArtifactFileKind
 from greenroom.predictor.kinds.config import BuildingConfig
 from greenroom.predictor.making.job import Job

@@ -39,7 +39,7 @@ from benchmarks.moe_infinity.engine.parts import (
     one_record_or_tensors,
 )
 from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of, to_learn_from
-from greenroom.core.eamc_file import EamcFile
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import split_of
 from greenroom.policies.base.expert_policy import ExpertPolicy

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
-from greenroom.core.reuse_file import ReuseFile
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import LayerRouting, Step
 from greenroom.policies.base.expert_keys import Catalogue

@@ -1,0 +1,1 @@
+"""Files of the artifacts that expert policies predict by."""

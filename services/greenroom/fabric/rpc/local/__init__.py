@@ -1,0 +1,1 @@
+"""Calls within the process: the in-process twin of gRPC."""

@@ -1,0 +1,279 @@
+"""One model, assembled: checkpoint, pack, memory plan, expert engine and batch loop."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from tqdm import tqdm
+from transformers.utils import logging as transformers_logging
+
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.errors import UnsupportedModel
+from greenroom.core.generation import ServedModel
+from greenroom.core.model_profile import ModelProfile, load_model_profile
+from greenroom.core.units import format_bytes
+from greenroom.experts.copying.cuda import accelerator_of
+from greenroom.experts.copying.disk_calibration import load_or_measure
+from greenroom.experts.copying.hardware import RealHardware
+from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.architecture.families import ENCODER_DECODER_REASON, family_of
+from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_loop import BatchLoop
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.forward.row_limits import limits_for
+from greenroom.moe.loading.checkpoint import Checkpoint, resolve
+from greenroom.moe.loading.load_model import LoadedMoE, attach, load
+from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.products.expert_products import describe_products
+from greenroom.policies.base.artifacts import artifact_of
+from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.fidelity import Fidelity, check_profile
+from greenroom.policies.registry import create_policy
+from greenroom.text import StopChecker, TextProcessor
+from greenroom.worker.generation_engine import ArtifactVersion
+from greenroom.worker.model.config import WorkerConfig, takes
+from greenroom.worker.model.generator import LoopGenerator
+from greenroom.worker.model.memory_needs import needs_of
+from greenroom.worker.model.memory_plan import MemoryPlan, plan_memory, plan_to_fit
+from greenroom.worker.model.usable_memory import gpu_memory, memory, resident_bytes, usable_cores
+from greenroom.worker.model.warm_start import ResidentSetFile, first_residents
+
+log = logging.getLogger(__name__)
+
+
+class ModelRuntime:
+    """A model that is ready to generate; a context manager that closes it.
+
+    Construction does everything that takes long, with progress bars: packing at first use, loading, filling the
+    expert slots. Raises a GreenroomError that says what is wrong; then nothing is left running.
+
+    ``policy`` makes the expert policy, in place of the configured one; its ``row_mask`` counts.
+    """
+
+    def __init__(self, config: WorkerConfig, *, policy: Callable[[Catalogue], ExpertPolicy] | None = None) -> None:
+        torch.set_num_threads(config.threads or usable_cores())
+        self.accelerator = accelerator_of(config.device)
+        self._device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
+        self.config = config
+        self._make_policy = policy
+        self.checkpoint: Checkpoint = resolve(config.model, revision=config.revision, offline=config.offline)
+        if not family_of(self.checkpoint.config).decoder_only:
+            raise UnsupportedModel(ENCODER_DECODER_REASON)
+        self._refuse_masking(family_of(self.checkpoint.config).masking(self.checkpoint.config))
+        self.profile: ModelProfile | None = None if config.profile is None else load_model_profile(Path(config.profile))
+        """The profile of the model that `greenroom profile` made, where one was given."""
+        self.text = TextProcessor.from_folder(self.checkpoint.folder)
+        path = ensure_pack(self.checkpoint, config.dtype, config.cache_dir, progress=config.progress)
+        self.pack = PackFile.open(path)
+        try:
+            if self.profile is not None:
+                check_profile(self.profile, catalogue_of(self.pack.manifest), self.checkpoint.name)
+            self._assemble()
+        except BaseException:
+            self.pack.close()
+            raise
+
+    def _assemble(self) -> None:
+        config = self.config
+        with _transformers_bars(self._shows_progress):
+            loaded = load(self.checkpoint, config.dtype, device=self._device, products=config.products)
+        self._refuse_masking(loaded.masking)
+        ragged = RaggedModel(
+            loaded.model, attention=None if config.attention == "auto" else config.attention, native=loaded.native
+        )
+        limits = limits_for(loaded, ragged, self.pack, config.compiled_rows)
+        if loaded.native is not None and limits is not None:
+            loaded.native.limits = limits
+        self._products = describe_products(loaded.native, loaded.dtype)
+        max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
+        needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len)
+        in_ram = needs.dense if self.accelerator is None else 0
+        runtime = max(0, resident_bytes() - in_ram)  # after a first forward: with all the code it needs
+        there = memory() if self.accelerator is None else gpu_memory(self._device)
+        ram = None if self.accelerator is None else memory()
+        self.plan: MemoryPlan
+        self.plan, length = plan_to_fit(
+            lambda length: needs_of(loaded.model, self.pack.manifest, ragged, config, length),
+            max_model_len,
+            lambda needs: plan_memory(
+                needs,
+                there,
+                runtime,
+                expert_memory=config.expert_memory,
+                host_memory=config.host_memory,
+                kv_memory=config.kv_memory,
+                loaded=needs.dense,
+                ram=ram,
+            ),
+            fixed=config.max_model_len is not None,
+        )
+        limit = config.max_model_len and max_model_len  # None: what KV can hold
+        if length < max_model_len:
+            limit = min(length, ragged.layout.rows_within(self.plan.kv) + 1)
+        self.experts = self._start_experts()
+        try:
+            attach(loaded, self.experts)
+            ragged.source = self.experts
+            self.loop = self._start_loop(loaded, ragged, limit)
+        except BaseException:
+            self.experts.close()
+            raise
+        self.served = ServedModel(
+            name=config.served_model_name or self.checkpoint.name,
+            max_model_len=self.loop.engine.max_model_len,
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=loaded.eos_token_ids,
+            created=int(time.time()),
+        )
+
+    def _start_experts(self) -> ExpertEngine:
+        catalogue = catalogue_of(self.pack.manifest)
+        own = self._make_policy
+        if own is None:
+            policy = create_policy(self.config.policy, catalogue=catalogue, options=self._policy_options())
+        else:
+            policy = own(catalogue)
+        self.artifacts: dict[str, ArtifactVersion | None] = dict.fromkeys(sorted(policy.artifacts))
+        for kind, path in self.config.artifact_files.items():
+            file = ARTIFACT_FILES[kind].read(path)
+            policy.on_artifact_swapped(artifact_of(catalogue, file, str(path)))
+            self.artifacts[kind] = ArtifactVersion.of(file)
+        if self.config.policy == "belady" and "future" not in self.config.policy_options:
+            log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
+        slots = EngineConfig(
+            device_slots=self.plan.device_slots,
+            host_slots=self.plan.host_slots,
+            fidelity=Fidelity(self.config.fidelity, self.profile, waits=self.config.await_target),
+            approximate=own is not None,
+        )
+        self.link = load_or_measure(self.pack, on_measure=self._say)
+        hardware = RealHardware(None if self.link is None else self.link.reads, self.accelerator)
+        engine = ExpertEngine(self.pack, catalogue, policy, slots, hardware=hardware)
+        try:
+            remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
+            order = policy.fill_order()
+            wanted = first_residents(catalogue, remembered, policy.target, order)
+            with tqdm(
+                total=min(len(wanted), engine.device.slots),
+                desc="loading experts",
+                unit="expert",
+                disable=not self._shows_progress,
+            ) as bar:
+                engine.preload(wanted, bar.update)
+            engine.fill_host(wanted if order is None else order.tolist())
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def prepare(self, file: ArtifactFile) -> Artifact:
+        """The artifact of the file, made ready for ``swap``. In any thread. Raises InvalidConfig for one of another
+        model."""
+        return self.experts.policy.prepare(artifact_of(self.experts.catalogue, file, f"version {file.version}"))
+
+    def swap(self, artifact: Artifact, version: ArtifactVersion) -> None:
+        """Have the policy predict by the artifact from now on. On the thread that owns the experts, between steps."""
+        self.experts.swapped(artifact)
+        self.artifacts[artifact.kind] = version
+
+    def _policy_options(self) -> dict[str, Any]:
+        """The options given for the policy, and the profile and the fidelity where the policy has such an option."""
+        own = {"profile": self.profile, "fidelity": self.config.fidelity}
+        taken = {name: value for name, value in own.items() if takes(self.config.policy, name)}
+        return {**taken, **self.config.policy_options}
+
+    def _refuse_masking(self, why: str | None) -> None:
+        """Raises UnsupportedModel where the fidelity confines rows to some experts, and ``why`` says that the model's
+        routers can not be confined."""
+        if why is not None and self.config.fidelity != "exact":
+            raise UnsupportedModel(
+                f"fidelity {self.config.fidelity!r} is not for models of type {self.checkpoint.config.model_type!r}: "
+                f"their routers can not be confined to some experts: {why}; use fidelity 'exact'"
+            )
+
+    def _start_loop(self, loaded: LoadedMoE, ragged: RaggedModel, max_model_len: int | None) -> BatchLoop:
+        config = self.config
+        batch = BatchConfig(
+            kv_budget_bytes=self.plan.kv,
+            max_model_len=max_model_len,
+            tokens_per_step=config.tokens_per_step,
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+            prefill_chunk=config.prefill_chunk,
+        )
+        engine = BatchEngine(
+            ragged,
+            batch,
+            eos_token_ids=loaded.eos_token_ids,
+            stop_checkers=lambda stops: StopChecker(self.text.tokenizer, stops),
+            observer=self.experts,
+        )
+        return BatchLoop(engine).start()
+
+    @property
+    def _shows_progress(self) -> bool:
+        return sys.stderr.isatty() if self.config.progress is None else self.config.progress
+
+    def _say(self, line: str) -> None:
+        if self._shows_progress:
+            tqdm.write(line, file=sys.stderr)
+
+    def generator(self) -> LoopGenerator:
+        """This model as an asyncio Generator; to be used from one event loop."""
+        return LoopGenerator(self.loop, self.served)
+
+    def describe(self) -> str:
+        """The model and how it is served, for people."""
+        reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
+        link = "whole records (the pack is small: not measured)" if self.link is None else self.link.describe()
+        kind = f"{self.checkpoint.config.model_type}, {self.pack.manifest.dtype} on {self._device}"
+        return (
+            f"model {self.served.name}: {kind}, "
+            f"{len(self.pack.manifest.layers)} MoE layers, {self.served.max_model_len} tokens a request\n"
+            f"experts: policy {self.config.policy}, fidelity {self.config.fidelity}, "
+            f"read {reads} from {self.pack.path} ({format_bytes(self.pack.manifest.record_bytes)})\n"
+            f"reads: {link}\n"
+            f"products: {self._products}\n"
+            f"memory:\n{self.plan.describe()}"
+        )
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take no more requests, let running ones go on for ``drain_s``, stop, and remember the resident experts."""
+        try:
+            self.loop.stop(drain_s)
+        finally:
+            if self.config.warm_start:
+                ResidentSetFile(self.pack.path).save(self.experts.catalogue, self.experts.resident_keys().tolist())
+            self.experts.close()
+            self.pack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def _transformers_bars(shown: bool) -> Iterator[None]:
+    """transformers shows its own bars wherever stderr goes; these follow our setting."""
+    before = transformers_logging.is_progress_bar_enabled()
+    (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
+    try:
+        yield
+    finally:
+        (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()
