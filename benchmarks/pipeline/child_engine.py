@@ -11,7 +11,7 @@ from benchmarks.pipeline.schedule import Measured, Planned
 from greenroom.core.generation import Finished, GenerationRequest, SamplingParams
 from greenroom.fabric.lifecycle import run_loop
 from greenroom.worker.model.config import WorkerConfig
-from greenroom.worker.model.model_runtime import Worker
+from greenroom.worker.model.model_runtime import ModelRuntime
 
 
 class ChildEngine:
@@ -19,7 +19,7 @@ class ChildEngine:
 
     def __init__(self, model: str, max_running: int) -> None:
         config = WorkerConfig(model=model, threads=1, max_running=max_running, warm_start=False, progress=False)
-        self._worker = Worker(config)
+        self._worker = ModelRuntime(config)
         gc.collect()
         gc.freeze()  # as a worker's process does
 

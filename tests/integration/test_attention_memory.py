@@ -20,7 +20,7 @@ CHILD = """
 import gc, json, sys
 from pathlib import Path
 import torch
-from greenroom.moe import ragged_attention
+from greenroom.moe.attention import ragged_attention
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.loading.load_model import load

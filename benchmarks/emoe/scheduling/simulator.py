@@ -1,8 +1,8 @@
 """A pool's scheduler and its workers in simulated time.
 
 A discrete-event simulation: requests arrive, steps end, the scheduler ticks, workers report with every beat. All that
-decides is real: the placement policy, the pool worker as the policy sees it, and the engine's batching. Modelled are the
-time of a step (``step_costs.py``) and what a server takes beside it.
+decides is real: the placement policy, the pool worker as the policy sees it, and the engine's batching. The model gives
+the time of a step (``step_costs.py``) and what a server takes beside it.
 """
 
 from __future__ import annotations
