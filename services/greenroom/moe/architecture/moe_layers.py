@@ -36,6 +36,8 @@ class Outlined(TorchFunctionMode):
             return args[0] if args else kwargs["tensor"]
         if func is torch.arange:
             kwargs.setdefault("device", "cpu")
+        if func is torch.cat and len({tensor.device for tensor in args[0]}) > 1:  # frequencies, and zeros behind them
+            args = ([tensor.to("meta") for tensor in args[0]], *args[1:])
         return func(*args, **kwargs)
 
 
