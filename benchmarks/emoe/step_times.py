@@ -14,7 +14,7 @@ from random import Random
 
 from greenroom.core.model_profile import MeasuredCosts
 from greenroom.profiling.costs import measure_costs
-from greenroom.profiling.subject import Asked, Subject, request_of
+from greenroom.profiling.profiled_model import Asked, Subject, request_of
 
 PROMPT_ROWS = (64, 128, 256, 448)
 """Rows of prompts in a step, about: whole prompts until there are as many."""

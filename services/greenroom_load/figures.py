@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from greenroom_load.exchange import Record
+from greenroom_load.reply_record import Record
 from greenroom_load.runner import Outcome
 from greenroom_load.targets import Targets
 

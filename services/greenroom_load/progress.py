@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from tqdm import tqdm
 
-from greenroom_load.exchange import Meter, clock
 from greenroom_load.plan import Bounds
+from greenroom_load.reply_record import Meter, clock
 
 _EVERY_S = 0.5
 

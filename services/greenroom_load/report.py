@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.core.errors import InvalidConfig
-from greenroom_load.about import Setup
 from greenroom_load.caveats import caveats, too_slow
-from greenroom_load.exchange import Record
 from greenroom_load.figures import Figures, Group, Spread, figures
+from greenroom_load.reply_record import Record
+from greenroom_load.run_setup import Setup
 from greenroom_load.runner import Outcome
 from greenroom_load.series import distributions, series
 from greenroom_load.targets import Targets

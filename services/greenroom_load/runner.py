@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import chain
 
 from greenroom.core.errors import GreenroomError
-from greenroom_load.exchange import Exchange, Failure, FailureKind, Meter, Record, Refused, clock
+from greenroom_load.generator_lag import Watch
 from greenroom_load.plan import Plan, Planned
 from greenroom_load.prompts import Ask
+from greenroom_load.reply_record import Exchange, Failure, FailureKind, Meter, Record, Refused, clock
 from greenroom_load.transport import Prepared, Transport
-from greenroom_load.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 _AHEAD = 2_000

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom_load.exchange import Record
 from greenroom_load.figures import token_times
+from greenroom_load.reply_record import Record
 
 _WIDTHS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _MOST_BINS = 120

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from greenroom_load.about import Setup
 from greenroom_load.plan import Plan
 from greenroom_load.progress import progress
 from greenroom_load.report import Report
+from greenroom_load.run_setup import Setup
 from greenroom_load.runner import Runner
 from greenroom_load.sweep import Rule, Search, Step, Sweep, in_order
 from greenroom_load.targets import Targets

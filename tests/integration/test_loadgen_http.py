@@ -21,11 +21,11 @@ from aiohttp import web
 
 from greenroom.core.errors import InvalidConfig
 from greenroom_load.arrivals import Arrivals, Constant
-from greenroom_load.exchange import clock
 from greenroom_load.lengths import Lengths
 from greenroom_load.mix import ShiftingMix
 from greenroom_load.plan import Bounds, Plan
 from greenroom_load.prompts import TemplatedPrompts
+from greenroom_load.reply_record import clock
 from greenroom_load.report import Report
 from greenroom_load.session import Session
 from greenroom_load.sweep import Rule, Step

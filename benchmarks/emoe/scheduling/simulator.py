@@ -25,8 +25,8 @@ from greenroom.policies.placement.placement_policy import (
     PlacementState,
     WorkerView,
 )
-from greenroom.scheduler.entries import Entry, RequestStage
 from greenroom.scheduler.pool_workers import Capacity, PoolWorker, WorkerState
+from greenroom.scheduler.request_entries import Entry, RequestStage
 
 VIRTUALLY_ALL = 1 << 40
 

@@ -14,7 +14,7 @@ from greenroom.core.errors import Conflict, GreenroomError, InvalidRequest, Satu
 from greenroom.core.generation import FinishReason
 from greenroom.fabric.log import LogError
 from greenroom.gateway.replies.choices import GenerationFailed
-from greenroom.gateway.replies.shapes import ErrorBody, ErrorDetail
+from greenroom.gateway.replies.reply_bodies import ErrorBody, ErrorDetail
 
 _LOG = logging.getLogger(__name__)
 INVALID = "invalid_request_error"

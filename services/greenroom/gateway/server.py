@@ -32,7 +32,7 @@ from greenroom.gateway.http.endpoints import CALLER, Api
 from greenroom.gateway.http.middleware import Handler, name_reply, note_of, page_middleware, request_middleware
 from greenroom.gateway.http.openapi import openapi
 from greenroom.gateway.metrics import GatewayMetrics
-from greenroom.gateway.replies.shapes import Condition, Model, ModelList
+from greenroom.gateway.replies.reply_bodies import Condition, Model, ModelList
 from greenroom.gateway.requests.request_handler import RequestGenerator, RequestHandler
 from greenroom.text import TextProcessor
 

@@ -13,7 +13,7 @@ import numpy as np
 from greenroom.core.model_profile import MeasuredCosts
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.base.expert_policy import Target
-from greenroom.profiling.subject import Asked, ProfileFailed, Subject, request_of
+from greenroom.profiling.profiled_model import Asked, ProfileFailed, Subject, request_of
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 MOST_LOADED: Final = 64

@@ -16,7 +16,7 @@ from greenroom.core.model_profile import PickWorth
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import LackingOne
 from greenroom.profiling.forced import Forced, Given, force
-from greenroom.profiling.subject import Asked, ProfileFailed, Subject
+from greenroom.profiling.profiled_model import Asked, ProfileFailed, Subject
 
 
 def measure_pick_worth(

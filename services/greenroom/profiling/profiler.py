@@ -18,11 +18,11 @@ from greenroom.profiling.lengths import counts_of, lengths_of, rounded, shares_o
 from greenroom.profiling.merging import merged
 from greenroom.profiling.pick_worth import measure_pick_worth
 from greenroom.profiling.pick_worth import turns_of as worth_turns_of
+from greenroom.profiling.profiled_model import Answer, Asked, Subject
 from greenroom.profiling.prompts import TaskPrompts
 from greenroom.profiling.reuse import measure_reuse, runs_of
 from greenroom.profiling.sensitivity import disturb
 from greenroom.profiling.similarity import similarity_of
-from greenroom.profiling.subject import Answer, Asked, Subject
 from greenroom.replay.traces.recorder import TraceRecorder
 from greenroom.replay.traces.routing_trace import RoutingTrace
 

@@ -14,7 +14,7 @@ from greenroom.policies.base.array_types import Mask
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.profiling.confinement import KeptExperts
 from greenroom.profiling.forced import Forced, Given, force, perplexity
-from greenroom.profiling.subject import Asked, Subject
+from greenroom.profiling.profiled_model import Asked, Subject
 
 PERIODS: Final = (0, 20, 40, 60, 80)
 """The paper's p."""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from greenroom.core.model_profile import Sensitivity
 from greenroom.profiling.confinement import RandomRouting
+from greenroom.profiling.profiled_model import Answer, Asked, ProfileFailed, Subject
 from greenroom.profiling.similarity import Similarity
-from greenroom.profiling.subject import Answer, Asked, ProfileFailed, Subject
 
 
 def insensitive_prefix(similarity: Sequence[float], threshold: float) -> int:

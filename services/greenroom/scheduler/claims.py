@@ -7,10 +7,10 @@ import itertools
 from greenroom.core.journal import Verdict
 from greenroom.core.messages import Claim
 from greenroom.scheduler.effects import Append, Deposed, Effect, ListRuns
-from greenroom.scheduler.entries import Entry, RequestStage
 from greenroom.scheduler.lost_workers import append_lost
 from greenroom.scheduler.outcomes import append_outcome
 from greenroom.scheduler.pool_state import PoolState, Role
+from greenroom.scheduler.request_entries import Entry, RequestStage
 
 
 def claim(pool: PoolState, now: float) -> list[Effect]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from greenroom.core.generation import FinishReason
 from greenroom.scheduler.effects import Effect
-from greenroom.scheduler.entries import Entry, RequestStage
 from greenroom.scheduler.lost_workers import append_lost, lose
 from greenroom.scheduler.outcomes import append_outcome, end
 from greenroom.scheduler.pool_state import PoolState
+from greenroom.scheduler.request_entries import Entry, RequestStage
 
 
 def expire(pool: PoolState, now: float) -> list[Effect]:

@@ -11,9 +11,9 @@ from collections.abc import Collection
 from greenroom.core.generation import FinishReason
 from greenroom.core.messages import Lost
 from greenroom.scheduler.effects import Append, Disconnect, Effect, WriteDeadLetter
-from greenroom.scheduler.entries import Entry, RequestStage
 from greenroom.scheduler.outcomes import end
 from greenroom.scheduler.pool_state import PoolState
+from greenroom.scheduler.request_entries import Entry, RequestStage
 
 
 def lose(pool: PoolState, name: str, now: float) -> list[Effect]:

@@ -7,8 +7,8 @@ import msgspec
 from greenroom.core.generation import FinishReason
 from greenroom.core.messages import Outcome
 from greenroom.scheduler.effects import Append, CancelRun, Effect
-from greenroom.scheduler.entries import Entry, RequestStage, RunResult
 from greenroom.scheduler.pool_state import PoolState
+from greenroom.scheduler.request_entries import Entry, RequestStage, RunResult
 
 COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 TOO_LARGE = "what it generated is larger than the journal takes; ask for fewer tokens or fewer log-probabilities"

@@ -35,12 +35,12 @@ from greenroom.scheduler.claims import begin_if_listed, claim, claim_again, clai
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.dispatch import dispatch
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release
-from greenroom.scheduler.entries import Entry, RequestStage, RunResult
 from greenroom.scheduler.estimates import Estimates
 from greenroom.scheduler.expiry import expire
 from greenroom.scheduler.outcomes import COMPLETED, end, outcome_append_ended
 from greenroom.scheduler.pool_state import PoolState, Role
 from greenroom.scheduler.pool_workers import Capacity, PoolWorker, WorkerState
+from greenroom.scheduler.request_entries import Entry, RequestStage, RunResult
 
 
 @dataclass(frozen=True, slots=True)

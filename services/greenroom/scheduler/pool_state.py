@@ -11,8 +11,8 @@ from greenroom.core.messages import Claim
 from greenroom.fabric.commits import PrefixTracker
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.effects import Effect, Run
-from greenroom.scheduler.entries import Entry, RequestStage
 from greenroom.scheduler.pool_workers import PoolWorker
+from greenroom.scheduler.request_entries import Entry, RequestStage
 
 
 class Role(Enum):

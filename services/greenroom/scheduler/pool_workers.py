@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from greenroom.core.attempts import Attempt
 from greenroom.policies.placement.latency_estimate import expected_left
 from greenroom.policies.placement.placement_policy import Costs, PlacedRequest, WorkerView
-from greenroom.scheduler.entries import Entry
+from greenroom.scheduler.request_entries import Entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

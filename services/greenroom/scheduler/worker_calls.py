@@ -19,10 +19,10 @@ from greenroom.fabric.rpc import Dialer, outgoing
 from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, to_attempt
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
-from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.estimates import MOST_TASKS
 from greenroom.scheduler.pool import Listed, Pool
 from greenroom.scheduler.pool_workers import Capacity, WorkerState
+from greenroom.scheduler.request_entries import RunResult
 from greenroom.scheduler.trace_contexts import TraceContexts
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
 

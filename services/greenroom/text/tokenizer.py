@@ -13,7 +13,7 @@ import tokenizers
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from greenroom.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer, byte_of, bytes_of_symbols
 from greenroom.text.files import TOKENIZER_FILE, TextFiles, read_text_files
-from greenroom.text.reach import token_reach
+from greenroom.text.longest_tokens import token_reach
 
 _PER_TOKEN_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"})
 _ANCHOR = re.compile("[A-Za-z0-9]")

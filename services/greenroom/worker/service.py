@@ -26,7 +26,7 @@ from greenroom.worker.faults import fault_of
 from greenroom.worker.gateways.gateway_connection import Members, StreamEdges
 from greenroom.worker.gateways.token_streams import TokenStreams
 from greenroom.worker.generation_engine import Events, GenerationEngine, RecordedRouting
-from greenroom.worker.predictions.artifacts import ArtifactFollower
+from greenroom.worker.predictions.artifact_updates import ArtifactFollower
 from greenroom.worker.predictions.forecasts import Forecaster
 from greenroom.worker.predictions.last_prompts import LastPrompts
 from greenroom.worker.predictions.predictor_calls import Predictors

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
-from greenroom_load.exchange import Exchange, clock
 from greenroom_load.prompts import Ask
+from greenroom_load.reply_record import Exchange, clock
 from greenroom_load.targets import Targets
 
 SendSlo = Literal["headers", "fields"]

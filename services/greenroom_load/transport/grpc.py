@@ -6,8 +6,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from greenroom.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from greenroom_load.exchange import Exchange, Failure, FailureKind, Refused, clock
 from greenroom_load.prompts import Ask
+from greenroom_load.reply_record import Exchange, Failure, FailureKind, Refused, clock
 from greenroom_load.transport.base import NotReady, Prepared, Style, slo_headers, until_ready
 
 _PROBE_TIMEOUT_S = 5.0

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from greenroom_load.exchange import Exchange, Failure, FailureKind, Refused, clock
 from greenroom_load.prompts import Ask
+from greenroom_load.reply_record import Exchange, Failure, FailureKind, Refused, clock
 from greenroom_load.transport.base import NotReady, Prepared, Style, slo_headers, until_ready
 from greenroom_load.transport.sse import Event, LineTooLong, SseParser
 

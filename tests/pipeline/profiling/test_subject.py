@@ -19,10 +19,10 @@ from greenroom.profiling.forced import Given, force, perplexity
 from greenroom.profiling.lengths import counts_of
 from greenroom.profiling.pick_worth import measure_pick_worth
 from greenroom.profiling.pick_worth import turns_of as worth_turns_of
+from greenroom.profiling.profiled_model import Answer, Asked, ProfileFailed, Subject
 from greenroom.profiling.prompts import TaskPrompt
 from greenroom.profiling.sensitivity import disturb
 from greenroom.profiling.similarity import TokenOverlap
-from greenroom.profiling.subject import Answer, Asked, ProfileFailed, Subject
 from greenroom.replay.traces.recorder import TraceRecorder
 from greenroom.worker.model.config import WorkerConfig
 from tests.random_checkpoints import save_random

@@ -21,8 +21,8 @@ from greenroom.core.generation import (
     TokenLogprobs,
 )
 from greenroom.gateway.replies.choices import ChoiceAssembler, Delta, GenerationFailed, Job
-from greenroom.gateway.replies.shapes import Usage
-from greenroom.gateway.replies.writers import ChatWriter, CompletionWriter, Head, StreamUsage, Tally, token_text
+from greenroom.gateway.replies.reply_bodies import Usage
+from greenroom.gateway.replies.reply_writers import ChatWriter, CompletionWriter, Head, StreamUsage, Tally, token_text
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
 

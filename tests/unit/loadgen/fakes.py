@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from greenroom_load.arrivals import Arrivals, Constant
-from greenroom_load.exchange import Exchange, Failure, FailureKind, Record, clock
 from greenroom_load.lengths import Lengths
 from greenroom_load.mix import ShiftingMix, TaskMix
 from greenroom_load.plan import Bounds, Plan
 from greenroom_load.prompts import Ask, Prompt, TemplatedPrompts, Turn
+from greenroom_load.reply_record import Exchange, Failure, FailureKind, Record, clock
 from greenroom_load.runner import Outcome
 from greenroom_load.transport import Prepared
 

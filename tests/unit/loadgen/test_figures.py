@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom_load.caveats import caveats, too_slow
-from greenroom_load.exchange import FailureKind
 from greenroom_load.figures import Spread, figures, token_times
+from greenroom_load.reply_record import FailureKind
 from greenroom_load.series import bin_width, distributions, series
 from greenroom_load.targets import Targets
 from tests.unit.loadgen.fakes import failed, outcome, record

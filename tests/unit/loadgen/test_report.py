@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom_load.about import Setup, without_secrets
-from greenroom_load.exchange import FailureKind, Record
 from greenroom_load.plot import PlotUnavailable, check_plots, draw
+from greenroom_load.reply_record import FailureKind, Record
 from greenroom_load.report import Report, as_line, check_writable, save_json, save_requests
+from greenroom_load.run_setup import Setup, without_secrets
 from greenroom_load.runner import Outcome
 from greenroom_load.sweep import Rule, Step, Sweep
 from greenroom_load.table import as_text

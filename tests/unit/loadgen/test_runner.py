@@ -10,9 +10,9 @@ import pytest
 from greenroom.core.errors import InvalidConfig
 from greenroom_load import runner as runner_module
 from greenroom_load.arrivals import AtOnce, Constant, Poisson
-from greenroom_load.exchange import Exchange, Failure, FailureKind, Refused, clock
 from greenroom_load.mix import ShiftingMix, TaskMix
 from greenroom_load.plan import Bounds, Plan
+from greenroom_load.reply_record import Exchange, Failure, FailureKind, Refused, clock
 from greenroom_load.runner import Outcome, Runner, WarmupFailed
 from tests.unit.loadgen.fakes import DEADLINE_S, FakeServer, after, plan, reply
 

@@ -300,7 +300,7 @@ def test_two_threads_make_it_once(folder: Path, cache: Path, monkeypatch: pytest
 PACK = """
 import sys
 from pathlib import Path
-from greenroom.moe import packing
+from greenroom.moe.loading import packing
 from greenroom.moe.loading.checkpoint import resolve
 
 original = packing._write

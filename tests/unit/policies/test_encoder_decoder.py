@@ -9,7 +9,7 @@ from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Sequen
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.moe_infinity.policy import MoeInfinity
-from greenroom.policies.moe_infinity.retention import EPSILON, ActivationRetention
+from greenroom.policies.moe_infinity.replacement import EPSILON, ActivationRetention
 from tests.unit.policies.bench import keys_of
 
 POOL = Catalogue("pool", experts_per_layer=[3] * 4, top_k=[1] * 4, expert_bytes=[1] * 4, decoder_start=2)

@@ -10,7 +10,7 @@ from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Reason
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
-from greenroom.policies.moe_infinity.retention import EPSILON, ActivationRetention
+from greenroom.policies.moe_infinity.replacement import EPSILON, ActivationRetention
 from tests.unit.policies.bench import Bench, keys_of, step_of, transfer_of
 
 POOL = Catalogue.uniform("pool", layers=4, experts=3, top_k=1)  # keys 3 l + e

@@ -10,7 +10,7 @@ from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.next_use import NextUse
 from greenroom.policies.reuse.chances import REUSE
 from greenroom.policies.reuse.policy import Reuse
-from greenroom.policies.reuse.retention import ReuseRetention
+from greenroom.policies.reuse.replacement import ReuseRetention
 from tests.unit.policies.bench import Bench, step_of
 
 POOL = Catalogue.uniform("pool", layers=4, experts=3, top_k=1)  # keys 3 l + e

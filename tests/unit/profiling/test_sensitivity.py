@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenroom.profiling.profiled_model import Answer
 from greenroom.profiling.sensitivity import Disturbed, insensitive_prefix, limit_of
 from greenroom.profiling.similarity import TokenOverlap
-from greenroom.profiling.subject import Answer
 
 shares = st.floats(0, 1)
 

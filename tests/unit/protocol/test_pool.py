@@ -20,10 +20,10 @@ from greenroom.scheduler.effects import (
     Run,
     WriteDeadLetter,
 )
-from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.pool import Listed, Pool
 from greenroom.scheduler.pool_state import Role
 from greenroom.scheduler.pool_workers import Capacity, WorkerState
+from greenroom.scheduler.request_entries import RunResult
 
 CONFIG = PoolConfig(max_waiting=4, lease_ms=100, retry_ms=50, reclaim_ms=10_000, max_queue_wait_ms=5_000)
 DONE = RunResult(FinishReason.LENGTH, 3, (7, 8))

@@ -26,10 +26,10 @@ from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.policies.placement.placement_policy import Costs, PlacementPolicy
 from greenroom.scheduler import effects as wanted
 from greenroom.scheduler.config import PoolConfig
-from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.pool import Listed, Pool
 from greenroom.scheduler.pool_state import Role
 from greenroom.scheduler.pool_workers import Capacity, WorkerState
+from greenroom.scheduler.request_entries import RunResult
 from greenroom.worker.runs import run_table
 
 EPOCH_MS = 1_000_000.0

@@ -15,7 +15,7 @@ from greenroom.policies.base.array_types import Keys
 from greenroom.policies.base.events import Artifact, LayerRouting, SequenceEnd, Tier, Transfer, VictimRequest
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
-from greenroom.policies.moe_infinity.retention import EPSILON
+from greenroom.policies.moe_infinity.replacement import EPSILON
 from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.next_use import NO_CHANCE
 from greenroom.replay import RoutingTrace, replay

@@ -14,10 +14,10 @@ from greenroom.core.messages import Request, Task
 from greenroom.policies.emoe.scheduling import EmoePlacement
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.accuracy import RATIOS, Accuracy
-from greenroom.scheduler.entries import RunResult
 from greenroom.scheduler.estimates import ENOUGH
 from greenroom.scheduler.metrics import SchedulerCollector
 from greenroom.scheduler.pool_workers import WorkerState
+from greenroom.scheduler.request_entries import RunResult
 from greenroom.scheduler.worker_calls import _costs
 from greenroom.v1 import worker_pb2
 from tests.unit.protocol.test_pool import DONE, Bench

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from greenroom.policies.placement.placement_policy import Costs, PendingRequest
-from greenroom.scheduler.entries import Entry, RequestStage
 from greenroom.scheduler.pool_workers import Capacity, PoolWorker, WorkerState
+from greenroom.scheduler.request_entries import Entry, RequestStage
 
 COSTS = Costs(token_ms=5.0, prefill_token_ms=1.0)
 

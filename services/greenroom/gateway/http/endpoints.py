@@ -17,7 +17,7 @@ from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect,
 from greenroom.gateway.http.middleware import note_of
 from greenroom.gateway.http.sse import DONE, EventStream, error_frame, frame
 from greenroom.gateway.replies.choices import Delta, TokenRecord
-from greenroom.gateway.replies.writers import ChatWriter, ChoiceResult, CompletionWriter, Head, ReplyWriter, Tally
+from greenroom.gateway.replies.reply_writers import ChatWriter, ChoiceResult, CompletionWriter, Head, ReplyWriter, Tally
 from greenroom.gateway.requests.bodies import Body, ChatBody, CompletionBody, decode_body, hints_in
 from greenroom.gateway.requests.call_headers import call_headers
 from greenroom.gateway.requests.prepare import Prepared, prepare_chat, prepare_completion

@@ -11,8 +11,7 @@ import msgspec
 from greenroom.core.generation import MAX_LOGPROBS, MAX_STOP_STRINGS
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.keys import MAX_PRIORITY
-from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
-from greenroom.gateway.replies.shapes import (
+from greenroom.gateway.replies.reply_bodies import (
     REPLIES,
     ChatCompletion,
     Condition,
@@ -21,6 +20,7 @@ from greenroom.gateway.replies.shapes import (
     ModelList,
     TextCompletion,
 )
+from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
 from greenroom.gateway.requests.bodies import (
     HINT_IN_CONTENT,
     HINTS,

@@ -14,7 +14,7 @@ from greenroom.core.generation import MAX_SEED, GenerationRequest, SamplingParam
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.keys import MAX_PRIORITY, KeyLimits
 from greenroom.gateway.replies.choices import Job
-from greenroom.gateway.replies.writers import StreamUsage
+from greenroom.gateway.replies.reply_writers import StreamUsage
 from greenroom.gateway.requests.bodies import (
     HINT_IN_CONTENT,
     NEUTRAL_IN_MESSAGE,

@@ -26,7 +26,7 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch
 from greenroom.policies.base.victim_selection import lowest
 from greenroom.policies.moe_infinity.eamc import EAMC, Eamc, NearestMembers
-from greenroom.policies.moe_infinity.retention import EPSILON, ActivationRetention
+from greenroom.policies.moe_infinity.replacement import EPSILON, ActivationRetention
 
 RECALL: Final = "prefetch_recall"
 Asked = int | tuple[bytes, bytes] | None

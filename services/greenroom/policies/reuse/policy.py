@@ -12,7 +12,7 @@ from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.prefetching.look_ahead import LookAhead
 from greenroom.policies.reuse.chances import REUSE
-from greenroom.policies.reuse.retention import ReuseRetention
+from greenroom.policies.reuse.replacement import ReuseRetention
 
 _MARGIN = 2.0
 """A prefetch must be worth this many times its victim: a slot is taken early, and for a guess."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 
-from greenroom_load.exchange import clock
+from greenroom_load.reply_record import clock
 
 EVERY_S = 0.02
 _KEPT = 500_000  # the last three hours

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from greenroom.core.generation import FinishReason
 from greenroom.gateway.replies.choices import Delta, TokenRecord
-from greenroom.gateway.replies.shapes import (
+from greenroom.gateway.replies.reply_bodies import (
     AlternativeToken,
     ChatChoice,
     ChatChunkChoice,
