@@ -130,3 +130,40 @@ async def test_a_cancel_goes_after_what_may_be_there(world: World) -> None:
     _, cancel = await world.sent()
     assert isinstance(cancel, Cancel)
     assert world.pipeline.in_flight.book.open("r", Attempt(0, 0), object()) is Unwanted.ENDED
+
+
+async def test_a_cancel_comes_after_its_request(world: World) -> None:
+    """Rule 9: it goes the request's own way. A cancel that came first would be of a request that nobody knows."""
+    asked = asyncio.create_task(world.ask(keyed=True))
+    await asyncio.sleep(0)
+    await world.pipeline.cancel("r")
+    assert [type(record) for record in await world.sent()] == [Request, Cancel]
+    asked.cancel()
+    await asyncio.wait([asked])
+
+
+async def test_a_client_that_leaves_while_the_log_stands_still_leaves_a_cancel_alone(world: World) -> None:
+    world.log.trouble = in_turn(REQUESTS, "held")
+    asked = asyncio.create_task(world.ask())
+    await world.log.holding.wait()
+    asked.cancel()
+    await asyncio.wait([asked])
+    assert [type(record) for record in await world.sent()] == [Cancel]
+    assert not world.pipeline._appends
+
+
+async def test_a_keyed_request_without_an_outcome_gives_its_place_back_after_its_deadline(world: World) -> None:
+    asked = asyncio.create_task(world.ask(keyed=True))
+    await asyncio.sleep(0)
+    in_flight = world.pipeline.in_flight
+    running = world.pipeline.keyed_request("r")
+    assert running is not None
+    ends: list[str] = []
+    running.at_end.append(lambda: ends.append("r"))
+    in_flight.expire(running.deadline_ms)
+    assert (in_flight.keyed, ends) == (1, [])
+    in_flight.expire(running.deadline_ms + 1)
+    await asyncio.wait_for(asked, 60)
+    assert (in_flight.keyed, len(in_flight), ends) == (0, 0, ["r"])
+    assert running.finished is not None
+    assert running.finished.reason is FinishReason.EXPIRED

@@ -25,6 +25,11 @@ class InFlightRequest:
     digest: bytes
     keyed: bool
     delivery: Delivery
+    deadline_ms: float
+    append: asyncio.Task[None] | None = None
+    """Sends it to the log. A cancel waits for its end, since it goes the request's own way (rule 9)."""
+    cancelled: bool = False
+    """Whether a cancel was acknowledged."""
     finished: Finished | None = None
     failure: Exception | None = None
     doubt: Exception | None = None
@@ -89,13 +94,11 @@ class InFlightRequests:
         self.dropped = 0
         """Outcomes of keyed requests that were dropped to make room before their retention was over."""
 
+        self.keyed = 0
+        """How many have an idempotency key, and so go on without their clients."""
+
     def __len__(self) -> int:
         return len(self._requests)
-
-    @property
-    def keyed(self) -> int:
-        """How many have an idempotency key, and so go on without their clients."""
-        return sum(request.keyed for request in self._requests.values())
 
     def find(self, request_id: str) -> InFlightRequest | None:
         return self._requests.get(request_id)
@@ -107,10 +110,13 @@ class InFlightRequests:
             raise _conflict()
         return request
 
-    def begin(self, request_id: str, digest: bytes, *, keyed: bool) -> InFlightRequest:
+    def begin(
+        self, request_id: str, digest: bytes, *, keyed: bool, deadline_ms: float = float("inf")
+    ) -> InFlightRequest:
         """Call this before the request is sent. Raises ValueError where one of that id is in flight."""
         delivery = self.book.expect(request_id)
-        request = self._requests[request_id] = InFlightRequest(request_id, digest, keyed, delivery)
+        request = self._requests[request_id] = InFlightRequest(request_id, digest, keyed, delivery, deadline_ms)
+        self.keyed += keyed
         return request
 
     def add(self, request_id: str, stream: object, tokens: Sequence[Token]) -> Sequence[Token] | Unwanted:
@@ -122,18 +128,33 @@ class InFlightRequests:
 
     def forget(self, request: InFlightRequest) -> bool:
         """Its client has gone, and a cancel follows. False where it was not in flight any more."""
-        if self._requests.get(request.request_id) is not request:
+        if not self._remove(request):
             return False
-        del self._requests[request.request_id]
         self.book.forget(request.request_id)
         return True
 
-    def disown(self, request: InFlightRequest, why: Exception) -> None:
-        """Nobody waits for it any more: its readers are told ``why``. Where it was taken it goes on (rule 8)."""
-        if self._requests.get(request.request_id) is request:
-            del self._requests[request.request_id]
+    def disown(self, request: InFlightRequest, how: Finished | Exception) -> None:
+        """Nobody waits for it any more: its readers are told ``how``. Where it was taken it goes on (rule 8)."""
+        if self._remove(request):
             self.book.disown(request.request_id)
-            request.end(why)
+            request.end(how)
+
+    def expire(self, now_ms: float) -> None:
+        """Ends keyed requests whose deadline has passed without an outcome: there may be none. Call this now and then.
+
+        Requests without a key end with their clients' calls.
+        """
+        late = [request for request in self._requests.values() if request.keyed and now_ms > request.deadline_ms]
+        for request in late:
+            had = len(request.tokens)
+            self.disown(request, Finished(FinishReason.EXPIRED, 0, had, "it did not end in the time that it had"))
+
+    def _remove(self, request: InFlightRequest) -> bool:
+        if self._requests.get(request.request_id) is not request:
+            return False
+        del self._requests[request.request_id]
+        self.keyed -= request.keyed
+        return True
 
     def doubt(self, now: float, after_ms: float, why: Exception) -> None:
         """The log is silent, so no outcome comes: readers of a request that had no token for ``after_ms`` are told
@@ -155,9 +176,10 @@ class InFlightRequests:
         """An outcome that counts. The first of a request is its end; later ones change nothing."""
         if outcome.keyed and outcome.request_id not in self._older and outcome.request_id not in self._outcomes:
             self._keep(outcome, self._outcomes)
-        request = self._requests.pop(outcome.request_id, None)
+        request = self._requests.get(outcome.request_id)
         if request is None:
             return
+        self._remove(request)
         if request.digest != outcome.digest and outcome.digest:
             # Another gateway was asked for something else under the same key, and that request came first.
             self.book.forget(outcome.request_id)

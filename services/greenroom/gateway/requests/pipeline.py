@@ -37,9 +37,11 @@ _LOG = logging.getLogger(__name__)
 _PROMPT_CHARS = 8192
 _CANCEL_AGAIN_S = 1.0
 _MOST_APPENDS = 10_000
-"""Appends at once. A request whose client leaves when there are more runs to its end: no cancel is sent."""
+"""Appends at once. More requests are refused. One whose client leaves then runs to its end: no cancel is sent."""
 _OLDER_RETRY_S = 5.0
 _LOOK_S = 1.0
+_LATE_MS = 5_000
+"""How long after its deadline a keyed request without an outcome is ended here. A scheduler would have ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +125,7 @@ class Pipeline(Part):
         following = self.tasks.start(self._journal.follow(since_ms), name="journal", forever=True)
         await reached(self._journal.caught_up, following)
         self.tasks.start(self._journal.read_older(), name="older journal")
-        if self._health is not None:
-            self.tasks.start(self._watch(self._health), name="silence of the log", forever=True)
+        self.tasks.start(self._watch(), name="requests without an end", forever=True)
         await self._announcer.start()
 
     async def stop(self) -> None:
@@ -226,8 +227,10 @@ class Pipeline(Part):
         """Puts it into the table and sends it. Raises InvalidRequest, Saturated."""
         self._check_room(request)
         record = self._record(request)
-        running = self.in_flight.begin(request.request_id, request.digest, keyed=request.keyed)
-        self._in_background(self._append(running, record), f"append {request.request_id}")
+        running = self.in_flight.begin(
+            request.request_id, request.digest, keyed=request.keyed, deadline_ms=record.deadline_ms + _LATE_MS
+        )
+        running.append = self._in_background(self._append(running, record), f"append {request.request_id}")
         return running
 
     async def _append(self, running: InFlightRequest, record: Request) -> None:
@@ -273,8 +276,13 @@ class Pipeline(Part):
         take the cancel, or did not say so."""
         self.tokens.hint_cancel(request_id)
         deadline_ms = int(self._clock() + self._config.max_timeout_s * 1000)
+        running = self.in_flight.find(request_id)
         try:
+            if running is not None and running.append is not None:
+                await asyncio.wait({running.append})
             await self._cancel(request_id, deadline_ms, "it was cancelled")
+            if running is not None:
+                running.cancelled = True
         except AppendUnknown as error:
             raise unavailable(
                 f"request {request_id} may or may not be cancelled: the log did not answer", "unknown_acknowledgement"
@@ -291,21 +299,27 @@ class Pipeline(Part):
         self.tokens.hint_cancel(running.request_id)
         if not self.in_flight.forget(running):
             return
-        work = self._cancel_for_certain(request.request_id, self._deadline(request))
+        if running.append is not None:
+            running.append.cancel()
+        work = self._cancel_for_certain(running, self._deadline(request))
         if len(self._appends) >= _MOST_APPENDS:
             work.close()
             self.in_flight.book.disown(running.request_id)
             return
         self._in_background(work, f"cancel {running.request_id}")
 
-    def _in_background(self, append: Coroutine[Any, Any, None], name: str) -> None:
+    def _in_background(self, append: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(append, name=name)
         self._appends.add(task)
         task.add_done_callback(self._appends.discard)
+        return task
 
-    async def _cancel_for_certain(self, request_id: str, deadline_ms: int) -> None:
+    async def _cancel_for_certain(self, running: InFlightRequest, deadline_ms: int) -> None:
         """Sends a cancel until it is acknowledged, or the deadline has passed. Meanwhile workers are told that the
         request has ended: without the cancel they would begin it again and again."""
+        request_id = running.request_id
+        if running.append is not None:
+            await asyncio.wait({running.append})
         while self._clock() < deadline_ms:
             try:
                 await self._cancel(request_id, deadline_ms, "its client has gone")
@@ -358,6 +372,8 @@ class Pipeline(Part):
         The depth is the larger of two: what the pool's scheduler last said, which is up to a quarter of a second old,
         and how many of this gateway's own requests wait.
         """
+        if len(self._appends) >= _MOST_APPENDS:
+            raise Saturated(f"{len(self._appends)} requests wait for the log to take them, as many as may")
         if request.keyed and (keyed := self.in_flight.keyed) >= self._config.max_keyed:
             raise Saturated(f"{keyed} requests with idempotency keys run, as many as are allowed")
         depths = [
@@ -390,12 +406,16 @@ class Pipeline(Part):
             message += f" ({self._health.told_skew()})"
         return dataclasses.replace(end, error=message)
 
-    async def _watch(self, health: LogHealth) -> None:
-        """While the log is silent no outcome is read. Clients are told so, and do not hang for ever."""
+    async def _watch(self) -> None:
+        """Ends keyed requests that nobody else ends. While the log is silent no outcome is read: clients are told so,
+        and do not hang for ever."""
         while True:
             await asyncio.sleep(_LOOK_S)
             now = self._clock()
-            if health.silent(now):
+            self.in_flight.expire(now)
+            if self._health is None:
+                continue
+            if self._health.silent(now):
                 self.in_flight.doubt(now, self._config.quiet_s * 1000, _no_outcome())
             else:
                 self.in_flight.trust()

@@ -168,7 +168,8 @@ class RequestHandler:
         listening = bool(self._active.get(base))
         for generations in self._active.get(base, ()):
             generations.abort(GenerationFailed("the request was cancelled", FinishReason.CANCELLED))
-        running = [n for n in range(self.config.max_choices) if self._generator.keyed_request(f"{base}-{n}")]
+        keyed = [self._generator.keyed_request(f"{base}-{n}") for n in range(self.config.max_choices)]
+        running = [n for n, found in enumerate(keyed) if found is not None and not found.cancelled]
         if listening and not running:
             return  # A request without an idempotency key ends with its client's call.
         if not running:
