@@ -77,16 +77,22 @@ async def test_a_log_that_takes_nothing_costs_traces_and_nothing_else(monkeypatc
         await until(lambda: counters.traces_failed == 3)
 
 
-async def test_a_worker_that_may_not_write_traces_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_may_not_write_traces_goes_on_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[Exception] = [AppendUnknown("slow"), LogFailed("not authorised"), LogFailed("not authorised")]
+
     async def append(*_: Any, **__: Any) -> None:
-        raise LogFailed("appending to traces: not authorised")
+        raise errors.pop(0)
 
     async with staged() as stage:
         monkeypatch.setattr(stage.log, "append", append)
-        for number in range(2):
+        for number in range(3):
             await finish(stage, f"r{number}", number)
         counters = stage.service.counters
-        await until(lambda: counters.traces_failed == 2)
+        await until(lambda: counters.traces_failed == 3)
+        told = [record.getMessage() for record in caplog.records if "routing trace" in record.getMessage()]
+        assert told == ["a routing trace was not written: slow", "a routing trace was not written: not authorised"]
         assert stage.service.unready is None
         assert len(stage.service.tasks) >= 4, "its tasks go on, the one that writes traces among them"
 

@@ -39,6 +39,8 @@ class TraceWriter:
         self._model = model
         self._worker = worker
         self._waiting: asyncio.Queue[tuple[Task, RecordedRouting]] = asyncio.Queue(config.waiting)
+        self._warned: set[type[LogError]] = set()
+        """Of which errors a warning was logged: a slow broker's must not hide that the topic may not be written to."""
 
     @property
     def waiting(self) -> int:
@@ -76,11 +78,9 @@ class TraceWriter:
             self._counters.traces += 1
         except LogError as error:
             self._counters.traces_failed += 1
-            log.log(
-                logging.WARNING if self._counters.traces_failed == 1 else logging.DEBUG,
-                "a routing trace was not written: %s",
-                error,
-            )
+            new = type(error) not in self._warned
+            self._warned.add(type(error))
+            log.log(logging.WARNING if new else logging.DEBUG, "a routing trace was not written: %s", error)
 
 
 def trace_of(task: Task, routed: RecordedRouting, *, pool: int, model: str, worker: str) -> Trace:
