@@ -112,6 +112,24 @@ def test_a_step_whose_rows_are_confined_waits_no_more_often(device: Device) -> N
         assert len(watch.blocking) == (engine.counters.steps - before) * (engine.catalogue.layers + 1)
 
 
+def test_what_the_rows_of_a_later_chunk_may_see_needs_no_wait(device: Device) -> None:
+    with device.llm("25%", prefill_chunk=7, tokens_per_step=16, max_running=4) as llm:
+        texts(llm, PROMPTS[:2])
+        model, later = llm.worker.loop.engine.model, [0]
+        forward = model.forward
+
+        def counted(chunks: Any) -> torch.Tensor:
+            later[0] += any(chunk.kv.length and len(chunk.tokens) > 1 for chunk in chunks)
+            return forward(chunks)
+
+        model.forward = counted  # type: ignore[method-assign]
+        with device.watch() as watch:
+            texts(llm, PROMPTS[:2])
+        assert later[0] > 0
+        waits = {where.rpartition(" at ")[2].rpartition(":")[0] for where in watch.blocking}
+        assert waits == {"moe/products/experts_forward.py", "moe/batch/device_sampling.py"}, "picks and logits alone"
+
+
 def test_where_the_device_holds_all_experts_no_layer_is_booked(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     booked: list[object] = []
     with device.llm("100%", policy="lru") as llm:
@@ -230,6 +248,20 @@ async def test_the_host_is_filled_whatever_the_policy_and_makes_a_load_cheap(dev
         llm.worker.link = SlowDisk()  # type: ignore[assignment]
         state = ModelEngine(llm.worker).state()
         assert 0 < state.expert_load_ms < 500, "no expert needs the disk"
+
+
+async def test_a_load_takes_the_disk_for_the_share_that_is_not_on_the_host(device: Device) -> None:
+    with device.llm("25%", "50%", policy="lru") as llm:
+        texts(llm, PROMPTS[:1])
+        experts: Any = llm.worker.experts
+
+        def costs_that() -> bool:
+            absent = ~experts.device.resident
+            share = (absent & ~experts.host.resident).sum() / absent.sum()
+            told = experts.load_seconds(1.0) - experts.load_seconds(0.0)
+            return bool(0 < share < 1 and told == pytest.approx(share))
+
+        await until(costs_that, "a second of the disk counts as much as it is needed")
 
 
 def test_a_load_costs_what_the_disk_takes_where_there_is_no_host_tier(device: Device) -> None:

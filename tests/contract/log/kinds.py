@@ -34,6 +34,10 @@ class Kind(Protocol):
 
     async def delete_records(self, topic: str, partition: int, before: int) -> None: ...
 
+    async def delete_topics(self) -> None:
+        """All of the prefix. Connections from now on find none of them."""
+        ...
+
 
 @dataclass
 class Memory:
@@ -46,6 +50,9 @@ class Memory:
 
     async def delete_records(self, topic: str, partition: int, before: int) -> None:
         self.broker.delete_records(self.prefix + topic, partition, before)
+
+    async def delete_topics(self) -> None:
+        self.broker = MemoryBroker()
 
 
 @dataclass
@@ -71,6 +78,16 @@ class Kafka:
         try:
             await admin.start()
             await admin.delete_records({TopicPartition(self.prefix + topic, partition): RecordsToDelete(before)})
+        finally:
+            await admin.close()
+
+    async def delete_topics(self) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.broker.address)
+        try:
+            await admin.start()
+            async with asyncio.timeout(WAIT_S):
+                while there := [name for name in await admin.list_topics() if name.startswith(self.prefix)]:
+                    await admin.delete_topics(there)
         finally:
             await admin.close()
 

@@ -53,3 +53,11 @@ async def test_a_topic_has_an_identity_of_its_own_that_every_connection_sees(kin
         assert await log.identity("others") != identity
         with pytest.raises(LogFailed, match="no topic"):
             await log.identity("nothing")
+
+
+async def test_a_topic_that_is_made_anew_has_another_identity(kind: Kind) -> None:
+    async with topic_on(kind) as log:
+        before = await log.identity("things")
+    await kind.delete_topics()
+    async with topic_on(kind) as log:
+        assert await log.identity("things") not in (before, "")

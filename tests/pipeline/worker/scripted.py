@@ -73,10 +73,15 @@ def run_request(task: Task, worker: str, *, epoch: int, n: int) -> worker_pb2.Ru
 
 
 async def lease_messages(
-    grants: asyncio.Queue[worker_pb2.LeaseFromScheduler], worker: str, *, epoch: int, lease_ms: int
+    grants: asyncio.Queue[worker_pb2.LeaseFromScheduler],
+    worker: str,
+    *,
+    epoch: int,
+    lease_ms: int,
+    scheduler: str = SCHEDULER,
 ) -> AsyncIterator[worker_pb2.LeaseFromScheduler]:
     """A scheduler's side of a lease: hello, then the grants as they come."""
-    hello = worker_pb2.LeaseHello(epoch=epoch, scheduler=SCHEDULER, worker=worker, lease_ms=lease_ms)
+    hello = worker_pb2.LeaseHello(epoch=epoch, scheduler=scheduler, worker=worker, lease_ms=lease_ms)
     yield worker_pb2.LeaseFromScheduler(hello=hello)
     while True:
         yield await grants.get()
@@ -335,8 +340,8 @@ class Members:
         self.certainly_gone: set[str] = set()
         self.add(SCHEDULER, "", MemberKind.SCHEDULER)
 
-    def add(self, instance: str, address: str, kind: MemberKind = MemberKind.GATEWAY) -> None:
-        self.here[instance] = Member(member=kind, instance=instance, address=address, ttl_ms=10_000)
+    def add(self, instance: str, address: str, kind: MemberKind = MemberKind.GATEWAY, pool: int = 0) -> None:
+        self.here[instance] = Member(member=kind, instance=instance, address=address, ttl_ms=10_000, pool=pool)
 
     def get(self, instance: str) -> Member | None:
         return self.here.get(instance)
@@ -381,9 +386,12 @@ class Stage:
         epoch = self.epoch if epoch is None else epoch
         return self.stub.Run(run_request(task, worker or self.service.instance, epoch=epoch, n=n))
 
-    async def lease(self, lease_ms: int = LEASE_MS, *, epoch: int | None = None) -> Lease:
-        """A scheduler's connection that grants what is asked, the first of it at once."""
-        lease = Lease(self, lease_ms, self.epoch if epoch is None else epoch)
+    async def lease(
+        self, lease_ms: int = LEASE_MS, *, epoch: int | None = None, granted: int | None = None, by: str = SCHEDULER
+    ) -> Lease:
+        """A scheduler's connection that grants what is asked, the first of it at once. ``granted``: the epoch of its
+        grants, where that is not the one of its hello."""
+        lease = Lease(self, lease_ms, self.epoch if epoch is None else epoch, granted, by)
         self.leases.append(lease)
         renewals = self.service.counters.lease_renewals
         await until(lambda: self.service.counters.lease_renewals > renewals or lease.ended.done())
@@ -404,13 +412,17 @@ class Stage:
 class Lease:
     """``granting`` cleared: it grants nothing."""
 
-    def __init__(self, stage: Stage, lease_ms: int, epoch: int) -> None:
+    def __init__(
+        self, stage: Stage, lease_ms: int, epoch: int, granted: int | None = None, by: str = SCHEDULER
+    ) -> None:
         self.granting = True
         self.granted = 0
-        self.epoch = epoch
+        self.epoch = epoch if granted is None else granted
         self.states: list[worker_pb2.WorkerState] = []
         self._grants: asyncio.Queue[worker_pb2.LeaseFromScheduler] = asyncio.Queue()
-        self._messages = lease_messages(self._grants, stage.service.instance, epoch=epoch, lease_ms=lease_ms)
+        self._messages = lease_messages(
+            self._grants, stage.service.instance, epoch=epoch, lease_ms=lease_ms, scheduler=by
+        )
         self.ended = asyncio.create_task(self._run(stage))
 
     async def _run(self, stage: Stage) -> grpc.StatusCode:

@@ -806,8 +806,9 @@ async def test_nobody_deposes_the_scheduler_by_a_large_epoch() -> None:
         await stage.gateway()
         await stage.lease()
         stage.members.add("a gateway", "", MemberKind.GATEWAY)
+        stage.members.add("another pool's", "", MemberKind.SCHEDULER, pool=1)
         attempt = common_pb2.Attempt(epoch=2**62, n=0)
-        for name in ("", "nobody", "a gateway"):
+        for name in ("", "nobody", "a gateway", "another pool's"):
             calls: list[Any] = [
                 stage.stub.ListRuns(
                     worker_pb2.ListRunsRequest(epoch=2**62, scheduler=name, worker=stage.service.instance)
@@ -826,6 +827,27 @@ async def test_nobody_deposes_the_scheduler_by_a_large_epoch() -> None:
         await begun(stage)
         await stage.step(6)
         assert ids(await call) == answer(PROMPT, 6)
+
+
+@pytest.mark.parametrize("hello", [2**62, 5])
+async def test_nobody_deposes_the_scheduler_by_a_lease(hello: int) -> None:
+    """Neither by a hello of a large epoch nor by a grant of one after a hello of the present."""
+    async with staged() as stage:
+        await stage.lease()
+        intruder = await stage.lease(epoch=hello, granted=2**62, by="nobody")
+        assert await intruder.ended is grpc.StatusCode.FAILED_PRECONDITION
+        assert stage.service.table.epoch == 5
+        again = await stage.lease()
+        assert not again.ended.done()
+
+
+async def test_a_new_scheduler_raises_the_epoch_as_it_asks_for_the_runs() -> None:
+    """Before its first lease: whoever held the epoch before starts nothing more (rule 3)."""
+    async with staged() as stage:
+        await stage.lease()
+        stage.members.add("next", "", MemberKind.SCHEDULER)
+        await stage.stub.ListRuns(worker_pb2.ListRunsRequest(epoch=9, scheduler="next", worker=stage.service.instance))
+        assert await code_of(stage.run(stage.task("a"))) is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_a_journal_made_anew_is_begun_with_once_the_lease_is_over() -> None:

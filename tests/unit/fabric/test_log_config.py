@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 import time
@@ -12,8 +13,17 @@ import pytest
 from aiokafka import errors as kafka
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.fabric.log import AppendRefused, AppendUnknown, LogConfig, LogFailed, LogUnavailable, Topic
-from greenroom.fabric.log.kafka.client import Throttle, as_log_error, client_options
+from greenroom.fabric.log import (
+    AppendNotSent,
+    AppendRefused,
+    AppendUnknown,
+    LogConfig,
+    LogError,
+    LogFailed,
+    LogUnavailable,
+    Topic,
+)
+from greenroom.fabric.log.kafka.client import Throttle, as_log_error, client_options, throttle_logs
 from greenroom.fabric.log.kafka.kafka_log import KafkaLog, _refusal
 from greenroom.fabric.log.kafka.topics import Known, contradictions, settings
 
@@ -119,6 +129,33 @@ def test_what_is_acknowledged_is_on_two_brokers_where_there_are_two(replicas: in
     assert settings(Topic("things"), replicas).get("min.insync.replicas") == in_sync
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (kafka.MessageSizeTooLargeError(), AppendRefused),
+        (kafka.KafkaTimeoutError(), AppendNotSent),
+        (kafka.TopicAuthorizationFailedError("things"), LogFailed),
+    ],
+)
+async def test_what_was_not_taken_into_a_batch_is_certainly_not_there(
+    monkeypatch: pytest.MonkeyPatch, error: kafka.KafkaError, kind: type[Exception]
+) -> None:
+    class Producer:
+        async def send(self, *_: Any, **__: Any) -> None:
+            raise error
+
+    async def sender() -> Producer:
+        return Producer()
+
+    log = KafkaLog(LogConfig(brokers=("127.0.0.1:1",)))
+    name = f"{log.config.prefix}things"
+    monkeypatch.setattr(log, "_known", {name: Known(name, 1, False, 1000, False)})
+    monkeypatch.setattr(log, "_sender", sender)
+    with pytest.raises(LogError) as raised:
+        await log.append("things", b"value")
+    assert type(raised.value) is kind
+
+
 def test_a_topic_is_created_so_that_it_contradicts_nothing() -> None:
     for topic in (Topic("things", 3, 1000), Topic("things", compacted=True, max_message_bytes=5)):
         chosen = settings(topic, 3)
@@ -156,6 +193,13 @@ def test_it_is_told_how_often_something_was_not_told() -> None:
     said = re.fullmatch(r"reading a: OSError\('x'\) \((\d+) more like it since the last line\)", again.getMessage())
     assert said is not None
     assert int(said[1]) >= 3
+
+
+@pytest.mark.parametrize("module", ["kafka.kafka_log", "kafka.group", "kafka.reader"])
+def test_what_each_try_of_an_outage_says_is_throttled(module: str) -> None:
+    throttle_logs()
+    logger = importlib.import_module(f"greenroom.fabric.log.{module}")._LOG
+    assert any(isinstance(each, Throttle) for each in logger.filters)
 
 
 async def test_a_service_without_a_broker_does_not_flood_its_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,28 +36,37 @@ HEADERS = (("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b716920333
 CARRIED = "r-2"
 ODD = "r 3 \u00e9"
 """No metadata can carry it."""
+Called = worker_pb2.LeaseHello | worker_pb2.ListRunsRequest | worker_pb2.RunRequest | worker_pb2.CancelRunRequest
 
 
 class OneAtATime(worker_pb2_grpc.WorkerServicer):
     """Runs one request at a time. ``break_on``: whose first call it breaks. ``runs``: of which request each call was,
-    and which id came along with it."""
+    and which id came along with it. ``callers``: by call, which schedulers and journals named themselves."""
 
     def __init__(self, *break_on: str) -> None:
         self.runs: list[tuple[str, str]] = []
+        self.callers: dict[str, set[tuple[str, str]]] = {}
         self._break_on = set(break_on)
 
     async def Lease(
         self, request_iterator: AsyncIterator[worker_pb2.LeaseFromScheduler], context: Context
     ) -> AsyncIterator[worker_pb2.LeaseFromWorker]:
         state = worker_pb2.WorkerState(worker="w", max_running=1, kv_tokens=1000)
-        async for _ in request_iterator:
+        async for message in request_iterator:
+            if message.HasField("hello"):
+                self._called(message.hello)
             yield worker_pb2.LeaseFromWorker(sequence=1, state=state)
             await asyncio.sleep(_BEAT_S)
 
+    def _called(self, message: Called) -> None:
+        self.callers.setdefault(type(message).__name__, set()).add((message.scheduler, message.journal))
+
     async def ListRuns(self, request: worker_pb2.ListRunsRequest, context: Context) -> worker_pb2.ListRunsResponse:
+        self._called(request)
         return worker_pb2.ListRunsResponse()
 
     async def Run(self, request: worker_pb2.RunRequest, context: Context) -> worker_pb2.RunResponse:
+        self._called(request)
         asked = msgspec.msgpack.decode(request.task)["request"]["request_id"]
         self.runs.append((asked, request_id.get()))
         if asked in self._break_on:
@@ -67,6 +76,7 @@ class OneAtATime(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.RunResponse(result=result)
 
     async def CancelRun(self, request: worker_pb2.CancelRunRequest, context: Context) -> worker_pb2.CancelRunResponse:
+        self._called(request)
         return worker_pb2.CancelRunResponse()
 
 
@@ -241,3 +251,17 @@ async def test_a_dead_letter_is_of_its_request_and_what_comes_after_it_is_not(
         assert [tuple(headers) for headers in await scheduler.letters_carried()] == [HEADERS, HEADERS, ()]
     assert scheduler.ids_of("was not written, trying again") == [CARRIED]
     assert scheduler.ids_of("goes to the dead letters") == [CARRIED, None]
+
+
+async def test_every_call_names_its_scheduler_and_the_journal_that_its_epoch_is_of(
+    wire: Wire, lines: io.StringIO
+) -> None:
+    worker = OneAtATime()
+    await wire.serve(worker)  # type: ignore[arg-type]
+    async with scheduling(wire, lines) as scheduler:
+        await scheduler.feed(task("r-1"))
+        await scheduler.until_all_ended()
+        await until(lambda: "CancelRunRequest" in worker.callers, "the run is released")
+        journal = await scheduler.log.identity(JOURNAL)
+    calls = ("LeaseHello", "ListRunsRequest", "RunRequest", "CancelRunRequest")
+    assert worker.callers == {call: {("s/0", journal)} for call in calls}
