@@ -20,7 +20,6 @@ from tests.kafka.probe import answers
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 90.0
-AGAIN_S = 15.0
 
 # As it is collected it starts a process that has a session and a child of its own, as a broker has.
 HANGING = """
@@ -67,17 +66,8 @@ def test_an_ended_test_run_leaves_no_process_behind(tmp_path: Path, workers: int
             until(lambda: sum(path.name.isdecimal() for path in pids.iterdir()) == max(workers, 1), run.poll)
             started = [int(number) for path in pids.iterdir() for number in (path.name, path.read_text())]
             assert all(runs(pid) for pid in started)
-            sent = 0.0
-
-            def ended() -> bool:
-                """xdist can lose a Ctrl-C that comes within one of its callbacks; a person then presses it again."""
-                nonlocal sent
-                if not sent or (how is signal.SIGINT and time.monotonic() - sent > AGAIN_S):
-                    run.send_signal(how)
-                    sent = time.monotonic()
-                return not any(runs(pid) for pid in started)
-
-            until(ended, lambda: [pid for pid in started if runs(pid)])
+            run.send_signal(how)
+            until(lambda: not any(runs(pid) for pid in started), lambda: [pid for pid in started if runs(pid)])
         finally:
             run.kill()  # one that is interrupted waits for its workers
 
