@@ -29,6 +29,13 @@ child = subprocess.Popen(["sh", "-c", script], start_new_session=True)
 time.sleep(1000)
 """
 
+# Where the tests themselves run in the background, interrupts are ignored, and their children inherit that.
+PYTEST = """
+import signal, sys, pytest
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(pytest.main())
+"""
+
 
 def until(reached: Callable[[], bool], what: Callable[[], object]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
@@ -54,7 +61,7 @@ def test_an_ended_test_run_leaves_no_process_behind(tmp_path: Path, workers: int
     plugins = ["tests.conftest", "no:cacheprovider", *(["xdist.plugin"] if workers else [])]
     options = [word for plugin in plugins for word in ("-p", plugin)]
     run = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, *([f"-n{workers}"] if workers else []), str(tmp_path)],
+        [sys.executable, "-c", PYTEST, *options, *([f"-n{workers}"] if workers else []), str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "PIDS": str(pids), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.DEVNULL,
