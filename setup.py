@@ -5,12 +5,12 @@ Optional: where no C++ compiler is found the install goes on, and torch's own pr
 
 from setuptools import Extension, setup
 
-NATIVE = "services/greenroom/moe/products/native"
+NATIVE = "services/greenroom/moe/kernels/native"
 
 setup(
     ext_modules=[
         Extension(
-            "greenroom.moe.products.native._rows",
+            "greenroom.moe.kernels.native._rows",
             [f"{NATIVE}/rows.cpp"],
             depends=[f"{NATIVE}/rows_kernel.inc"],
             language="c++",

@@ -27,12 +27,17 @@ those folders compute in one process: beside them a cluster gets on, while two c
 
 @pytest.fixture(autouse=True, scope="session")
 def _torch_as_tests_need_it() -> None:
+    from greenroom.moe.kernels.native.tiles import avoid_tiles_without_shape
+
+    avoid_tiles_without_shape()  # transformers is computed with in tests too, and by its own loading
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before each test: a model that one opens in this process takes all cores, which the next ones are not to have."""
     import torch  # takes seconds, for which a process that only hands tests out would wait as well
 
-    from greenroom.moe.products.native.tiles import avoid_tiles_without_shape
-
     torch.set_num_threads(1)
-    avoid_tiles_without_shape()  # transformers is computed with in tests too, and by its own loading
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

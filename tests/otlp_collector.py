@@ -28,7 +28,7 @@ _LONGEST_S = 240.0
 
 
 class Collector:
-    """What was sent to it, at ``endpoint``. While ``answers`` is not set, whoever sends waits."""
+    """What was sent to it, at ``endpoint``. While ``answers`` is not set, senders wait."""
 
     def __init__(self) -> None:
         self.endpoint = ""

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-DEADLINE_S = 30.0
+from tests.waiting import DEADLINE_S
 
 
 def pause(pid: int) -> None:

@@ -16,8 +16,8 @@ from greenroom.core.generation import (
     TokenLogprobs,
 )
 from greenroom.text import StopChecker, Tokenizer
+from tests.waiting import DEADLINE_S as DEADLINE_S
 
-DEADLINE_S = 20.0
 TEXT = "Hello there, the quick brown fox! 日本語 naïve café 🚀 ありがとう. STOP here, then stop again; the end."
 
 

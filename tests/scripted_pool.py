@@ -24,7 +24,8 @@ from greenroom.core.messages import (
 )
 from greenroom.fabric.log import MemoryBroker, MemoryLog
 from greenroom.fabric.topics import JOURNAL, REQUESTS, Topics, all_topics
-from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
+from greenroom.gateway.pipeline.config import PipelineConfig
+from greenroom.gateway.pipeline.pipeline import Pipeline
 from tests.scripted_generator import ScriptedGenerator
 
 

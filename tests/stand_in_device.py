@@ -301,7 +301,7 @@ def stand_in(
     monkeypatch.setattr(
         "greenroom.worker.model.model_runtime.gpu_memory", lambda _: Memory(memory, memory, "the stand-in")
     )
-    monkeypatch.setattr("greenroom.moe.products.device_copies.page_locked", page_locked)
+    monkeypatch.setattr("greenroom.moe.kernels.device_copies.page_locked", page_locked)
     _late.append(accelerator)
     try:
         yield accelerator

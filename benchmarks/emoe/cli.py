@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from benchmarks.emoe.stages import STAGES, Settings, run_stages
+from benchmarks.harness.children.processes import exit_on_sigterm
 from benchmarks.harness.inputs.arrivals import recorded_arrivals
 from benchmarks.harness.stages import kept
 
@@ -69,6 +70,7 @@ def main(
 
     Prints tables, writes plots, and prints all of it as one JSON object on its last line.
     """
+    exit_on_sigterm()
     out.mkdir(parents=True, exist_ok=True)
     settings = Settings(
         quick=quick, seeds=seeds, share=share, arms=arms, experts=experts, profile=profile, trace=trace,

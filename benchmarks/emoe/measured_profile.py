@@ -13,7 +13,7 @@ from benchmarks.harness.closing import Closing
 from benchmarks.harness.inputs.checkpoints import EXPERT_MIB, widened
 from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.demo import bundled_model_path
-from greenroom.profiling.profiled_model import Subject
+from greenroom.profiling.model.profiled_model import Subject
 from greenroom.profiling.prompts import of_bundled_tasks
 from greenroom.worker.model.config import WorkerConfig
 

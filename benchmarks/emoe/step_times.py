@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from greenroom.core.model_profile import MeasuredCosts
-from greenroom.profiling.costs import measure_costs
-from greenroom.profiling.profiled_model import Asked, Subject, request_of
+from greenroom.profiling.measures.costs import measure_costs
+from greenroom.profiling.model.profiled_model import Asked, Subject, request_of
 
 PROMPT_ROWS = (64, 128, 256, 448)
 """Rows of prompts in a step, about: whole prompts until there are as many."""

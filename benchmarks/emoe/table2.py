@@ -232,7 +232,7 @@ def _with_sd(row: Mapping[str, Any], name: str) -> str:
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Bars of what was right, a table beside the other. Raises PlotUnavailable."""
-    figure, panels = panels_of(1, len(result["tables"]), width=7, height=5)
+    figure, panels = panels_of(len(result["tables"]), 1, height=4.2)
     for panel, (name, found) in zip(panels, result["tables"].items(), strict=True):
         labels = list(found["rows"])[::-1]
         rows = [found["rows"][label] for label in labels]

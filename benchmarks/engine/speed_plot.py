@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.engine.figures import PEER, resident_of
 from benchmarks.engine.link_bound import bound_seconds
 from benchmarks.harness.inputs.prepared_models import MODELS
-from benchmarks.harness.reporting.plots import curve, panels_of, save
+from benchmarks.harness.reporting.plots import curve, legend_below, pairs_of, save, tidy
 from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rows import GREENROOM, RESIDENT, Row, fastest, paired
 
@@ -22,9 +22,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     models = [model for model in MODELS if len(_curve(rows, model)) > 1]
     if not models:
         return
-    figure, panels = panels_of(1, len(models), width=5.2, height=5.2)
+    figure, panels = pairs_of(len(models))
     for panel, model in zip(panels, models, strict=True):
         _panel(panel, rows, model)
+    legend_below(figure, panels, 3)
     save(figure, path)
 
 
@@ -65,7 +66,7 @@ def _panel(panel: Any, rows: Sequence[Row], model: str) -> None:
             panel.axhline(peer.tokens_per_s.median, linestyle=":", color=style,
                           label=f"accelerate {system}, a third's memory")  # fmt: skip
     panel.set(title=model, xlabel="experts resident (%)", ylabel="tokens/s", xlim=(0, 105), ylim=(0, None))
-    panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
+    tidy(panel)
 
 
 def _bound_speed(row: Row, rows: Sequence[Row]) -> Spread | None:

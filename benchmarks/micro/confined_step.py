@@ -29,7 +29,8 @@ from benchmarks.harness.rounds import rotated
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.experts.engine import EngineConfig, ExpertEngine
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.policies.base.array_types import Keys, Mask
 from greenroom.policies.base.events import Step, VictimRequest
 from greenroom.policies.base.expert_keys import Catalogue

@@ -121,7 +121,7 @@ def table(profiles: list[Profile]) -> str:
 
 def picture(profiles: list[Profile], path: Path) -> None:
     """A stacked bar for each case. Raises PlotUnavailable."""
-    figure, (axes,) = panels_of(1, 1, width=8, height=1.2 + 0.6 * len(profiles))
+    figure, (axes,) = panels_of(1, 1, height=1.2 + 0.6 * len(profiles))
     names = [f"{p.model} {p.share}" + (f" ×{p.concurrency}" if p.concurrency > 1 else "") for p in profiles]
     left = [0.0] * len(profiles)
     for place, part in enumerate(profiles[0].parts):
@@ -130,7 +130,7 @@ def picture(profiles: list[Profile], path: Path) -> None:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("ms a step")
-    axes.legend(fontsize=7, ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.legend(fontsize=9, ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     save(figure, path)
 
 

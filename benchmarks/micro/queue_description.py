@@ -21,7 +21,8 @@ from benchmarks.harness.machine import cache_folder, describe_machine
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams
 from greenroom.moe.attention.kv_cache import KVLayout, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState
 from greenroom.policies.batching.fcfs import FcfsBatching

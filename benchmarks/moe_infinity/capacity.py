@@ -115,7 +115,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    figure, panels = panels_of(1, 2, width=5, height=4)
+    figure, panels = panels_of(1, 2)
     shown = (
         ("recall", 100, "recall of prefetching, %"),
         ("over_none", 1, "ms a token, over that without a collection"),
@@ -128,5 +128,5 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         panel.set_xlabel("members of the collection (0: none)")
         panel.set_ylabel(label)
         tidy(panel)
-        panel.legend(fontsize=8)
+        panel.legend(fontsize=9)
     save(figure, path)

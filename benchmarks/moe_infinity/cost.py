@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.reporting.plots import save, tidy
+from benchmarks.harness.reporting.plots import legend_below, panels_of, save, tidy
 from benchmarks.harness.reporting.progress import each
-from greenroom.core.pictures import COLOURS, new_figure
+from greenroom.core.pictures import COLOURS
 from greenroom.policies.base.activation_matrix import Rows, Tokens
 from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Step
 from greenroom.policies.base.expert_keys import Catalogue
@@ -166,8 +166,8 @@ def table(found: Mapping[str, Any]) -> str:
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Growth with each of layers, experts and members, the others as in the main shape."""
-    figure = new_figure(13, 4)
-    panels = figure.subplots(1, 3, sharey=True)
+    figure, panels = panels_of(1, 3)
+    highest = 1.1 * max(row["decision_us"]["median"] for row in found["rows"])
     for panel, axis in zip(panels, ("layers", "experts", "members"), strict=True):
         for colour, name, label in ((COLOURS[0], "decision_us", "decision"), (COLOURS[1], "search_us", "search")):
             for at_once, style in zip(
@@ -182,10 +182,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         ticks = sorted({row[axis] for row in found["rows"] if _varies(row, axis)})
         panel.set_xticks(ticks, map(str, ticks))
         panel.set_xticks([], minor=True)
+        panel.set_ylim(0, highest)
         tidy(panel)
-    panels[0].set_ylim(0, 1.1 * max(row["decision_us"]["median"] for row in found["rows"]))
     panels[0].set_ylabel("µs a layer")
-    panels[0].legend(fontsize=8)
+    legend_below(figure, panels)
     save(figure, path)
 
 

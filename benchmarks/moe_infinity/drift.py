@@ -222,7 +222,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Recall, sequence by sequence, of the first seed."""
-    figure, (panel,) = panels_of(1, 1, width=9, height=4)
+    figure, (panel,) = panels_of(1, 1)
     for colour, row in zip(COLOURS, found["rows"], strict=False):
         parts = list(row["series"].values())
         recall = 100 * np.convolve(np.concatenate(parts), np.ones(_SMOOTHED) / _SMOOTHED, mode="valid")
@@ -233,5 +233,5 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     panel.set_xlabel("sequences served (dotted: the tasks shift; dashed: the collection is rebuilt)")
     panel.set_ylabel(f"recall of the prediction, %, mean of {_SMOOTHED}")
     tidy(panel)
-    panel.legend(fontsize=8)
+    panel.legend(fontsize=9)
     save(figure, path)

@@ -10,8 +10,8 @@ from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THI
 
 _SITUATIONS = (
     "resident",
-    "a third of the experts,\nsame bytes for experts",
-    "a third of the experts,\nsame total memory",
+    "a third,\nsame bytes\nfor experts",
+    "a third,\nsame total\nmemory",
 )
 
 
@@ -20,7 +20,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     models = list(dict.fromkeys(row.model for row in rows))
     situations = (RESIDENT, THIRD, SAME_TOTAL)
     colours = {GREENROOM: "#2f7d4f", LLAMA: "#8a8f98"}
-    figure, panels = panels_of(len(models), 2, width=5, height=3.6)
+    figure, panels = panels_of(len(models), 2)
     for line, model in enumerate(models):
         for column, sequences in enumerate((1, 8)):
             axis = panels[2 * line + column]
@@ -39,12 +39,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
                 high = [max(each) - value for value, each in zip(values, rates, strict=True)]
                 bars = axis.bar([place + offset for place, _ in found], values, 0.38, yerr=[low, high], capsize=3,
                                 label=engine, color=colours[engine])  # fmt: skip
-                axis.bar_label(bars, [f"{value:.1f}" for value in values], fontsize=8, padding=2)
-            axis.set_xticks(range(len(situations)), _SITUATIONS, fontsize=8)
+                axis.bar_label(bars, [f"{value:.1f}" for value in values], fontsize=9, padding=2)
+            axis.set_xticks(range(len(situations)), _SITUATIONS, fontsize=9)
             axis.set_title(f"{model}, {sequences} at once", fontsize=10)
             axis.set_ylabel("tokens/s (log)")
             if any(bar.get_height() > 0 for bar in axis.patches):  # of nothing there is no logarithm
                 axis.set_yscale("log")
             axis.margins(y=0.2)
-            axis.legend(fontsize=8)
+            axis.legend(fontsize=9)
     save(figure, path)

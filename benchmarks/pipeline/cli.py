@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from benchmarks.harness.children.processes import exit_on_sigterm
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.reporting.results import write_result
 from benchmarks.pipeline import added_latency, gateway_ceiling, overload, saturation
@@ -54,6 +55,7 @@ def main(
     out: Path,
 ) -> None:
     """Measure and print."""
+    exit_on_sigterm()
     if quick:
         rounds, seconds, overload_seconds = 2, 4.0, 8.0
     effort = Effort(

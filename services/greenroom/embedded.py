@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from greenroom.core.artifacts.forecast_kinds import STATISTICS
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.messages import ModelCard
 from greenroom.core.model_profile import ModelProfile
@@ -23,8 +24,9 @@ from greenroom.fabric.members.metrics import MembersCollector
 from greenroom.fabric.rpc import LocalDialer, LocalEndpoint
 from greenroom.fabric.topics import Topics, all_topics
 from greenroom.gateway import Gateway, GatewayConfig
-from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
-from greenroom.gateway.requests.pipeline_metrics import PipelineCollector
+from greenroom.gateway.pipeline.config import PipelineConfig
+from greenroom.gateway.pipeline.metrics import PipelineCollector
+from greenroom.gateway.pipeline.pipeline import Pipeline
 from greenroom.gateway.service import GatewayService
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService
 from greenroom.predictor.process import predictor_parts
@@ -36,7 +38,7 @@ from greenroom.text import TextProcessor
 from greenroom.worker.generation_engine import GenerationEngine
 from greenroom.worker.process import worker_parts
 from greenroom.worker.service import WorkerService
-from greenroom.worker.service_config import STATISTICS, ArtifactConfig, ForecastConfig, ServiceConfig, TraceConfig
+from greenroom.worker.service_config import ArtifactConfig, ForecastConfig, ServiceConfig, TraceConfig
 from greenroom.worker.service_counters import ServiceCollector
 
 _LOG_BYTES = 64 * MIB

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy.image import certificates
 from tests.kafka.broker import PASSWORD, USER, Broker, free_port
 from tests.pausing import pause
+from tests.waiting import DEADLINE_S
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
@@ -69,7 +70,7 @@ class Process:
 
     def metrics(self, accept: str = "text/plain") -> str:
         request = urllib.request.Request(self.health.replace("/health", "/metrics"), headers={"Accept": accept})
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             return str(response.read().decode())
 
     def metric(self, name: str, **labels: str) -> float:
@@ -93,7 +94,7 @@ class Process:
         deadline = time.monotonic() + timeout_s
         ready = False
         while not ready:
-            ready = self.ready  # or whoever else answers there: so it is looked whether this one lives
+            ready = self.ready  # another process may answer there, so it is looked whether this one lives
             assert self._process is not None
             assert self._process.poll() is None, (
                 f"{self.name} ended with {self._process.returncode}:\n{self.log()[-4000:]}"
@@ -246,7 +247,7 @@ class Cluster:
             process.kill()
 
     def defects(self) -> list[str]:
-        """What the processes' logs have of exceptions that nobody foresaw and tasks that nobody waited for."""
+        """Unforeseen exceptions and tasks that were not awaited, by the processes' logs."""
         signs = ("Traceback", "never retrieved", "destroyed but it is pending", "by a defect", "never awaited")
         return [
             f"{process.name}: {line}"

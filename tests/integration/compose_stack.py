@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ import openai
 
 from greenroom.client import Client
 from tests.kafka.broker import free_port
+from tests.waiting import until_others
 
 ROOT = Path(__file__).parents[2]
 UP_S = 900.0
@@ -44,13 +45,6 @@ def engine_answers() -> bool:
         )
     except FileNotFoundError:
         return False
-
-
-def until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.2)  # between two questions to another program; nothing tells when the answer changes
 
 
 class Stack:
@@ -120,14 +114,14 @@ class Stack:
         """SIGKILL to everything in it but its init, as an out-of-memory killer does; Docker starts it again."""
         restarts = self.inspect(container)["RestartCount"]
         docker("exec", container, "sh", "-c", "kill -9 -1")
-        until(lambda: self.inspect(container)["RestartCount"] > restarts, f"{container[:12]} started again", 60)
+        until_others(lambda: self.inspect(container)["RestartCount"] > restarts, f"{container[:12]} started again")
 
     def wait_healthy(self, container: str, timeout_s: float = 180.0) -> None:
         def healthy() -> bool:
             state = self.inspect(container)["State"]
             return bool(state["Running"] and state["Health"]["Status"] == "healthy")
 
-        until(healthy, f"{container[:12]} healthy", timeout_s)
+        until_others(healthy, f"{container[:12]} healthy", within_s=timeout_s)
 
     # -- clients -------------------------------------------------------------------------------------------------
 
@@ -217,7 +211,11 @@ def reading_all(stack: Stack, questions: list[Question]) -> Iterator[list[Readin
     for thread in threads:
         thread.start()
     try:
-        until(lambda: all(each.parts or each.ended.is_set() for each in readings), "every stream has begun", STREAM_S)
+        until_others(
+            lambda: all(each.parts or each.ended.is_set() for each in readings),
+            "every stream has begun",
+            within_s=STREAM_S,
+        )
         yield readings
     finally:
         deadline = time.monotonic() + STREAM_S

@@ -21,7 +21,8 @@ from typing import Any, Self
 import pytest
 from aiohttp import web
 
-START_TIMEOUT_S = 20.0
+from tests.waiting import DEADLINE_S
+
 Handler = Callable[["Stub", web.Request, Mapping[str, Any]], Awaitable[web.StreamResponse]]
 
 
@@ -54,7 +55,7 @@ class Stub:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for something that requests change, in the stub's own loop."""
-        async with asyncio.timeout(START_TIMEOUT_S), self._ended:
+        async with asyncio.timeout(DEADLINE_S), self._ended:
             await self._ended.wait_for(condition)
 
     async def start(self) -> None:
@@ -146,7 +147,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-subj", "/CN=stub", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made],
-        check=True, capture_output=True, timeout=START_TIMEOUT_S,
+        check=True, capture_output=True, timeout=DEADLINE_S,
     )  # fmt: skip
     return made, key
 
@@ -161,13 +162,13 @@ class StubThread:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.stub.start(), self._loop).result(START_TIMEOUT_S)
+        asyncio.run_coroutine_threadsafe(self.stub.start(), self._loop).result(DEADLINE_S)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self.stub.stop(), self._loop).result(START_TIMEOUT_S)
+        asyncio.run_coroutine_threadsafe(self.stub.stop(), self._loop).result(DEADLINE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(START_TIMEOUT_S)
+        self._thread.join(DEADLINE_S)
         self._loop.close()

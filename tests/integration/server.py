@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import re
@@ -12,28 +13,40 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.waiting import DEADLINE_S
+
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
-_WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from greenroom.cli import main; main()"
+_EACH_WITHOUT_TORCH = """
+import json, sys, traceback
+sys.modules["torch"] = None
+from click.testing import CliRunner
+from greenroom.cli import main
+said = []
+for arguments in json.loads(sys.argv[1]):
+    try:
+        result = CliRunner().invoke(main, ["serve", "--port", "0", *arguments], catch_exceptions=False)
+        said.append([result.exit_code, result.output])
+    except Exception:
+        said.append([1, traceback.format_exc()])
+print(json.dumps(said))
+"""
 
 
 class Server:
-    """Started on a free port; a context manager that ends it. ``log`` is what it has printed so far.
+    """Started on a free port; a context manager that ends it. ``log`` is what it has printed so far."""
 
-    ``with_torch``: whether it is installed there.
-    """
-
-    def __init__(self, *arguments: str, cache: Path, with_torch: bool = True) -> None:
+    def __init__(self, *arguments: str, cache: Path) -> None:
         self.log: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue(maxsize=100_000)
         environment = {**os.environ, "GREENROOM_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        greenroom = ("-m", "greenroom") if with_torch else ("-c", _WITHOUT_TORCH)
         self.process = subprocess.Popen(
-            [sys.executable, *greenroom, "serve", "--port", "0", "--threads", "1", *arguments],
+            [sys.executable, "-m", "greenroom", "serve", "--port", "0", "--threads", "1", *arguments],
             stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -42,7 +55,7 @@ class Server:
     def __enter__(self) -> Self:
         try:
             self.url = self._until_ready()
-        except BaseException:  # then nobody calls __exit__, and it would run on
+        except BaseException:  # then __exit__ is not called, and it would run on
             self.__exit__(None, None, None)
             raise
         return self
@@ -75,7 +88,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """All samples without labels, and those with labels by their full name."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=DEADLINE_S) as response:
             lines = response.read().decode().splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
@@ -88,11 +101,15 @@ class Server:
         self._lines.put(None)
 
 
-def refusal(*arguments: str, cache: Path, with_torch: bool = True) -> str:
-    """What a server prints that refuses to start: it ends by itself, with a status other than 0."""
-    server = Server(*arguments, cache=cache, with_torch=with_torch)
-    try:
-        assert server.process.wait(START_TIMEOUT_S) != 0
-    finally:
-        server.__exit__(None, None, None)
-    return "".join(server.log)
+def refusals_without_torch(cases: Sequence[Sequence[str]]) -> list[str]:
+    """What `greenroom serve` says to each of these options, all of which it refuses where torch is not installed.
+
+    One process tries them all, since most of the time goes into its start.
+    """
+    child = subprocess.run(
+        [sys.executable, "-c", _EACH_WITHOUT_TORCH, json.dumps(cases)],
+        capture_output=True, text=True, timeout=START_TIMEOUT_S, check=True,
+    )  # fmt: skip
+    found: list[tuple[int, str]] = json.loads(child.stdout)
+    assert all(status != 0 for status, _ in found), found
+    return [said for _, said in found]

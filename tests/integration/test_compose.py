@@ -24,8 +24,8 @@ from tests.integration.compose_stack import (
     docker,
     engine_answers,
     reading_all,
-    until,
 )
+from tests.waiting import until_others
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
 
@@ -84,7 +84,7 @@ def test_images_hold_what_they_should(stack: Stack) -> None:
     run = ("run", "--rm", "--network", "none", "--read-only", "--entrypoint", "python")
     assert docker(*run, "greenroom-light:test", "-c", look) == "[]"
     assert docker(*run, "greenroom-torch:test", "-c", look) == "['torch', 'transformers']"
-    compiled = "from greenroom.moe.products.native.rows import native_rows; print(native_rows() is not None)"
+    compiled = "from greenroom.moe.kernels.native.rows import native_rows; print(native_rows() is not None)"
     assert docker(*run, "greenroom-torch:test", "-c", compiled) == "True"
     for name in size:
         # Each is pinned and installed by itself: whether one lacks another is not asked meanwhile.
@@ -92,7 +92,7 @@ def test_images_hold_what_they_should(stack: Stack) -> None:
         assert docker("image", "inspect", "--format", "{{.Config.User}}", f"greenroom-{name}:test") == "10001:10001"
 
 
-def test_only_loopback_is_published_and_nobody_is_root(stack: Stack) -> None:
+def test_only_loopback_is_published_and_no_process_is_root(stack: Stack) -> None:
     for container in stack.compose("ps", "--quiet").split():
         found = stack.inspect(container)
         bindings = [binding for each in (found["NetworkSettings"]["Ports"] or {}).values() for binding in each or []]
@@ -167,7 +167,7 @@ def _address(stack: Stack, service: str, network: str = "back") -> str:
 
 
 def _stranger(stack: Stack, network: str, script: str, *arguments: str) -> str:
-    """What a container says that is none of Compose's, on one of its networks."""
+    """What a container prints that is not Compose's own but is on one of its networks."""
     run = ("run", "--rm", "--network", f"{stack.project}_{network}", "--entrypoint", "python", "greenroom-light:test")
     return docker(*run, "-c", script, *arguments)
 
@@ -193,7 +193,7 @@ def test_a_peer_without_a_certificate_is_refused(stack: Stack) -> None:
 
     assert says("scheduler", "with my certificate") not in ("UNAVAILABLE", "UNAUTHENTICATED")
     assert says("scheduler", "by TLS alone") == "UNAVAILABLE"
-    assert says("gateway", "with my certificate") == "UNAVAILABLE", "a gateway is called and calls nobody"
+    assert says("gateway", "with my certificate") == "UNAVAILABLE", "a gateway is called and calls no worker"
 
 
 def test_a_peer_without_a_password_reads_no_topic(stack: Stack) -> None:
@@ -245,7 +245,9 @@ def test_one_of_two_workers_dies_under_its_streams(stack: Stack, undisturbed: di
     stack.up("--no-recreate", "--scale", "worker=2")
     workers = stack.containers("worker")
     assert len(workers) == 2
-    until(lambda: _value(stack, "max(greenroom_scheduler_workers)") == 2, "both workers have a lease", 120)
+    until_others(
+        lambda: _value(stack, "max(greenroom_scheduler_workers)") == 2, "both workers have a lease", within_s=120
+    )
     with reading_all(stack, QUESTIONS) as readings:
         busiest = max(workers, key=lambda worker: _running(worker))
         assert _running(busiest) > 0
@@ -285,16 +287,18 @@ def test_prometheus_sees_all_of_it(stack: Stack) -> None:
         up = sorted(target["labels"]["job"] for target in targets if target["health"] == "up")
         return up == ["gateway", "predictor", "scheduler", "scheduler", "tasktype", "worker", "worker"]
 
-    until(all_up, "all targets are up", 120)
+    until_others(all_up, "all targets are up", within_s=120)
     rules = [rule for group in stack.prometheus("rules")["groups"] for rule in group["rules"]]
     assert rules
     assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
 
 
 def test_every_panel_of_the_dashboard_is_answered(stack: Stack) -> None:
-    """But for the one of troubles, of which there may have been none since the processes last started."""
+    """The panel of troubles is left out: there may have been none since the processes last started."""
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "greenroom.json").read_text())
-    until(lambda: _value(stack, "sum(greenroom_scheduler_active)") == 1, "a scheduler has taken over", 120)
+    until_others(
+        lambda: _value(stack, "sum(greenroom_scheduler_active)") == 1, "a scheduler has taken over", within_s=120
+    )
     for panel in dashboard["panels"]:
         for target in panel.get("targets", []):
             query = target["expr"].replace("$__rate_interval", "5m").replace("$worker", ".*")
@@ -324,7 +328,7 @@ def test_a_key_that_is_revoked_is_refused(stack: Stack) -> None:
                 return error.code == 401
         return False
 
-    until(refused, "the revoked key is refused", 10)
+    until_others(refused, "the revoked key is refused", within_s=10)
 
 
 def test_it_stops_as_it_should(stack: Stack) -> None:

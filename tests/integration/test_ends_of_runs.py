@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,9 +15,9 @@ import pytest
 from tests.kafka.broker import Broker, free_port
 from tests.kafka.fixtures import kafka_broker as kafka_broker
 from tests.kafka.probe import answers
+from tests.waiting import DEADLINE_S, until_others
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 90.0
 
 # As it is collected it starts a process that has a session and a child of its own, as a broker has.
 HANGING = """
@@ -35,13 +33,6 @@ import signal, sys, pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(pytest.main())
 """
-
-
-def until(reached: Callable[[], bool], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not reached():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.05)
 
 
 def runs(pid: int) -> bool:
@@ -70,11 +61,11 @@ def test_an_ended_test_run_leaves_no_process_behind(tmp_path: Path, workers: int
     )
     with run:
         try:
-            until(lambda: sum(path.name.isdecimal() for path in pids.iterdir()) == max(workers, 1), run.poll)
+            until_others(lambda: sum(path.name.isdecimal() for path in pids.iterdir()) == max(workers, 1), run.poll)
             started = [int(number) for path in pids.iterdir() for number in (path.name, path.read_text())]
             assert all(runs(pid) for pid in started)
             run.send_signal(how)
-            until(lambda: not any(runs(pid) for pid in started), lambda: [pid for pid in started if runs(pid)])
+            until_others(lambda: not any(runs(pid) for pid in started), lambda: [pid for pid in started if runs(pid)])
         finally:
             run.kill()  # one that is interrupted waits for its workers
 
@@ -91,7 +82,7 @@ def kafka(port: int) -> subprocess.Popen[str]:
 
 def test_a_port_that_another_broker_has_is_refused(kafka_broker: Broker) -> None:
     with kafka(kafka_broker.port) as second:
-        out, _ = second.communicate(timeout=TIMEOUT_S)
+        out, _ = second.communicate(timeout=DEADLINE_S)
     assert second.returncode == 1
     assert out == f"port {kafka_broker.port} of 127.0.0.1 is taken: another process listens there, maybe a broker\n"
 
@@ -110,4 +101,4 @@ def test_the_broker_of_a_developer_goes_with_its_command_though_that_is_killed()
             assert answers("127.0.0.1", port)
         finally:
             command.kill()
-        until(lambda: not answers("127.0.0.1", port) and not folder.exists(), lambda: folder)
+        until_others(lambda: not answers("127.0.0.1", port) and not folder.exists(), lambda: folder)

@@ -25,8 +25,8 @@ from greenroom_load.targets import Targets, TargetsByTask
 from greenroom_load.transport import Style, transport_for
 from greenroom_load.transport.base import NotReady
 from tests.integration.loadgen_stub import certificate
+from tests.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0
 TTFT_S, ITL_S, TOKENS = 0.04, 0.01, 5
 STOP = common_pb2.END_REASON_STOP
 

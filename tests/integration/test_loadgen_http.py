@@ -33,8 +33,7 @@ from greenroom_load.targets import Targets, TargetsByTask
 from greenroom_load.transport import Style, transport_for
 from greenroom_load.transport.base import NotReady
 from tests.integration.loadgen_stub import Script, Stub, StubThread, certificate, opened, part, played
-
-DEADLINE_S = 60.0
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -190,7 +189,7 @@ async def test_how_requests_fail_is_told_apart(stub: Stub) -> None:
     assert (limited.message, limited.status, limited.retry_after_s) == ("full", "429", 3.0)
 
 
-async def test_nobody_there_is_no_connection() -> None:
+async def test_a_server_that_is_away_is_no_connection() -> None:
     gone = Stub()
     await gone.start()
     await gone.stop()

@@ -14,13 +14,15 @@ import openai
 import pytest
 
 from greenroom.demo import bundled_model_path
-from greenroom.demo.evaluate import CARD_SEED
+from greenroom.demo.evaluate.evaluation import CARD_SEED
 from greenroom.demo.tasks import TASKS, Sample, samples
 from greenroom.policies.registry import EXPERT_POLICIES
 from tests.integration import server as server_module
-from tests.integration.server import Server, refusal
+from tests.integration.server import Server, refusals_without_torch
 from tests.pausing import pause
+from tests.waiting import DEADLINE_S
 
+OPTIONS = ("--expert-memory", "25%", "--policy", "lfu", "--max-running", "16")
 IGNORE_EOS = {"ignore_eos": True}
 PAUSE_S = 3.6
 """Longer than a worker's lease where it has a process of its own."""
@@ -34,7 +36,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(cache: Path) -> Iterator[Server]:
-    with Server("--expert-memory", "25%", "--policy", "lfu", "--max-running", "16", cache=cache) as running:
+    with Server(*OPTIONS, cache=cache) as running:
         yield running
 
 
@@ -68,7 +70,7 @@ async def outcomes(client: openai.AsyncOpenAI, drawn: list[Sample]) -> str:
 
 async def until_idle(server: Server) -> dict[str, float]:
     """The metrics once nothing runs; raises TimeoutError where something stays."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         metrics = await asyncio.to_thread(server.metrics)
         while metrics["greenroom_kv_reserved_bytes"] > 0:
             metrics = await asyncio.to_thread(server.metrics)
@@ -97,22 +99,6 @@ def min_task() -> str:
     """The task that the card allows 0.7."""
     card = json.loads((bundled_model_path() / "evaluation.json").read_text())["exact_match"]
     return str(min(card, key=lambda task: float(card[task]["exact"])))
-
-
-async def test_a_stream_says_the_same_as_a_reply(client: openai.AsyncOpenAI) -> None:
-    name = await model_name(client)
-    prompt = next(samples("converse", 1, seed=1)).prompt
-    whole, reason = await answer(client, name, prompt)
-    stream = await client.chat.completions.create(
-        model=name, messages=[{"role": "user", "content": prompt}], temperature=0, max_tokens=64, stream=True,
-        stream_options={"include_usage": True},
-    )  # fmt: skip
-    chunks = [chunk async for chunk in stream]
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole
-    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == reason
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens > 1
 
 
 async def test_an_exact_server_says_that_nothing_was_approximated(server: Server, client: openai.AsyncOpenAI) -> None:
@@ -176,21 +162,6 @@ async def test_fifty_streams_a_third_cancelled_leave_nothing_behind(server: Serv
     assert metrics["greenroom_failed_audits_total"] == 0
 
 
-async def test_what_can_not_be_served_changes_nothing(server: Server, client: openai.AsyncOpenAI) -> None:
-    name = await model_name(client)
-    with pytest.raises(openai.NotFoundError, match="does not exist here; served"):
-        await answer(client, "gpt-5", "x")
-    with pytest.raises(openai.BadRequestError, match="tokens"):
-        await answer(client, name, "word " * 5000)
-    with pytest.raises(openai.BadRequestError, match="tools"):
-        await client.chat.completions.create(
-            model=name, messages=[{"role": "user", "content": "x"}],
-            tools=[{"type": "function", "function": {"name": "f"}}],
-        )  # fmt: skip
-    assert (await until_idle(server))["greenroom_batch_requests_running"] == 0
-    assert (await answer(client, name, next(samples("classify", 1, seed=1)).prompt))[1] == "stop"
-
-
 async def test_pauses_longer_than_a_lease_end_no_request(server: Server, client: openai.AsyncOpenAI) -> None:
     """As of a laptop that sleeps, or a container that is throttled: scheduler and worker stand still together."""
     name = await model_name(client)
@@ -213,60 +184,52 @@ async def test_pauses_longer_than_a_lease_end_no_request(server: Server, client:
     assert not [line for line in server.log if "dead letters" in line or "is lost under" in line]
 
 
-def test_sigterm_drains_and_the_next_start_is_warm(cache: Path) -> None:
-    options = ("--expert-memory", "25%", "--policy", "lfu")
-    with Server(*options, cache=cache) as first:
-        with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none") as client:
-            chunks = client.completions.create(
-                model="greenroom-understudy", prompt="a", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
-            )
-            next(chunks)
-            first.process.terminate()
-            assert sum(1 for _ in chunks) >= 100, "a running request is finished"
-        assert first.process.wait(60) == 0
+REFUSED = [
+    (("--policy", "magic"), f"known: {', '.join(sorted(EXPERT_POLICIES))}"),
+    (("--expert-memory", "plenty"), "write a size such as 2GiB"),
+    (("--kv-memory", "10%"), "kv_memory"),
+    (("--model", "/nowhere/at/all"), "/nowhere/at/all"),
+    (("--policy-options", "{"), "this is no JSON"),
+    (("--policy", "lru", "--policy-options", '{"x": 1}'), "lru takes no options"),
+    (("--dtype", "int4"), "auto, bfloat16, float16, float32"),
+    (("--max-running", "0"), "max_running"),
+    (("--max-queue-wait", "-1"), "max_queue_wait_s: -1.0 is not allowed"),
+    (("--port", "99999"), "port"),
+    (("--otlp-endpoint", "localhost:4317"), "otlp_endpoint"),
+    (("--otlp-endpoint", "ftp://localhost"), "otlp_endpoint"),
+]
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[tuple[str, ...], str]:
+    """To each of the refused options."""
+    refused = [arguments for arguments, _ in REFUSED]
+    return dict(zip(refused, refusals_without_torch(refused), strict=True))
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_bad_settings_are_refused_with_what_to_do(
+    said: dict[tuple[str, ...], str], arguments: tuple[str, ...], message: str
+) -> None:
+    """At once: the import of torch takes seconds, and is not waited for."""
+    assert message in said[arguments]
+    assert "Traceback" not in said[arguments]
+
+
+# The server that all tests share ends here.
+
+
+def test_sigterm_drains_and_the_next_start_is_warm(cache: Path, server: Server) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        chunks = client.completions.create(
+            model="greenroom-understudy", prompt="a", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(chunks)
+        server.process.terminate()
+        assert sum(1 for _ in chunks) >= 100, "a running request is finished"
+    assert server.process.wait(60) == 0
     remembered = next((cache / "packs").glob("*.resident.json"))
     kept = json.loads(remembered.read_text())["experts"]
-    with Server(*options, cache=cache) as second:
+    with Server(*OPTIONS, cache=cache) as second:
         assert second.terminate() == 0
     assert sorted(json.loads(remembered.read_text())["experts"]) == sorted(kept), "nothing ran, so nothing moved"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--policy", "magic"), f"known: {', '.join(sorted(EXPERT_POLICIES))}"),
-        (("--expert-memory", "plenty"), "write a size such as 2GiB"),
-        (("--kv-memory", "10%"), "kv_memory"),
-        (("--model", "/nowhere/at/all"), "/nowhere/at/all"),
-        (("--policy-options", "{"), "this is no JSON"),
-        (("--policy", "lru", "--policy-options", '{"x": 1}'), "lru takes no options"),
-        (("--dtype", "int4"), "auto, bfloat16, float16, float32"),
-        (("--max-running", "0"), "max_running"),
-        (("--max-queue-wait", "-1"), "max_queue_wait_s: -1.0 is not allowed"),
-        (("--port", "99999"), "port"),
-    ],
-)
-def test_bad_settings_are_refused_with_what_to_do(cache: Path, arguments: tuple[str, ...], message: str) -> None:
-    """At once: it is not waited for torch, which takes seconds to import."""
-    text = refusal(*arguments, cache=cache, with_torch=False)
-    assert message in text
-    assert "Traceback" not in text
-
-
-def test_a_budget_below_the_models_least_is_refused_with_what_to_do(cache: Path) -> None:
-    text = refusal("--expert-memory", "1KiB", cache=cache)
-    assert "one layer's router picks" in text
-    assert "Traceback" not in text
-
-
-def test_an_altered_pack_is_refused(cache: Path, server: Server, tmp_path: Path) -> None:
-    """Every expert is wanted at 100 %, so the start finds the altered record."""
-    packs = tmp_path / "packs"
-    packs.mkdir(parents=True)
-    original = next((cache / "packs").glob("*.pack"))
-    data = bytearray(original.read_bytes())
-    data[len(data) // 2] ^= 1
-    (packs / original.name).write_bytes(data)
-    text = refusal("--expert-memory", "100%", cache=tmp_path)
-    assert "was altered" in text
-    assert "greenroom pack --force" in text

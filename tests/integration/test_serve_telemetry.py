@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.server import Server, refusal
+from tests.integration.server import Server
 
 pytest.importorskip("opentelemetry.sdk", reason="greenroom[otlp] is not installed")
 
@@ -56,8 +56,3 @@ def test_spans_reach_the_collector_and_every_line_is_json(tmp_path: Path) -> Non
     assert any("POST /v1/completions 200" in line["message"] for line in about)
     assert any(line["message"].startswith("stopping") for line in lines)
     assert text_attributes(fronts[1])["code"] == "invalid_value"
-
-
-@pytest.mark.parametrize("endpoint", ["localhost:4317", "ftp://localhost"])
-def test_an_endpoint_that_is_none_is_refused_before_the_model_is_loaded(endpoint: str, tmp_path: Path) -> None:
-    assert "otlp_endpoint" in refusal("--otlp-endpoint", endpoint, cache=tmp_path, with_torch=False)

@@ -1,4 +1,4 @@
-"""Processes of greenroom do not carry torch's compiler about; whoever uses it has it as it always is."""
+"""Processes of greenroom do not load torch's compiler. Code that uses it has all of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_server_that_has_answered_has_not_imported_the_compiler(
 
 
 def test_a_command_that_only_looks_at_a_model_does_not_import_the_compiler_either() -> None:
-    """Every command gets it at one place; this one makes a model without weights and ends."""
+    """One place does this for every command. This command makes a model without weights and ends."""
     child = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "greenroom", "info", str(bundled_model_path())],
         check=False, capture_output=True, text=True, timeout=120,
@@ -126,7 +126,7 @@ assert any("opaque" in name for name in graphs[0]), graphs
         pytest.param("TransformGetItemToIndex().__enter__()", marks=pytest.mark.full),
     ],
 )
-def test_whoever_uses_the_compiler_has_it_whole(use: str) -> None:
+def test_code_that_uses_the_compiler_has_all_of_it(use: str) -> None:
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", USED.replace("{use}", use)],
         check=False, capture_output=True, text=True, timeout=120,

@@ -1,4 +1,4 @@
-"""What the tests of several commands start from."""
+"""What tests of several folders start from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.text import TextProcessor
+from tests import small_tokenizers
 from tests.random_checkpoints import save_random
 
 
@@ -19,3 +21,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pack_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its expert pack is made once for all tests, and not where the user's are."""
     monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path_factory.getbasetemp() / "packs"))
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
+    """A small vocabulary with a chat template."""
+    return TextProcessor.from_folder(small_tokenizers.write_chat(tmp_path_factory.mktemp("text")))

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import aiohttp
 
-DEADLINE_S = 60.0
+from tests.waiting import DEADLINE_S as DEADLINE_S
+
 _SESSION = {"GREENROOM_KAFKA_SESSION_TIMEOUT": "3"}  # how long one waits for what was killed
 
 

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from greenroom.cli import main
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
 from greenroom.worker.model import model_runtime
 from greenroom.worker.model.memory_needs import dense_bytes
+from tests.pipeline.commands import commands, complaint_of, output_of, result_of
 from tests.random_checkpoints import save_random
 
 Run = Callable[..., tuple[str, str]]
@@ -27,30 +26,16 @@ Run = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def run(pack_cache: None) -> Run:
-    def invoke(*arguments: str, text: str | None = None, status: int = 0) -> tuple[str, str]:
-        result = CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
-        assert result.exit_code == status, result.output
+    def said(*arguments: str, text: str | None = None, status: int = 0) -> tuple[str, str]:
+        result = result_of(*arguments, text=text, status=status)
         return result.stdout, result.stderr
 
-    return invoke
+    return said
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        (),
-        ("serve",),
-        ("generate",),
-        ("info",),
-        ("pack",),
-        ("trace",),
-        ("replay",),
-        ("keywords", "learn"),
-        ("demo", "widen"),
-    ],
-)
-def test_help_has_examples(run: Run, command: tuple[str, ...]) -> None:
-    assert "Example" in run(*command, "--help")[0]
+@pytest.mark.parametrize("command", [(), *commands()], ids=lambda words: " ".join(("greenroom", *words)))
+def test_help_has_examples(command: tuple[str, ...]) -> None:
+    assert "Example" in output_of(*command, "--help")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +157,20 @@ def test_pack_prints_the_path_and_verifies(run: Run, checkpoint: Path) -> None:
     run("pack", str(checkpoint), "--force", "--verify")
 
 
+def test_an_altered_pack_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every expert is wanted at 100 %, so the start finds the altered record."""
+    monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path))
+    start = ("generate", "x", "--model", str(checkpoint), "--max-tokens", "1", "--expert-memory", "100%")
+    output_of(*start)
+    (pack,) = (tmp_path / "packs").glob("*.pack")
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    said = output_of(*start, status=1)
+    assert "was altered" in said
+    assert "greenroom pack --force" in said
+
+
 def test_generate_from_arguments_file_and_stdin(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     common = ("generate", "--model", str(checkpoint), "--expert-memory", "50%", "--max-tokens", "6", "--json")
     prompts = tmp_path / "prompts.jsonl"
@@ -207,12 +206,10 @@ def test_generate_says_what_was_approximated(run: Run, checkpoint: Path) -> None
         (("x", "--policy", "magic"), None, "fifo, lfu"),
         (("x", "--max-tokens", "100000"), None, "tokens in all"),
         (("x", "--revision"), None, "requires an argument"),
+        (("x", "--expert-memory", "1KiB"), None, "one layer's router picks"),
     ],
 )
 def test_mistakes_are_explained(
-    run: Run, checkpoint: Path, arguments: tuple[str, ...], text: str | None, message: str
+    pack_cache: None, checkpoint: Path, arguments: tuple[str, ...], text: str | None, message: str
 ) -> None:
-    result = CliRunner().invoke(main, ("generate", "--model", str(checkpoint), *arguments), input=text)
-    assert result.exit_code in (1, 2)
-    assert message in result.stderr
-    assert "Traceback" not in result.output
+    assert message in complaint_of("generate", "--model", str(checkpoint), *arguments, text=text)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-import aiohttp
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
@@ -25,8 +24,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.embedded import EmbeddedConfig, embedded_parts
-from greenroom.gateway import GatewayConfig
+from greenroom.embedded import EmbeddedConfig
 from greenroom.gateway.service import GatewayService
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
@@ -39,6 +37,7 @@ from greenroom.worker.model.metrics import WorkerCollector
 from greenroom.worker.model.model_engine import ModelEngine
 from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.traces.routing import RoutingRecorder
+from tests.pipeline.embedded import complete, embedded
 from tests.pipeline.worker.test_model import Told
 from tests.waiting import until
 
@@ -79,56 +78,40 @@ def working(cache: Path, policy: str = "moe-infinity") -> Iterator[ModelRuntime]
     )
     with ModelRuntime(config) as made:
         yield made
-        assert made.loop.wait_idle(30)
+        assert made.loop.wait_idle(LIMIT_S)
         assert made.loop.stats().audit_failures == 0
 
 
-@asynccontextmanager
-async def served(
+def served(
     worker: ModelRuntime, recorder: RoutingRecorder
-) -> AsyncIterator[tuple[GatewayService, CollectorRegistry]]:
+) -> AbstractAsyncContextManager[tuple[GatewayService, CollectorRegistry]]:
     registry = CollectorRegistry()
     registry.register(WorkerCollector(worker))
     building = BuildingConfig(drift=DRIFT, capacity=40)
-    gateway, parts = embedded_parts(
-        EmbeddedConfig(artifact_every_s=0.02, predictor=PredictorConfig(building=building, publish_after_s=0.05)),
-        GatewayConfig(port=0, drain_timeout_s=0),
-        engine=ModelEngine(worker, recorder),
-        card=card_of(worker),
-        text=worker.text,
-        registry=registry,
-    )
-    async with AsyncExitStack() as stack:
-        for part in parts:
-            await part.start()
-            stack.push_async_callback(part.stop)
-        await until(lambda: gateway.unready is None)
-        yield gateway, registry
+    config = EmbeddedConfig(artifact_every_s=0.02, predictor=PredictorConfig(building=building, publish_after_s=0.05))
+    return embedded(config, ModelEngine(worker, recorder), card_of(worker), worker.text, registry=registry)
 
 
 def prompts(task: str, count: int, seed: int) -> list[str]:
     return [one.prompt for one in samples(task, count, seed=seed)]
 
 
-async def ask(gateway: GatewayService, http: aiohttp.ClientSession, prompt: str) -> None:
+async def ask(gateway: GatewayService, prompt: str) -> None:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": LENGTH, "temperature": 0.0, "ignore_eos": True}
-    async with http.post(f"http://127.0.0.1:{gateway.port}/v1/completions", json=body) as response:
-        assert response.status == 200, await response.text()
+    status, said = await complete(gateway, body)
+    assert status == 200, said
 
 
 async def test_a_shift_of_tasks_is_followed_while_serving(cache: Path) -> None:
-    """Without a collection one is made of the first sequences; when others come that it does not foresee it is rebuilt
-    of them, and they are foreseen better."""
+    """The first collection is made of the first sequences. It does not foresee those of another task, so it is rebuilt
+    of them. Then they are foreseen better."""
     with working(cache) as worker:
         recorder = Hearing(worker.experts.catalogue)
         policy = worker.experts.policy
         assert isinstance(policy, MoeInfinity)
         first = iter(prompts("converse", 20, seed=3))
         second, fresh = iter(prompts("summarise", 12, seed=3)), iter(prompts("summarise", 12, seed=4))
-        async with (
-            served(worker, recorder) as (gateway, registry),
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_S)) as http,
-        ):
+        async with served(worker, recorder) as (gateway, registry):
 
             def version() -> float | None:
                 return registry.get_sample_value("greenroom_expert_artifact_version", {"kind": "eamc"})
@@ -137,7 +120,7 @@ async def test_a_shift_of_tasks_is_followed_while_serving(cache: Path) -> None:
                 """The recalls of so many sequences, four at a time."""
                 begun = len(recorder.recalls)
                 for _ in range(count // 4):
-                    await asyncio.gather(*(ask(gateway, http, next(prompts)) for _ in range(4)))
+                    await asyncio.gather(*(ask(gateway, next(prompts)) for _ in range(4)))
                 return recorder.recalls[begun:]
 
             async def taken(number: int) -> None:
@@ -188,7 +171,7 @@ def coefficients(version: int, experts: tuple[int, ...]) -> ReuseFile:
 async def test_swaps_while_requests_run_change_no_answer(
     cache: Path, policy: str, kind: str, made: Callable[[int, tuple[int, ...]], ArtifactFile]
 ) -> None:
-    """At whatever step they come; one of another model is refused, and what is in use is known."""
+    """Swaps come at any step. A file of another model is refused. The version in use is known."""
     told = Told()
     with working(cache, policy) as worker:
         engine = ModelEngine(worker)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,21 +15,20 @@ from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.core.model_profile import dump_model_profile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.embedded import EmbeddedConfig, embedded_parts
-from greenroom.gateway import GatewayConfig
+from greenroom.embedded import EmbeddedConfig
 from greenroom.gateway.service import GatewayService
-from greenroom.moe.batch.completions import complete
+from greenroom.moe.batch import completions
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.worker.model.card import card_of
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.model_engine import ModelEngine
 from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.traces.routing import RoutingRecorder
+from tests.pipeline.embedded import complete, embedded
 from tests.unit.policies.model_profiles import model_profile, task_profile
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 LENGTH = 16
-LIMIT_S = 60.0
 EVERY = 3
 
 
@@ -73,7 +71,7 @@ def answers(cache: Path, prompts: dict[str, list[str]]) -> dict[str, str]:
             GenerationRequest(f"r{number}", tuple(tokenizer.encode(prompt, add_special_tokens=True)), sampling)
             for number, prompt in enumerate(flat)
         ]
-        said = complete(worker.loop, requests, timeout_s=LIMIT_S)
+        said = completions.complete(worker.loop, requests, timeout_s=DEADLINE_S)
         return {prompt: tokenizer.decode(one.token_ids) for prompt, one in zip(flat, said, strict=True)}
 
 
@@ -81,41 +79,23 @@ def answers(cache: Path, prompts: dict[str, list[str]]) -> dict[str, str]:
 def worker(cache: Path) -> Iterator[ModelRuntime]:
     with ModelRuntime(config(cache, expert_memory="33%", policy="emoe")) as made:
         yield made
-        assert made.loop.wait_idle(30)
+        assert made.loop.wait_idle(DEADLINE_S)
         assert made.loop.stats().audit_failures == 0
 
 
 @asynccontextmanager
 async def served(worker: ModelRuntime) -> AsyncIterator[tuple[GatewayService, ModelEngine, CollectorRegistry]]:
     """As ``greenroom serve --policy emoe`` has it."""
-    registry = CollectorRegistry()
     engine = ModelEngine(worker, RoutingRecorder(worker.experts.catalogue, most_rows=256))
-    gateway, parts = embedded_parts(
-        EmbeddedConfig(forecast_every=EVERY, forecast_predictor="emoe-a"),
-        GatewayConfig(port=0, drain_timeout_s=0),
-        engine=engine,
-        card=card_of(worker),
-        text=worker.text,
-        registry=registry,
-        profile=worker.profile,
-    )
-    async with AsyncExitStack() as stack:
-        for part in parts:
-            await part.start()
-            stack.push_async_callback(part.stop)
-        await until(lambda: gateway.unready is None)
+    config = EmbeddedConfig(forecast_every=EVERY, forecast_predictor="emoe-a")
+    async with embedded(config, engine, card_of(worker), worker.text, profile=worker.profile) as (gateway, registry):
         yield gateway, engine, registry
 
 
 async def ask(gateway: GatewayService, prompt: str) -> str:
     body = {"model": "understudy", "prompt": prompt, "max_tokens": LENGTH, "temperature": 0.0, "ignore_eos": True}
-    url = f"http://127.0.0.1:{gateway.port}/v1/completions"
-    async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_S)) as http,
-        http.post(url, json=body) as response,
-    ):
-        assert response.status == 200, await response.text()
-        said = await response.json()
+    status, said = await complete(gateway, body)
+    assert status == 200, said
     return str(said["choices"][0]["text"])
 
 
@@ -177,7 +157,7 @@ def test_with_a_profile_and_the_papers_fidelity_nothing_is_fetched_on_demand(
         for task, own in prompts.items():
             tokenizer = worker.text.tokenizer
             sampling = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
-            complete(
+            completions.complete(
                 worker.loop,
                 [
                     GenerationRequest(
@@ -185,7 +165,7 @@ def test_with_a_profile_and_the_papers_fidelity_nothing_is_fetched_on_demand(
                     )
                     for prompt in own
                 ],
-                timeout_s=LIMIT_S,
+                timeout_s=DEADLINE_S,
             )
             targets.append(frozenset(wanted(worker)))
         assert len(set(targets)) == len(TASKS)

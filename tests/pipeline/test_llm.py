@@ -14,6 +14,7 @@ from greenroom import LLM, SamplingParams
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig, InvalidRequest, UnknownName, UnsupportedModel
 from greenroom.core.generation import FinishReason
 from tests.random_checkpoints import save_random
+from tests.waiting import DEADLINE_S
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -82,7 +83,7 @@ def test_log_probabilities_are_those_of_the_tokens(llm: LLM) -> None:
         assert len(entry.top) == 3
 
 
-def test_one_that_can_not_be_served_is_refused_before_any_runs(llm: LLM) -> None:
+def test_a_prompt_that_can_not_be_served_is_refused_before_any_runs(llm: LLM) -> None:
     steps = llm.worker.loop.stats().steps
     with pytest.raises(InvalidRequest, match="256 tokens"):
         llm.generate([[5], [6] * 300], GREEDY)
@@ -109,7 +110,7 @@ def test_what_is_too_long_by_its_length_is_refused_without_being_encoded(
 
 def test_nothing_is_left_behind(llm: LLM) -> None:
     llm.generate([[5, 6], [7]], GREEDY)
-    assert llm.worker.loop.wait_idle(30)
+    assert llm.worker.loop.wait_idle(DEADLINE_S)
     stats = llm.worker.loop.stats()
     assert stats.running == stats.waiting == stats.kv_reserved_bytes == stats.audit_failures == 0
     llm.worker.experts.audit(idle=True)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import grpc
 import pytest
-from prometheus_client import CollectorRegistry
 
 from greenroom.core.generation import GenerationRequest
-from greenroom.embedded import EmbeddedConfig, embedded_parts
+from greenroom.embedded import EmbeddedConfig
 from greenroom.fabric.log import Headers, MemoryLog, Position
-from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
 from greenroom.text import TextProcessor
 from greenroom.v1 import inference_pb2, inference_pb2_grpc
-from tests import small_tokenizers
-from tests.pipeline.worker.scripted import CARD, ScriptedEngine, until
+from tests.pipeline.embedded import complete, embedded
+from tests.pipeline.worker.scripted import CARD, ScriptedEngine
+from tests.waiting import DEADLINE_S, until
 
 pytest.importorskip("opentelemetry.sdk", reason="greenroom[otlp] is not installed")
 
@@ -30,7 +27,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.otlp_collector import Collector, collecting_over_grpc, text_attributes, traced
 
-LIMIT_S = 10.0
 CLIENT_SPAN = "b7ad6b7169203331"
 CLIENT_TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = (("traceparent", f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"),)
@@ -65,13 +61,8 @@ class Http(Front):
     span = "POST /v1/completions"
 
     async def ask(self, gateway: GatewayService, *metadata: tuple[str, str]) -> None:
-        url = f"http://127.0.0.1:{gateway.port}/v1/completions"
-        body = {"model": CARD.name, "prompt": [5, 6], "max_tokens": 2}
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_S)) as http,
-            http.post(url, json=body, headers=dict(metadata)) as response,
-        ):
-            assert response.status == 200, await response.text()
+        status, said = await complete(gateway, {"model": CARD.name, "prompt": [5, 6], "max_tokens": 2}, dict(metadata))
+        assert status == 200, said
 
 
 class Grpc(Front):
@@ -81,7 +72,7 @@ class Grpc(Front):
         request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5, 6]), max_tokens=2)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway._gateway.grpc_port}") as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
-            await stub.Generate(request, timeout=LIMIT_S, metadata=metadata)
+            await stub.Generate(request, timeout=DEADLINE_S, metadata=metadata)
 
 
 FRONTS = {"http": Http, "grpc": Grpc}
@@ -91,12 +82,6 @@ FRONTS = {"http": Http, "grpc": Grpc}
 def front(request: pytest.FixtureRequest) -> Front:
     made: Front = FRONTS[request.param]()
     return made
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
-    folder: Path = tmp_path_factory.mktemp("checkpoint")
-    return TextProcessor.from_folder(small_tokenizers.write_chat(folder))
 
 
 @pytest.fixture
@@ -122,15 +107,7 @@ def appended(monkeypatch: pytest.MonkeyPatch) -> Appended:
 @asynccontextmanager
 async def pipeline(text: TextProcessor, engine: Prompt | None = None) -> AsyncIterator[GatewayService]:
     """All services in this process, ready."""
-    front = GatewayConfig(port=0, grpc_port=0, drain_timeout_s=0)
-    gateway, parts = embedded_parts(
-        EmbeddedConfig(), front, engine=engine or Prompt(), card=CARD, text=text, registry=CollectorRegistry()
-    )
-    async with AsyncExitStack() as stack:
-        for part in parts:
-            await part.start()
-            stack.push_async_callback(part.stop)
-        await until(lambda: gateway.unready is None)
+    async with embedded(EmbeddedConfig(), engine or Prompt(), CARD, text) as (gateway, _):
         yield gateway
 
 
@@ -194,7 +171,7 @@ async def test_the_cancel_of_a_client_that_left_is_of_its_trace(
         await until(lambda: engine.begun)
         asking.cancel()
         await until(lambda: [topic for topic, headers in appended if headers].count("tasks") == 2)
-        await asyncio.wait([asking], timeout=LIMIT_S)
+        await asyncio.wait([asking], timeout=DEADLINE_S)
     carried = [(topic, span_of(headers)[0]) for topic, headers in appended if headers]
     assert {trace for _, trace in carried} == {CLIENT_TRACE}
     assert [topic for topic, _ in carried].count("requests") == 2

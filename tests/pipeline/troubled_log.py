@@ -29,8 +29,8 @@ def in_turn(topic: str, *troubles: str) -> Trouble:
 
 
 class TroubledLog(MemoryLog):
-    """``lose_held``: what was held is lost when it is released. ``dead``: whoever uses it has died; nothing of what it
-    still does on its way out is done."""
+    """``lose_held``: what was held is lost when it is released. ``dead``: its user has died, so nothing that it still
+    does on its way out takes effect."""
 
     def __init__(self, broker: MemoryBroker, trouble: Trouble = no_trouble) -> None:
         super().__init__(broker)

@@ -14,11 +14,12 @@ from benchmarks.emoe.memory.forecasters import EVERY, Forecaster, Predictor
 from benchmarks.harness.inputs.shared_model import KV_BYTES, Ask, SharedModel, run_at_once
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.policies.base.events import UNKNOWN_TASK
 from greenroom.policies.base.fidelity import Fidelity
 from greenroom.policies.registry import create_policy
-from greenroom.profiling.forced import Forced, Given, force
+from greenroom.profiling.model.teacher_forcing import Forced, Given, force
 from greenroom.worker.model.warm_start import first_residents
 from greenroom.worker.traces.routing import RoutingRecorder
 

@@ -66,7 +66,7 @@ def draw_memory_tasks(rows: Sequence[Mapping[str, Any]], share: float, path: Pat
     arms = {name: own for name, own in arms.items() if own}
     if not arms:
         return
-    figure, panels = panels_of(1, 2, width=7.5)
+    figure, panels = panels_of(2, 1, height=2.9)
     tasks = list(next(iter(arms.values()))[0]["same_by_task"])
     keys = (
         ("same_by_task", "answers as the resident model's"),

@@ -23,7 +23,7 @@ from greenroom.core.model_profile import ModelProfile
 from greenroom.demo.tasks import TASKS, sample
 from greenroom.predictor.kinds.emoe.config import EMOE_KINDS
 from greenroom.predictor.kinds.emoe.recorded import Recorded
-from greenroom.profiling.forced import Given
+from greenroom.profiling.model.teacher_forcing import Given
 
 SEED = 52_000
 MAIN_SHARE = 0.6

@@ -6,35 +6,41 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.emoe.scheduling.schedulers import EMOE, EMOE_LITERAL, FCFS, HINDSIGHT
 from benchmarks.harness.reporting.plots import (
+    LineEnd,
+    band,
     curve,
     grouped_bars,
     legend_below,
     logarithmic,
+    name_ends,
+    page,
     panels_of,
     save,
     style_of,
     tidy,
 )
+from greenroom.core.pictures import COLOURS
+
+_MAIN = {FCFS: COLOURS[0], EMOE: COLOURS[1], EMOE_LITERAL: COLOURS[3], HINDSIGHT: "black"}
+_OTHER = "0.55"
 
 
 def draw_sweep(steps: Sequence[Mapping[str, Any]], saturation: float, title: str, path: Path) -> None:
-    """Mean latency (the paper's Fig. 12), goodput, and the share in time, against the arrival rate."""
-    figure, panels = panels_of(1, 3, width=5.4)
+    """Mean latency (the paper's Fig. 12), goodput, and the share in time, against the arrival rate.
+
+    The main arms have colours, and shades as wide as their intervals.
+    """
+    figure, panels = panels_of(3, 1, height=2.9)
     shown = (
         ("mean_latency_ms", "mean latency, s", 1e-3),
-        ("goodput", "goodput, requests/s in time", 1.0),
+        ("goodput", "in time, requests/s", 1.0),
         ("attainment", "share of requests in time", 1.0),
     )
+    arms = sorted(steps[0]["arms"], key=lambda arm: arm in _MAIN)  # the main ones above the others
     for panel, (key, label, scale) in zip(panels, shown, strict=True):
-        for place, arm in enumerate(steps[0]["arms"]):
-            points = [(step["load"], step["arms"][arm][key]) for step in steps if arm in step["arms"]]
-            points = [(load, value) for load, value in points if value is not None]
-            beside = 0.006 * (place - (len(steps[0]["arms"]) - 1) / 2)  # so that intervals do not hide one another
-            at = [(load + beside) * saturation for load, _ in points]
-            curve(panel, at, [value for _, value in points], scale=scale, label=arm, **style_of(place))
-        panel.axvline(saturation, color="0.5", linewidth=1, linestyle=":")
-        panel.set_xlabel("arrivals/s (dotted: what saturates FCFS)")
+        panel.axvline(1.0, color="0.5", linewidth=1, linestyle=":")
         panel.set_ylabel(label)
         means = [scale * row[key]["mean"] for step in steps for row in step["arms"].values() if row[key] is not None]
         if key == "mean_latency_ms":
@@ -42,13 +48,32 @@ def draw_sweep(steps: Sequence[Mapping[str, Any]], saturation: float, title: str
             panel.set_ylim(0.5 * min(means, default=0.1), 2 * max(means, default=1.0))
         else:
             _from_nothing(panel, means, share=key == "attainment")
+        ends = [end for arm in arms if (end := _arm_line(panel, steps, arm, key, scale)) is not None]
+        name_ends(panel, ends)
+        panel.set_xticks([step["load"] for step in steps])
         tidy(panel)
-    _finish(figure, panels[:1], title, path)
+    panels[-1].set_xlabel(f"arrivals, × what saturates FCFS ({saturation:.3g}/s)")
+    figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def _arm_line(panel: Any, steps: Sequence[Mapping[str, Any]], arm: str, key: str, scale: float) -> LineEnd | None:
+    """None: it has no such figure at any load."""
+    points = [(step["load"], step["arms"][arm][key]) for step in steps if arm in step["arms"]]
+    points = [(load, value) for load, value in points if value is not None]
+    if not points:
+        return None
+    at, values = [load for load, _ in points], [value for _, value in points]
+    if arm in _MAIN:
+        band(panel, at, values, scale=scale, color=_MAIN[arm], linestyle="--" if arm == HINDSIGHT else "-")
+    else:
+        panel.plot(at, [scale * value["mean"] for value in values], color=_OTHER, linewidth=0.8, marker=".")
+    return LineEnd(arm, at[-1], scale * values[-1]["mean"], _MAIN.get(arm, _OTHER))
 
 
 def draw_tasks(step: Mapping[str, Any], path: Path) -> None:
     """Share in time and goodput by task type at one load."""
-    figure, panels = panels_of(1, 2, width=7.5)
+    figure, panels = panels_of(2, 1, height=3.2)
     arms = list(step["arms"])
     tasks = list(step["arms"][arms[0]]["by_task"])
     shown = (("attainment", "share in time"), ("goodput", "in time, requests/s"))
@@ -63,7 +88,9 @@ def draw_tasks(step: Mapping[str, Any], path: Path) -> None:
 
 def draw_labels(labels: Mapping[str, Any], load: float, path: Path) -> None:
     """The paper's Fig. 19, and beside it its Fig. 13: task-aware against task-agnostic, by task."""
-    figure, panels = panels_of(1, 3, width=5.4)
+    figure = page(6.6)
+    places = figure.subplot_mosaic([["latency", "goodput"], ["tasks", "tasks"]])
+    panels = [places[name] for name in ("latency", "goodput", "tasks")]
     steps, without = labels["by_accuracy"], labels["without_labels"]
     shown = (
         ("latency_change_percent", "mean latency, % over right labels"),
@@ -92,7 +119,6 @@ def _by_task(panel: Any, aware: Mapping[str, Any], agnostic: Mapping[str, Any] |
         if of is not None
     }
     grouped_bars(panel, list(aware), arms)
-    panel.tick_params(axis="x", labelsize=9)
     panel.set_ylabel("mean latency, s: right labels, none")
     _from_nothing(panel, [one["mean"] for own in arms.values() for one in own])
     tidy(panel)

@@ -11,7 +11,7 @@ from greenroom.policies.placement.latency_estimate import ESTIMATORS, latency_ms
 from greenroom.policies.placement.placement_policy import PendingRequest, PlacementPolicy, WorkerView
 from greenroom.policies.registry import create_placement_policy
 
-FCFS, EMOE, HINDSIGHT = "fcfs", "emoe", "hindsight"
+FCFS, EMOE, EMOE_LITERAL, HINDSIGHT = "fcfs", "emoe", "emoe-literal", "hindsight"
 VLLM_QUEUE = 100_000
 
 
@@ -45,7 +45,7 @@ ARMS = {
         Arm(FCFS, "fcfs"),
         Arm("edf", "edf"),
         Arm("vllm-like", "fcfs", kv_on_demand=True),
-        Arm("emoe-literal", "emoe-literal"),
+        Arm(EMOE_LITERAL, "emoe-literal"),
         Arm(EMOE, "emoe"),
         Arm("emoe, as worded", "emoe", {"late_share": 1.0}),
         Arm("emoe, margin 1.25", "emoe", {"margin": 1.25}),

@@ -166,7 +166,7 @@ def _routers(model: Any) -> list[Any]:
 
 
 def _model_hooks(model: Any) -> Any:
-    from greenroom.moe.products.expert_hooks import hook_of
+    from greenroom.moe.kernels.expert_hooks import hook_of
 
     _, module = next(iter(experts_modules(model)))
     return hook_of(module).model_hooks

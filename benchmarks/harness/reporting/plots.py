@@ -1,12 +1,16 @@
-"""What the pictures of all benchmarks have in common: panels, curves with their errors, scales, legends."""
+"""What the pictures of all benchmarks have in common: their width, panels, curves with errors, scales, names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from greenroom.core.pictures import COLOURS, PlotUnavailable, new_figure, save_figure
+
+PAGE_WIDTH = 8.3
+"""Inches of every picture. A page shows about 830 pixels: 100 an inch, at which 9 points can be read."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">")
 _MAIN_COLOURS = (*COLOURS, "#000000")
@@ -20,10 +24,23 @@ def style_of(place: int) -> dict[str, Any]:
     return {"color": _MAIN_COLOURS[place % len(_MAIN_COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
 
 
-def panels_of(rows: int, columns: int, *, width: float = 4.8, height: float = 4.4) -> tuple[Any, list[Any]]:
-    """An empty figure and its panels, row by row; inches of one panel. Raises PlotUnavailable without matplotlib."""
-    figure = new_figure(width * columns, height * rows)
+def page(height: float) -> Any:
+    """An empty figure as wide as a page; inches. Raises PlotUnavailable without matplotlib."""
+    return new_figure(PAGE_WIDTH, height)
+
+
+def panels_of(rows: int, columns: int, *, height: float = 3.6) -> tuple[Any, list[Any]]:
+    """A page and its panels, row by row; ``height``: inches of a row. Raises PlotUnavailable without matplotlib."""
+    figure = page(height * rows)
     return figure, figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+
+
+def pairs_of(count: int, *, height: float = 3.6) -> tuple[Any, list[Any]]:
+    """A page and so many panels, two in a row. Raises PlotUnavailable without matplotlib."""
+    figure, panels = panels_of((count + 1) // 2, min(2, count), height=height)
+    for panel in panels[count:]:
+        panel.remove()
+    return figure, panels[:count]
 
 
 def save(figure: Any, path: Path) -> None:
@@ -67,6 +84,68 @@ def curve(panel: Any, places: Sequence[float], values: Sequence[Value], *, scale
         list(places), [centre(value) for value in shown], yerr=errors(shown),
         **{"capsize": 2, "markersize": 4, "linewidth": 1.5, **style},
     )  # fmt: skip
+
+
+def band(panel: Any, places: Sequence[float], values: Sequence[Value], *, scale: float = 1.0, **style: Any) -> None:
+    """A line through the centres, and a shade as far as the errors reach."""
+    shown = scaled(values, scale)
+    middle = [centre(value) for value in shown]
+    below, above = errors(shown)
+    (line,) = panel.plot(list(places), middle, **{"linewidth": 1.8, "marker": "o", "markersize": 3.5, **style})
+    panel.fill_between(
+        list(places), [at - by for at, by in zip(middle, below, strict=True)],
+        [at + by for at, by in zip(middle, above, strict=True)], color=line.get_color(), alpha=0.15, linewidth=0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LineEnd:
+    """Where a line stops, and what it is called there."""
+
+    name: str
+    x: float
+    y: float
+    colour: str
+
+
+def name_ends(panel: Any, ends: Sequence[LineEnd], *, apart: float = 0.075) -> None:
+    """Each line's name to the right of the panel, as high as the line's end.
+
+    Names are at least ``apart`` from each other, in shares of the panel's height. To be called when the axes have their
+    scales and limits.
+    """
+    up = {end.name: float(_height_of(panel, end)) for end in ends}
+    order = sorted(ends, key=lambda end: up[end.name])
+    for end, at in zip(order, spread_out([up[end.name] for end in order], apart), strict=True):
+        panel.annotate(
+            end.name, xy=(end.x, end.y), xytext=(1.03, at), textcoords="axes fraction", color=end.colour, fontsize=9,
+            verticalalignment="center", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2,
+                        "relpos": (0.0, 0.5)},
+        )  # fmt: skip
+
+
+def _height_of(panel: Any, end: LineEnd) -> Any:
+    return panel.transAxes.inverted().transform(panel.transData.transform((end.x, end.y)))[1]
+
+
+def spread_out(places: Sequence[float], apart: float) -> list[float]:
+    """Ascending places, moved until all are ``apart``. Those that crowd spread around their mean."""
+    crowds: list[list[float]] = []
+    for place in places:
+        crowds.append([place])
+        while len(crowds) > 1 and _lowest(crowds[-1], apart) - _highest(crowds[-2], apart) < apart:
+            joined = crowds.pop()
+            crowds[-1] += joined
+    return [_lowest(crowd, apart) + number * apart for crowd in crowds for number in range(len(crowd))]
+
+
+def _lowest(crowd: Sequence[float], apart: float) -> float:
+    return sum(crowd) / len(crowd) - (len(crowd) - 1) / 2 * apart
+
+
+def _highest(crowd: Sequence[float], apart: float) -> float:
+    return sum(crowd) / len(crowd) + (len(crowd) - 1) / 2 * apart
 
 
 def grouped_bars(panel: Any, groups: Sequence[str], arms: Mapping[str, Sequence[Value]], **style: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.reporting.plots import curve, panels_of, save, style_of, tidy
+from benchmarks.harness.reporting.plots import curve, legend_below, pairs_of, save, style_of, tidy
 
 BELADY = "belady"
 
@@ -16,7 +16,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     rows = found["rows"]
     streams = [name for name in dict.fromkeys(row["stream"] for row in rows)
                if len({row["slots"] for row in rows if row["stream"] == name}) > 1]  # fmt: skip
-    figure, axes = panels_of(1, len(streams), width=4.2 + 2.2 / max(1, len(streams)), height=4.2)
+    figure, axes = pairs_of(len(streams))
     policies = list(dict.fromkeys(row["policy"] for row in rows if row["policy"] != BELADY))
     for axis, name in zip(axes, streams, strict=True):
         own = [row for row in rows if row["stream"] == name]
@@ -29,9 +29,9 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         axis.set_ylim(0, 100)
         axis.set_xlim(left=0)
         tidy(axis)
-    axes[0].set_ylabel("hit rate without prefetching, %")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False)
+    for axis in axes[::2]:
+        axis.set_ylabel("hit rate without prefetching, %")
+    legend_below(figure, axes)
     save(figure, path)
 
 

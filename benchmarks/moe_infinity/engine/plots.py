@@ -50,7 +50,7 @@ def _bars(panel: Any, found: Found, key: str, label: str) -> None:
     rows = {name: row[key] for name, row in found["one"].get("rows", {}).items() if row[key] is not None}
     for place, (name, value) in enumerate(rows.items()):
         panel.bar(place, centre(value), 0.7, yerr=errors([value]), color=_colour(name), ecolor="0.4", capsize=3)
-    panel.set_xticks(range(len(rows)), list(rows), rotation=30, ha="right", fontsize=8)
+    panel.set_xticks(range(len(rows)), list(rows), rotation=30, ha="right", fontsize=9)
     panel.set_title(label)
 
 

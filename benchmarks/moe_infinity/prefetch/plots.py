@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.reporting.plots import curve, save, tidy
-from greenroom.core.pictures import COLOURS, new_figure
+from benchmarks.harness.reporting.plots import curve, page, save, tidy
+from greenroom.core.pictures import COLOURS
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
@@ -15,7 +15,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     models = list(dict.fromkeys(row["model"] for row in found["bandwidth"]))
     recalls = 1 + len(models)
     rows = recalls // 2 + 1
-    figure = new_figure(10, 4.5 * rows)
+    figure = page(4.0 * rows)
     grid = figure.add_gridspec(rows, 2)
     panels = [figure.add_subplot(grid[place // 2, place % 2]) for place in range(recalls)]
     tails = figure.add_subplot(grid[-1, 1 if recalls % 2 else slice(None)])
@@ -42,7 +42,7 @@ def _lines(
     panel.set_xlabel(label)
     panel.set_ylabel("recall of prefetching, %")
     tidy(panel)
-    panel.legend(fontsize=8)
+    panel.legend(fontsize=9)
 
 
 def _tails(panel: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -55,7 +55,7 @@ def _tails(panel: Any, rows: Sequence[Mapping[str, Any]]) -> None:
             xerr=[value["within"] for _, value in own], color=COLOURS[place % len(COLOURS)],
             label=f"{row['model']}, {row['at_once']} at once",
         )  # fmt: skip
-    panel.set_yticks([number + 0.4 for number in range(len(arms))], arms, fontsize=8)
+    panel.set_yticks([number + 0.4 for number in range(len(arms))], arms, fontsize=9)
     panel.set_xlabel("what a layer waits for its experts, p99, ms")
     panel.invert_yaxis()
-    panel.legend(fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+    panel.legend(fontsize=9, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))

@@ -17,7 +17,7 @@ building_options = stack(
         default="asked",
         show_default=True,
         help="What to make of live traces for workers' expert policies: eamc (of moe-infinity; needs greenroom[eamc]), "
-        "reuse, or both separated by commas; `asked`: what workers ask for; none.",
+        "path (of duoserve), reuse, or several separated by commas; `asked`: what workers ask for; none.",
     ),
     click.option(
         "--eamc-share",
@@ -53,7 +53,7 @@ building_options = stack(
         type=int,
         default=100,
         show_default=True,
-        help="Fit the coefficients of reuse when so many sequences of a model have come.",
+        help="Fit what reuse and duoserve predict by when so many sequences of a model have come.",
     ),
     click.option("--reuse-again", type=int, default=1000, show_default=True, help="And anew when so many more have."),
     click.option(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from greenroom.cli.seconds import above_0
-from greenroom.worker.service_config import PREDICTORS, STATISTICS, predictor_for
+from greenroom.core.artifacts.forecast_kinds import PREDICTORS, STATISTICS
+from greenroom.worker.service_config import predictor_for
 
 forecast_predictor_option = click.option(
     "--forecast-predictor",

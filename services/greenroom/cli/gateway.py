@@ -60,8 +60,9 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     from greenroom.fabric.members import Directory
     from greenroom.fabric.members.metrics import MembersCollector
     from greenroom.gateway import Gateway
-    from greenroom.gateway.requests.pipeline import Pipeline, PipelineConfig
-    from greenroom.gateway.requests.pipeline_metrics import PipelineCollector
+    from greenroom.gateway.pipeline.config import PipelineConfig
+    from greenroom.gateway.pipeline.metrics import PipelineCollector
+    from greenroom.gateway.pipeline.pipeline import Pipeline
     from greenroom.gateway.service import GatewayService
     from greenroom.text import TextProcessor
     from greenroom.text.digest import text_digest

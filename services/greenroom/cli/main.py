@@ -16,6 +16,7 @@ from greenroom.cli.info import info
 from greenroom.cli.keys import keys
 from greenroom.cli.keywords import keywords
 from greenroom.cli.pack import pack
+from greenroom.cli.path import path
 from greenroom.cli.predictor import predictor
 from greenroom.cli.predictor_train import predictor_train
 from greenroom.cli.profile import profile
@@ -62,6 +63,7 @@ def main(log_level: str) -> None:
       greenroom predictor-train T.npz                      what can be foretold of that routing, and by what
       greenroom eamc build MODEL --prompts FILE            what --policy moe-infinity predicts by
       greenroom reuse fit --prompts FILE                   what --policy reuse predicts by
+      greenroom path fit --prompts FILE                    what --policy duoserve predicts by
       greenroom keywords learn FILE --output mine.json     what tells your kinds of tasks apart
       greenroom keys add ann                               who may use a server that others can reach
 
@@ -85,5 +87,6 @@ main.add_command(replay)
 main.add_command(predictor_train)
 main.add_command(keywords)
 main.add_command(eamc)
+main.add_command(path)
 main.add_command(reuse)
 main.add_command(demo)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.artifact_options import POLICY_ARTIFACTS, artifact_options
 from greenroom.cli.stack import F, stack
 from greenroom.demo import bundled_model_path
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from greenroom.worker.model.config import WorkerConfig
 
 log = logging.getLogger(__name__)
-
-_WITHOUT = {"eamc": "moe-infinity only caches", "reuse": "reuse predicts by another model's coefficients"}
-"""What it means that there is no file of the kind."""
 
 checkpoint_options = stack(
     click.option("--revision", help="Branch, tag or commit of a model on the hub."),
@@ -74,16 +72,7 @@ runtime_options = stack(
         type=click.Path(dir_okay=False, path_type=Path),
         help="What `greenroom profile` measured of the model by task type.  [default: profile.json in its folder]",
     ),
-    click.option(
-        "--eamc",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="What `greenroom eamc build` made, for --policy moe-infinity.  [default: eamc.safetensors in its folder]",
-    ),
-    click.option(
-        "--reuse",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="What `greenroom reuse fit` made, for --policy reuse.  [default: reuse.safetensors in its folder]",
-    ),
+    artifact_options,
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
     click.option(
         "--products",
@@ -148,27 +137,26 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
 
 def _kinds_of(policy: str | None) -> list[str]:
     """The files that a policy predicts by. Of one that is not known none: it is refused later."""
-    from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
     from greenroom.policies.registry import EXPERT_POLICIES
 
     known = EXPERT_POLICIES.get(policy or "")
-    return [] if known is None else [kind for kind in ARTIFACT_FILES if kind in known.artifacts]
+    return [] if known is None else [kind for kind in POLICY_ARTIFACTS if kind in known.artifacts]
 
 
 def _artifact_beside(folder: Path, kind: str) -> Path | None:
     from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
     from greenroom.core.errors import InvalidConfig
 
-    path, file = folder / f"{kind}.safetensors", ARTIFACT_FILES[kind]
+    path, file, without = folder / f"{kind}.safetensors", ARTIFACT_FILES[kind], POLICY_ARTIFACTS[kind].without
     if not path.is_file():
-        say = log.info if kind == "reuse" else log.warning  # it has what to begin with
+        say = log.warning if POLICY_ARTIFACTS[kind].needed else log.info
         say("%s: there is no %s, and no --%s. `%s` makes one, and so does a predictor service, of live traces",
-            _WITHOUT[kind], path, kind, file.MADE_BY)  # fmt: skip
+            without, path, kind, file.MADE_BY)  # fmt: skip
         return None
     try:
         file.read(path)
     except InvalidConfig as error:
-        log.warning("%s: the file in the model's folder can not be used: %s", _WITHOUT[kind], error)
+        log.warning("%s: the file in the model's folder can not be used: %s", without, error)
         return None
     return path
 

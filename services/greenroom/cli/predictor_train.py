@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from greenroom.core.artifacts.forecast_kinds import EMOE_A, EMOE_L
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.files import write_whole
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--kind",
-    type=click.Choice(["emoe-a", "emoe-l"]),
-    default="emoe-a",
+    type=click.Choice([EMOE_A, EMOE_L]),
+    default=EMOE_A,
     show_default=True,
     help="All layers at once from the previous prompt's, or layer by layer from its own prediction.",
 )

@@ -152,7 +152,7 @@ def profile(
     if plots:
         check_drawing()
     if config.needs_similarity:
-        from greenroom.profiling.similarity import check_similarity
+        from greenroom.profiling.measures.similarity import check_similarity
 
         check_similarity(config.similarity)
     prompts = _prompts(worker, file, config, LABELLED_QUICKLY if quick else LABELLED_PER_TASK)

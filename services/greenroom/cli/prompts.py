@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,13 +43,14 @@ def read_prompts(file: Path | None) -> list[Prompt]:
     ``task`` (or ``task_type``) and ``id``. Raises click.UsageError, naming the line.
     """
     if file is None or str(file) == "-":
-        lines: Sequence[str] = sys.stdin.read().splitlines()
+        text = sys.stdin.read()
     else:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise click.UsageError(f"{file} is no text in UTF-8: {error}") from error
-    return [_prompt(line, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    # Not splitlines(): JSON strings may hold other line separators, such as U+0085 and U+2028, as they are.
+    return [_prompt(line, number) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def _prompt(line: str, number: int) -> Prompt:

@@ -6,10 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.artifact_options import artifacts_from, replayed_artifact_options
 from greenroom.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -81,18 +82,7 @@ TIMED_ROWS_WORTH_A_PROCESS = 500
     type=click.FloatRange(0, 1),
     help="Answer the policies' requests for predictions from the trace, with this recall.  [default: no answers]",
 )
-@click.option(
-    "--eamc",
-    "eamc_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What moe-infinity predicts by, a file of `greenroom eamc build`.  [default: none: it only caches]",
-)
-@click.option(
-    "--reuse",
-    "reuse_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What reuse predicts by, a file of `greenroom reuse fit`.  [default: what another model's routing gave]",
-)
+@replayed_artifact_options
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -118,11 +108,10 @@ def replay(
     host_memory: str | None,
     host_link: str | None,
     recall: float | None,
-    eamc_file: Path | None,
-    reuse_file: Path | None,
     jobs: int | None,
     json_file: Path | None,
     plot_file: Path | None,
+    **artifacts: Any,
 ) -> None:
     """Replay TRACE, an .npz of recorded routing, under policies and budgets, without the model.
 
@@ -142,8 +131,7 @@ def replay(
     """
     from tqdm import tqdm
 
-    from greenroom.core.artifacts.eamc_file import EamcFile
-    from greenroom.core.artifacts.reuse_file import ReuseFile
+    from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
     from greenroom.core.pictures import check_plot
     from greenroom.core.units import parse_bytes
     from greenroom.policies.base.artifacts import artifact_of
@@ -183,9 +171,9 @@ def replay(
     if tokens is None:
         tokens = DEFAULT_TOKENS if timed is None else DEFAULT_TIMED_TOKENS
     specs = specs_of(policies, ahead=timed is not None)
-    files = [(kind, path) for kind, path in ((EamcFile, eamc_file), (ReuseFile, reuse_file)) if path is not None]
-    for kind, path in files:
-        check_taken(kind.KIND, str(path), [spec.name for spec in specs])
+    files = artifacts_from(artifacts)
+    for kind, path in files.items():
+        check_taken(kind, str(path), [spec.name for spec in specs])
     sweep = Sweep(
         trace=recorded,
         policies=specs,
@@ -194,7 +182,9 @@ def replay(
         tokens=tokens or None,
         timed=timed,
         belady=belady,
-        artifacts=tuple(artifact_of(catalogue, kind.read(path), str(path)) for kind, path in files),
+        artifacts=tuple(
+            artifact_of(catalogue, ARTIFACT_FILES[kind].read(path), str(path)) for kind, path in files.items()
+        ),
     )
     click.echo(report.heading(trace.name, sweep, size))
     count = len(sweep.places)

@@ -93,9 +93,8 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     refuse_taken("grpc_port", front.host, front.grpc_port)
     model = worker_config(options)
 
-    from greenroom.worker.model.model_runtime import (
-        ModelRuntime,  # torch takes seconds: what can be refused without it, was
-    )
+    # Imports torch, which takes seconds. What can be refused without it has been refused.
+    from greenroom.worker.model.model_runtime import ModelRuntime
 
     with ModelRuntime(model) as worker:
         say(worker.describe(), options["log_format"])
@@ -148,9 +147,8 @@ async def _serve(
 
     logging.getLogger("greenroom.fabric").setLevel(logging.WARNING)
     logging.getLogger("greenroom.scheduler").setLevel(logging.WARNING)
-    logging.getLogger("greenroom.worker.gateways.gateway_connection").setLevel(
-        logging.WARNING
-    )  # one process: they stop together
+    # Gateway and worker stop together: that one of them goes is no news.
+    logging.getLogger("greenroom.worker.gateways.gateway_connection").setLevel(logging.WARNING)
     if traces is not None:
         telemetry.start(traces)
     try:

@@ -11,6 +11,7 @@ import click
 from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.prompts import Prompt, read_prompts
 from greenroom.cli.recording import record, requests_of
+from greenroom.core.files import write_whole
 
 if TYPE_CHECKING:
     from greenroom.core.generation import GenerationRequest
@@ -118,9 +119,4 @@ def _write_meta(
         )
         for (prompt, request), answer, text in zip(asked, answers, texts, strict=True)
     ]
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, "".join(f"{line}\n" for line in lines).encode())

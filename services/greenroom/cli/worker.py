@@ -105,9 +105,8 @@ def worker(**options: Any) -> None:
     refuse_taken("listen", *split_address("listen", options["listen"]))
     refuse_taken("probe_port", options["probe_host"], options["probe_port"])
 
-    from greenroom.worker.model.model_runtime import (
-        ModelRuntime,  # torch takes seconds: what can be refused without it, was
-    )
+    # Imports torch, which takes seconds. What can be refused without it has been refused.
+    from greenroom.worker.model.model_runtime import ModelRuntime
 
     with ModelRuntime(config) as model:
         code = _live(model, options)

@@ -45,7 +45,7 @@ class NotFound(ClientError):
 
 
 class IdempotencyConflict(ClientError):
-    """The idempotency key belongs to another request."""
+    """The idempotency key belongs to another request, or to one whose answer is no longer kept (``answer_dropped``)."""
 
 
 class LimitExceeded(ClientError):

@@ -16,7 +16,8 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     ``durable``: also after a crash of the machine; once this has returned a reader sees these. Raises OSError; then the
     former contents stay.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    # No hidden file: beside a pack, those that nobody has locked are swept away as the leftovers of dead writers.
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             file.write(data)

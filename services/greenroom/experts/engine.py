@@ -30,11 +30,12 @@ from greenroom.experts.bookkeeping.prefetch_use import PrefetchUse
 from greenroom.experts.bookkeeping.resident_tables import ResidentTable, ResidentTables
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.copying.accelerator import Mark
-from greenroom.experts.copying.carriers import Store
 from greenroom.experts.copying.hardware import Hardware, RealHardware
 from greenroom.experts.copying.mover import Mover
+from greenroom.experts.copying.transfers import Store
 from greenroom.experts.deciding.evictor import Evictor
 from greenroom.experts.deciding.on_demand import OnDemandFetcher
+from greenroom.experts.deciding.predictions import Predictions
 from greenroom.experts.deciding.prefetcher import Prefetcher
 from greenroom.experts.deciding.row_masks import RowMasks
 from greenroom.experts.deciding.target_wait import TargetWait
@@ -57,6 +58,7 @@ from greenroom.policies.base.events import (
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import Confinement, Fidelity
+from greenroom.policies.base.picks_predictor import PicksPredictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,9 @@ class ExpertEngine:
         config: EngineConfig,
         *,
         hardware: Hardware | None = None,
+        predictors: Sequence[PicksPredictor] = (),
     ) -> None:
+        """``predictors``: that the policy may ask, beside its own."""
         least = int(catalogue.top_k.max())
         slot_bytes = int(catalogue.bytes_of.max())
         if config.device_slots < least:
@@ -153,11 +157,13 @@ class ExpertEngine:
         self._on_demand = OnDemandFetcher(
             policy, self._tiers, self._evictor, self._prefetcher, self.counters, self._hardware, timeout_s
         )
-        self._context = LayerContext(policy, self._tiers, self._on_demand, self._prefetcher, self.counters)
+        self.asks = frozenset() if self._device.slots == catalogue.size else policy.asks
+        self._predictions = Predictions(policy, (*policy.predictors, *predictors), self._prefetcher, self.asks)
+        self._context = LayerContext(
+            *(policy, self._tiers, self._on_demand, self._prefetcher, self._predictions, self.counters)
+        )
         self._row_masks = self._make_row_masks(config)
         self._firsts: list[int] = catalogue.first.tolist()
-        self.asks = frozenset() if self._device.slots == catalogue.size else policy.asks
-        self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
         confined = config.fidelity is not None and config.fidelity.name != "exact"
         self._hears_layers = bool(policy.hooks & _LAYER_EVENTS)
         self._has_fast_path = (
@@ -187,6 +193,7 @@ class ExpertEngine:
         self.counters.steps += 1
         if "on_step_started" in self.policy.hooks:
             self.policy.on_step_started(self._step)
+        self._predictions.step_started(self._step)
         if self._row_masks is not None:
             self._row_masks.step_started(self._step)
         self._resident_layer = None
@@ -205,13 +212,10 @@ class ExpertEngine:
                 self.listener.step_ended(self._step, failed=failed)
 
     def take_request(self, kind: str) -> PredictionRequest | None:
-        for request in self.policy.take_requests() if self.asks else ():
-            self._requests[request.kind] = request
-        return self._requests.pop(kind, None)
+        return self._predictions.take_request(kind)
 
     def predicted(self, prediction: Prediction) -> None:
-        self.policy.on_prediction(prediction)
-        self._prefetcher.pump()
+        self._predictions.answered(prediction)
 
     def mark(self) -> Mark:
         accelerator = self._hardware.accelerator
@@ -315,7 +319,7 @@ class ExpertEngine:
         if fidelity.name == "exact" and not asks_policy:
             return None
         target_wait = TargetWait(
-            *(self.policy, self._tiers, self._prefetcher, self._on_demand, self._hardware),
+            self.policy, self._tiers, self._prefetcher, self._on_demand, self._hardware,
             timeout_s=config.transfer_timeout_s, queue_ahead=config.queue_ahead,
         )  # fmt: skip
         return RowMasks(

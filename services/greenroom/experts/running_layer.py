@@ -12,6 +12,7 @@ import numpy as np
 from greenroom.experts.bookkeeping.counters import Counters
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.deciding.on_demand import OnDemandFetcher
+from greenroom.experts.deciding.predictions import Predictions
 from greenroom.experts.deciding.prefetcher import Prefetcher
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.source import Arriving
@@ -26,6 +27,7 @@ class LayerContext(NamedTuple):
     tiers: Tiers
     on_demand: OnDemandFetcher
     prefetcher: Prefetcher
+    predictions: Predictions
     counters: Counters
 
 
@@ -60,10 +62,12 @@ class RunningLayer(AbstractContextManager[Arriving]):
                 keys = order
             if all_resident:
                 context.prefetcher.pump()
+                context.predictions.layer_routed(routing)
                 return self._residents(keys)
             context.prefetcher.reorder()
             short_of_slots = context.on_demand.begin(keys, experts)
             context.prefetcher.pump()
+            context.predictions.layer_routed(routing)
             return self._as_they_land(dict.fromkeys(keys), short_of_slots, in_order=order is not None)
         except BaseException:
             self._unpin_all()

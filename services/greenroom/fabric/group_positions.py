@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 
-from greenroom.fabric.commits import PrefixTracker
+from greenroom.fabric.committable_offsets import PrefixTracker
 from greenroom.fabric.log import GroupConsumer, Log, LogError, LogFailed, Record
 
 _LOG = logging.getLogger(__name__)

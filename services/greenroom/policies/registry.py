@@ -12,6 +12,7 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.policies.batching.fcfs import FcfsBatching
+from greenroom.policies.duoserve.policy import DuoServe
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import Popularity
 from greenroom.policies.emoe.scheduling import EmoeLiteralPlacement, EmoePlacement
@@ -34,6 +35,7 @@ from greenroom.policies.reuse.policy import Reuse
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "belady": Belady,
     "decayed": Decayed,
+    "duoserve": DuoServe,
     "emoe": Emoe,
     "fifo": Fifo,
     "lfu": Lfu,
@@ -73,7 +75,7 @@ def check_taken(kind: str, name: str, policies: Collection[str]) -> None:
     """Raises InvalidConfig where none of ``policies`` takes the artifact ``name`` of this ``kind``."""
     taking = [policy for policy, made in EXPERT_POLICIES.items() if kind in made.artifacts]
     if not set(taking).intersection(policies):
-        own, others = " and ".join(policies), " and ".join(taking)
+        own, others = " and ".join(policies), " or ".join(taking)
         raise InvalidConfig(kind, name, f"{own} takes no {kind}: leave it out, or choose the policy {others}")
 
 

@@ -11,30 +11,31 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from greenroom.core.messages import DeadLetter, Trace, Undecodable, encode, without_payload
-from greenroom.fabric.commits import PrefixTracker
+from greenroom.core.artifacts.forecast_kinds import STATISTICS
+from greenroom.core.messages import Trace, Undecodable
+from greenroom.fabric.committable_offsets import PrefixTracker
 from greenroom.fabric.group_positions import GroupPositions
 from greenroom.fabric.lifecycle import Runner
-from greenroom.fabric.log import AppendRefused, GroupConsumer, Log, LogError, LogFailed, Record
-from greenroom.fabric.topics import DEAD_LETTERS, TRACES
+from greenroom.fabric.log import GroupConsumer, Log, Record
+from greenroom.fabric.topics import TRACES
 from greenroom.predictor.config import PredictorConfig
 from greenroom.predictor.kinds.registry import FORECAST_KINDS, MAKE, POLICY_KINDS, known_kind
 from greenroom.predictor.kinds.statistics.library import Library
 from greenroom.predictor.kinds.statistics.publisher import Publisher
 from greenroom.predictor.kinds.statistics.served import Forecast
-from greenroom.predictor.kinds.statistics.snapshot import SNAPSHOTS, STATISTICS, Snapshot
+from greenroom.predictor.kinds.statistics.snapshot import SNAPSHOTS, Snapshot
 from greenroom.predictor.making.kind import Kind, kept_of
 from greenroom.predictor.making.maker import Maker
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.serving.forecasts import Forecasts
 from greenroom.predictor.traces.counts import BadTrace, SequenceCounts, count, picks_of
+from greenroom.predictor.traces.dead_letters import DeadLetterWriter, dead_letter_of
 from greenroom.predictor.traces.reading import trace_of
 from greenroom.predictor.traces.samples import Kept
 from greenroom.predictor.versions.registry import VersionRegistry
 from greenroom.predictor.versions.store import VersionStore, store_of
+from greenroom.predictor.versions.unsaved import Unsaved
 
-SERVICE = "predictor"
-MAX_REASON_CHARS = 1000
 _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0
 _AT_ONCE = 16
@@ -92,21 +93,12 @@ class PredictorService(Runner):
         )  # fmt: skip
         self._consumer: GroupConsumer | None = None
         self._held = GroupPositions(TRACES)
-        self._unsaved: dict[str, list[tuple[PrefixTracker, int]]] = {}
-        """By model, the offsets that wait for a version of it, or for it to be forgotten. A model stays here while its
-        version is written, so that duplicates of its sequences wait too."""
-        self._forgotten: set[str] = set()
-        self._unsaved_count = 0
-        """With those that are being written now."""
-        self._something = asyncio.Event()
-        """Set while anything is unsaved."""
-        self._due = asyncio.Event()
-        """Set when a version is to be made at once."""
-        self._saved = asyncio.Event()
-        """Set while nothing is unsaved."""
-        self._saved.set()
+        self._unsaved = Unsaved(most=config.max_unsaved, publish_every=config.publish_every, metrics=metrics)
+        self._dead_letters = DeadLetterWriter(
+            log, metrics, append_timeout_s=config.append_timeout_s,
+            retry_s=config.retry_s, max_retry_s=config.max_retry_s, tell=self._tell,
+        )  # fmt: skip
         self._publishing = False
-        self._room = asyncio.Event()
         self._trouble: str | None = None
 
     # -- its life ------------------------------------------------------------------------------------------------
@@ -149,6 +141,9 @@ class PredictorService(Runner):
             return "it has not joined its group yet"
         return self._trouble
 
+    def _tell(self, trouble: str | None) -> None:
+        self._trouble = trouble
+
     # -- asked by others -----------------------------------------------------------------------------------------
 
     def registry(self, kind: str) -> VersionRegistry[Any, Any]:
@@ -188,10 +183,7 @@ class PredictorService(Runner):
 
     async def _read_always(self, consumer: GroupConsumer) -> None:
         while True:
-            while self._unsaved_count >= self._config.max_unsaved:
-                self._room.clear()
-                await self._room.wait()
-            room = self._config.max_unsaved - self._unsaved_count
+            room = await self._unsaved.room()
             for record, tracker in self._held.begin(await consumer.poll(_POLL_S, min(_AT_ONCE, room))):
                 await self._take(record, tracker)
 
@@ -204,7 +196,7 @@ class PredictorService(Runner):
             kinds = [kind for maker in self._makers for kind in maker.keeping(trace.model)]
             counts, kept = await asyncio.to_thread(_counted, trace, kinds)
         except (Undecodable, BadTrace) as error:
-            await self._bury(record, error)
+            await self._dead_letters.write(dead_letter_of(record, error))
             tracker.finish(record.offset)
             return
         async with self.publisher.learning:
@@ -241,59 +233,14 @@ class PredictorService(Runner):
                 maker.take(trace, kept)
             self._metrics.sequences.inc()
             self._metrics.statistics_bytes.set(self.library.nbytes)
-        self._wait_for_version(trace.model, tracker, record.offset)
+        self._unsaved.add(trace.model, tracker, record.offset)
 
     def _evicted(self, model: str, task_type: str | None) -> None:
         self._metrics.evicted.labels("model" if task_type is None else "task_type").inc()
         what = "all of it" if task_type is None else f"its task type {task_type!r}"
         _LOG.warning("%r: %s is forgotten, the budget of %d bytes is full", model, what, self._config.max_bytes)
         if task_type is None:
-            self._forgotten.add(model)
-            self._unsaved.setdefault(model, [])
-
-    def _wait_for_version(self, model: str, tracker: PrefixTracker, offset: int) -> None:
-        self._unsaved.setdefault(model, []).append((tracker, offset))
-        self._something.set()
-        self._saved.clear()
-        self._unsaved_count += 1
-        self._metrics.unsaved.set(self._unsaved_count)
-        if self._unsaved_count >= self._config.publish_every:
-            self._due.set()
-
-    async def _bury(self, record: Record, error: Undecodable | BadTrace) -> None:
-        letter = DeadLetter(
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            reason=str(error)[:MAX_REASON_CHARS],
-            service=SERVICE,
-            key=record.key,
-            payload=record.value,
-            request_id=(error.request_id or "") if isinstance(error, Undecodable) else "",
-        )
-        _LOG.warning(
-            "%s[%d]@%d goes to the dead letters: %s", letter.topic, letter.partition, letter.offset, letter.reason
-        )
-        wait_s, refused = self._config.retry_s, 0
-        while True:
-            try:
-                await self._log.append(
-                    DEAD_LETTERS, encode(letter), key=letter.key, timeout_s=self._config.append_timeout_s
-                )
-            except LogFailed:
-                raise
-            except LogError as problem:
-                self._trouble = f"the log takes no dead letters: {problem}"
-                self._metrics.retries.inc()
-                refused += isinstance(problem, AppendRefused)
-                if refused == 2 and letter.payload is not None:
-                    letter = without_payload(letter)
-                await asyncio.sleep(wait_s)
-                wait_s = min(self._config.max_retry_s, wait_s * 2)
-            else:
-                self._trouble = None
-                self._metrics.dead_letters.inc()
-                return
+            self._unsaved.forget(model)
 
     # -- versions and commits ------------------------------------------------------------------------------------
 
@@ -302,66 +249,58 @@ class PredictorService(Runner):
         self._publishing = True
         try:
             while True:
-                await self._something.wait()
+                await self._unsaved.something.wait()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._config.publish_after_s):
-                        await self._due.wait()
+                        await self._unsaved.due.wait()
                 if await self._publish():
                     wait_s = self._config.retry_s
                 else:
                     await asyncio.sleep(wait_s)
                     wait_s = min(self._config.max_retry_s, wait_s * 2)
-                    self._due.set()
+                    self._unsaved.due.set()
         finally:
             self._publishing = False
 
     async def _publish(self) -> bool:
         """A version of every model that has something new, then the commit. False where one could not be written."""
-        self._due.clear()
+        self._unsaved.due.clear()
         failure: OSError | None = None
-        for model in tuple(self._unsaved):
-            waiting, self._unsaved[model] = self._unsaved[model], []
+        for model in self._unsaved.models:
+            offsets = self._unsaved.begin(model)
             try:
                 await self._publish_model(model)
             except OSError as error:
-                self._unsaved[model] = waiting + self._unsaved[model]
+                self._unsaved.failed(model, offsets)
                 failure = error
-                continue
-            for tracker, offset in waiting:
-                tracker.finish(offset)
-            self._unsaved_count -= len(waiting)
-            if not self._unsaved[model] and model not in self._forgotten:
-                del self._unsaved[model]
+            else:
+                self._unsaved.kept(model, offsets)
         if failure is not None:
             self._trouble = f"no version can be written: {failure}"
             self._metrics.failures.inc()
             _LOG.error("a version could not be written and is tried again: %s", failure)
         else:
             self._trouble = None
-        self._metrics.unsaved.set(self._unsaved_count)
-        self._room.set()
-        if not self._unsaved:
-            self._something.clear()
-            self._saved.set()  # before the commit, which may wait for what waits for this
+        self._unsaved.written()  # before the commit, which may wait for what waits for this
         if self._after_publish is not None:
             self._after_publish()
         await self._commit()
         return failure is None
 
     async def _publish_model(self, model: str) -> None:
-        if model in self._forgotten:
+        if self._unsaved.to_forget(model):
             await self.publisher.registry.forget(model)
             for maker in self._makers:
                 await maker.forget(model)
-            self._forgotten.discard(model)
+            self._unsaved.forgotten(model)
         await self.publisher.publish(model)
 
     async def _settle(self, within_s: float) -> None:
         """Keep and commit all that was learnt, as far as the time allows."""
-        self._due.set()
+        self._unsaved.due.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                await self._saved.wait()
+                await self._unsaved.saved.wait()
         await self._commit()
 
     async def _commit(self) -> None:

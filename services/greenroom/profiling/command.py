@@ -13,14 +13,14 @@ from tqdm import tqdm
 from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.core.model_profile import ModelProfile, dump_model_profile, load_model_profile
 from greenroom.profiling.config import ProfileConfig
-from greenroom.profiling.correlation import observe
-from greenroom.profiling.correlation_plots import draw
 from greenroom.profiling.folder import KEYWORDS_FILE, OBSERVATIONS_FILE, PROFILE_FILE, ROUTING_FILE, written_whole
-from greenroom.profiling.plots import draw_profile
-from greenroom.profiling.profiled_model import Subject
+from greenroom.profiling.measures.correlation import observe
+from greenroom.profiling.model.profiled_model import Subject
 from greenroom.profiling.profiler import notes_of, profile_model
 from greenroom.profiling.prompts import TaskPrompt, TaskPrompts
-from greenroom.profiling.report import describe_profile
+from greenroom.profiling.reports.correlation_plots import draw
+from greenroom.profiling.reports.profile_plots import draw_profile
+from greenroom.profiling.reports.profile_text import describe_profile
 from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.tasktype.evaluate import LabelledPrompt
 from greenroom.tasktype.learn import learn_keywords

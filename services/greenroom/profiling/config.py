@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.profiling.similarity import SIMILARITIES
+from greenroom.profiling.measures.similarity import SIMILARITIES
 
 STAGES: Final = ("lengths", "sensitivity", "worth", "reuse", "costs", "keywords", "observations")
 """In the order in which they run. ``lengths`` also measures which experts tasks are routed to."""

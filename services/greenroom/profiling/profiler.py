@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from greenroom.core.model_profile import MeasuredCosts, ModelProfile, PickWorth, Reuse, Sensitivity, TaskProfile
 from greenroom.profiling.config import ProfileConfig
-from greenroom.profiling.costs import measure_costs, turns_of
-from greenroom.profiling.lengths import counts_of, lengths_of, rounded, shares_of
+from greenroom.profiling.measures.costs import measure_costs, turns_of
+from greenroom.profiling.measures.lengths import counts_of, lengths_of, rounded, shares_of
+from greenroom.profiling.measures.pick_worth import measure_pick_worth
+from greenroom.profiling.measures.pick_worth import turns_of as worth_turns_of
+from greenroom.profiling.measures.reuse import measure_reuse, runs_of
+from greenroom.profiling.measures.sensitivity import disturb
+from greenroom.profiling.measures.similarity import similarity_of
 from greenroom.profiling.merging import merged
-from greenroom.profiling.pick_worth import measure_pick_worth
-from greenroom.profiling.pick_worth import turns_of as worth_turns_of
-from greenroom.profiling.profiled_model import Answer, Asked, Subject
+from greenroom.profiling.model.profiled_model import Answer, Asked, Subject
 from greenroom.profiling.prompts import TaskPrompts
-from greenroom.profiling.reuse import measure_reuse, runs_of
-from greenroom.profiling.sensitivity import disturb
-from greenroom.profiling.similarity import similarity_of
 from greenroom.replay.traces.recorder import TraceRecorder
 from greenroom.replay.traces.routing_trace import RoutingTrace
 

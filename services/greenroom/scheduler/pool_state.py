@@ -8,7 +8,7 @@ from enum import Enum
 from greenroom.core.attempts import Attempt
 from greenroom.core.journal import JournalFold
 from greenroom.core.messages import Claim
-from greenroom.fabric.commits import PrefixTracker
+from greenroom.fabric.committable_offsets import PrefixTracker
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.effects import Effect, Run
 from greenroom.scheduler.pool_workers import PoolWorker

@@ -15,7 +15,7 @@ import grpc
 from greenroom.core.attempts import Attempt
 from greenroom.core.messages import Member, Task, encode
 from greenroom.fabric.current_request import fresh_context
-from greenroom.fabric.rpc import Dialer, outgoing
+from greenroom.fabric.rpc import Dialer, outgoing, word_of
 from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, to_attempt
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
@@ -240,8 +240,8 @@ class _LeaseStream:
         self._clock = clock
         self._act = act
         self._connection: asyncio.Task[None] | None = None
-        self._logged = ""
-        """Why the last stream failed, where that has been logged."""
+        self._logged: set[tuple[grpc.StatusCode, str | None]] = set()
+        """The kinds of failure that were logged since there was a lease."""
         self.task = asyncio.create_task(self._keep(), name=f"lease of {member.instance}")
 
     def close(self) -> None:
@@ -273,12 +273,13 @@ class _LeaseStream:
             await asyncio.sleep(pause)
 
     def _log_failure(self, error: grpc.aio.AioRpcError) -> None:
-        """Once for each reason, until there is a lease again. A worker that refuses needs attention, so it is a
-        warning."""
-        reason = f"{error.code().name} {error.details()}"
-        if reason != self._logged:
-            self._logged = reason
+        """Once for each code, until there is a lease again: texts name epochs and ports, which change. A worker that
+        refuses needs attention, so it is a warning."""
+        kind = error.code(), word_of(error)
+        if kind not in self._logged:
+            self._logged.add(kind)
             level = logging.INFO if error.code() is grpc.StatusCode.UNAVAILABLE else logging.WARNING
+            reason = f"{error.code().name} {error.details()}"
             _LOG.log(level, "no lease with %s, trying again: %s", self.member.instance, reason)
 
     async def _connect(self) -> None:
@@ -297,7 +298,8 @@ class _LeaseStream:
             async for asked in call:
                 if not self._renew(asked.state, first=not reached):
                     return
-                reached, self._logged = True, ""
+                reached = True
+                self._logged.clear()
                 grant = worker_pb2.LeaseGrant(sequence=asked.sequence, epoch=self._pool.epoch)
                 await _write(call, worker_pb2.LeaseFromScheduler(grant=grant))
         finally:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from greenroom.fabric.commits import PrefixTracker
+from greenroom.fabric.committable_offsets import PrefixTracker
 from greenroom.fabric.group_positions import GroupPositions
 from greenroom.fabric.lifecycle import Runner
 from greenroom.fabric.log import GroupConsumer, Log, Record

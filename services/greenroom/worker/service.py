@@ -23,7 +23,7 @@ from greenroom.fabric.topics import TRACES
 from greenroom.v1 import worker_pb2
 from greenroom.worker.clock import monotonic_ms
 from greenroom.worker.faults import fault_of
-from greenroom.worker.gateways.gateway_connection import Members, StreamEdges
+from greenroom.worker.gateways.stream_edges import Members, StreamEdges
 from greenroom.worker.gateways.token_streams import TokenStreams
 from greenroom.worker.generation_engine import Events, GenerationEngine, RecordedRouting
 from greenroom.worker.predictions.artifact_updates import ArtifactFollower
@@ -34,6 +34,7 @@ from greenroom.worker.runs import run_table
 from greenroom.worker.runs.leases import Leases
 from greenroom.worker.runs.results import closed, refused, reported, request_of
 from greenroom.worker.runs.run_table import RunRefused, RunTable
+from greenroom.worker.runs.waiting_calls import WaitingCalls
 from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.service_counters import ServiceCounters
 from greenroom.worker.traces.trace_writer import TraceWriter
@@ -89,11 +90,9 @@ class WorkerService(Part):
         self._members = members
         self._clock = clock
         self._tasks_of: dict[int, Task] = {}
-        self._answers: dict[tuple[str, Attempt], set[asyncio.Future[worker_pb2.RunResponse]]] = {}
+        self._calls = WaitingCalls()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._answered = asyncio.Event()
-        self._answered.set()
         self._fault = fault_of(config.fault)
         self._failing: asyncio.Queue[BaseException] = asyncio.Queue()
         self._lapsed = True
@@ -158,7 +157,7 @@ class WorkerService(Part):
                 await self._empty.wait()
         except TimeoutError:
             self._give_back()
-        await _within(_ANSWERS_S, self._answered.wait())
+        await _within(_ANSWERS_S, self._calls.all_answered.wait())
 
     def _give_back(self) -> None:
         unfinished = sum(run.finished is None for run in self.table.runs.values())
@@ -175,7 +174,7 @@ class WorkerService(Part):
         """
         if self._engine.alive:
             self._give_back()
-            await _within(_ANSWERS_S, self._answered.wait())
+            await _within(_ANSWERS_S, self._calls.all_answered.wait())
         self.leases.close()
         await self.streams.stop(_STREAMS_S)
         if self._traces is not None:
@@ -234,8 +233,9 @@ class WorkerService(Part):
 
     def gauges(self) -> Iterable[tuple[str, str, float]]:
         yield "runs_here", "Runs here, finished ones that nobody has released included.", len(self.table.runs)
-        yield "calls_waiting", "Calls of schedulers that wait for an end.", sum(map(len, self._answers.values()))
+        yield "calls_waiting", "Calls of schedulers that wait for an end.", len(self._calls)
         yield "gateways", "Gateways that there is a call to.", self.streams.gateways
+        yield "gateways_ending", "Idle calls whose gateways have not ended them yet.", self.streams.ending
         yield "tokens_pending", "Tokens that wait to be sent to gateways.", self.streams.pending
         yield "lease", "Whether the worker may send tokens.", self.table.holds_lease(self._clock())
         yield "epoch", "The scheduler's epoch that the worker serves.", self.table.epoch
@@ -271,11 +271,7 @@ class WorkerService(Part):
             except InvalidRequest as error:
                 self.counters.refused += 1
                 return refused(worker_pb2.RunRefused.WHY_INVALID, str(error))
-        key = request_id, attempt
-        answer: asyncio.Future[worker_pb2.RunResponse] = asyncio.get_running_loop().create_future()
-        waiting = self._answers.setdefault(key, set())
-        waiting.add(answer)
-        self._answered.clear()
+        answer = self._calls.begin(request_id, attempt)
         try:
             self._do(self.table.call(epoch, attempt, task))
             self._empty.clear()
@@ -289,23 +285,14 @@ class WorkerService(Part):
             self.counters.refused += 1
             raise
         finally:
-            waiting.discard(answer)
-            if not waiting and self._answers.get(key) is waiting:
-                del self._answers[key]
+            if self._calls.end(request_id, attempt, answer):
                 # The result is kept for as long too: it may be lost on its way, and be asked for again.
                 self.table.hung_up(request_id, attempt, self._clock())
-            if not self._answers:
-                self._answered.set()
             self._look_empty()
 
     def cancel(self, request_id: str, attempt: Attempt) -> None:
         """End the run, or release its result, if it is of this attempt or a lower one."""
         self._do(self.table.cancel(request_id, attempt))
-
-    def _answer(self, request_id: str, attempt: Attempt, response: worker_pb2.RunResponse) -> None:
-        for answer in self._answers.get((request_id, attempt), ()):
-            if not answer.done():
-                answer.set_result(response)
 
     # -- gateways (StreamListener) -------------------------------------------------------------------------------
 
@@ -389,11 +376,11 @@ class WorkerService(Part):
                     self._engine.cancel(number)
                 case run_table.Report(request_id, attempt, finished, tokens):
                     self.counters.results += 1
-                    self._answer(request_id, attempt, reported(finished, tokens))
+                    self._calls.answer(request_id, attempt, reported(finished, tokens))
                 case run_table.Close(request_id, attempt, why):
                     self.counters.forgotten += why is run_table.Closing.FORGOTTEN
                     self.streams.close(request_id, attempt)
-                    self._answer(request_id, attempt, closed(why))
+                    self._calls.answer(request_id, attempt, closed(why))
                     self._look_empty()
 
     def _look_empty(self) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from greenroom.core.artifacts.forecast_kinds import EMOE_A, PREDICTORS, STATISTICS
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 
 LONGEST_MS = 3_600_000.0
-STATISTICS = "statistics"
-PREDICTORS = (STATISTICS, "emoe-a", "emoe-l")
 
 
 def predictor_for(policy: str) -> str:
     """The default predictor of an expert policy's forecasts."""
-    return "emoe-a" if policy == "emoe" else STATISTICS
+    return EMOE_A if policy == "emoe" else STATISTICS
 
 
 def _milliseconds(config: object, *names: str) -> None:

@@ -12,11 +12,10 @@ import torch
 
 from greenroom.core.generation import Event, Finished, GenerationRequest, SamplingParams, Token
 from greenroom.moe.attention.ragged_attention import Chunk
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.forward.ragged_model import RaggedModel
 from tests.random_checkpoints import DECODER_ONLY, random_model
-
-torch.set_num_threads(1)  # tiny products: a second thread only waits for the first
 
 CASES = [
     (family, attention)

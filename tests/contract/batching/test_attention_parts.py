@@ -10,8 +10,8 @@ from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk, rows_at_once
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.ragged_probe import experts_bypassed
-from tests.contract.families.conftest import Pairs
 from tests.contract.families.conftest import pairs as pairs
+from tests.contract.families.pairs import Pairs
 
 BEFORE, ROWS = 70, 90
 

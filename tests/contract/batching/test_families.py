@@ -29,7 +29,7 @@ LENGTHS = (1, 4, 13, 29, 22, 9)
 
 
 @pytest.mark.parametrize(("family", "attention"), CASES)
-def test_greedy_tokens_are_those_of_generate_whoever_joins_and_leaves(family: str, attention: str) -> None:
+def test_greedy_tokens_are_those_of_generate_while_requests_join_and_leave(family: str, attention: str) -> None:
     check(family, attention, {})
 
 

@@ -11,15 +11,15 @@ from greenroom.core.generation import Event, Finished, FinishReason, GenerationR
 from greenroom.experts.copying.mover import Job, Mover
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop, LoopStopped
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import attach, load
 from greenroom.moe.loading.packing import ensure_pack
-from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PREFETCHING, PROMPTS, Model
-from tests.contract.exactness.test_troubled_movers import tokens_of
-from tests.prepared_policies import prepared_policy
+from tests.contract.exactness.models import NEW_TOKENS, PREFETCHING, PROMPTS, Model, tokens_of
+from tests.contract.prepared_policies import prepared_policy
 from tests.random_checkpoints import save_random
 
 ENDS_WITHIN_S = 20.0
@@ -54,7 +54,7 @@ def dies_after(mover: Mover, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None
 def test_every_request_has_its_end_and_no_wrong_token(
     model: Model, monkeypatch: pytest.MonkeyPatch, policy: str, link: str
 ) -> None:
-    """They are whoever else's who runs the model: the worker ends, and each goes on elsewhere behind what it had."""
+    """The worker ends. Its requests are other workers', where each goes on behind the tokens it had."""
     catalogue = catalogue_of(model.pack.manifest)
     config = EngineConfig(catalogue.size // 3, 0 if link == "disk" else catalogue.size // 4, transfer_timeout_s=60)
     experts = ExpertEngine(model.pack, catalogue, prepared_policy(policy, catalogue), config)

@@ -103,7 +103,7 @@ def test_sensitive_confines_tasks_where_they_do_not_mind(
         assert all(0 < share <= 0.5 for share in half), half
         for task in ("hard", "never heard of", None):
             assert answers(llm, task) == (resident, [0.0] * len(PROMPTS)), (
-                "exact, as whoever minds is alone in its step"
+                "exact, as the sensitive one is alone in its step"
             )
         assert counters.on_demand_fetches > loaded
 

@@ -13,9 +13,9 @@ import torch
 
 from greenroom.core.errors import ModelBroken, TransferFailed
 from greenroom.experts.copying.accelerator import Mark
-from greenroom.experts.copying.carriers import Copies
 from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.copying.mover import Begun, Job, Mover
+from greenroom.experts.copying.transfers import Copies
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.attention.ragged_attention import Chunk
@@ -23,9 +23,9 @@ from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import attach, load
 from greenroom.moe.loading.packing import ensure_pack
-from tests.contract.exactness.test_budgets_and_policies import Model, batch_logits
-from tests.contract.exactness.test_troubled_movers import TroubledStore
-from tests.prepared_policies import prepared_policy
+from tests.contract.exactness.models import Model, batch_logits
+from tests.contract.exactness.troubled_store import TroubledStore
+from tests.contract.prepared_policies import prepared_policy
 from tests.random_checkpoints import save_random
 
 TIERS = ("disk, ram", "disk, host, ram", "disk, device", "disk, host, device")
@@ -57,7 +57,7 @@ class Losses:
 
 
 class _Copy:
-    """A mark. The copy is made when somebody waits for it; a lost one leaves garbage and says so only to threads."""
+    """A mark. The copy is made when it is waited for. A lost one leaves garbage, and raises only in waiting threads."""
 
     def __init__(self, target: torch.Tensor, source: torch.Tensor, *, lost: bool) -> None:
         self._target, self._source, self._lost = target, source, lost
@@ -183,7 +183,7 @@ def test_no_step_computes_with_bytes_that_did_not_come(
 def test_a_mover_that_dies_after_an_expert_has_landed_breaks_the_step(
     model: Model, monkeypatch: pytest.MonkeyPatch, host_slots: int
 ) -> None:
-    """The last layer has computed behind a copy of which nobody will ever say how it ended."""
+    """The last layer has computed behind a copy whose end will never be known."""
     catalogue = catalogue_of(model.pack.manifest)
     hardware = RealHardware(accelerator=LossyDevice(Losses(0, share=0.0)))
     config = EngineConfig(catalogue.size, host_slots, transfer_timeout_s=20)

@@ -10,16 +10,16 @@ import torch
 
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.loading.load_model import attach
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import create_policy
-from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PROMPTS, Model, batch_logits
-from tests.contract.exactness.test_budgets_and_policies import models as models
-from tests.contract.exactness.test_troubled_movers import TroubledStore
-from tests.contract.experts.test_engine import POLICIES
-from tests.prepared_policies import prepared_policy
+from tests.contract.exactness.models import NEW_TOKENS, PROMPTS, Model, batch_logits
+from tests.contract.exactness.troubled_store import TroubledStore
+from tests.contract.experts.engines import POLICIES
+from tests.contract.prepared_policies import prepared_policy
 
 WANTING: dict[str, Callable[[Catalogue], ExpertPolicy]] = {
     "next-use": lambda catalogue: create_policy("next-use", catalogue=catalogue, options={"host": True}),

@@ -5,10 +5,7 @@ without a host tier, in fp32 and bf16, by torch's products and by the compiled o
 
 from __future__ import annotations
 
-import random
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 
@@ -17,14 +14,15 @@ import torch
 from _pytest.mark import ParameterSet
 
 from greenroom.core.errors import TransferFailed
-from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
-from greenroom.experts.copying.carriers import Store
+from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams
 from greenroom.experts.copying.hardware import RealHardware
+from greenroom.experts.copying.transfers import Store
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.attention.ragged_attention import Chunk
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import attach, load
@@ -32,52 +30,16 @@ from greenroom.moe.loading.packing import ensure_pack
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.policies.replacement.belady import Belady, Future
-from tests.contract.exactness.test_budgets_and_policies import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits
-from tests.contract.experts.test_prefetcher import Recorder
-from tests.prepared_policies import prepared_policy
+from tests.contract.exactness.models import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits, tokens_of
+from tests.contract.exactness.troubled_store import TroubledStore
+from tests.contract.experts.engines import Recorder
+from tests.contract.prepared_policies import prepared_policy
 from tests.random_checkpoints import save_random, wide_heads
 
 ARITHMETICS = (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "torch"))
 READS = (ReadSettings(), ReadSettings(read_bytes=4096, threads=2, depth=2))
-LONGEST_DELAY_S = 0.0003
 MOST_FAILURES = 60
 TOP_K = 4  # of two picks the sum is the same in either order
-
-Doomed = Callable[[int, int], bool]
-
-
-class TroubledStore:
-    """A pack whose reads are late, and fail now and then, though never twice in a row: that, the link makes good.
-
-    The first fetch of a ``doomed`` expert (layer, index) fails for good. ``made_good``: reads that failed once.
-    """
-
-    def __init__(self, pack: PackFile, doomed: Doomed, seed: int) -> None:
-        self.manifest = pack.manifest
-        self.made_good = 0
-        self._pack = pack
-        self._doomed = doomed
-        self._noise = random.Random(seed)
-        self._tries: Counter[tuple[int, int, int]] = Counter()
-        self._lock = threading.Lock()
-        self._never = threading.Event()
-
-    def read_part(self, layer: int, expert: int, start: int, buffer: memoryview) -> None:
-        with self._lock:
-            turn = self._tries[layer, expert, start]
-            self._tries[layer, expert, start] += 1
-            delay, unlucky = self._noise.random() * LONGEST_DELAY_S, self._noise.random() < 0.4
-        self._never.wait(delay)
-        buffer[:] = bytes(len(buffer))  # a read that fails may have written anything
-        if start == 0 and turn < 2 and self._doomed(layer, expert):
-            raise OSError(5, "injected for good")
-        if turn % 2 == 0 and unlucky:
-            self.made_good += 1
-            raise OSError(5, "injected")
-        self._pack.read_part(layer, expert, start, buffer)
-
-    def check(self, layer: int, expert: int, record: memoryview) -> None:
-        self._pack.check(layer, expert, record)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +138,7 @@ def test_logits_are_those_of_the_resident_model_to_the_bit(
 def test_requests_fail_alone_and_the_others_get_generates_tokens(
     models: dict[tuple[str, str], Model], policy: str, host: bool, reads: ReadSettings
 ) -> None:
-    """fp32: who is not cut off by a lost expert has the tokens of transformers' own generate, and who is, has their
+    """fp32: a request without a lost expert has the tokens of transformers' own generate; one with such has their
     beginning; asked again it gets all of them.
     """
     model = models["float32", "auto"]
@@ -225,10 +187,6 @@ def test_requests_fail_alone_and_the_others_get_generates_tokens(
         second = {place: ask(place) for place in again}
         finish()
         assert {place: tokens_of(events) for place, events in second.items()} == {n: expected[n] for n in again}
-
-
-def tokens_of(events: list[Event]) -> list[int]:
-    return [event.token_id for event in events if isinstance(event, Token)]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

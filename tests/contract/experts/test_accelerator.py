@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from greenroom.core.errors import TransferFailed
 from greenroom.experts.copying.accelerator import Mark
 from greenroom.experts.copying.arena import DeviceArena
-from greenroom.experts.copying.carriers import StagedReads
 from greenroom.experts.copying.hardware import RealHardware
+from greenroom.experts.copying.transfers import StagedReads
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import ExpertWeights, PackLayer, PackManifest, RecordLayout
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.base.expert_policy import Target
-from tests.contract.experts.test_engine import POLICIES, routes
+from tests.contract.experts.engines import POLICIES, READS, routes
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore
 
@@ -31,11 +31,6 @@ RECORD = RecordLayout.of([("w", (90, 30), "float32")])  # three pages
 MANIFEST = PackManifest(
     "fake", "float32", "digest", tuple(PackLayer(f"layers.{n}", EXPERTS, TOP_K, RECORD) for n in range(LAYERS))
 )
-READS = {
-    "whole": ReadSettings(),
-    "parts": ReadSettings(read_bytes=4096, threads=3, depth=2),
-    "deep": ReadSettings(threads=2, depth=3),
-}
 
 
 class Bench:
@@ -258,7 +253,7 @@ def test_the_staging_ring_is_small_and_never_runs_out() -> None:
 
 
 @pytest.mark.parametrize("on", ["ram", "accelerator"])
-def test_a_long_preload_ends_with_everyone_there(on: str) -> None:
+def test_a_long_preload_ends_with_every_expert_resident(on: str) -> None:
     """More experts than are queued at a time, through a host tier smaller than what waits for it."""
     layers = tuple(PackLayer(f"layers.{n}", 50, TOP_K, RECORD) for n in range(3))
     large = PackManifest("fake", "float32", "digest", layers)

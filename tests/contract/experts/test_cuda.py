@@ -13,8 +13,7 @@ from greenroom.experts.copying.cuda import accelerator_of
 from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
-from tests.contract.experts.test_accelerator import READS
-from tests.contract.experts.test_engine import POLICIES
+from tests.contract.experts.engines import POLICIES, READS
 from tests.unit.experts.fakes import FakeStore
 
 pytestmark = [

@@ -127,7 +127,7 @@ def test_what_the_rows_of_a_later_chunk_may_see_needs_no_wait(device: Device) ->
             texts(llm, PROMPTS[:2])
         assert later[0] > 0
         waits = {where.rpartition(" at ")[2].rpartition(":")[0] for where in watch.blocking}
-        assert waits == {"moe/products/experts_forward.py", "moe/batch/device_sampling.py"}, "picks and logits alone"
+        assert waits == {"moe/kernels/experts_forward.py", "moe/batch/device_sampling.py"}, "picks and logits alone"
 
 
 def test_where_the_device_holds_all_experts_no_layer_is_booked(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_requests_wait_for_kv_and_all_are_answered(device: Device) -> None:
         llm.worker.loop.engine.kv.audit()
 
 
-def test_a_step_without_memory_costs_only_who_asked_for_it(device: Device) -> None:
+def test_a_step_without_memory_costs_only_the_request_that_asked_for_it(device: Device) -> None:
     with device.llm("25%") as llm:
         alone = texts(llm, PROMPTS[:1])
         model = llm.worker.loop.engine.model

@@ -15,9 +15,8 @@ from greenroom.experts.pack.layout import PAGE_BYTES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.replay.simulation.simulated_hardware import LinkProfile
 from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedEngine, TimedReplay
-from tests.contract.experts.test_engine import MANIFEST
-from tests.contract.experts.test_host_wants import DEADLINE_S, SIZE, Reads
-from tests.unit.experts.fakes import FakeStore
+from tests.contract.experts.engines import MANIFEST, SIZE
+from tests.unit.experts.fakes import DEADLINE_S, FakeStore, GatedReads
 from tests.unit.replay.traces import trace_of
 
 DEVICE = 8
@@ -27,7 +26,7 @@ class Filled:
     """An engine whose device has been filled, and whose host is being; its disk reads one record at a time."""
 
     def __init__(self, host_slots: int, *held: int, failures: dict[int, int] | None = None) -> None:
-        self.reads = Reads(*held)
+        self.reads = GatedReads(*held)
         self.reads.failures.update(failures or {})
         catalogue = catalogue_of(MANIFEST)
         policy = create_policy("moe-infinity", catalogue=catalogue)
@@ -98,7 +97,7 @@ def test_a_layer_overtakes_the_fill_and_it_goes_on_behind(filled: Make) -> None:
     made.rest()
     assert sorted(made.reads.begun) == list(range(SIZE)), "nothing is read twice"
     here = made.engine.device.resident | made.host.resident
-    assert here.sum() == SIZE - 2, "who has left the device is dropped: its copy on the host had made room"
+    assert here.sum() == SIZE - 2, "what has left the device is dropped: its copy on the host had made room"
 
 
 def test_what_a_layer_needs_of_the_fill_goes_on_from_there(filled: Make) -> None:
@@ -113,14 +112,14 @@ def test_what_a_layer_needs_of_the_fill_goes_on_from_there(filled: Make) -> None
 def test_the_fill_displaces_copies_alone_and_is_done_once(filled: Make) -> None:
     made = filled(4)
     made.rest()
-    assert made.on_host == [8, 9, 10, 11], "nobody is on both tiers"
+    assert made.on_host == [8, 9, 10, 11], "none is on both tiers"
     made.layer(2, 0, 1)  # keys 12 and 13, from the disk
     assert made.engine.counters.host_prefetches_wasted == 2, "what was filled makes room as everything else does"
     assert not made.engine.idle(), "it was filled once"
     assert len(made.on_host) == 4
 
 
-def test_a_read_of_the_fill_that_fails_fails_nobody_and_is_not_tried_for_ever(filled: Make) -> None:
+def test_a_read_of_the_fill_that_fails_fails_no_layer_and_is_not_tried_for_ever(filled: Make) -> None:
     made = filled(SIZE - DEVICE, failures={9: 2})  # a read is tried twice
     made.rest()
     assert made.on_host == [key for key in range(DEVICE, SIZE) if key != 9]

@@ -22,46 +22,12 @@ from greenroom.policies.base.events import Reason, Tier, Transfer, VictimRequest
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Prefetch, Target
 from greenroom.policies.replacement.lru import Lru
-from tests.contract.experts.test_engine import EXPERTS, LAYERS, MANIFEST, POLICIES, run_layer
-from tests.unit.experts.fakes import FakeStore
-
-DEADLINE_S = 20.0
-SIZE = LAYERS * EXPERTS
-
-
-class Reads:
-    """What the disk is asked for, in order; ``held`` experts (keys) wait until they are let through, ``failures`` says
-    how many reads of one are still to fail.
-    """
-
-    def __init__(self, *held: int) -> None:
-        self.begun: list[int] = []
-        self.failures: Counter[int] = Counter()
-        self._held = set(held)
-        self._changed = threading.Condition()
-
-    def __call__(self, layer: int, expert: int) -> None:
-        key = layer * EXPERTS + expert
-        with self._changed:
-            self.begun.append(key)
-            self._changed.notify_all()
-            assert self._changed.wait_for(lambda: key not in self._held, DEADLINE_S)
-            if self.failures[key]:
-                self.failures[key] -= 1
-                raise OSError(5, "broken")
-
-    def let(self, *keys: int) -> None:
-        with self._changed:
-            self._held -= set(keys)
-            self._changed.notify_all()
-
-    def wait_begun(self, key: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: key in self.begun, DEADLINE_S), self.begun
+from tests.contract.experts.engines import EXPERTS, LAYERS, MANIFEST, POLICIES, SIZE, run_layer
+from tests.unit.experts.fakes import DEADLINE_S, FakeStore, GatedReads
 
 
 class Wanting(Lru):
-    """LRU that wants what the test says, hears what comes and goes, and lets nobody go for those it refuses."""
+    """LRU that wants what the test says, and notes what comes and goes. ``refuses``: nothing leaves for host wants."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
@@ -103,7 +69,7 @@ class Wanting(Lru):
 
 class Bench:
     def __init__(self, device_slots: int, host_slots: int, *held: int, queue_ahead: int = 4) -> None:
-        self.reads = Reads(*held)
+        self.reads = GatedReads(*held)
         self.store = FakeStore(MANIFEST, self.reads)
         catalogue = catalogue_of(MANIFEST)
         self.policy = Wanting(catalogue)
@@ -319,11 +285,11 @@ def test_room_on_the_host_is_made_by_the_policys_victims(benches: list[Bench]) -
     assert sorted(bench.policy.evicted) == [(Tier.HOST, 1), (Tier.HOST, 2)]
     assert bench.on_host == [0, 7, 8]
     assert bench.engine.counters.host_prefetches_wasted == 2
-    assert bench.engine.counters.evictions == 0, "nobody left the device"
+    assert bench.engine.counters.evictions == 0, "none left the device"
 
 
 @pytest.mark.parametrize("for_device", [False, True])
-def test_who_is_on_the_device_as_well_leaves_the_host_first(benches: list[Bench], for_device: bool) -> None:
+def test_experts_that_are_on_the_device_as_well_leave_the_host_first(benches: list[Bench], for_device: bool) -> None:
     bench = bench_of(benches, 3, 3)
     bench.layer(0, 0, 1)
     bench.policy.want({7: 1.0})

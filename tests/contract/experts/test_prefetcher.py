@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -20,18 +19,10 @@ from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.belady import Belady, Future
 from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import TraceStep, replay
-from tests.contract.experts.test_engine import EXPERTS, LAYERS, MANIFEST, run_layer
+from tests.contract.experts.engines import EXPERTS, LAYERS, MANIFEST, Recorder, run_layer
 from tests.unit.experts.fakes import FakeStore
 
 ONE_ROW = np.zeros(1, dtype=np.int64)
-
-
-@pytest.fixture
-def closing() -> Iterator[list[ExpertEngine]]:
-    engines: list[ExpertEngine] = []
-    yield engines
-    for engine in engines:
-        engine.close()
 
 
 class Gate:
@@ -138,7 +129,7 @@ def test_a_policy_is_not_asked_for_requests_where_everything_fits(closing: list[
 
 
 class Refusing(Lru):
-    """Wants one expert and lets nobody go for it while expert 0 is pinned."""
+    """Wants one expert, and evicts nothing for it while expert 0 is pinned."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
@@ -187,31 +178,6 @@ def test_the_whole_next_layer_arrives_under_lfu_and_stays_until_it_has_run(closi
             span = engine.catalogue.spans[following]
             assert engine.device.resident[span].all(), f"after layer {layer}"
     assert engine.counters.on_demand_fetches == 2, "the very first layer's"
-
-
-class Recorder:
-    """Listens to an engine: the picks of each step ``[T, layers, k]``."""
-
-    def __init__(self) -> None:
-        self.steps: list[list[NDArray[np.integer]]] = []
-
-    def sequence_queued(self, sequence: object) -> None:
-        pass
-
-    def layer_routed(self, step: object, layer: int, picks: NDArray[np.integer]) -> None:
-        if layer == 0:
-            self.steps.append([])
-        self.steps[-1].append(picks.copy())
-
-    def step_ended(self, step: object, *, failed: bool) -> None:
-        assert not failed
-
-    def sequence_reported(self, sequence: int, report: object) -> None:
-        pass
-
-    @property
-    def picks(self) -> list[NDArray[np.integer]]:
-        return [np.stack(layers, axis=1) for layers in self.steps]
 
 
 def forced_stream(engine: ExpertEngine, seed: int, rows: int) -> None:

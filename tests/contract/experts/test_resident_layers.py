@@ -1,4 +1,4 @@
-"""Layers whose picks are all on the device: where their experts lie, who is told, and what is counted."""
+"""Layers whose picks are all on the device: where their experts lie, what the policy hears, and what is counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,14 +94,6 @@ def make(
     return made, ExpertEngine(store, catalogue, made, config), store
 
 
-@pytest.fixture
-def closing() -> Iterator[list[ExpertEngine]]:
-    engines: list[ExpertEngine] = []
-    yield engines
-    for engine in engines:
-        engine.close()
-
-
 def change_target(policy: Quiet, engine: ExpertEngine) -> Mask:
     """Four of every layer are there; from now on two of them are wanted, and two others."""
     engine.preload([*range(4), *range(6, 10), *range(12, 16)])
@@ -130,7 +122,7 @@ def run(engine: ExpertEngine, rows: int, picks_of: Any) -> list[bool]:
 
 
 def check(engine: ExpertEngine, layer: int, picks: Any, addresses: Any) -> None:
-    """At the addresses lie the experts, and those who are not on the device have none."""
+    """Resident experts lie at their addresses, and the others have none."""
     resident = engine.device.resident[engine.catalogue.span(layer)]
     for expert in range(EXPERTS):
         if not resident[expert]:
@@ -145,7 +137,7 @@ def check(engine: ExpertEngine, layer: int, picks: Any, addresses: Any) -> None:
 @given(
     st.lists(st.sets(st.integers(0, SIZE - 1), min_size=1, max_size=10), min_size=1, max_size=6), st.integers(0, 2**31)
 )
-def test_tables_follow_whoever_comes_and_goes(wants: list[set[int]], seed: int) -> None:
+def test_tables_follow_experts_that_come_and_go(wants: list[set[int]], seed: int) -> None:
     policy, engine, _ = make(Quiet, 10)
     generator = random.Random(seed)
 
@@ -190,11 +182,11 @@ def test_nothing_is_fetched_on_demand_while_a_layer_has_enough(closing: list[Exp
     if waits:  # else a layer may be without for a while, and fetches what it picks
         assert engine.counters.on_demand_fetches == 0
         assert engine.resident_keys().tolist() == np.flatnonzero(wanted).tolist()
-    assert [layer for layer, _ in listener.picks] == [0, 1, 2] * 40, "whoever listens hears of all layers, either way"
+    assert [layer for layer, _ in listener.picks] == [0, 1, 2] * 40, "a listener hears of all layers, either way"
     assert engine.counters.lookups == 40 * LAYERS * TOP_K
 
 
-def test_whoever_listens_hears_of_layers_where_all_are_here(closing: list[ExpertEngine]) -> None:
+def test_a_listener_hears_of_layers_whose_picks_are_all_resident(closing: list[ExpertEngine]) -> None:
     policy, engine, _ = make(Hears, SIZE, "exact")
     closing.append(engine)
     engine.preload(range(SIZE))
@@ -223,7 +215,7 @@ def test_a_layer_waits_for_its_own_part_of_a_target_and_for_no_other(closing: li
     assert sum(store.reads.values()) == 12 + 6
 
 
-def test_a_layer_does_not_wait_for_what_is_another_ones(closing: list[ExpertEngine]) -> None:
+def test_a_layer_does_not_wait_for_another_layers_experts(closing: list[ExpertEngine]) -> None:
     released = threading.Event()
 
     def late(layer: int, expert: int) -> None:
@@ -272,7 +264,7 @@ def test_a_target_that_has_no_room_is_not_waited_for(closing: list[ExpertEngine]
     policy, engine, _ = make(Quiet, 6)
     closing.append(engine)
     engine.preload([0, 1, 6, 7, 12, 13])
-    policy.target = Target(1, np.ones(SIZE, dtype=np.bool_))  # three times as many as fit, and nobody else to leave
+    policy.target = Target(1, np.ones(SIZE, dtype=np.bool_))  # three times as many as fit, and no other expert to evict
     assert all(run(engine, 1, lambda layer, allowed: [[0, 1]]))
     assert engine.resident_keys().tolist() == [0, 1, 6, 7, 12, 13]
 
@@ -361,7 +353,7 @@ def test_what_the_policy_says_of_a_sequence_is_told_once_at_its_end(closing: lis
     for policy in (Reports, Quiet):
         _, engine, _ = make(policy, 9)
         closing.append(engine)
-        engine.sequence_ended(1, SequenceEnd.FINISHED)  # nobody listens
+        engine.sequence_ended(1, SequenceEnd.FINISHED)  # there is no listener
         heard = engine.listener = Listens()
         for sequence in (3, 4, 5):
             engine.sequence_queued(SequenceInfo(sequence, "task"))

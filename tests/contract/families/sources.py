@@ -69,3 +69,12 @@ class ScriptedExperts(ResidentExperts):
             yield expert, lent
             for tensor in lent:
                 tensor.fill_(float("nan"))
+
+
+def random_masks(rows: int, experts: int, least: int, seed: int = 0) -> NDArray[np.bool_]:
+    """In each row at least ``least`` experts, and one of all rows' numbers from there to all of them."""
+    generator = np.random.default_rng(seed)
+    allowed = np.zeros((rows, experts), dtype=bool)
+    for row in range(rows):
+        allowed[row, generator.permutation(experts)[: generator.integers(least, experts + 1)]] = True
+    return allowed

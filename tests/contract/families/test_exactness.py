@@ -10,24 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from greenroom.moe.products.native.library import NativeUnavailable
-from greenroom.moe.products.native.rows import native_rows
-from tests.contract.families.conftest import Pair, Pairs
+from greenroom.moe.kernels.native.library import NativeUnavailable
+from greenroom.moe.kernels.native.rows import native_rows
+from tests.contract.families.pairs import Pairs, logits, prompts
 from tests.random_checkpoints import FAMILIES, VOCAB_SIZE
 
 families = pytest.mark.parametrize("family", FAMILIES)
 dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-
-
-def prompts(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(4, VOCAB_SIZE, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-@torch.inference_mode()
-def logits(pair: Pair, model: Any, ids: torch.Tensor) -> torch.Tensor:
-    inputs = {} if pair.loaded.decoder_only else {"decoder_input_ids": ids.flip(0)}
-    result: torch.Tensor = model(input_ids=ids, **inputs).logits
-    return result
 
 
 @families
@@ -120,7 +109,7 @@ def test_no_expert_is_left_in_the_model(pairs: Pairs, family: str) -> None:
 
 
 def test_float32_of_a_bfloat16_checkpoint(pairs: Pairs, tmp_path: Any) -> None:
-    from tests.contract.families.conftest import make_pair
+    from tests.contract.families.pairs import make_pair
 
     stored = pairs.get("mixtral", "bfloat16").checkpoint.folder
     pair = make_pair(stored, tmp_path, "float32")

@@ -14,8 +14,7 @@ from transformers import GptOssForCausalLM, Mxfp4Config
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.conversion import ExpertPlan
-from tests.contract.families.conftest import Pair, Pairs, make_pair
-from tests.contract.families.test_exactness import logits, prompts
+from tests.contract.families.pairs import Pair, Pairs, logits, make_pair, prompts
 from tests.random_checkpoints import FAMILIES, edit_json, random_model, save_random
 
 ONE_BY_ONE = r"model\.layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight"

@@ -9,10 +9,10 @@ import torch
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.moe.products.native.library import NativeUnavailable
-from greenroom.moe.products.native.rows import native_rows
-from tests.contract.families.conftest import Pair, Pairs
-from tests.contract.families.test_routers import random_masks
+from greenroom.moe.kernels.native.library import NativeUnavailable
+from greenroom.moe.kernels.native.rows import native_rows
+from tests.contract.families.pairs import Pair, Pairs
+from tests.contract.families.sources import random_masks
 from tests.random_checkpoints import DECODER_ONLY, VOCAB_SIZE, wide_heads
 
 LEAN = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}

@@ -14,9 +14,8 @@ from greenroom.experts.source import PredictsFor
 from greenroom.moe.loading.load_model import attach
 from greenroom.moe.routing.router_look_ahead import LookAhead
 from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
-from tests.contract.families.conftest import Pair, Pairs
+from tests.contract.families.pairs import Pair, Pairs, logits, prompts
 from tests.contract.families.sources import ScriptedExperts
-from tests.contract.families.test_exactness import logits, prompts
 from tests.random_checkpoints import DECODER_ONLY
 
 
@@ -136,5 +135,5 @@ def test_routers_that_can_not_be_run_ahead_are_said_once_and_left_alone(
     ]
 
 
-def test_nothing_is_computed_where_nobody_asks(pairs: Pairs) -> None:
+def test_nothing_is_computed_unless_it_is_asked_for(pairs: Pairs) -> None:
     assert pairs.get("olmoe").loaded.hooks.look_ahead is None

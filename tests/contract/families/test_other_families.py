@@ -1,4 +1,4 @@
-"""Families that nobody named work through the same path, or are refused by name with the list of what does."""
+"""Families that the code does not name work by the same path, or are refused by name with the list of those that do."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from greenroom.moe.architecture.families import PROVEN
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
-from tests.contract.families.conftest import make_pair
-from tests.contract.families.test_exactness import logits, prompts
+from tests.contract.families.pairs import logits, make_pair, prompts
 from tests.random_checkpoints import randomise
 
 SMALL: dict[str, Any] = {

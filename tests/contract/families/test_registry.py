@@ -12,8 +12,8 @@ from greenroom import LLM, SamplingParams
 from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.architecture.moe_layers import blueprint, model_class
 from greenroom.moe.loading.checkpoint import resolve, resolve_config
-from tests.contract.families.conftest import align
-from tests.registry_families import COMPOSITE, REFUSED, SERVED, registry, save_tiny, table
+from tests.contract.families.pairs import align
+from tests.contract.families.registry_families import COMPOSITE, REFUSED, SERVED, registry, save_tiny, table
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [30, 20, 10], [40, 41] * 11, [77])

@@ -14,8 +14,8 @@ from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.loading import load_model
 from greenroom.moe.loading.load_model import attach
 from greenroom.moe.routing.routers import MaskRefused, find_router
-from tests.contract.families.conftest import Pair, Pairs
-from tests.contract.families.test_exactness import logits, prompts
+from tests.contract.families.pairs import Pair, Pairs, logits, prompts
+from tests.contract.families.sources import random_masks
 from tests.random_checkpoints import FAMILIES
 
 MASKABLE = [name for name in FAMILIES if name != "deepseek_v3"]
@@ -26,15 +26,6 @@ def router_of(pair: Pair, layer: int = 0) -> tuple[Any, int]:
     found = find_router(pair.loaded.model, pair.loaded.layers[layer])
     assert found is not None
     return found
-
-
-def random_masks(rows: int, experts: int, least: int, seed: int = 0) -> NDArray[np.bool_]:
-    """In each row at least ``least`` experts, and one of all rows' numbers from there to all of them."""
-    generator = np.random.default_rng(seed)
-    allowed = np.zeros((rows, experts), dtype=bool)
-    for row in range(rows):
-        allowed[row, generator.permutation(experts)[: generator.integers(least, experts + 1)]] = True
-    return allowed
 
 
 def without_forbidden(router: Any, allowed: NDArray[np.bool_]) -> Any:
@@ -184,7 +175,7 @@ def test_a_pick_without_weight_is_no_pick(pairs: Pairs) -> None:
 
 
 def test_routers_that_are_not_found_can_not_be_masked(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy must know it before it counts on its masks: nobody would ask for them."""
+    """A policy must know it before it counts on its masks, since they would never be asked for."""
     monkeypatch.setattr(load_model, "find_router", lambda *_: None)
     loaded = load_model.load(pairs.get("mixtral").checkpoint)
     assert loaded.masking is not None

@@ -16,7 +16,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from greenroom.fabric.log import GroupConsumer, Log, LogConfig, MemoryBroker, MemoryLog, Reader, Record, Topic
 from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from tests.kafka.broker import Broker
-from tests.waiting import until as until
+from tests.waiting import until
 
 WAIT_S = 20.0
 

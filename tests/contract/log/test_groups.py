@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from greenroom.fabric.log import GroupConsumer, LogFailed, Record
-from tests.contract.log.kinds import WAIT_S, Kind, Told, read, topic_on, until, until_held
+from tests.contract.log.kinds import WAIT_S, Kind, Told, read, topic_on, until_held
+from tests.waiting import until
 
 
 async def test_it_begins_at_the_earliest_and_what_is_not_committed_is_read_again(kind: Kind) -> None:

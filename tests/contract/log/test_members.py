@@ -8,7 +8,7 @@ from greenroom.fabric.topics import Topics, all_topics
 from tests.contract.log.kinds import WAIT_S, Kind
 
 
-async def test_who_comes_is_seen_and_who_leaves_too(kind: Kind) -> None:
+async def test_joining_and_leaving_members_are_seen(kind: Kind) -> None:
     def worker(name: str) -> Member:
         return Member(member=MemberKind.WORKER, instance=name, address=f"{name}:1", ttl_ms=9000)
 

@@ -23,8 +23,9 @@ from greenroom.fabric.log import (
     Reader,
 )
 from greenroom.fabric.log.kafka.kafka_log import KafkaLog
-from tests.contract.log.kinds import WAIT_S, Kafka, Told, read, topic_on, until, until_held
+from tests.contract.log.kinds import WAIT_S, Kafka, Told, read, topic_on, until_held
 from tests.kafka.broker import PASSWORD, USER, Broker
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -83,6 +84,7 @@ async def test_everything_goes_on_when_the_broker_comes_back_on_its_data(kafka: 
                 committed = False
                 while not committed:
                     committed = await consumer.commit({0: end})
+                    await asyncio.sleep(0.05)  # refused at once, without a wait, until it has joined its group again
             stopping.set()
         assert [offset for offset, _ in by_reader] == list(range(len(by_reader)))
         there = [value for _, value in by_reader]
@@ -178,7 +180,7 @@ async def _connects(kafka: Kafka) -> bool:
         return False
 
 
-async def test_who_slept_through_its_session_can_not_commit_any_more(kafka: Kafka) -> None:
+async def test_a_member_that_slept_through_its_session_can_not_commit_any_more(kafka: Kafka) -> None:
     """Its partition has gone to another, which has committed; what it was about to commit is refused."""
 
     async def take_over() -> None:

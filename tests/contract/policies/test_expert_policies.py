@@ -34,10 +34,12 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
+from greenroom.policies.duoserve.path_weights import PATH
 from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
+from tests.contract.prepared_policies import path_arrays
 from tests.unit.policies.bench import keys_of, mask_of
 
 CATALOGUES = {
@@ -54,7 +56,7 @@ Operation = tuple[str, int, int, int]
 
 
 class World:
-    """Who is where, what room there is, and what the policy has answered so far."""
+    """Which expert is where, what room there is, and what the policy has answered so far."""
 
     def __init__(self, policy: ExpertPolicy, *, noise: bool = False) -> None:
         self.policy = policy
@@ -88,6 +90,8 @@ class World:
         rows = keys_of(sorted({a % 4, b % 4, c % 4}))
         self.step = Step(self.catalogue.pool, self.steps, rows, np.full(len(rows), c % 2, dtype=np.uint8))
         self.policy.on_step_started(self.step)
+        for predictor in self.policy.predictors:
+            predictor.on_step_started(self.step)
 
     def layer(self, a: int, b: int, c: int) -> None:
         """A whole layer: entered, routed, its misses fetched, computed, done."""
@@ -108,6 +112,8 @@ class World:
         if self._room_for(missing, Tier.DEVICE, Reason.ON_DEMAND):
             for expert in missing:
                 self._arrive(expert, Tier.DEVICE, Reason.ON_DEMAND)
+        for predictor in self.policy.predictors:
+            predictor.on_layer_routed(routing)
         if c % 3:
             self._answer(b)
         self.fetch_ahead(b, c, a)
@@ -155,7 +161,7 @@ class World:
     def predict(self, a: int, b: int, c: int) -> None:
         """What was asked for, if anything was, an answer too late for a step long over, and a forecast for a task."""
         for request in self.policy.take_requests():
-            self.policy.on_prediction(self._prediction(request, b))
+            self._tell(request, b)
         late = PredictionRequest("router", (a % self.catalogue.layers, self.catalogue.layers), step=self.steps - c)
         self.policy.on_prediction(self._prediction(late, b))
         task = ("classify", "unknown", "compare")[a % 3]
@@ -168,6 +174,8 @@ class World:
         )
         members = self._weights((1 + b % 3, self.catalogue.size + (c % 4 == 0)), c)  # now and then of another pool
         self.policy.on_artifact_swapped(Artifact(EAMC, str(b), {MATRICES: members}))
+        own = self.catalogue if c % 4 else CATALOGUES["alike"]
+        self.policy.on_artifact_swapped(Artifact(PATH, str(a), path_arrays(own, window=1 + b % 3, seed=c)))
 
     # -- what is asked -----------------------------------------------------------------------------------------
 
@@ -205,9 +213,9 @@ class World:
 
     def _unrelated_events(self) -> None:
         """Things that say nothing of this pool's experts."""
-        nobody = SequenceInfo(10**9)
-        self.policy.on_sequence_queued(nobody)
-        self.policy.on_sequence_ended(nobody.sequence, SequenceEnd.CANCELLED)
+        unknown = SequenceInfo(10**9)
+        self.policy.on_sequence_queued(unknown)
+        self.policy.on_sequence_ended(unknown.sequence, SequenceEnd.CANCELLED)
         self.policy.on_evicted(Tier.DEVICE, keys_of([]))
         self.policy.on_experts_done(self.step, 0, keys_of([]))
         self.policy.on_artifact_swapped(Artifact("of another policy", "1", {}))
@@ -219,9 +227,19 @@ class World:
         """What providers within the step answer: a row of weights for each row of the step, then once more."""
         for request in self.policy.take_requests():
             assert request.kind in self.policy.asks
-            answer = self._prediction(request, seed, rows=self.step.rows)
-            self.policy.on_prediction(answer)
-            self.policy.on_prediction(answer)
+            self._tell(request, seed, rows=self.step.rows)
+
+    def _tell(self, request: PredictionRequest, seed: int, **shape: int) -> None:
+        """The answer of the policy's own predictor, if it has one for this kind, or any, twice."""
+        for predictor in self.policy.predictors:
+            if predictor.kind == request.kind:
+                found = predictor.answer(request)
+                break
+        else:
+            found = self._prediction(request, seed, **shape)
+        if found is not None:
+            self.policy.on_prediction(found)
+            self.policy.on_prediction(found)
 
     def _prediction(self, request: PredictionRequest, seed: int, *, rows: int | None = None) -> Prediction:
         start, stop = (int(self.catalogue.first[layer]) for layer in request.layers)
@@ -419,8 +437,8 @@ class Stingy(Lru):
 
 class Ruthless(Lru):
     def victims(self, request: VictimRequest) -> Keys:
-        everyone = VictimRequest(request.tier, request.bytes_needed, request.resident, request.resident)
-        return super().victims(everyone)
+        all_resident = VictimRequest(request.tier, request.bytes_needed, request.resident, request.resident)
+        return super().victims(all_resident)
 
 
 class Stuttering(Lru):
@@ -494,11 +512,11 @@ def test_what_must_be_had_is_refused_only_for_want_of_candidates(name: str, reas
 def test_an_expert_never_heard_of_can_be_a_victim(name: str) -> None:
     """What was resident before the policy came to be (a warm start) is unknown to it."""
     policy = policy_of(name, "alike")
-    everyone = mask_of(policy.catalogue, range(policy.catalogue.size))
+    every = mask_of(policy.catalogue, range(policy.catalogue.size))
 
     for tier in TIERS:
-        victims = policy.victims(VictimRequest(tier, 30, everyone, everyone))
-        check_victims(victims, VictimRequest(tier, 30, everyone, everyone), policy.catalogue)
+        victims = policy.victims(VictimRequest(tier, 30, every, every))
+        check_victims(victims, VictimRequest(tier, 30, every, every), policy.catalogue)
         assert len(victims) == 3
 
 

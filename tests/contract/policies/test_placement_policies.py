@@ -108,11 +108,11 @@ def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
 @given(state=states())
 def test_an_idle_worker_takes_something_that_fits(name: str, options: dict[str, object], state: PlacementState) -> None:
     idle = WorkerView("idle", (), (), max_running=8, max_queued=0, kv_total=120, kv_free=120)
-    everyone = PlacementState(state.pending, (*state.workers, idle))
+    with_idle = PlacementState(state.pending, (*state.workers, idle))
 
-    decision = create_placement_policy(name, options=options).decide(everyone, -1.0)
+    decision = create_placement_policy(name, options=options).decide(with_idle, -1.0)
 
-    largest = max(worker.kv_total for worker in everyone.workers)
+    largest = max(worker.kv_total for worker in with_idle.workers)
     too_large = {one.request_id for one in state.pending if max(one.kv_need, one.input_tokens) > largest}
     if not name.startswith("emoe"):
         too_large = {one.request_id for one in state.pending if one.kv_need > largest}

@@ -17,7 +17,7 @@ Interface = dict[str, dict[str, dict[str, str]]]
 SNAPSHOT = Path(__file__).with_name("v1.json")
 HOW = (
     "Callers of version 1 would break. Leave it as it is and add a field, value or method beside it; where that does "
-    "not do, copy proto/greenroom/v1 to proto/greenroom/v2, change it there, and serve both until nobody calls v1."
+    "not do, copy proto/greenroom/v1 to proto/greenroom/v2, change it there, and serve both until v1 has no callers."
 )
 _TYPES = {
     number: name.removeprefix("TYPE_").lower()

@@ -90,7 +90,7 @@ def test_a_breaking_change_is_named_with_what_to_do(now: Interface, complaint: s
         _with(V1, "services", "greenroom.v1.Worker", "More", f"{RUN} -> {RUN}"),
     ],
 )
-def test_what_is_added_breaks_nobody(now: Interface) -> None:
+def test_additions_break_no_caller(now: Interface) -> None:
     assert not breaks(V1, now)
 
 

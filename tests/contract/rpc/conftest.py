@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.contract.rpc.wires import WIRES, Local, Wire, until
+from tests.contract.rpc.wires import WIRES, Local, Wire
+from tests.waiting import until
 
 
 @pytest.fixture(params=list(WIRES))

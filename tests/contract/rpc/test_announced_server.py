@@ -106,7 +106,7 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     await dialer.close()
 
 
-async def test_who_is_among_the_members_can_be_called_at_that_address(stage: Stage) -> None:
+async def test_a_member_can_be_called_at_its_address(stage: Stage) -> None:
     served, announced = await stage.announced()
     async with Directory(stage.log) as directory:
         (member,) = directory.of(MemberKind.WORKER)
@@ -141,7 +141,7 @@ async def test_changes_are_said_and_so_is_what_drains_by_itself(stage: Stage) ->
     await served.stop()
 
 
-async def test_who_has_left_is_called_no_more_and_what_runs_may_end(stage: Stage) -> None:
+async def test_a_member_that_has_left_is_called_no_more_and_what_runs_may_end(stage: Stage) -> None:
     slow = Slow()
     served, announced = await stage.announced(servicer=slow)
     async with Directory(stage.log) as directory:
@@ -230,4 +230,4 @@ def _drains(known: Directory) -> bool:
 
 
 def _nobody() -> Member:
-    raise RuntimeError("nobody knows who is here")
+    raise RuntimeError("which members are here is unknown")

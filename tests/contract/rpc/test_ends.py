@@ -10,68 +10,12 @@ import pytest
 
 from greenroom.fabric.rpc import Context, reading, retry_after_of, word_of
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer
-from tests.contract.rpc.wires import DEADLINE_S, Wire, drained, settled, until
+from tests.contract.rpc.waits import Waits
+from tests.contract.rpc.wires import DEADLINE_S, Wire, drained, settled
+from tests.waiting import until
 
 _LARGE = Echo(value=bytes(32 * 1024))
 _MANY = 5_000  # of large ones: more than any window holds
-
-
-class Waits(EchoServicer):
-    """Handlers that go on until they are stopped, and note how that comes to them."""
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.cancelled = 0
-        self.closed = 0
-        self.told = 0
-        self.sent = 0
-        self.go_on = asyncio.Event()
-
-    def _tell(self, context: Context) -> None:
-        def told(ctx: object) -> None:
-            self.told += 1
-
-        context.add_done_callback(told)  # type: ignore[arg-type]  # of grpc's types
-
-    async def _wait(self, context: Context) -> None:
-        self._tell(context)
-        self.running += 1
-        try:
-            await self.go_on.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.running -= 1
-
-    async def Unary(self, request: Echo, context: Context) -> Echo:
-        await self._wait(context)
-        return request
-
-    async def Down(self, request: Echo, context: Context) -> AsyncIterator[Echo]:
-        try:
-            yield request
-            await self._wait(context)
-            yield request
-        finally:
-            self.closed += 1
-
-    async def Up(self, request_iterator: AsyncIterator[Echo], context: Context) -> Echo:
-        await self._wait(context)
-        return Echo()
-
-    async def Both(self, request_iterator: AsyncIterator[Echo], context: Context) -> AsyncIterator[Echo]:
-        self._tell(context)
-        self.running += 1
-        try:
-            async for request in request_iterator:
-                yield request
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.closed += 1
-            self.running -= 1
 
 
 async def _for_ever() -> AsyncIterator[Echo]:
@@ -315,7 +259,7 @@ async def test_what_does_not_end_in_time_is_ended(wire: Wire) -> None:
     assert servicer.running == 0
 
 
-async def test_after_the_end_nobody_is_there(wire: Wire) -> None:
+async def test_after_its_end_a_server_answers_no_call(wire: Wire) -> None:
     await wire.serve(EchoServicer())
     stub = wire.stub()
     await stub.Unary(Echo(), timeout=DEADLINE_S)

@@ -11,7 +11,8 @@ import pytest
 from greenroom.fabric.current_request import request_id
 from greenroom.fabric.rpc import Context, outgoing, received, value_of
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer
-from tests.contract.rpc.wires import DEADLINE_S, Wire, until
+from tests.contract.rpc.wires import DEADLINE_S, Wire
+from tests.waiting import until
 
 
 def _echoes(*values: bytes) -> list[Echo]:
@@ -173,7 +174,7 @@ async def test_a_large_message(wire: Wire) -> None:
     assert len((await wire.stub().Unary(large, timeout=6 * DEADLINE_S)).value) == len(large.value)
 
 
-async def test_nobody_there(wire: Wire) -> None:
+async def test_a_call_to_an_address_without_a_server_fails(wire: Wire) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await wire.stub().Unary(Echo(), timeout=DEADLINE_S)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -183,7 +184,7 @@ async def test_nobody_there(wire: Wire) -> None:
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_nobody_there_yet(wire: Wire) -> None:
+async def test_a_call_may_wait_for_a_server_that_comes_later(wire: Wire) -> None:
     stub = wire.stub()
     early = stub.Unary(Echo(value=b"early"), wait_for_ready=True, timeout=3 * DEADLINE_S)
     given_up = stub.Unary(Echo(), wait_for_ready=True, timeout=0.05)

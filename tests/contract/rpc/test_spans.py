@@ -11,7 +11,8 @@ import pytest
 from greenroom.core.errors import InvalidRequest, Saturated
 from greenroom.fabric.rpc import Context, Refused
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer
-from tests.contract.rpc.wires import DEADLINE_S, Wire, until
+from tests.contract.rpc.wires import DEADLINE_S, Wire
+from tests.waiting import until
 
 pytest.importorskip("opentelemetry.sdk", reason="greenroom[otlp] is not installed")
 

@@ -12,7 +12,6 @@ import grpc
 
 from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer, EchoStub
-from tests.waiting import until as until
 
 DEADLINE_S = 10.0
 

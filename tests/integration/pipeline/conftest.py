@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,10 @@ from greenroom.core.units import MIB
 from tests.integration.cluster import Cluster
 from tests.integration.pipeline.topics import Topics
 from tests.kafka.broker import Broker, make_broker
-from tests.kafka.fixtures import kafka_broker
+from tests.kafka.fixtures import kafka_broker, mortal_broker
 from tests.kafka.small_disk import NotMountable, SmallDisk, small_disk
 
-__all__ = ["kafka_broker"]
+__all__ = ["kafka_broker", "mortal_broker"]
 
 DISK_BYTES = 256 * MIB
 
@@ -28,35 +27,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[Broker]:
-    """A real broker that the test may kill."""
-    with _running_broker(tmp_path / "broker") as broker:
-        yield broker
-
-
-@pytest.fixture
 def broker_on_small_disk(tmp_path: Path) -> Iterator[tuple[Broker, SmallDisk]]:
     """A real broker whose data has a file system of its own, for the test to fill."""
     if shutil.which("java") is None or shutil.which("mvn") is None:
         pytest.skip("the broker would be a container's, whose disk is not ours to fill: install Java and Maven")
     try:
-        with (
-            small_disk(tmp_path / "broker" / "data", DISK_BYTES) as disk,
-            _running_broker(tmp_path / "broker") as broker,
-        ):
-            yield broker, disk
+        with small_disk(tmp_path / "broker" / "data", DISK_BYTES) as disk:
+            broker = make_broker(tmp_path / "broker")
+            try:
+                broker.start()
+                yield broker, disk
+            finally:
+                broker.remove()
     except NotMountable as error:
         pytest.skip(str(error))
-
-
-@contextmanager
-def _running_broker(folder: Path) -> Iterator[Broker]:
-    broker = make_broker(folder)
-    try:
-        broker.start()
-        yield broker
-    finally:
-        broker.remove()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -143,6 +143,14 @@ class Clients:
                 tasks.append(group.create_task(self.call(number, prompts[number % len(prompts)], way)))
                 await asyncio.sleep(draw.expovariate(rate))
         return [task.result() for task in tasks]
+
+
+def check(calls: Sequence[Call], expected: Mapping[str, str]) -> None:
+    """Each came to its end with the text that its prompt has, and over gRPC with every token once."""
+    for call in calls:
+        assert call.end in ("stop", "length"), f"request {call.number} ({call.way}) ended with {call.end!r}"
+        assert call.text == expected[call.prompt], f"request {call.number} ({call.way}) has another text"
+        assert call.indices == list(range(len(call.indices))), f"request {call.number}: {call.indices}"
 
 
 class _Refused(Exception):

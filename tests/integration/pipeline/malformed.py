@@ -1,4 +1,4 @@
-"""Records that nobody can read, of many kinds and the same ones every time."""
+"""Unreadable records of many kinds, the same ones every time."""
 
 from __future__ import annotations
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import aiohttp
 import grpc
 import pytest
 
 from greenroom.core.generation import FinishReason
-from greenroom.core.journal import JournalFold, Verdict
-from greenroom.core.messages import JournalRecord, Outcome, decode
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
 from tests.deploy.image import certificates
 from tests.integration.cluster import SESSION_S, Cluster, Security, running
-from tests.integration.pipeline.load import Call, Clients
+from tests.integration.pipeline.load import Clients, check
+from tests.integration.pipeline.topics import Topics, completed
 from tests.kafka.broker import Broker
 from tests.kafka.small_disk import SmallDisk
+from tests.waiting import DEADLINE_S
 
 _LOG = logging.getLogger(__name__)
 MODEL = "greenroom-understudy"
@@ -83,7 +81,7 @@ class Chaos:
             for name, process in self._cluster.processes.items()
             if name.startswith("scheduler")
         }
-        # Whoever claimed last has the newest line; logs are stamped, so compare the stamps.
+        # The one that claimed last has the newest line; logs are stamped, so compare the stamps.
         stamps = {name: self._cluster[name].log()[:at].rsplit("\n", 1)[-1] for name, at in held.items() if at >= 0}
         return max(stamps, key=lambda name: stamps[name], default="scheduler0")
 
@@ -108,7 +106,7 @@ class Chaos:
         await in_thread(self._broker.start)
 
     async def _fill(self, disk: SmallDisk) -> None:
-        """The broker ends by itself, at the next write; whoever runs it makes room and starts it again."""
+        """The broker ends by itself at the next write. Then there is room again, and it is started."""
         await in_thread(disk.fill)
         await in_thread(self._broker.wait_end)
         await asyncio.sleep(self._random.uniform(0, 1))
@@ -122,32 +120,7 @@ class Chaos:
         await in_thread(self._cluster[name].wait_ready)
 
 
-async def outcomes(broker: Broker, prefix: str) -> dict[str, Outcome]:
-    """What a reader of the whole journal finds."""
-    from greenroom.fabric.log.config import LogConfig
-    from greenroom.fabric.log.kafka.kafka_log import KafkaLog
-
-    found: dict[str, Outcome] = {}
-    fold = JournalFold()
-    async with KafkaLog(LogConfig(brokers=(broker.address,), prefix=prefix)) as log, log.reader("journal", 0) as reader:
-        end = await reader.end()
-        while reader.position < end:
-            for record in await reader.poll(1.0):
-                content: JournalRecord = decode(record.value or b"", JournalRecord)
-                if fold.read(record.offset, content) is Verdict.COUNTS and isinstance(content, Outcome):
-                    found.setdefault(content.request_id, content)
-    return found
-
-
-def check(calls: list[Call], expected: dict[str, str]) -> None:
-    for call in calls:
-        assert call.end in ("stop", "length"), f"request {call.number} ({call.way}) ended with {call.end!r}"
-        assert call.text == expected[call.prompt], f"request {call.number} ({call.way}) has another text"
-        if call.way == "grpc":
-            assert call.indices == list(range(len(call.indices))), f"request {call.number}: {call.indices}"
-
-
-async def nobody_calls_without_a_certificate(address: str, ca: bytes) -> None:
+async def no_call_without_a_certificate(address: str, ca: bytes) -> None:
     """Neither in the clear nor by TLS alone."""
     everything = worker_pb2.ListRunsRequest(epoch=2**62)
     alone = grpc.ssl_channel_credentials(ca)
@@ -155,7 +128,7 @@ async def nobody_calls_without_a_certificate(address: str, ca: bytes) -> None:
     for channel in (grpc.aio.insecure_channel(address), grpc.aio.secure_channel(address, alone, named)):
         async with channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await worker_pb2_grpc.WorkerStub(channel).ListRuns(everything, timeout=20)
+                await worker_pb2_grpc.WorkerStub(channel).ListRuns(everything, timeout=DEADLINE_S)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, refused.value.details()
 
 
@@ -175,10 +148,10 @@ LONG = (1500, 8.0, 8.0)
     ],
 )
 async def test_nothing_is_lost_and_nothing_twice(
-    own_broker: Broker, prefix: str, cache: Path, tmp_path: Path, load: tuple[int, float, float], secure: bool
+    mortal_broker: Broker, prefix: str, cache: Path, tmp_path: Path, load: tuple[int, float, float], secure: bool
 ) -> None:
-    security = Security(own_broker, tmp_path / "security") if secure else None
-    await all_is_answered(own_broker, prefix, cache, tmp_path, load, security=security)
+    security = Security(mortal_broker, tmp_path / "security") if secure else None
+    await all_is_answered(mortal_broker, prefix, cache, tmp_path, load, security=security)
 
 
 @pytest.mark.full
@@ -186,8 +159,8 @@ async def test_nothing_is_lost_and_nothing_twice(
 async def test_a_full_disk_loses_nothing(
     broker_on_small_disk: tuple[Broker, SmallDisk], prefix: str, cache: Path, tmp_path: Path
 ) -> None:
-    """Its broker ends each time that its disk is full, beside all that else goes wrong. A lower rate: the broker starts
-    three times, and what waits for it meanwhile is not to wait longer than the scheduler lets it."""
+    """The broker ends each time that its disk is full, beside all that else goes wrong. The rate is lower, because the
+    broker starts three times, and requests must not wait for it longer than the scheduler lets them."""
     broker, disk = broker_on_small_disk
     await all_is_answered(broker, prefix, cache, tmp_path, (200, 3.0, 3.0), disk=disk)
 
@@ -202,7 +175,7 @@ async def all_is_answered(
     security: Security | None = None,
     disk: SmallDisk | None = None,
 ) -> None:
-    """The scenario: what a cluster answers under chaos is what it answers without, each request once."""
+    """A cluster answers under chaos as it does without, and each request once."""
     requests, rate, every_s = load
     options = {"worker": ["--dtype", "float32", "--expert-memory", "50%", "--max-running", "8"]}
     brokers = broker.address if security is None else broker.secure_address
@@ -214,7 +187,7 @@ async def all_is_answered(
         if security is not None:
             ca = (security.identity("worker") / "ca.pem").read_bytes()
             for name in ("worker0", "predictor0", "gateway0"):
-                await nobody_calls_without_a_certificate(cluster[name].listens, ca)
+                await no_call_without_a_certificate(cluster[name].listens, ca)
         async with Clients(cluster.urls, cluster.grpc_addresses, max_tokens=MAX_TOKENS, model=MODEL) as clients:
             distinct = sorted(set(prompts(30)))
             undisturbed = await clients.poisson(distinct, 20.0, seed=1)
@@ -230,58 +203,10 @@ async def all_is_answered(
                 check(disturbed, expected)
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{cluster.logs()}") from None
-        written = await outcomes(broker, prefix)
-        good = [outcome for outcome in written.values() if outcome.reason in (FinishReason.STOP, FinishReason.LENGTH)]
+        async with Topics.of(cluster, broker.address) as topics:
+            journal = topics.journal
+        assert journal.unreadable == 0
+        written = {outcome.request_id: outcome for outcome in reversed(journal.outcomes)}  # the first of each counts
         # What was refused with an unknown acknowledgement may have run as well, and was sent again.
-        assert len(good) >= len(disturbed) + len(distinct)
+        assert sum(map(completed, written.values())) >= len(disturbed) + len(distinct)
         assert not [outcome for outcome in written.values() if outcome.reason is FinishReason.FAILED]
-
-
-AWAY_S = 13.0
-"""Longer than a gateway waits for an acknowledgement."""
-PROMPTLY_S = 60.0
-
-
-async def ask(session: aiohttp.ClientSession, url: str, prompt: str, key: str | None = None) -> tuple[int, str]:
-    """Status, and the text or the error's code."""
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0.0}
-    headers = {} if key is None else {"Idempotency-Key": key}
-    async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
-        reply = await response.json()
-        return response.status, reply["choices"][0]["text"] if response.status == 200 else reply["error"]["code"]
-
-
-@pytest.mark.timeout(300)
-async def test_keyed_requests_that_nobody_sends_again_block_nobody(
-    own_broker: Broker, prefix: str, cache: Path, tmp_path: Path
-) -> None:
-    """The broker is away for longer than an append may take: all of them are told 503, and land when it is back."""
-    options = {"worker": ["--dtype", "float32", "--expert-memory", "50%", "--max-running", "8"]}
-    cluster = Cluster(tmp_path, own_broker.address, prefix=prefix, cache=cache, predictors=0, options=options)
-    prompt, keys = prompts(30)[0], [f"key-{number}" for number in range(40)]
-    with running(cluster):
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            [url] = cluster.urls
-            status, text = await ask(session, url, prompt)
-            assert status == 200
-            own_broker.pause()
-            try:
-                back = asyncio.get_running_loop().call_later(AWAY_S, own_broker.resume)
-                told = await asyncio.gather(*(ask(session, url, prompt, key) for key in keys))
-            finally:
-                back.cancel()
-                own_broker.resume()
-            assert {status for status, _ in told} == {503}, told
-            assert "unknown_acknowledgement" in {code for _, code in told}
-            began = time.monotonic()
-            async with asyncio.timeout(PROMPTLY_S):
-                while (await ask(session, url, prompt)) != (200, text):
-                    _LOG.info("not served yet, %.1f s after the broker was back", time.monotonic() - began)
-                assert {await ask(session, url, prompt) for _ in range(5)} == {(200, text)}
-            _LOG.info("served %.1f s after the broker was back", time.monotonic() - began)
-            async with asyncio.timeout(PROMPTLY_S):
-                again = await asyncio.gather(*(ask(session, url, prompt, key) for key in keys))
-            assert set(again) == {(200, text)}
-        written = await outcomes(own_broker, prefix)
-        assert {outcome.reason for outcome in written.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
-        assert 0 < cluster["worker0"].metric("greenroom_worker_runs_total") <= len(written) + len(keys)

@@ -1,5 +1,5 @@
-"""One of two workers loses a thread that moves experts, or its device: it ends with a failure, its requests go on at
-the other.
+"""One of two workers loses a thread that moves experts, or its device. It ends with a failure, and its requests go on
+at the other.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import pytest
 
 from greenroom.demo.tasks import TASKS, samples
 from tests.integration.cluster import Cluster, running
-from tests.integration.pipeline.load import Clients
-from tests.integration.pipeline.test_failures import check
+from tests.integration.pipeline.load import Clients, check
 from tests.kafka.broker import Broker
 
 MODEL = "greenroom-understudy"

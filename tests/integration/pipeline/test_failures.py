@@ -1,13 +1,17 @@
-"""Two gateways and two workers: one of them is killed, poisoned or restarted, and no client is the worse for it."""
+"""Of two gateways and two workers one is killed, poisoned or restarted. No client is the worse for it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
@@ -16,14 +20,18 @@ from greenroom.core.generation import FinishReason
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.gateway.requests.call_headers import base_id
 from tests.integration.cluster import Cluster, Process, running
-from tests.integration.pipeline.load import Call, Clients
+from tests.integration.pipeline.load import Clients, check
 from tests.integration.pipeline.topics import Topics, completed, until
 from tests.kafka.broker import Broker
 
+_LOG = logging.getLogger(__name__)
 MODEL = "greenroom-understudy"
 PROMPTS = [sample.prompt for task in TASKS for sample in samples(task, 2, seed=11)]
 LONG = {"model": MODEL, "temperature": 0, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
 POISON = "POISON-1"
+AWAY_S = 13.0
+"""Longer than a gateway waits for an acknowledgement."""
+PROMPTLY_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +76,15 @@ async def answer(client: openai.AsyncOpenAI, prompt: str, key: str | None = None
     headers = {"Idempotency-Key": key} if key else {}
     reply = await client.chat.completions.create(messages=said(prompt), extra_headers=headers, **LONG)  # type: ignore[call-overload]
     return str(reply.choices[0].message.content)
+
+
+async def ask(session: aiohttp.ClientSession, url: str, prompt: str, key: str | None = None) -> tuple[int, str]:
+    """Status, and the text or the error's code."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "temperature": 0.0}
+    headers = {} if key is None else {"Idempotency-Key": key}
+    async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
+        reply = await response.json()
+        return response.status, reply["choices"][0]["text"] if response.status == 200 else reply["error"]["code"]
 
 
 async def code_of(refused: asyncio.Future[str] | asyncio.Task[str]) -> int:
@@ -146,7 +163,7 @@ async def test_a_gateway_is_killed_and_a_retry_at_the_other_gets_the_result(
         assert await breaks_off(stream)
     retries = [answer(clients[1], prompt, key) for prompt, key in zip(prompts, keys, strict=True) if key is not None]
     assert await asyncio.gather(*retries) == expected[:2]
-    for chunk in started:  # the one without a key too, though nobody will ask for it
+    for chunk in started:  # the one without a key too, though no client will ask for it
         assert completed(await topics.journal.outcome(f"{chunk.id.removeprefix('chatcmpl-')}-0"))
     assert runs(cluster) == before + 3
     cluster["gateway0"].start()
@@ -156,15 +173,15 @@ async def test_a_gateway_is_killed_and_a_retry_at_the_other_gets_the_result(
 
 
 @asynccontextmanager
-async def kept(cluster: Cluster) -> AsyncIterator[list[str]]:
-    """Workers that die are started again, as whoever runs containers does; gives the names of those that did."""
-    died: list[str] = []
+async def kept(cluster: Cluster) -> AsyncIterator[list[int]]:
+    """Workers that die are started again, as a container's restart policy does. Gives how each ended."""
+    died: list[int] = []
 
     async def keep() -> None:
         while True:
             for worker in (cluster["worker0"], cluster["worker1"]):
                 if not worker.running:
-                    died.append(worker.name)
+                    died.append(worker.wait_end())
                     worker.start()
             await asyncio.sleep(0.1)
 
@@ -191,7 +208,7 @@ async def test_a_request_that_kills_every_worker_it_meets_ends_as_failed_and_the
         outcome = await topics.journal.outcome(id_of(key))
     assert outcome.reason is FinishReason.FAILED
     assert "3 workers" in outcome.message
-    assert len(died) == 3, "nothing else died, and it was not tried a fourth time"
+    assert died == [-signal.SIGKILL] * 3, "nothing else died, and it was not tried a fourth time"
     [letter] = [letter for letter in await topics.dead_letters() if letter.request_id == id_of(key)]
     assert letter.reason == outcome.message
     assert POISON.encode() in (letter.payload or b"")
@@ -238,8 +255,35 @@ async def test_a_rolling_restart_fails_no_request(cluster: Cluster, last: str, r
         raise AssertionError(f"{error}\n{cluster.logs()}") from None
 
 
-def check(calls: list[Call], expected: dict[str, str]) -> None:
-    for call in calls:
-        assert call.end in ("stop", "length"), f"request {call.number} ({call.way}) ended with {call.end!r}"
-        assert call.text == expected[call.prompt], f"request {call.number} ({call.way}) has another text"
-        assert call.indices == list(range(len(call.indices))), f"request {call.number}: {call.indices}"
+@pytest.mark.timeout(300)
+async def test_keyed_requests_that_are_not_sent_again_hold_up_no_others(
+    cluster: Cluster, topics: Topics, mortal_broker: Broker
+) -> None:
+    """The broker is away for longer than an append may take. All of them are told 503, and land when it is back."""
+    url, prompt, keys = cluster.urls[0], PROMPTS[0], [new_key() for _ in range(40)]
+    before, known = runs(cluster), len(topics.journal.outcomes)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        status, text = await ask(session, url, prompt)
+        assert status == 200
+        mortal_broker.pause()
+        try:
+            back = asyncio.get_running_loop().call_later(AWAY_S, mortal_broker.resume)
+            told = await asyncio.gather(*(ask(session, url, prompt, key) for key in keys))
+        finally:
+            back.cancel()
+            mortal_broker.resume()
+        assert {status for status, _ in told} == {503}, told
+        assert "unknown_acknowledgement" in {code for _, code in told}
+        began = time.monotonic()
+        async with asyncio.timeout(PROMPTLY_S):
+            while (await ask(session, url, prompt)) != (200, text):
+                _LOG.info("not served yet, %.1f s after the broker was back", time.monotonic() - began)
+            assert {await ask(session, url, prompt) for _ in range(5)} == {(200, text)}
+        _LOG.info("served %.1f s after the broker was back", time.monotonic() - began)
+        async with asyncio.timeout(PROMPTLY_S):
+            again = await asyncio.gather(*(ask(session, url, prompt, key) for key in keys))
+        assert set(again) == {(200, text)}
+    await topics.journal.catch_up()
+    written = topics.journal.outcomes[known:]
+    assert {outcome.reason for outcome in written} <= {FinishReason.STOP, FinishReason.LENGTH}
+    assert 0 < runs(cluster) - before <= len(written) + len(keys)

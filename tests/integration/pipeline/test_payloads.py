@@ -76,7 +76,7 @@ async def flood(topics: Topics, topic: str, bad: list[Bad]) -> list[Position]:
 
 @pytest.mark.timeout(300)
 async def test_a_thousand_malformed_records_in_each_topic(cluster: Cluster, topics: Topics) -> None:
-    """Each is in the dead letters once, with what it was; those of a request that can be told have an outcome."""
+    """Each is in the dead letters once, as it was. If its request can be told, that request has an outcome."""
     before = await text(cluster)
     garbage = {topic: malformed(topic, 1000) for topic in TOPICS}
     landed = {topic: await flood(topics, topic, bad) for topic, bad in garbage.items()}
@@ -111,7 +111,7 @@ def _has_counted(process: Process, members: int) -> bool:
 
 
 async def test_the_dead_letters_themselves_may_be_anything(cluster: Cluster, topics: Topics) -> None:
-    """Nobody of ours reads them; a program for people does, and passes over what is none."""
+    """No service reads them. A program for people does, and passes over what is no dead letter."""
     await topics.log.append("dead-letters", b"\xc1", key=b"x")
     [*_, last] = await topics.read("dead-letters")
     assert last.value == b"\xc1"
@@ -135,7 +135,7 @@ async def test_a_letter_says_where_what_and_why(cluster: Cluster, topics: Topics
 async def test_the_first_versions_payloads_with_fields_of_the_future_are_taken(
     cluster: Cluster, topics: Topics
 ) -> None:
-    """As they were committed, but for ids, addresses and deadlines that are of their time."""
+    """They are as they were committed, except for ids, addresses and deadlines, which are of their time."""
     start = await topics.end("dead-letters")
     unread = cluster["gateway0"].metric(UNREADABLE_MEMBERS)
     soon = int(time.time() * 1000) + 60_000
@@ -179,7 +179,7 @@ async def test_the_first_versions_payloads_with_fields_of_the_future_are_taken(
 # By hand
 
 
-async def test_a_request_by_hand_that_nobody_waits_for(topics: Topics) -> None:
+async def test_a_request_by_hand_without_a_client(topics: Topics) -> None:
     request = request_by_hand()
     await topics.send(request)
     outcome = await topics.journal.outcome(request.request_id)
@@ -242,7 +242,7 @@ async def test_more_than_may_wait_are_refused_before_they_are_accepted(cluster: 
     await until(lambda: scheduler.metric("greenroom_scheduler_waiting") == 4, "four wait")
 
     async def refused() -> tuple[int, dict[str, str], dict[str, object]]:
-        """The depth is on its way to the gateway for a moment; until then requests are accepted, and shed."""
+        """The depth takes a moment to reach the gateway. Until then requests are accepted, and shed."""
         async with asyncio.timeout(60):
             while True:
                 status, headers, reply = await ask(cluster)

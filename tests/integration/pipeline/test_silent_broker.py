@@ -1,4 +1,4 @@
-"""A broker that is silent for most of a minute: what /health says, what clients get, and what is written twice."""
+"""A broker is silent for most of a minute: what /health says, what clients get, and what is written twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARGIN_S = 15.0
 
 async def stream(session: aiohttp.ClientSession, url: str, number: int, begun: asyncio.Event) -> list[str]:
     """The data of its events, to its end."""
-    body = {"model": MODEL, "prompt": f"Kira drinks {number}", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL, "prompt": f"Kira drinks {number}", "max_tokens": 900, "ignore_eos": True, "stream": True}
     data: list[str] = []
     async with session.post(f"{url}/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()
@@ -45,10 +45,10 @@ async def until_unready(process: Process, within_s: float) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-async def test_a_silent_broker_is_told_and_hangs_nobody(
-    own_broker: Broker, prefix: str, cache: Path, tmp_path: Path
+async def test_a_silent_broker_is_told_and_hangs_no_client(
+    mortal_broker: Broker, prefix: str, cache: Path, tmp_path: Path
 ) -> None:
-    cluster = Cluster(tmp_path, own_broker.address, prefix=prefix, cache=cache)
+    cluster = Cluster(tmp_path, mortal_broker.address, prefix=prefix, cache=cache)
     with running(cluster):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
             begun = [asyncio.Event() for _ in range(STREAMS)]
@@ -57,7 +57,7 @@ async def test_a_silent_broker_is_told_and_hangs_nobody(
                 for number, began in enumerate(begun)
             ]
             await asyncio.gather(*(began.wait() for began in begun))
-            await asyncio.to_thread(own_broker.pause)
+            await asyncio.to_thread(mortal_broker.pause)
             since = time.monotonic()
             try:
                 await asyncio.gather(
@@ -66,7 +66,7 @@ async def test_a_silent_broker_is_told_and_hangs_nobody(
                 ended = await asyncio.gather(*streams)
                 assert time.monotonic() - since < SILENT_S + QUIET_S + MARGIN_S
             finally:
-                await asyncio.to_thread(own_broker.resume)
+                await asyncio.to_thread(mortal_broker.resume)
             for data in ended:
                 if data[-1] != "[DONE]" or "error" in json.loads(data[-2]):
                     error = json.loads(next(one for one in reversed(data) if one != "[DONE]"))["error"]

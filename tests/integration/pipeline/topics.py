@@ -1,4 +1,4 @@
-"""A cluster's topics, read and written by hand, as a program would that we did not write."""
+"""A cluster's topics are read and written by hand, as a program that we did not write would do it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ from greenroom.core.messages import DeadLetter, JournalRecord, Message, Outcome,
 from greenroom.fabric.log import LogConfig, Position, Reader, Record
 from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from tests.integration.cluster import Cluster
-
-WAIT_S = 90.0
-"""For what takes a second on a machine that has nothing else to do."""
+from tests.waiting import DEADLINE_S, until_others
 
 
-async def until(holds: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Asks again and again, beside the event loop, for nothing tells when the answer changes."""
-    deadline = time.monotonic() + timeout_s
-    while not await asyncio.to_thread(holds):
-        assert time.monotonic() < deadline, f"{what}: not after {timeout_s:g} s"
-        await asyncio.sleep(0.05)
+async def until(holds: Callable[[], bool], what: str) -> None:
+    """Asks beside the event loop."""
+    await asyncio.to_thread(until_others, holds, what)
 
 
 class Journal:
-    """Follows a pool's journal from its beginning. ``outcomes``: those that count, in order."""
+    """Follows a pool's journal from its beginning. ``outcomes``: those that count, in order. ``unreadable``: how many
+    records could not be decoded."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._fold = JournalFold()
         self.outcomes: list[Outcome] = []
+        self.unreadable = 0
 
     def of(self, request_id: str) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.request_id == request_id]
@@ -44,7 +41,7 @@ class Journal:
         while self._reader.position < end:
             self._take(await self._reader.poll(1.0))
 
-    async def outcome(self, wanted: str | Callable[[Outcome], bool], timeout_s: float = WAIT_S) -> Outcome:
+    async def outcome(self, wanted: str | Callable[[Outcome], bool], timeout_s: float = DEADLINE_S) -> Outcome:
         """The first one of that request, or that ``wanted`` is true of, waiting for it."""
         seen = 0
         try:
@@ -64,6 +61,7 @@ class Journal:
                 content: JournalRecord = decode(record.value or b"", JournalRecord)
             except Exception:
                 self._fold.skip(record.offset)
+                self.unreadable += 1
                 continue
             if self._fold.read(record.offset, content) is Verdict.COUNTS and isinstance(content, Outcome):
                 self.outcomes.append(content)
@@ -78,8 +76,9 @@ class Topics:
 
     @classmethod
     @asynccontextmanager
-    async def of(cls, cluster: Cluster) -> AsyncIterator[Topics]:
-        config = LogConfig(brokers=(cluster.brokers,), prefix=cluster.prefix)
+    async def of(cls, cluster: Cluster, brokers: str | None = None) -> AsyncIterator[Topics]:
+        """At another address of the cluster's broker, where one is given."""
+        config = LogConfig(brokers=(brokers or cluster.brokers,), prefix=cluster.prefix)
         async with KafkaLog(config) as log, log.reader("journal", 0) as reader:
             journal = Journal(reader)
             await journal.catch_up()
@@ -99,7 +98,7 @@ class Topics:
             return await reader.end()
 
     async def dead_letters(
-        self, enough: Callable[[list[DeadLetter]], bool] = lambda _: True, timeout_s: float = WAIT_S
+        self, enough: Callable[[list[DeadLetter]], bool] = lambda _: True, timeout_s: float = DEADLINE_S
     ) -> list[DeadLetter]:
         """All of them, waiting until they are ``enough``."""
         found: list[DeadLetter] = []
@@ -117,7 +116,7 @@ class Topics:
 
 
 def request_by_hand(request_id: str | None = None, *, timeout_s: float = 60.0, **fields: Any) -> Request:
-    """One for the bundled model that nobody waits for."""
+    """One for the bundled model, without a client that waits for it."""
     now_ms = int(time.time() * 1000)
     given = {
         "pool": 0,

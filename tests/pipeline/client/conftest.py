@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -14,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.gateway.requests.request_handler import RequestGenerator
 from greenroom.text import TextProcessor
-from tests import small_tokenizers
 from tests.scripted_generator import ScriptedGenerator
 from tests.scripted_pool import pipeline_to
 
@@ -30,12 +28,6 @@ class Place:
 
 class Start(Protocol):
     async def __call__(self, *, through_log: bool = False, **config: Any) -> Place: ...
-
-
-@pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
-    folder: Path = small_tokenizers.write_chat(tmp_path_factory.mktemp("checkpoint"))
-    return TextProcessor.from_folder(folder)
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
-    """An address that refuses, and that nobody else can take meanwhile."""
+def refusing() -> Iterator[str]:
+    """An address that refuses, and that no other process can take meanwhile."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"
@@ -194,21 +194,21 @@ async def test_keys(start: Start, tmp_path: Path) -> None:
     assert place.generator.seen[0].tenant == "ann"
 
 
-async def test_the_other_gateway_is_tried_when_one_refuses(start: Start, nobody: str) -> None:
+async def test_the_other_gateway_is_tried_when_one_refuses(start: Start, refusing: str) -> None:
     place = await start()
-    async with AsyncClient([nobody, place.address], max_retries=0) as client:
+    async with AsyncClient([refusing, place.address], max_retries=0) as client:
         assert (await client.generate("hello")).text == TEXT
         assert joined(await collect(client)) == TEXT
         await client.cancel("never-known")
 
     def use() -> str:
-        with Client(f"{nobody},{place.address}", max_retries=0) as client:
+        with Client(f"{refusing},{place.address}", max_retries=0) as client:
             return client.generate("hello").text + "".join(part.text for part in client.stream("hello"))
 
     assert await in_thread(use) == TEXT + TEXT
 
 
-async def test_one_that_drains_is_left_for_the_other(start: Start) -> None:
+async def test_a_gateway_that_drains_is_left_for_the_other(start: Start) -> None:
     first, second = await start(drain_timeout_s=DEADLINE_S), await start()
     await first.generator.allow(1)
     async with AsyncClient([first.address, second.address], max_retries=0) as client:

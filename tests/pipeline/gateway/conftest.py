@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.gateway.requests.request_handler import RequestGenerator
 from greenroom.text import TextProcessor
-from tests import small_tokenizers
 from tests.scripted_generator import DEADLINE_S, ScriptedGenerator
 from tests.scripted_pool import pipeline_to
 from tests.waiting import until
@@ -48,8 +46,8 @@ class Server:
             assert not running
 
     async def over(self, path: str, status: int = 200) -> None:
-        """Waits until a request to ``path`` was answered so and is counted and its span ended: whoever reads a stream
-        may have all of it before that."""
+        """Waits until a request to ``path`` was answered with ``status``, is counted and its span has ended. The reader
+        of a stream may have all of it before that."""
         labels = {"path": path, "status": str(status)}
         await until(
             lambda: self.registry.get_sample_value("greenroom_http_requests_total", labels), f"{path} is answered"
@@ -59,16 +57,6 @@ class Server:
         """Status, JSON and headers."""
         async with self.http.post(self.url + path, json=body, **kwargs) as response:
             return response.status, await response.json(), response.headers
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_tokenizers.write_chat(tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture(scope="session")
-def text(folder: Path) -> TextProcessor:
-    return TextProcessor.from_folder(folder)
 
 
 @pytest.fixture
@@ -85,7 +73,7 @@ def through_log() -> bool:
 
 @pytest.fixture
 async def server(config: dict[str, Any], text: TextProcessor, through_log: bool) -> AsyncIterator[Server]:
-    """Stopped at the end; whatever the test did, no sequence and no task may be left behind."""
+    """Stopped at the end. No sequence and no task may then be left, whatever the test did."""
     before = asyncio.all_tasks()
     registry = CollectorRegistry()
     generator = ScriptedGenerator(text.tokenizer)

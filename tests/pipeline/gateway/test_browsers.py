@@ -69,7 +69,7 @@ class TestHosts:
 
 
 class TestHostsWithKeys:
-    """A page that has no key gets nothing by any name."""
+    """A page without a key gets nothing by any name."""
 
     @pytest.fixture(params=[(), ("gpu-box.lan",)], ids=["any name", "one name"])
     def config(self, request: pytest.FixtureRequest, ann: tuple[Path, str]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class TestHostsWithKeys:
     async def test_a_probe_calls_by_address(
         self, server: Server, config: dict[str, Any], ann: tuple[Path, str]
     ) -> None:
-        """As an orchestrator does, which knows no names; nothing else is to be had so."""
+        """An orchestrator does so, since it knows no names. Nothing else is served that way."""
         for path in ("/health", "/live", "/metrics"):
             assert (await ask(server, "GET", path, Host="10.1.2.3:8000"))[0] == 200
         foreign = 403 if config["allowed_hosts"] else 200

@@ -22,7 +22,7 @@ KEY = {"Idempotency-Key": "order-1"}
 
 
 def ends_with(server: Server, monkeypatch: pytest.MonkeyPatch, end: Finished, tokens: int) -> asyncio.Event:
-    """Every request gives so many tokens and then, once the event is set, ``end``."""
+    """Every request gives so many tokens. Once the event is set, it gives ``end``."""
     gate = asyncio.Event()
 
     async def generate(request: GenerationRequest) -> AsyncIterator[Event]:
@@ -179,7 +179,7 @@ async def test_a_keyed_request_outlives_its_client(server: Server, stream: bool)
         await asyncio.wait([post])
     tasks = set(server.gateway._requests.tasks)
     if tasks:
-        await asyncio.wait(tasks, timeout=20)
+        await asyncio.wait(tasks, timeout=DEADLINE_S)
     assert len(server.generator.active) == 1
     retry = asyncio.ensure_future(server.post("/v1/completions", COMPLETION, headers=KEY))
     await server.generator.allow(None)

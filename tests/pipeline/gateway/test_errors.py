@@ -12,6 +12,7 @@ import pytest
 from greenroom.core.errors import InvalidRequest, Saturated, TransferFailed
 from greenroom.fabric.log import AppendUnknown, LogError, LogFailed, LogUnavailable
 from tests.pipeline.gateway.conftest import Server
+from tests.scripted_generator import DEADLINE_S
 
 CHAT: dict[str, Any] = {"model": "org/small", "messages": [{"role": "user", "content": "hello"}]}
 COMPLETION: dict[str, Any] = {"model": "org/small", "prompt": "hello"}
@@ -233,7 +234,7 @@ async def test_a_body_that_says_it_is_too_large_is_not_waited_for(server: Server
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
     writer.write(b"Content-Length: 99999999\r\n\r\n{")
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
     assert b" 413 " in head.split(b"\r\n")[0]
     writer.close()
     await writer.wait_closed()
@@ -253,7 +254,7 @@ async def test_a_body_that_does_not_come(server: Server) -> None:
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: 9\r\n\r\n{"
     )
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
     assert b" 408 " in head.split(b"\r\n")[0]
     writer.close()
     await writer.wait_closed()

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from greenroom.core.errors import Conflict, InvalidRequest, Saturated
 from greenroom.core.generation import Finished, FinishReason, Slo
@@ -106,7 +105,7 @@ async def test_the_usage_says_what_was_approximated(stub: Any, server: Server) -
 
 
 async def test_an_answer_that_ends_before_its_share_is_known_does_not_pass_for_exact(stub: Any, server: Server) -> None:
-    """Whoever generates went on behind a stop string."""
+    """The generator went on behind a stop string."""
     server.generator.checks_stops = False
     exact = (await stub.Generate(hello())).usage
     cut = (await stub.Generate(hello(stop=["r"]))).usage
@@ -301,7 +300,7 @@ class TestCancels:
         await stub.Cancel(inference_pb2.CancelRequest(request_id=known.request_id))
         told, _, _ = await refusal(events_of(call))
         assert told is grpc.StatusCode.CANCELLED, "what runs here can always be ended"
-        await stub.Cancel(inference_pb2.CancelRequest(request_id="x"))  # nobody's, so nothing comes of it
+        await stub.Cancel(inference_pb2.CancelRequest(request_id="x"))  # no request has this id, so nothing comes of it
 
 
 async def test_what_http_began_the_rpc_ends(stub: Any, server: Server) -> None:
@@ -445,16 +444,6 @@ async def test_health_follows_readiness(channel: grpc.aio.Channel, server: Serve
     assert serving in found
 
 
-async def test_reflection_names_the_service(channel: grpc.aio.Channel) -> None:
-    stub_kind: Any = reflection_pb2_grpc.ServerReflectionStub
-    call = stub_kind(channel).ServerReflectionInfo()
-    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-    reply = await asyncio.wait_for(call.read(), DEADLINE_S)
-    names = {service.name for service in reply.list_services_response.service}
-    assert "greenroom.v1.Inference" in names
-    call.cancel()
-
-
 @pytest.mark.parametrize("config", [{"grpc_port": 0, "drain_timeout_s": DEADLINE_S}])
 async def test_draining_finishes_what_runs(stub: Any, server: Server) -> None:
     await server.generator.allow(2)
@@ -480,7 +469,7 @@ async def test_what_does_not_finish_in_time_is_ended_and_told(stub: Any, server:
 
 @pytest.mark.parametrize("config", [{"grpc_port": 0, "slow_client_timeout_s": 0.3}])
 async def test_a_caller_that_does_not_read_is_dropped(server: Server) -> None:
-    """It says more than the buffers take; nothing of it is read."""
+    """The reply is larger than the buffers, and the caller reads none of it."""
     server.generator.model = replace(server.generator.model, max_model_len=10_000_000)
     options = [("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.gateway.grpc_port}", options=options) as channel:

@@ -50,7 +50,7 @@ def config(keys_file: Path, ann: dict[str, str]) -> dict[str, Any]:
     return {"keys_file": keys_file, "open_metrics": False}
 
 
-async def test_who_has_no_key_gets_nothing(server: Server, ann: dict[str, str]) -> None:
+async def test_without_a_key_there_is_nothing(server: Server, ann: dict[str, str]) -> None:
     for headers, code in (({}, "missing_api_key"), ({"Authorization": "Bearer none"}, "invalid_api_key")):
         for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/x")):
             async with server.http.request(method, server.url + path, headers=headers) as response:

@@ -36,7 +36,7 @@ class Connection:
         return int(head[0].split()[1]), headers, json.loads(content)
 
     async def ended(self) -> None:
-        """By the other side, in order, and with nothing said before."""
+        """Waits for the other side to end it in order. Nothing may come before that."""
         async with asyncio.timeout(DEADLINE_S):
             assert await self._reader.read() == b""
 
@@ -76,12 +76,12 @@ async def test_every_connection_is_used_once_more_and_then_it_ends_at_once(serve
             assert (status, body.get("status")) == (200, "live") if path == "/live" else status == 503
             await connection.ended()
         await asyncio.wait_for(stopping, DEADLINE_S)
-        assert time.monotonic() - began < DEADLINE_S / 2, "nobody is left to wait for"
+        assert time.monotonic() - began < DEADLINE_S / 2, "no connection is left to wait for"
 
 
 @pytest.mark.parametrize("config", [LONG])
-async def test_one_on_which_a_stream_ends_meanwhile_is_kept_for_its_next_request(server: Server) -> None:
-    """The stream began before, so its headers did not say that it is the connection's last."""
+async def test_a_connection_on_which_a_stream_ends_meanwhile_is_kept_for_its_next_request(server: Server) -> None:
+    """Its stream began before the gateway left, so its headers did not say that it was the last on the connection."""
     await server.generator.allow(2)
     async with server.http.post(server.url + "/v1/completions", json={**json.loads(BODY), "stream": True}) as response:
         stopping = asyncio.create_task(server.gateway.stop())
@@ -97,7 +97,7 @@ async def test_one_on_which_a_stream_ends_meanwhile_is_kept_for_its_next_request
 
 
 @pytest.mark.parametrize("config", [{"drain_timeout_s": DEADLINE_S, "linger_s": 0.1}])
-async def test_one_that_nobody_uses_is_not_waited_for_longer(server: Server) -> None:
+async def test_an_unused_connection_is_not_waited_for_longer(server: Server) -> None:
     async with held(server, 1) as [connection]:
         began = time.monotonic()
         await asyncio.wait_for(server.gateway.stop(), DEADLINE_S)

@@ -161,7 +161,7 @@ async def test_the_access_log_is_one_line_an_exchange(server: Server, caplog: py
 
 
 async def test_the_access_log_says_when_health_changes(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """However often it is asked in between."""
+    """It does not matter how often health is asked in between."""
 
     async def asked_thrice() -> None:
         for _ in range(3):
@@ -202,7 +202,7 @@ async def test_without_a_chat_template_only_chat_is_refused(tmp_path: Any) -> No
 
 
 async def test_a_large_prompt_is_prepared_in_a_thread(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it holds up no other request; what comes out is the same, errors too."""
+    """It then holds up no other request. Its result is the same, and so are its errors."""
     short, long = "hello there ", "hello there " * 3000
     server.generator.model = ScriptedGenerator(server.text.tokenizer, max_model_len=10**6).model
     encode, threads = server.text.tokenizer.encode, []
@@ -260,7 +260,7 @@ async def test_a_taken_port_of_the_rpcs_is_named(server: Server, text: TextProce
 
 
 async def test_a_model_that_is_not_known_yet(text: TextProcessor) -> None:
-    """As a pipeline has it before its first worker: the door stands, and says 503."""
+    """A pipeline has none before its first worker. The gateway listens already, and says 503."""
 
     class Waiting(ScriptedGenerator):
         known = False

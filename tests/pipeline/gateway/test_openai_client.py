@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from greenroom.core.generation import FinishReason
 from tests.pipeline.gateway.conftest import Server
-from tests.scripted_generator import TEXT
+from tests.scripted_generator import DEADLINE_S, TEXT
 
 MODEL = "org/small"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -20,7 +20,7 @@ HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    async with AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=DEADLINE_S) as client:
         yield client
 
 
@@ -28,7 +28,7 @@ async def in_thread(server: Server, use: Callable[[OpenAI], Any]) -> Any:
     """The synchronous client beside the server's event loop."""
 
     def run() -> Any:
-        with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+        with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=DEADLINE_S) as client:
             return use(client)
 
     return await asyncio.to_thread(run)

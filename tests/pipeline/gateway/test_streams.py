@@ -91,7 +91,7 @@ async def test_silence_is_filled_with_comments_even_before_the_first_token(serve
 
 
 async def test_each_choice_is_opened_with_its_own_first_token(server: Server) -> None:
-    """One says nothing at all: it is opened and closed."""
+    """One choice has no text. It is opened and closed all the same."""
     ends = server.generator.model.eos_token_ids
     server.generator.says = lambda request: (
         server.generator._text_of(request) if request.request_id[-1] == "0" else ends
@@ -295,7 +295,7 @@ async def test_a_client_that_leaves_with_its_whole_reply_was_served(
 
 @pytest.mark.parametrize("config", [{"slow_client_timeout_s": 0.3}])
 async def test_a_slow_reader_is_dropped_and_its_request_cancelled(server: Server) -> None:
-    """It says more than the sockets' buffers take; meanwhile another client is served."""
+    """The reply is larger than the sockets' buffers. Another client is served meanwhile."""
     server.generator.model = _with_length(server, 10_000_000)
     body = {**COMPLETION, "ignore_eos": True, "max_tokens": 5_000_000, "logprobs": 20}
     slow = SlowClient(server.port, body)

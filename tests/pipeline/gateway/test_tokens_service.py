@@ -10,13 +10,12 @@ import pytest
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
 from greenroom.fabric.wire import to_attempt, to_token_run
-from greenroom.gateway.requests.in_flight import InFlightRequests
-from greenroom.gateway.requests.stream_book import StreamBook
-from greenroom.gateway.requests.tokens_service import INSTANCE_KEY, TokensService
+from greenroom.gateway.pipeline.in_flight import InFlightRequests
+from greenroom.gateway.pipeline.stream_book import StreamBook
+from greenroom.gateway.pipeline.tokens_service import INSTANCE_KEY, TokensService
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
 from tests.pipeline.worker.scripted import NETS
-
-LIMIT_S = 10.0
+from tests.waiting import DEADLINE_S
 
 
 @pytest.mark.parametrize("kind", sorted(NETS))
@@ -37,7 +36,7 @@ async def test_asked_it_says_when_it_has_taken_a_message_in(kind: str) -> None:
         replies = aiter(call)
 
         async def told() -> tokens_pb2.FromGateway:
-            return await asyncio.wait_for(anext(replies), LIMIT_S)
+            return await asyncio.wait_for(anext(replies), DEADLINE_S)
 
         opening = tokens_pb2.OpenStream(stream=1, request_id="a", attempt=to_attempt(Attempt(0, 0)))
         sending.put_nowait(tokens_pb2.FromWorker(open=[opening]))

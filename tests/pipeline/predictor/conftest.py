@@ -94,7 +94,7 @@ class Running:
 
 @dataclass
 class World:
-    """The log, and whoever runs on it."""
+    """The log, and the predictors that run on it."""
 
     folder: Path
     broker: MemoryBroker = field(default_factory=MemoryBroker)

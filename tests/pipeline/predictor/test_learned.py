@@ -16,11 +16,12 @@ import grpc
 import numpy as np
 import pytest
 
+from greenroom.core.artifacts.forecast_kinds import EMOE_A, EMOE_L
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.messages import Trace
 from greenroom.predictor.kinds.config import LearningConfig
 from greenroom.predictor.kinds.emoe.artifact import LearnedArtifact, codec_of, dump_learned, load_learned
-from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_L, TrainingConfig
+from greenroom.predictor.kinds.emoe.config import TrainingConfig
 from greenroom.predictor.kinds.emoe.kind import EmoeKind
 from greenroom.predictor.kinds.registry import learning_of
 from greenroom.predictor.making.job import Job, dump_job
@@ -32,13 +33,13 @@ from greenroom.predictor.versions.store import FileStore
 from greenroom.v1 import predictor_pb2
 from tests.pipeline.predictor.conftest import DEADLINE_S, REAL, Running, World
 from tests.pipeline.predictor.test_predictor import one
-from tests.unit.predictor.kinds.emoe.test_networks import EXPERTS, LAYERS, SLOTS, untrained
+from tests.unit.predictor.kinds.emoe.untrained import EXPERTS, LAYERS, SLOTS, untrained
 from tests.unit.predictor.kinds.emoe.worlds import topics
 from tests.unit.predictor.worlds import trace
 from tests.waiting import until
 
 LEARNING = LearningConfig(after=10, again=30, timeout_s=DEADLINE_S, forecast_s=DEADLINE_S, tolerance=0.5)
-"""What is learnt of so little is worth any."""
+"""The tolerance is wide, since so little data teaches little."""
 GOOD = {"overlap": 0.7, "popularity_overlap": 0.7}
 SH = ("/bin/sh", "-c")
 
@@ -81,7 +82,7 @@ async def roll_back(running: Running, version: int, kind: str = EMOE_A) -> predi
 
 
 async def test_what_is_asked_for_is_learnt_by_a_real_trainer(world: World) -> None:
-    """Forecasts come from statistics until it is there, then from it; they are those of the artifact's own network."""
+    """Forecasts come from statistics until the network is there. Then they are those of the artifact's own network."""
     from greenroom.predictor.kinds.emoe.networks import LearnedPredictor
 
     running = await world.start(learning=LEARNING, make=REAL)
@@ -192,7 +193,7 @@ async def test_a_previous_prompt_of_another_shape_is_refused(world: World, tmp_p
     await running.stop()
 
 
-async def test_what_nobody_asks_for_is_not_learnt(world: World) -> None:
+async def test_a_predictor_that_is_not_asked_for_is_not_learnt(world: World) -> None:
     running = await world.start(learning=LEARNING, make=(*SH, "exit 1"))
     await world.send(*(sequence(number) for number in range(30)))
     await world.until_committed()
@@ -258,7 +259,7 @@ async def test_what_is_forgotten_while_it_is_learnt_does_not_come_back(world: Wo
 
 
 async def test_what_is_worse_is_kept_and_not_served(world: World, tmp_path: Path) -> None:
-    """Nor after a restart; it is where someone asks for it by its number."""
+    """It is not served after a restart either, unless it is asked for by its number."""
     good = leaves(tmp_path / "good", untrained(EMOE_A))[-1]
     worse = leaves(tmp_path / "worse", untrained(EMOE_A), {"overlap": 0.68, "popularity_overlap": 0.7})[-1]
     flag = tmp_path / "flag"
@@ -354,7 +355,7 @@ async def test_a_forecast_that_takes_too_long_is_made_by_statistics(
     await running.stop()
 
 
-async def test_the_deadline_of_who_asks_counts_and_no_more_wait_than_may(
+async def test_the_deadline_of_the_call_counts_and_no_more_wait_than_may(
     world: World, tmp_path: Path, hanging: Callable[[], Hanging]
 ) -> None:
     running = await served(world, tmp_path, forecast_s=600.0, max_waiting=2)
@@ -397,7 +398,7 @@ async def test_a_forecast_that_fails_is_made_by_statistics(
 async def test_a_trainer_that_is_killed_is_counted_and_tried_again(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Dead the first time; forecasts go on, and with later sequences the next one succeeds."""
+    """It dies the first time. Forecasts go on, and the next trainer succeeds with later sequences."""
     good = leaves(tmp_path / "artifact", untrained(EMOE_A))
     flag = tmp_path / "tried"
     script = f'test -e {flag} || {{ touch {flag}; kill -9 $$; }}; cp "$0" "$2"'
@@ -473,8 +474,8 @@ def job_of(count: int, **options: Any) -> Job:
     return Job(EMOE_A, "m", Shape(8, 64), samples, {**KIND.options(), **options})
 
 
-async def test_a_trainer_ends_with_who_started_it(tmp_path: Path) -> None:
-    """It is asked to train for very long, and who started it is killed."""
+async def test_a_trainer_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """It is asked to train for very long, and the process that started it is killed."""
     job, pid = tmp_path / "job", tmp_path / "pid"
     job.write_bytes(dump_job(job_of(2000, width=128, depth=8, epochs=10_000, patience=10_000)))
     script = (

@@ -1,4 +1,4 @@
-"""When it is made, when not, and what a killed one leaves: the maker alone, with commands that are shells."""
+"""The maker alone, with shell commands: when it makes an artifact, when not, and what a killed command leaves."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from greenroom.core.artifacts.forecast_kinds import EMOE_A, EMOE_L
 from greenroom.predictor.kinds.config import LearningConfig
 from greenroom.predictor.kinds.emoe.artifact import load_learned
-from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_L
 from greenroom.predictor.kinds.registry import FORECAST_KINDS
 from greenroom.predictor.making.job import load_job
 from greenroom.predictor.making.kind import kept_of
@@ -26,7 +26,7 @@ from greenroom.predictor.making.workspace import remove_abandoned, workspace
 from greenroom.predictor.metrics import PredictorMetrics
 from tests.pipeline.predictor.conftest import DEADLINE_S
 from tests.pipeline.predictor.test_learned import SH, leaves
-from tests.unit.predictor.kinds.emoe.test_networks import EXPERTS, LAYERS, SLOTS, untrained
+from tests.unit.predictor.kinds.emoe.untrained import EXPERTS, LAYERS, SLOTS, untrained
 from tests.unit.predictor.worlds import trace
 from tests.waiting import until
 
@@ -81,7 +81,7 @@ async def learning(config: LearningConfig, command: Sequence[str] = FAILS) -> As
         assert task.cancelled()
 
 
-async def test_what_nobody_asks_for_any_more_is_learnt_again_when_someone_does(
+async def test_a_predictor_that_is_asked_for_no_more_is_learnt_again_once_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -100,6 +100,16 @@ async def test_what_nobody_asks_for_any_more_is_learnt_again_when_someone_does(
         assert "nobody asked for emoe-a of 'm' in 100 s" in caplog.text
         one.maker.asked("m", EMOE_A)
         await one.until_trained(3)
+
+
+async def test_forecasts_of_models_without_sequences_keep_no_other_from_being_learnt() -> None:
+    """However many names are asked for that no trace has."""
+    async with learning(LearningConfig(after=10, again=10)) as one:
+        for number in range(2000):
+            one.maker.asked(f"a name {number}", EMOE_A)
+        one.come(10)
+        one.maker.asked("m", EMOE_A)
+        await one.until_trained(1)
 
 
 async def test_where_the_memory_holds_fewer_it_learns_from_those(caplog: pytest.LogCaptureFixture) -> None:

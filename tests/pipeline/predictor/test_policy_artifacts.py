@@ -1,4 +1,4 @@
-"""Artifacts of expert policies, made of live traces: when, by whom, kept, handed out; and what goes wrong."""
+"""Artifacts of expert policies are made of live traces, kept and handed out. Then what goes wrong."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def first_version(world: World, **changed: Any) -> Running:
 
 @pytest.mark.parametrize("wire", sorted(NETS))
 async def test_a_collection_is_made_of_traces_and_handed_out(world: World, wire: str) -> None:
-    """By the real process, in a process of its own; in parts, over both wires."""
+    """The real process makes it. It is handed out in parts, over both wires."""
     running = await first_version(world, part_bytes=100, make=REAL)
     net = NETS[wire]()
     try:
@@ -123,7 +123,7 @@ async def test_a_collection_is_made_of_traces_and_handed_out(world: World, wire:
 
 
 async def test_sequences_that_were_foreseen_badly_make_a_new_one(world: World, tmp_path: Path) -> None:
-    """Of those and the others; not before there are enough of them."""
+    """It is made of those and the others, once there are enough of them."""
     running = await first_version(world, make=watched(tmp_path))
     good = [sequence(number, 0.8) for number in range(5, 15)]
     bad = [sequence(number, 0.5) for number in range(15, 20)]
@@ -145,7 +145,7 @@ async def test_sequences_that_were_foreseen_badly_make_a_new_one(world: World, t
 
 
 async def test_what_was_foreseen_by_another_version_says_nothing_of_this_one(world: World) -> None:
-    """By workers that have not swapped yet, of which there may be many sequences."""
+    """Workers that have not swapped yet may send many such sequences."""
     running = await first_version(world)
     served = EamcFile.parse((await get(running.stub))[1]).created_ms
     for numbers, recall, used in (
@@ -163,8 +163,8 @@ async def test_what_was_foreseen_by_another_version_says_nothing_of_this_one(wor
     await running.stop()
 
 
-async def test_what_nobody_asks_for_is_not_made(world: World) -> None:
-    """Nor is anything kept for it; who lists or gets artifacts of a kind asks for it."""
+async def test_an_artifact_that_is_not_asked_for_is_not_made(world: World) -> None:
+    """Nothing is kept for it either. To list or get artifacts of a kind is to ask for it."""
     asked = dataclasses.replace(BUILDING, kinds=())
     running = await world.start(building=asked, make=leaves(world.folder.with_name("file"), eamc()))
     await world.send(*(sequence(number) for number in range(6)))
@@ -192,7 +192,7 @@ async def test_none_makes_nothing_and_hands_out_what_was_kept(world: World) -> N
 
 
 async def test_coefficients_are_fitted_after_so_many_sequences(world: World) -> None:
-    """One that contradicts itself is left out, or it would spoil the fit for as long as it is kept."""
+    """A sequence that contradicts itself is left out. It would spoil the fit for as long as it is kept."""
     running = await world.start(building=dataclasses.replace(BUILDING, kinds=(REUSE,), reuse_after=10))
     await world.send(trace([[[1, 1], [2, 3]]], EXPERTS, request_id="twice"))
     await world.until(lambda: running.metric("unbuildable_total") == 1)
@@ -241,7 +241,7 @@ async def test_versions_restarts_and_rolling_back(world: World) -> None:
 async def test_what_was_kept_stands_for_what_is_gone_and_what_is_built_from_now_on_does_not(
     world: World, tmp_path: Path
 ) -> None:
-    """Else what it is made of would count twice: it is still here."""
+    """Otherwise the sequences that it is made of, which are still here, would count twice."""
     running = await first_version(world, make=REAL)
     await world.until_committed()
     await running.stop()

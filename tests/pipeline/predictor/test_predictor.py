@@ -285,7 +285,7 @@ async def test_a_restart_forecasts_the_same(world: World) -> None:
 
 @pytest.mark.parametrize("crash_at", range(1, 8))
 async def test_a_crash_loses_nothing_and_counts_nothing_twice(world: World, crash_at: int) -> None:
-    """Killed between keeping a version and the commit, or anywhere else: in the end every sequence counted once."""
+    """It is killed between keeping a version and the commit, or elsewhere. Every sequence counts once in the end."""
     published = 0
 
     def crash() -> None:
@@ -352,12 +352,12 @@ async def test_nothing_is_committed_while_nothing_can_be_kept(world: World) -> N
 
 
 async def test_what_is_read_again_waits_for_its_version_too(world: World) -> None:
-    """The partitions leave and come back before anything could be kept: the copies are known, and not committed."""
+    """The partitions leave and come back before anything could be kept. The copies are known, and are not committed."""
     store = FullDisk(3, SNAPSHOTS)
     running = await world.start(store=store, revoke_s=0.01)
     await world.send(*(one(number) for number in range(6)))
     await world.until(lambda: running.metric("sequences_total") == 6)
-    async with world.log.group("traces", "predictor", Nobody()):
+    async with world.log.group("traces", "predictor", Idle()):
         pass
     await world.until(lambda: running.metric("duplicates_total") >= 6)
     failures = running.metric("artifact_failures_total")
@@ -375,7 +375,7 @@ async def test_what_is_read_again_while_its_version_is_written_waits_for_it(worl
     running = await world.start(store=store, revoke_s=0.01, publish_every=6)
     await world.send(*(one(number) for number in range(6)))
     await world.until(store.writing.is_set)
-    async with world.log.group("traces", "predictor", Nobody()):
+    async with world.log.group("traces", "predictor", Idle()):
         pass
     await world.until(lambda: running.metric("duplicates_total") >= 6)
     store.go_on.set()
@@ -413,7 +413,7 @@ async def test_what_is_forgotten_is_counted_and_its_files_go(world: World) -> No
 
 
 async def test_a_partition_that_moves_is_not_counted_again_by_the_first(world: World) -> None:
-    """A second one joins (with a folder of its own) and leaves: what it read was committed, the rest is known."""
+    """A second predictor with its own folder joins and leaves. What it read is committed. The first knows the rest."""
     first = await world.start()
     await world.send(*(one(number) for number in range(20)))
     second = await world.start(state_dir=world.folder.with_name("second"))
@@ -430,7 +430,7 @@ async def test_a_partition_that_moves_is_not_counted_again_by_the_first(world: W
 async def test_what_was_polled_before_its_partition_went_is_not_learnt_when_it_comes_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of that batch is read again, under the new assignment: the reader is held up in between."""
+    """The reader is held up while its partition goes. The rest of that batch is read again under the new assignment."""
     counting, go_on = threading.Event(), threading.Event()
 
     def slowly(read: Trace) -> SequenceCounts:
@@ -442,7 +442,7 @@ async def test_what_was_polled_before_its_partition_went_is_not_learnt_when_it_c
     monkeypatch.setattr(service_module, "count", slowly)
     await world.send(*(one(number) for number in range(8)))
     await world.until(counting.is_set)
-    async with world.log.group("traces", "predictor", Nobody()):
+    async with world.log.group("traces", "predictor", Idle()):
         pass
     await world.broker.group("traces", "predictor").close()  # all partitions have come back
     go_on.set()
@@ -502,7 +502,7 @@ class _Killed(Exception):
     """Stands for a process that ends there."""
 
 
-class Nobody:
+class Idle:
     """Takes partitions and does nothing with them."""
 
     async def assigned(self, partitions: Mapping[int, int]) -> None:

@@ -133,12 +133,6 @@ def _number(log: str, address: str) -> int:
     return int(address in log)
 
 
-def test_help_has_examples() -> None:
-    result = CliRunner().invoke(predictor, ["--help"])
-    assert result.exit_code == 0
-    assert "Examples:" in result.output
-
-
 def test_the_defaults_of_the_options_are_those_of_the_service() -> None:
     options = {one.name: one.get_default(Context(predictor)) for one in predictor.params}
     assert building_from(options) == BuildingConfig()

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from greenroom.cli import main
 from greenroom.predictor.kinds.config import LearningConfig
 from greenroom.predictor.kinds.emoe.artifact import codec_of, load_learned
 from greenroom.predictor.kinds.emoe.comparison import places_to_test, trivial
 from greenroom.predictor.kinds.emoe.recorded import BadMeta, read_recorded
 from greenroom.predictor.versions.store import FileStore
 from greenroom.replay import RoutingTrace
+from tests.pipeline.commands import result_of
 from tests.pipeline.predictor.conftest import World
 from tests.pipeline.predictor.test_learned import ask, sequence, until_learned
-from tests.unit.predictor.kinds.emoe.test_networks import EXPERTS, LAYERS, SLOTS
+from tests.unit.predictor.kinds.emoe.untrained import EXPERTS, LAYERS, SLOTS
 
 COUNT, ROWS = 30, 5
 QUICK = ("--epochs", "2", "--width", "16")
@@ -44,8 +43,8 @@ def recorded(path: Path, *, tasks: bool = True) -> Path:
 
 
 def run(*arguments: str, status: int = 0) -> str:
-    result = CliRunner().invoke(main, ["predictor-train", *arguments])
-    assert result.exit_code == status, result.output
+    """What it said, without its progress where it succeeded."""
+    result = result_of("predictor-train", *arguments, status=status)
     return result.stdout if status == 0 else result.output
 
 
@@ -105,7 +104,6 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert "no routing trace" in run(str(tmp_path / "no.npz"), status=1)
     assert "width" in run(str(path), "--width", "3", status=1)
     assert "no folder" in run(str(path), "--out", str(tmp_path / "none" / "p"), status=2)
-    assert "Examples" in run("--help")
 
 
 def refused(path: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -8,33 +8,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from greenroom.cli import main
 from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.demo.tasks import TASKS
 from greenroom.replay import RoutingTrace
 from greenroom.tasktype.profile import load_profile
+from tests.pipeline.commands import result_of
 from tests.random_checkpoints import save_random
+
+pytestmark = pytest.mark.usefixtures("pack_cache")
 
 SMALL = ["--threads", "1", "--quick", "--prompts-per-task", "1", "--similarity", "tokens"]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path_factory.getbasetemp() / "profile-cache"))
-
-
 def run(*arguments: object, status: int = 0) -> Result:
-    result = CliRunner().invoke(main, ["profile", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random("olmoe", tmp_path_factory.mktemp("model") / "m", tokenizer=True)
+    return result_of("profile", *map(str, arguments), status=status)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +61,9 @@ def test_the_bundled_model_has_a_profile_of_its_own_tasks(tmp_path: Path) -> Non
     assert profile.reuse is not None
     assert sorted(profile.reuse.perplexity) == [0, 20, 40, 60, 80]
     assert profile.reuse.with_all is not None
-    assert profile.reuse.with_all < min(profile.reuse.perplexity.values()), "whom the routers want are the best"
+    assert profile.reuse.with_all < min(profile.reuse.perplexity.values()), (
+        "the experts that the routers pick are the best"
+    )
     assert set(load_profile(folder / "keywords.json").names) == set(TASKS)
     trace = RoutingTrace.load(folder / "routing.npz")
     assert trace.sequences == 5
@@ -101,8 +92,8 @@ def test_the_bundled_model_quickly_by_sentence_embedding(tmp_path: Path) -> None
         assert sensitivity.similarity[-1] < 0.85
 
 
-def test_the_same_prompts_and_seed_give_the_same_profile(tiny: Path, prompts: Path, tmp_path: Path) -> None:
-    asked = [tiny, "--tasks", prompts, *SMALL, "--max-tokens", 8, "--no-plots"]
+def test_the_same_prompts_and_seed_give_the_same_profile(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    asked = [checkpoint, "--tasks", prompts, *SMALL, "--max-tokens", 8, "--no-plots"]
     stages = ["--stages", "sensitivity,reuse"]
     found = []
     for name in ("one", "other"):
@@ -134,21 +125,21 @@ def test_rows_that_can_not_be_confined_are_left_alone_and_it_is_said(prompts: Pa
     assert "can not be confined: its router" in profile.notes["sensitivity"]
 
 
-def test_a_profile_of_another_model_is_not_added_to(tiny: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_profile_of_another_model_is_not_added_to(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
     stages = ["--stages", "lengths", "--no-plots", "--output", tmp_path / "p"]
     run(*SMALL, *stages)
     before = (tmp_path / "p" / "profile.json").read_bytes()
-    result = run(tiny, "--tasks", prompts, *SMALL, *stages, "--max-tokens", 4, status=1)
+    result = run(checkpoint, "--tasks", prompts, *SMALL, *stages, "--max-tokens", 4, status=1)
     assert "another model" in result.stderr
     assert (tmp_path / "p" / "profile.json").read_bytes() == before
 
 
-def test_what_can_be_refused_at_once_is(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_be_refused_at_once_is(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "greenroom.worker.model.model_runtime.ModelRuntime.__init__", lambda *_, **__: pytest.fail("a model was loaded")
     )
-    assert "recorded already" in run(tiny, "--trace", __file__, status=2).stderr
-    assert "--tasks is needed" in run(tiny, *SMALL, status=2).stderr
+    assert "recorded already" in run(checkpoint, "--trace", __file__, status=2).stderr
+    assert "--tasks is needed" in run(checkpoint, *SMALL, status=2).stderr
     assert "there is no such folder" in run(tmp_path / "none", *SMALL, status=1).stderr.lower()
     assert "known: " in run(*SMALL, "--stages", "speed", status=1).stderr
     assert "at least 3" in run(*SMALL, "--seeds", 2, status=1).stderr
@@ -165,8 +156,8 @@ def test_what_can_be_refused_at_once_is(tiny: Path, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "p").exists()
 
 
-def test_a_failure_on_the_way_leaves_nothing(tiny: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_failure_on_the_way_leaves_nothing(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
     short = ["--max-model-len", 8, "--max-tokens", 8, "--output", tmp_path / "p", "--no-plots"]
-    result = run(tiny, "--tasks", prompts, *SMALL, *short, status=1)
+    result = run(checkpoint, "--tasks", prompts, *SMALL, *short, status=1)
     assert "none of the prompts fits" in result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -13,16 +13,16 @@ import pytest
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams, Token
 from greenroom.policies.base.events import SequenceEnd, SequenceInfo
-from greenroom.profiling.confinement import KeptExperts, RandomRouting
-from greenroom.profiling.costs import measure_costs, turns_of
-from greenroom.profiling.forced import Given, force, perplexity
-from greenroom.profiling.lengths import counts_of
-from greenroom.profiling.pick_worth import measure_pick_worth
-from greenroom.profiling.pick_worth import turns_of as worth_turns_of
-from greenroom.profiling.profiled_model import Answer, Asked, ProfileFailed, Subject
+from greenroom.profiling.measures.costs import measure_costs, turns_of
+from greenroom.profiling.measures.lengths import counts_of
+from greenroom.profiling.measures.pick_worth import measure_pick_worth
+from greenroom.profiling.measures.pick_worth import turns_of as worth_turns_of
+from greenroom.profiling.measures.sensitivity import disturb
+from greenroom.profiling.measures.similarity import TokenOverlap
+from greenroom.profiling.model.confinement import KeptExperts, RandomRouting
+from greenroom.profiling.model.profiled_model import Answer, Asked, ProfileFailed, Subject
+from greenroom.profiling.model.teacher_forcing import Given, force, perplexity
 from greenroom.profiling.prompts import TaskPrompt
-from greenroom.profiling.sensitivity import disturb
-from greenroom.profiling.similarity import TokenOverlap
 from greenroom.replay.traces.recorder import TraceRecorder
 from greenroom.worker.model.config import WorkerConfig
 from tests.random_checkpoints import save_random
@@ -211,7 +211,7 @@ def test_the_worth_of_picks_is_what_answers_lose_without_them(subject: Subject, 
     for task, worth in found.items():
         own = [place for place, one in enumerate(asked) if one.task == task]
         used = np.sum([counts[place] for place in own], axis=0) > 0
-        assert (np.array(worth.loss)[~used] == 0).all(), "nothing is lost that nobody picked"
+        assert (np.array(worth.loss)[~used] == 0).all(), "nothing is lost with an expert that was not picked"
         layer, expert = np.unravel_index(np.argmax(worth.loss), used.shape)
         expected = lost_without(subject, [(asked[place], given[place]) for place in own], int(layer), int(expert))
         assert worth.loss[layer][expert] == pytest.approx(expected, rel=1e-3)
@@ -220,7 +220,7 @@ def test_the_worth_of_picks_is_what_answers_lose_without_them(subject: Subject, 
 
 
 def lost_without(subject: Subject, said: list[tuple[Asked, tuple[int, ...]]], layer: int, expert: int) -> float:
-    """Nats a token, by masking the expert for everybody."""
+    """Nats a token that are lost when the expert is masked for all sequences."""
     given = [Given(one.prompt_ids, answer, one.task) for one, answer in said]
     kept = np.ones(subject.catalogue.size, dtype=np.bool_)
     before = force(subject.engine, given)

@@ -15,9 +15,9 @@ from greenroom.fabric.log import Record, Topic
 from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
 from tests.pipeline.troubled_log import TroubledLog
+from tests.waiting import DEADLINE_S as DEADLINE_S
 from tests.waiting import until
 
-DEADLINE_S = 10.0
 PARTITIONS = 3
 POOLS = 2
 CONFIG = TaskTypeConfig(
@@ -69,7 +69,7 @@ class Running:
 
 @dataclass
 class World:
-    """The log, and whoever runs on it."""
+    """The log, and the instances that run on it."""
 
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     instances: list[Running] = field(default_factory=list)

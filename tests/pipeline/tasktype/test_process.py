@@ -9,9 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from greenroom.cli.tasktype import tasktype
 from greenroom.core.messages import Cancel, DeadLetter, Rejected, Task, TaskRecord, decode, encode
 from greenroom.fabric.log import Log
 from greenroom.fabric.log.config import LogConfig
@@ -19,6 +17,7 @@ from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from greenroom.fabric.topics import Topics, all_topics
 from tests.kafka.broker import Broker
 from tests.kafka.fixtures import kafka_broker  # noqa: F401
+from tests.pipeline.commands import complaint_of, result_of
 from tests.pipeline.service_process import DEADLINE_S, service_process
 from tests.pipeline.tasktype.conftest import request
 
@@ -70,12 +69,6 @@ async def test_killed_and_started_again(kafka_broker: Broker, tmp_path: Path) ->
         assert {letter.payload for letter in letters} == {broken}
 
 
-def test_help_has_examples() -> None:
-    result = CliRunner().invoke(tasktype, ["--help"])
-    assert result.exit_code == 0
-    assert "Examples:" in result.output
-
-
 def test_keywords_can_be_tried_on_labelled_prompts(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     lines = [
@@ -84,9 +77,7 @@ def test_keywords_can_be_tried_on_labelled_prompts(tmp_path: Path) -> None:
         ("compare", "What is the difference between a and b?"),
     ]
     prompts.write_text("\n".join(json.dumps({"task_type": label, "prompt": text, "x": 1}) for label, text in lines))
-    result = CliRunner().invoke(tasktype, ["--evaluate", str(prompts)])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.output)
+    report = json.loads(result_of("tasktype", "--evaluate", str(prompts)).stdout)
     assert (report["prompts"], report["accuracy"], report["unknown"]) == (3, 0.6667, 0.3333)
     assert report["confusion"]["compare"] == {"compare": 1, "unknown": 1}
 
@@ -95,6 +86,4 @@ def test_keywords_can_be_tried_on_labelled_prompts(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, text: str) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "x", "task_type": "a"}\n\n' + text)
-    result = CliRunner().invoke(tasktype, ["--evaluate", str(prompts)])
-    assert result.exit_code != 0
-    assert "line 3" in str(result.exception)
+    assert "line 3" in complaint_of("tasktype", "--evaluate", str(prompts))

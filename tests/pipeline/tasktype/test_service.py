@@ -115,7 +115,7 @@ async def test_a_request_that_tasks_never_takes_gets_an_outcome(world: World) ->
 
 
 async def test_a_request_that_is_not_sent_for_long_is_not_given_up(world: World) -> None:
-    """No broker is not "too large": what was accepted waits, however often it is tried."""
+    """A missing broker is not "too large". What was accepted waits, however often it is tried."""
     tries = 3 * CONFIG.append_tries
     log = TroubledLog(world.broker, in_turn("tasks", *["unsent"] * tries))
     running = await world.start(log=log)

@@ -21,19 +21,19 @@ from greenroom.fabric.log import Topic
 from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 from greenroom.fabric.rpc import Dialer, GrpcDialer, LocalDialer, LocalServer, Server, ServerConfig
 from greenroom.fabric.wire import from_token_run, to_token_run
-from greenroom.gateway.requests.stream_book import Gap, StreamBook, Unwanted
-from greenroom.gateway.requests.tokens_service import _WHY
+from greenroom.gateway.pipeline.stream_book import Gap, StreamBook, Unwanted
+from greenroom.gateway.pipeline.tokens_service import _WHY
 from greenroom.policies.base.events import Prediction
 from greenroom.v1 import common_pb2, tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
 from greenroom.worker.generation_engine import ArtifactVersion, EngineState, Events, GenerationEngine, RecordedRouting
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.servicer import WorkerServicer
+from tests.waiting import DEADLINE_S
 from tests.waiting import until as until
 
 SCHEDULER = "scheduler"
 LEASE_MS = 3_600_000
-LIMIT_S = 10.0
 MODEL_LIMIT = 1000
 
 CARD = ModelCard(name="scripted", digest="d", text_digest="t", max_model_len=MODEL_LIMIT, vocab_size=1000)
@@ -406,7 +406,7 @@ class Stage:
 
     async def traces(self) -> list[bytes]:
         async with self.log.reader("traces", 0) as reader:
-            return [record.value or b"" for record in await reader.poll(LIMIT_S)]
+            return [record.value or b"" for record in await reader.poll(DEADLINE_S)]
 
 
 class Lease:

@@ -106,7 +106,7 @@ async def asked_again(one: Shelf, times: int = 2) -> None:
 
 @pytest.mark.usefixtures("net")
 async def test_each_new_version_is_taken_once_while_requests_go_on() -> None:
-    """One that is rolled back to too. What it has is said to schedulers."""
+    """So is a version that is rolled back to. Schedulers are told which one the worker has."""
     async with staged(takes(), artifacts=OFTEN) as stage:
         predictor = await shelf(stage)
         await asked_again(predictor)
@@ -137,7 +137,7 @@ async def test_what_it_began_with_gives_way_to_what_is_newer(created_ms: int, ta
 
 
 async def test_another_predictors_first_version_is_another_one() -> None:
-    """It was started again without what it had kept."""
+    """The predictor was started again without what it had kept."""
     async with staged(takes(), artifacts=OFTEN) as stage:
         predictor = await shelf(stage)
         predictor.serve(eamc(1, created_ms=1000))
@@ -147,7 +147,7 @@ async def test_another_predictors_first_version_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["another model", "damaged", "too large"])
-async def test_one_that_can_not_be_used_is_passed_over(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_artifact_that_can_not_be_used_is_passed_over(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is fetched once; the next is taken."""
     most = 600 if wrong == "too large" else 10_000
     async with staged(takes(), artifacts=replace(OFTEN, max_bytes=most)) as stage:
@@ -183,8 +183,8 @@ async def test_a_predictor_that_is_away_or_fails_is_asked_again(caplog: pytest.L
         await until(lambda: len(stage.engine.swapped) == 1)
 
 
-async def test_one_that_is_not_there_yet_is_found_long_before_the_next_time() -> None:
-    """What it learns from begins with being asked for."""
+async def test_a_predictor_that_is_not_there_yet_is_found_long_before_the_next_time() -> None:
+    """A predictor begins to learn when it is first asked."""
     async with staged(takes(), artifacts=replace(OFTEN, every_ms=3_600_000.0, retry_ms=1.0)) as stage:
         await until(lambda: stage.service.counters.artifacts_failed >= 2)
         predictor = await shelf(stage)

@@ -1,4 +1,4 @@
-"""A service, its gateways and its scheduler under random trouble: in the end every text is whole, and the client's."""
+"""A service, its gateways and its scheduler have random trouble. In the end every client has the whole of its text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from greenroom.core.messages import Task
 from greenroom.v1 import worker_pb2
 from greenroom.worker.service_config import StreamConfig
 from tests.pipeline.worker.scripted import Gateway, Lease, Stage, answer, staged, until
+from tests.waiting import DEADLINE_S
 
 LENGTH = 30
 REQUESTS = 5
@@ -52,7 +53,7 @@ class Caller:
             self.call.cancel()
 
     async def end(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             await self._task
 
 

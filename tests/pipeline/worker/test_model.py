@@ -27,6 +27,7 @@ from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.runs.results import request_of
 from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.scripted import Gateway, staged, task_of, until
+from tests.waiting import DEADLINE_S
 
 LENGTH = 24
 
@@ -45,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRuntime]:
     )
     with ModelRuntime(config) as worker:
         yield worker
-        assert worker.loop.wait_idle(30)
+        assert worker.loop.wait_idle(DEADLINE_S)
         assert worker.loop.stats().audit_failures == 0
 
 

@@ -207,7 +207,7 @@ async def test_a_run_outlives_its_call_and_is_attached_to() -> None:
         assert len(stage.engine.begun) == 1
 
 
-async def test_a_run_that_nobody_asks_for_is_dropped_after_the_grace_period() -> None:
+async def test_a_run_without_a_call_is_dropped_after_the_grace_period() -> None:
     async with staged(grace_ms=5_000) as stage:
         await stage.lease()
         call = stage.run(stage.task("a", reply_to=None))
@@ -274,7 +274,7 @@ async def test_without_a_reply_address_it_goes_on_without_a_stream() -> None:
         assert ids(await call) == answer(PROMPT, 6)
 
 
-async def test_a_gateway_that_nobody_knows_is_waited_for_and_then_gone() -> None:
+async def test_an_unknown_gateway_is_waited_for_and_then_gone() -> None:
     async with staged() as stage:
         await stage.lease()
         call = stage.run(stage.task("a", reply_to="nobody"))
@@ -428,7 +428,7 @@ async def test_a_client_that_has_its_end_ends_the_run() -> None:
         assert stage.engine.cancelled == [0]
 
 
-async def test_one_that_its_gateway_disowns_goes_on_to_its_end() -> None:
+async def test_a_run_that_its_gateway_disowns_goes_on_to_its_end() -> None:
     async with staged() as stage:
         gateway = await stage.gateway()
         await stage.lease()
@@ -442,7 +442,7 @@ async def test_one_that_its_gateway_disowns_goes_on_to_its_end() -> None:
         assert stage.engine.cancelled == []
 
 
-async def test_one_whose_gateway_does_not_know_it_runs_without_a_stream() -> None:
+async def test_a_run_that_its_gateway_does_not_know_goes_on_without_a_stream() -> None:
     async with staged() as stage:
         await stage.gateway()
         await stage.lease()
@@ -476,7 +476,7 @@ silent_stalls_early = pytest.mark.parametrize(
 
 
 async def asked_and_overdue(stage: Stage) -> None:
-    """Two steps, of which the second is sent with the question whether it is taken in; and the time for the answer."""
+    """Takes two steps. The second asks whether the gateway has taken it in. Then the time for the answer passes."""
     for _ in range(2):
         sent = stage.service.counters.messages_sent
         stage.clock.pass_(10)
@@ -486,7 +486,7 @@ async def asked_and_overdue(stage: Stage) -> None:
 
 
 @silent_stalls_early
-async def test_a_slow_gateway_loses_its_call_and_nobody_waits_for_it(says_taken: bool) -> None:
+async def test_a_slow_gateway_loses_its_call_and_holds_up_no_other(says_taken: bool) -> None:
     async with staged(streams=StreamConfig(slow_gateway_ms=2_000)) as stage:
         slow, quick = await stage.gateway("slow"), await stage.gateway("quick")
         slow.says_taken = says_taken
@@ -752,7 +752,7 @@ async def test_a_model_that_fails_ends_the_service_and_no_request() -> None:
         assert isinstance(await failing, WorkerFailed)
         assert stage.service.unready == "the model has failed"
         await stage.service.stop()
-        assert not call.done(), "that nobody answers is what makes it a loss"
+        assert not call.done(), "no answer is what makes it a loss"
         call.cancel()
 
 
@@ -800,8 +800,8 @@ async def test_faults_come_when_they_are_asked_for(monkeypatch: pytest.MonkeyPat
             call.cancel()
 
 
-async def test_nobody_deposes_the_scheduler_by_a_large_epoch() -> None:
-    """Not by any call, unless `members` names the caller as a scheduler of this pool."""
+async def test_a_large_epoch_of_a_stranger_does_not_depose_the_scheduler() -> None:
+    """A call raises the epoch only if `members` names its caller as a scheduler of this pool."""
     async with staged() as stage:
         await stage.gateway()
         await stage.lease()
@@ -830,8 +830,8 @@ async def test_nobody_deposes_the_scheduler_by_a_large_epoch() -> None:
 
 
 @pytest.mark.parametrize("hello", [2**62, 5])
-async def test_nobody_deposes_the_scheduler_by_a_lease(hello: int) -> None:
-    """Neither by a hello of a large epoch nor by a grant of one after a hello of the present."""
+async def test_a_lease_of_a_stranger_does_not_depose_the_scheduler(hello: int) -> None:
+    """Its hello has a large epoch, or its grant has one after a hello with the present epoch."""
     async with staged() as stage:
         await stage.lease()
         intruder = await stage.lease(epoch=hello, granted=2**62, by="nobody")
@@ -842,7 +842,7 @@ async def test_nobody_deposes_the_scheduler_by_a_lease(hello: int) -> None:
 
 
 async def test_a_new_scheduler_raises_the_epoch_as_it_asks_for_the_runs() -> None:
-    """Before its first lease: whoever held the epoch before starts nothing more (rule 3)."""
+    """This is before its first lease. The scheduler of the epoch before starts nothing more (rule 3)."""
     async with staged() as stage:
         await stage.lease()
         stage.members.add("next", "", MemberKind.SCHEDULER)

@@ -1,4 +1,4 @@
-"""What a worker tells predictors, and what it is told by them: neither ever holds it up."""
+"""What a worker tells predictors and what they tell it. Neither ever holds it up."""
 
 from __future__ import annotations
 
@@ -171,12 +171,14 @@ async def test_no_forecasts_where_none_are_wanted() -> None:
         assert predictor.asked == []
 
 
-@pytest.mark.parametrize("trouble", ["nobody", "down", "slow", "new", "uniform", "other model", "no probabilities"])
+@pytest.mark.parametrize(
+    "trouble", ["no predictor", "down", "slow", "new", "uniform", "other model", "no probabilities"]
+)
 async def test_without_a_forecast_the_worker_goes_on(trouble: str) -> None:
     async with staged(forecasts=ForecastConfig(every=1, timeout_ms=50)) as stage:
         if trouble == "down":
             stage.members.add("predictor", "predictor:9000", MemberKind.PREDICTOR)
-        elif trouble != "nobody":
+        elif trouble != "no predictor":
             layers = {"other model": 4, "new": 0}.get(trouble, 2)
             predictor = await with_predictor(stage, layers=layers)
             predictor.silent = trouble == "slow"
@@ -200,7 +202,7 @@ async def test_a_forecast_that_failed_is_asked_for_again_while_there_are_request
         held.cancel()
         if comes == "another prompt":
             stage.service.cancel("held", Attempt(stage.epoch, 0))
-            await until(lambda: counters.forecasts_spared >= 1, "nothing runs: nobody is asked")
+            await until(lambda: counters.forecasts_spared >= 1, "nothing runs: no predictor is asked")
             failed = counters.forecasts_failed
             held = stage.run(stage.task("next", reply_to=None, length=100), 1)
             await until(lambda: counters.forecasts_failed > failed)
@@ -253,7 +255,7 @@ async def forecast(stage: Stage, count: int) -> None:
     await until(lambda: stage.service.counters.forecasts == count)
 
 
-async def test_nobody_is_asked_while_no_task_is_sensitive_and_then_at_the_next_prompt() -> None:
+async def test_no_predictor_is_asked_while_no_task_is_sensitive_and_then_at_the_next_prompt() -> None:
     async with staged(forecasts=ForecastConfig(every=40), profile=PROFILE) as stage:
         predictor = await with_predictor(stage)
         counters = stage.service.counters
@@ -283,7 +285,8 @@ async def test_a_task_that_was_not_profiled_is_sensitive() -> None:
 
 @pytest.mark.parametrize("traced", [True, False])
 async def test_a_learnt_predictor_is_told_of_the_last_prompt_that_finished(traced: bool) -> None:
-    """Of its own type: before there is one the profile's popularity, of a type without one nothing."""
+    """The prompt is of the same type. Before there is one, the profile's popularity is told. Of an unknown type nothing
+    is."""
     config = ForecastConfig(every=1, predictor="emoe-a")
     async with staged(forecasts=config, traces=TraceConfig(enabled=traced), profile=PROFILE) as stage:
         predictor = await with_predictor(stage)

@@ -1,4 +1,4 @@
-"""A worker's model loses a mover or its device, or can not read its disk: no request gets a wrong token."""
+"""No request gets a wrong token if a worker's model loses a mover or its device, or can not read its disk."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.runs.results import request_of
 from greenroom.worker.service import WorkerFailed
 from tests.pipeline.worker.scripted import staged, task_of, until
+from tests.waiting import DEADLINE_S
 
 POLICIES = ("moe-infinity", "reuse")
 LENGTH = 120
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def model_of(policy: str, folder: Path) -> Iterator[ModelRuntime]:
-    """The bundled one with a quarter of its experts; moe-infinity with an EAMC, so that it prefetches."""
+    """The bundled model with a quarter of its experts. moe-infinity has an EAMC, so it prefetches."""
     eamc = folder / "eamc.safetensors" if policy == "moe-infinity" else None
     if eamc is not None:
         random = np.random.default_rng(3)
@@ -71,7 +72,7 @@ async def alone(model: ModelRuntime, task: Task) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_who_loses_a_mover_ends_and_its_requests_are_for_others(policy: str, folder: Path) -> None:
+async def test_a_worker_that_loses_a_mover_ends_and_its_requests_go_to_others(policy: str, folder: Path) -> None:
     with model_of(policy, folder) as model:
         whole = await alone(model, asked(model, "whole"))
         async with staged(ModelEngine(model), card_of(model)) as stage:
@@ -87,7 +88,7 @@ async def test_who_loses_a_mover_ends_and_its_requests_are_for_others(policy: st
             assert isinstance(model.loop.failure, ModelBroken)
             said = tuple(gateway.got["cut"])
             assert said == whole[: len(said)]
-            assert not call.done(), "that nobody answers is what makes it a loss"
+            assert not call.done(), "no answer is what makes it a loss"
             call.cancel()
     assert policy != "moe-infinity" or model.experts.counters.prefetches > 0
     with model_of(policy, folder) as other:
@@ -99,22 +100,24 @@ async def test_who_loses_a_mover_ends_and_its_requests_are_for_others(policy: st
             assert tuple(done.result.token_ids) == whole
 
 
-async def test_who_loses_its_device_ends_and_says_of_no_request_that_it_failed(folder: Path) -> None:
+async def test_a_worker_that_loses_its_device_ends_and_fails_no_request(folder: Path) -> None:
     with model_of("reuse", folder) as model:
         whole = await alone(model, asked(model, "whole"))
-        async with staged(ModelEngine(model, fault=Fault(device=4)), card_of(model)) as stage:
+        fault = Fault()
+        async with staged(ModelEngine(model, fault=fault), card_of(model)) as stage:
             gateway = await stage.gateway()
             await stage.lease()
             failing = asyncio.create_task(stage.service.failed())
             for name in ("first", "second"):
                 gateway.expect(name)
             calls = [stage.run(asked(model, name)) for name in ("first", "second")]
+            await until(lambda: sum(map(len, gateway.got.values())) >= 4)
+            fault.device = 1
             assert isinstance(await failing, WorkerFailed)
             assert stage.service.unready == "the model has failed"
             assert isinstance(model.loop.failure, ModelBroken)
-            assert not any(call.done() for call in calls), "that nobody answers is what makes it a loss"
+            assert not any(call.done() for call in calls), "no answer is what makes it a loss"
             said = [tuple(gateway.got[name]) for name in ("first", "second")]
-            assert sum(map(len, said)) >= 4
             assert all(ids == whole[: len(ids)] for ids in said)
             for call in calls:
                 call.cancel()
@@ -151,5 +154,5 @@ async def test_a_disk_that_can_not_be_read_fails_a_request_clearly_and_the_worke
             done = await stage.run(asked(model, "well"))
             assert tuple(done.result.token_ids) == whole
             assert stage.service.unready is None
-        assert model.loop.wait_idle(20)
+        assert model.loop.wait_idle(DEADLINE_S)
         assert model.loop.stats().audit_failures == 0

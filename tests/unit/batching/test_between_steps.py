@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from greenroom.core.generation import Event, Finished, FinishReason, Token
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
 from tests.contract.batching.harness import request
 from tests.unit.batching.fake_model import FakeModel, continuation

@@ -12,12 +12,14 @@ import torch
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig, InvalidRequest, TransferFailed
 from greenroom.core.generation import Event, FinishReason, Token
 from greenroom.moe.attention.ragged_attention import Chunk
-from greenroom.moe.batch.batch_engine import AuditError, BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import AuditError, BatchEngine
 from greenroom.policies.base.events import SequenceEnd, SequenceInfo
 from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, StepPlan
 from greenroom.policies.batching.fcfs import FcfsBatching
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import LAYOUT, FakeModel, continuation, next_logits, poisoned
+from tests.unit.batching.recorder import Recorder
 
 POISON = 60
 
@@ -150,7 +152,7 @@ def test_limits_that_can_not_be_kept_are_refused_at_the_start() -> None:
 # -- scheduling ----------------------------------------------------------------------------------------------
 
 
-def test_who_does_not_fit_waits_until_another_has_left() -> None:
+def test_a_request_that_does_not_fit_waits_until_another_has_left() -> None:
     model = FakeModel()
     d = driver(model, kv_budget=2 * 4096)
     first = d.add(request("a", (1,) * 200, 3))
@@ -265,7 +267,7 @@ def test_a_forward_that_one_request_breaks_costs_only_that_request() -> None:
     assert d.engine.snapshot().isolated_steps == 1
 
 
-def test_a_failure_that_does_not_come_again_costs_no_one() -> None:
+def test_a_failure_that_does_not_come_again_costs_no_request() -> None:
     failures = [TransferFailed("once"), TransferFailed("twice")]
 
     def before(chunks: Sequence[Chunk]) -> None:
@@ -319,7 +321,7 @@ def test_a_stop_checker_that_fails_fails_its_own_request() -> None:
     assert good.ids == continuation((1, 3), 4)
 
 
-def test_a_request_whose_events_no_one_takes_is_cancelled() -> None:
+def test_a_request_whose_events_can_not_be_delivered_is_cancelled() -> None:
     d = driver()
     told: list[Event] = []
 
@@ -349,35 +351,6 @@ def test_abort_fails_all() -> None:
 # -- what others are told ------------------------------------------------------------------------------------
 
 
-class Recorder:
-    def __init__(self, fail: bool = False) -> None:
-        self.told: list[Any] = []
-        self.fail = fail
-
-    def _tell(self, *what: Any) -> None:
-        self.told.append(what)
-        if self.fail:
-            raise KeyError("an observer's own fault")
-
-    def sequence_queued(self, sequence: SequenceInfo) -> None:
-        self._tell("queued", sequence)
-
-    def sequence_started(self, sequence: SequenceInfo) -> None:
-        self._tell("started", sequence)
-
-    def sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
-        self._tell("ended", sequence, end)
-
-    def approximated(self, sequence: int, rows: int) -> float:
-        return 0.0
-
-    def idle(self) -> bool:
-        return False
-
-    def audit_idle(self) -> None:
-        pass
-
-
 def test_observers_are_told_of_each_life() -> None:
     recorder = Recorder()
     d = driver(FakeModel(poisoned(POISON, TransferFailed("gone"))), max_running=2, observer=recorder)
@@ -399,7 +372,7 @@ def test_observers_are_told_of_each_life() -> None:
     ]
 
 
-def test_an_observer_that_fails_is_counted_and_costs_no_one() -> None:
+def test_an_observer_that_fails_is_counted_and_costs_no_request() -> None:
     d = driver(observer=Recorder(fail=True))
     answer = d.add(request("a", (1, 2), 3))
     d.run()

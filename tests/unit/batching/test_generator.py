@@ -13,7 +13,8 @@ import torch
 from greenroom.core.errors import InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, Generator, ServedModel, Token
 from greenroom.moe.attention.ragged_attention import Chunk
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
 from greenroom.worker.model.generator import LoopGenerator
 from tests.contract.batching.harness import request
@@ -118,7 +119,7 @@ async def test_closing_cancels_a_waiting_request(generator: Generator, loop: Bat
     assert (stats.finished[FinishReason.CANCELLED], stats.started) == (1, 2)
 
 
-async def test_a_slow_reader_holds_no_one_up(generator: Generator, loop: BatchLoop) -> None:
+async def test_a_slow_reader_delays_no_other_stream(generator: Generator, loop: BatchLoop) -> None:
     async with aclosing(streamed(generator, request("slow", (1,), 40))) as slow:
         await anext(slow)
         ids, _ = await read(generator.generate(request("quick", (2,), 60)))

@@ -14,7 +14,8 @@ import pytest
 from greenroom.core.errors import InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason
 from greenroom.moe.attention.ragged_attention import Chunk
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop, LoopStopped
 from greenroom.moe.batch.completions import complete
 from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState
@@ -118,7 +119,7 @@ def test_what_can_never_be_served_is_refused_where_it_is_asked() -> None:
         assert loop.unfinished == 0
 
 
-def test_cancelling_reaches_the_waiting_the_running_and_no_one_twice() -> None:
+def test_cancelling_reaches_waiting_and_running_requests_and_none_twice() -> None:
     model = FakeModel()
     model.gate.clear()
     with running(model, max_running=1) as loop:
@@ -234,7 +235,7 @@ class Wrong(BatchPolicy):
         raise ArithmeticError("a policy's own fault")
 
 
-def test_when_the_loop_itself_fails_no_one_waits_for_ever() -> None:
+def test_when_the_loop_itself_fails_no_request_waits_for_ever() -> None:
     loop = BatchLoop(BatchEngine(FakeModel().as_ragged(), BatchConfig(1 << 20), Wrong())).start()
     client = Client()
     loop.submit(request("a", (1,), 2), client.take)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from greenroom.moe.attention.kv_cache import KVAuditError, KVLayout, KVMemoryErr
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch import batch_engine
 from greenroom.moe.batch.batch_loop import BatchLoop
-from greenroom.moe.batch.sampling import Draw, SampledToken
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import LAYOUT, FakeModel, continuation
 
@@ -28,7 +28,7 @@ NO_MEMORY: dict[str, Callable[[], Exception]] = {
 
 
 class Memory:
-    """Of ``nbytes`` in all, and whatever else is in the way. ``asked``: how often somebody tried to get some."""
+    """Of ``nbytes`` in all, and whatever else is in the way. ``asked``: how often some was asked for."""
 
     def __init__(self, nbytes: int, error: Callable[[], Exception]) -> None:
         self.nbytes = nbytes
@@ -56,7 +56,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, memory: Memory, model: FakeModel | N
 
 
 @pytest.mark.parametrize("error", NO_MEMORY.values(), ids=NO_MEMORY)
-def test_who_finds_no_memory_waits_until_another_has_left(
+def test_a_request_without_memory_waits_until_another_has_left(
     monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]
 ) -> None:
     memory = Memory(2 * PAGES, error)
@@ -65,9 +65,9 @@ def test_who_finds_no_memory_waits_until_another_has_left(
     for _ in range(3):
         d.step()
         assert (len(d.engine.running), len(d.engine.waiting)) == (2, 2)
-    assert (memory.asked, memory.refused) == (3, 1), "it is not asked for again while nobody has given any back"
+    assert (memory.asked, memory.refused) == (3, 1), "it is not asked for again while none has been given back"
     assert [answer.number for answer in answers[2:]] == list(d.engine.waiting), "they keep their places"
-    assert d.engine.snapshot().kv_free_bytes == 0, "nobody is sent here for memory that can not be had"
+    assert d.engine.snapshot().kv_free_bytes == 0, "the scheduler sends no request here for memory that can not be had"
     d.run()
     assert [answer.ids for answer in answers] == [
         continuation((i, 7, 9), tokens) for i, tokens in enumerate((4, 9, 5, 6))
@@ -147,7 +147,7 @@ def test_a_store_is_short_until_a_reservation_comes_back(monkeypatch: pytest.Mon
         store.audit()
 
 
-def test_a_step_that_does_not_fit_fails_who_does_not_fit_alone_either() -> None:
+def test_a_step_that_does_not_fit_fails_only_requests_that_do_not_fit_alone_either() -> None:
     def before(chunks: Sequence[Chunk]) -> None:
         if sum(len(chunk.tokens) for chunk in chunks) > 5:
             raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -184,28 +184,21 @@ def test_a_lost_device_is_no_requests_failure(together: int) -> None:
     d.step()
     with pytest.raises(ModelBroken, match="the device computes nothing any more"):
         d.step()
-    assert len(model.forwards) == 3, "nobody is tried alone on a device that is lost"
+    assert len(model.forwards) == 3, "no request is tried alone on a device that is lost"
     assert all(answer.finished is None for answer in answers)
     assert [answer.ids for answer in answers] == [continuation((i, 7, 9), 2) for i in range(together)]
 
 
-def test_nor_where_it_is_found_out_while_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken]:
+@pytest.mark.parametrize(("module", "step"), [(batch_engine, "sample_in_ram"), (kv_cache, "_lazy_memory")])
+def test_nor_where_it_is_found_out_beside_the_forward(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
+) -> None:
+    """While tokens are sampled, and while memory for keys and values is asked for."""
+
+    def lost(*_: object) -> None:
         raise device_loss()
 
-    monkeypatch.setattr(batch_engine, "sample_in_ram", sample)
-    d = Driver(FakeModel().as_ragged())
-    answer = d.add(request("a", (1, 2), 6))
-    with pytest.raises(ModelBroken):
-        d.step()
-    assert answer.finished is None
-
-
-def test_nor_while_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(layout: KVLayout, nbytes: int) -> torch.Tensor:
-        raise device_loss()
-
-    monkeypatch.setattr(kv_cache, "_lazy_memory", lost)
+    monkeypatch.setattr(module, step, lost)
     d = Driver(FakeModel().as_ragged())
     answer = d.add(request("a", (1, 2), 6))
     with pytest.raises(ModelBroken):

@@ -15,6 +15,7 @@ from greenroom.policies.base.events import SequenceEnd, SequenceInfo
 from greenroom.text.stops import StopChecker
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import FakeModel, continuation
+from tests.unit.batching.recorder import Recorder
 
 PROMPT = (5, 6, 7)
 
@@ -201,29 +202,6 @@ def test_a_prefix_that_can_not_be_one_is_refused(prefix: tuple[Token, ...], mess
         d.add(replace(request("a", PROMPT, 8), prefix=prefix))
     assert caught.value.param == "prefix"
     assert not d.engine.busy
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def sequence_queued(self, sequence: SequenceInfo) -> None:
-        self.told.append(("queued", sequence))
-
-    def sequence_started(self, sequence: SequenceInfo) -> None:
-        self.told.append(("started", sequence))
-
-    def sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
-        self.told.append(("ended", sequence, end))
-
-    def approximated(self, sequence: int, rows: int) -> float:
-        return 0.0
-
-    def idle(self) -> bool:
-        return False
-
-    def audit_idle(self) -> None:
-        pass
 
 
 def test_observers_hear_of_the_prompt_alone_and_of_what_is_left_to_generate() -> None:

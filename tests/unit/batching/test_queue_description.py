@@ -40,7 +40,7 @@ class Recording(BatchPolicy):
         return FcfsBatching().decide(state)
 
 
-def test_a_step_describes_nobody_who_waits_or_decodes(described: Counter[str]) -> None:
+def test_a_step_describes_no_waiting_and_no_decoding_request(described: Counter[str]) -> None:
     policy = Recording()
     engine = Driver(FakeModel().as_ragged(), policy=policy, max_running=64).engine
     for n in range(320):
@@ -57,10 +57,10 @@ def test_a_step_describes_nobody_who_waits_or_decodes(described: Counter[str]) -
     assert policy.told[-1].running is policy.told[-2].running
     engine.cancel(next(iter(engine.running)))
     engine.step()
-    assert described - started == {"RunningSequence": 2}, "whoever took its place"
+    assert described - started == {"RunningSequence": 2}, "those that took its place"
 
 
-def test_a_long_prompt_is_described_anew_with_each_of_its_chunks_and_nobody_else(described: Counter[str]) -> None:
+def test_of_all_requests_only_a_long_prompt_is_described_anew_with_each_chunk(described: Counter[str]) -> None:
     policy = Recording()
     engine = Driver(FakeModel().as_ragged(), policy=policy, prefill_chunk=4).engine
     for n in range(8):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,36 @@ from benchmarks.emoe import cli as emoe
 from benchmarks.emoe import stages as emoe_stages
 from benchmarks.harness import stages as harness_stages
 from benchmarks.moe_infinity import cli as moe_infinity
+from benchmarks.pipeline import cli as pipeline
+
+
+@pytest.fixture
+def terminated() -> Iterator[list[object]]:
+    """What SIGTERM does while a benchmark runs, to be appended by it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield []
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("cli", "begins"),
+    [(emoe, (emoe, "run_stages")), (moe_infinity, (harness_stages, "run_named")), (pipeline, (pipeline, "JarBroker"))],
+)
+def test_sigterm_ends_each_in_order(
+    cli: Any, begins: tuple[Any, str], terminated: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Brokers, services and folders go with it. The default would leave them."""
+
+    def begun(*_: Any, **__: Any) -> Any:
+        terminated.append(signal.getsignal(signal.SIGTERM))
+        raise RuntimeError("as far as this test goes")
+
+    monkeypatch.setattr(*begins, begun)
+    CliRunner().invoke(cli.main, ["--quick", "--out", str(tmp_path)])
+    (handler,) = terminated
+    assert callable(handler)
+    with pytest.raises(SystemExit):
+        handler(signal.SIGTERM, None)
 
 
 def test_the_last_line_of_bench_emoe_is_json_with_every_figure_that_has_an_aim(
@@ -55,4 +87,4 @@ def is_whole(command: Command, figures: set[str], folder: Path, file: str) -> No
 def test_help_has_examples() -> None:
     told = CliRunner().invoke(moe_infinity.main, ["--help"]).output
     assert "make bench-moe-infinity QUICK=1" in told
-    assert "[cache|prefetch|capacity|drift|cost|engine]" in told
+    assert f"[{'|'.join(moe_infinity.STAGES)}]" in told

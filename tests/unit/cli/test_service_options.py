@@ -1,4 +1,4 @@
-"""Who may call a service: this machine on loopback; beyond it whoever has a certificate, or all by `--insecure-rpc`."""
+"""A service takes calls from this machine alone, from holders of a certificate, or by `--insecure-rpc` from all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPEN = ["0.0.0.0:7000", "[::]:7000", "192.168.1.5:7000", "worker-1:7000"]
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """Of certificates that nobody reads yet."""
+    """Options that name certificates, which are not read yet."""
     made = {name: tmp_path / name for name in ("ca", "cert", "key")}
     for path in made.values():
         path.write_text("-")
@@ -63,7 +63,7 @@ def test_beyond_loopback_with_certificates_only_their_owners_are_served(address:
     assert (tls.certificate, tls.key, tls.client_ca) == (files["cert"], files["key"], files["ca"])
 
 
-def test_whoever_says_so_listens_without_certificates() -> None:
+def test_with_insecure_rpc_a_service_listens_without_certificates() -> None:
     assert server_from(options("--listen", OPEN[0], "--insecure-rpc")).tls is None
     assert server_from(options("--listen", OPEN[0], GREENROOM_INSECURE_RPC="1")).tls is None
     with pytest.raises(InvalidConfig, match=r"^listen"):

@@ -40,7 +40,7 @@ def plan(addresses: int = 2, *, keyed: bool = False, retries: int = 2, deadline:
     return Plan(tuple(range(addresses)), deadline, keyed=keyed, retries=retries)
 
 
-def test_who_refuses_is_left_for_the_other_at_once() -> None:
+def test_after_a_refusal_the_other_gateway_is_called_at_once() -> None:
     for failure in (REFUSED, DRAINING):
         one = plan()
         assert one.after(failure, 0.0) == 0.0

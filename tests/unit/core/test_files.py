@@ -19,7 +19,7 @@ def test_it_replaces_what_was_there_and_leaves_nothing_beside(tmp_path: Path, du
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_who_has_it_open_goes_on_reading_the_former_one(tmp_path: Path) -> None:
+def test_an_open_file_is_still_the_former_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_whole(path, b"former")
     with path.open("rb") as reader:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
 from greenroom.demo import bundled_model_path
-from greenroom.demo.evaluate import CARD_SEED, Evaluation
+from greenroom.demo.evaluate.evaluation import CARD_SEED, Evaluation
 from greenroom.demo.tasks import TASKS, samples
 
 
@@ -29,11 +27,6 @@ def test_it_is_small_and_of_the_promised_shape() -> None:
     assert config.num_experts_per_tok >= 2
     assert not config.mlp_only_layers
     assert config.decoder_sparse_step == 1
-
-
-def test_finding_it_imports_nothing_heavy() -> None:
-    code = "import sys, greenroom.demo as d; d.bundled_model_path(); assert not {'torch', 'numpy'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from greenroom.core.errors import UnknownName
-from greenroom.demo import words
 from greenroom.demo.tasks import TASKS, Sample, sample, samples, split_of
+from greenroom.demo.wording import words
 
 _MANY = 400
 
@@ -32,11 +32,6 @@ def test_the_same_in_another_process() -> None:
     code = "from greenroom.demo.tasks import *; print([sample(t, seed=9, index=4).prompt for t in TASKS])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == str([sample(task, seed=9, index=4).prompt for task in TASKS])
-
-
-def test_importing_the_tasks_needs_no_torch() -> None:
-    code = "import sys, greenroom.demo.tasks; assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -1,6 +1,6 @@
-"""An accelerator whose queues do everything as late as they may, so that an order that nobody asked for does not hold.
+"""An accelerator whose queues do everything as late as they may. Then only the order that was asked for holds.
 
-Work is executed when somebody waits for it: a thread on a mark, or the other queue. A copy that did not wait for the
+Work is executed when it is waited for: by a thread on a mark, or by the other queue. A copy that did not wait for the
 reads of its target then really overwrites what is yet to be read, a read that did not wait for its copy really finds
 what lay there before, and RAM that is reused too early really gives its new content to the device.
 """
@@ -65,7 +65,7 @@ class FakeAccelerator:
     # -- Accelerator ---------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Memory that was somebody's before, whose last work on it is still queued."""
+        """Memory that was in use before. The last work on it is still queued."""
         memory = torch.zeros(nbytes, dtype=torch.uint8)
 
         def last_work() -> None:

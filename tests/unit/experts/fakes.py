@@ -11,6 +11,7 @@ import numpy as np
 from greenroom.core.errors import PackError
 from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
 
+DEADLINE_S = 20.0
 LAYOUT = RecordLayout.of([("w", (8, 4), "float32")])
 
 
@@ -49,3 +50,37 @@ class FakeStore:
             raise PackError(f"expert {expert} of layer {layer} is not whole")
         with self._lock:
             self.checked[layer, expert] += 1
+
+
+class GatedReads:
+    """What is done before each read of a ``FakeStore``. Experts go by their keys, ``experts`` of them to a layer.
+
+    Reads of ``held`` experts wait until they are let through. ``failures``: how many reads of an expert will fail.
+    ``begun``: the reads so far, in order.
+    """
+
+    def __init__(self, *held: int, experts: int = 6) -> None:
+        self.held = set(held)
+        self.failures: Counter[int] = Counter()
+        self.begun: list[int] = []
+        self._experts = experts
+        self._changed = threading.Condition()
+
+    def __call__(self, layer: int, expert: int) -> None:
+        key = layer * self._experts + expert
+        with self._changed:
+            self.begun.append(key)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: key not in self.held, DEADLINE_S)
+            if self.failures[key]:
+                self.failures[key] -= 1
+                raise OSError(5, "broken")
+
+    def let(self, *keys: int) -> None:
+        with self._changed:
+            self.held -= set(keys)
+            self._changed.notify_all()
+
+    def wait_begun(self, key: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self.begun, DEADLINE_S), self.begun

@@ -163,7 +163,7 @@ def test_the_pack_made_anew_from_other_weights_is_measured_again(pack: PackFile)
 
 
 def test_a_folder_that_can_not_be_written_to_is_no_error(pack: PackFile) -> None:
-    # A folder under each of the two names: neither file can be made, whoever runs the test.
+    # A folder under each of the two names: neither file can be made, not even by root.
     disk_calibration.profile_path(pack.path).mkdir()
     disk_calibration.profile_path(pack.path).with_suffix(".lock").mkdir()
     assert load_or_measure(pack, budget_s=0.02) is not None
@@ -213,7 +213,7 @@ def test_parts_are_equal_pages_and_no_longer_than_asked_for(nbytes: int, read: i
     assert parts == -(-nbytes // min(read * 4096, PREFETCH_READ_BYTES if prefetch else nbytes))
 
 
-def test_whole_records_are_one_read_unless_nobody_waits_for_them() -> None:
+def test_whole_records_are_one_read_unless_they_are_prefetched() -> None:
     assert SIMPLEST.part_bytes(22 * MIB, prefetch=False) == 22 * MIB
     assert SIMPLEST.part_bytes(22 * MIB, prefetch=True) == 22 * MIB // 3 // 4096 * 4096 + 4096
 

@@ -1,4 +1,4 @@
-"""A lock between processes: waited for with a deadline, and given free by whoever dies."""
+"""A lock between processes: waited for with a deadline, and free again when its holder dies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.experts.pack import file_lock as file_lock_module
 from greenroom.experts.pack.file_lock import file_lock
+from tests.unit.experts.refused_locks import first_refusal
 
 DEADLINE_S = 30.0
 HOLDER = """
@@ -49,16 +49,7 @@ def test_only_one_process_has_it_and_the_other_has_it_next(tmp_path: Path, monke
         with file_lock(path, 0) as held:
             assert not held
         taken: list[bool] = []
-        refused = threading.Event()
-        original = file_lock_module._try_lock
-
-        def try_lock(fd: int) -> bool:
-            got = original(fd)
-            if not got:
-                refused.set()
-            return got
-
-        monkeypatch.setattr(file_lock_module, "_try_lock", try_lock)
+        refused = first_refusal(monkeypatch)
 
         def wait() -> None:
             with file_lock(path, DEADLINE_S) as held:
@@ -84,7 +75,7 @@ def test_the_wait_ends_at_its_deadline(tmp_path: Path) -> None:
         assert 0.2 <= time.monotonic() - begin < 30, "not a poll later"
 
 
-def test_a_process_that_is_killed_blocks_nobody(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_lock_behind(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with another_process(path) as holder:
         holder.kill()

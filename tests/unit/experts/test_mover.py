@@ -328,7 +328,7 @@ def test_what_a_whole_job_lacks_is_an_error_of_the_job() -> None:
         assert [str(job.error) for job in ended(outbox, 2)] == ["altered", "altered"], "the thread goes on"
 
 
-def test_a_defect_in_the_mover_is_seen_by_whoever_collects() -> None:
+def test_a_defect_in_the_mover_is_raised_where_transfers_are_collected() -> None:
     class Broken(Carrying):
         def begin(self, job: Job) -> int:
             raise ZeroDivisionError
@@ -376,7 +376,7 @@ def test_closing_drops_what_waits_and_joins_every_thread() -> None:
         mover.put(job(7))
 
 
-def test_a_message_wakes_whoever_waits_and_nothing_waits_for_a_tick() -> None:
+def test_a_message_wakes_the_waiting_thread_and_nothing_waits_for_a_tick() -> None:
     outbox = Outbox()
     assert not outbox.wait(0.0)
     woken = threading.Event()

@@ -133,26 +133,6 @@ def test_tensors_of_the_wrong_shape_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def in_child(code: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-    )  # fmt: skip
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    code = (
-        "import resource, sys, pathlib, signal; import test_pack as t; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
-        "try: t.write_pack(pathlib.Path(sys.argv[1]) / 'x.pack')\n"
-        "except t.PackError as error: print(error)\n"
-    )
-    child = in_child(code, tmp_path)
-    out, err = child.communicate(timeout=60)
-    assert "no room for the expert pack" in out, err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; import test_pack as t\n"

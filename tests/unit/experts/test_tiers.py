@@ -1,4 +1,4 @@
-"""Moves between tiers, driven by hand: who gets the host's room, and who is woken when some is left."""
+"""Moves between tiers, driven by hand: which expert gets a host slot, and which is told when one is free."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from greenroom.experts.bookkeeping.ledger import Ledger, LedgerError, State
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.copying.accelerator import Mark
 from greenroom.experts.copying.arena import Arena
-from greenroom.experts.copying.carriers import Copies
 from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.copying.mover import Carrier, Job, Mover, Outbox
+from greenroom.experts.copying.transfers import Copies
 from greenroom.experts.engine import catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.policies.base.events import Reason, Tier, Transfer
 from tests.unit.experts.fake_accelerator import FakeAccelerator
-from tests.unit.experts.fakes import FakeStore, manifest
+from tests.unit.experts.fakes import DEADLINE_S, FakeStore, GatedReads, manifest
 
-DEADLINE_S = 20.0
 MANIFEST = manifest(layers=1, experts=8)
 
 
@@ -49,36 +48,9 @@ class GatedHardware(RealHardware):
         return super().mover(name, carrier, outbox)
 
 
-class ReadGate:
-    """Reads of ``held`` experts wait until they are let through; those of ``broken`` fail. Notes what was begun."""
-
-    def __init__(self) -> None:
-        self.held: set[int] = set()
-        self.broken: set[int] = set()
-        self.begun: list[int] = []
-        self._changed = threading.Condition()
-
-    def __call__(self, layer: int, expert: int) -> None:
-        with self._changed:
-            self.begun.append(expert)
-            self._changed.notify_all()
-            assert self._changed.wait_for(lambda: expert not in self.held, DEADLINE_S)
-            if expert in self.broken:
-                raise OSError(5, "broken")
-
-    def let(self, *experts: int) -> None:
-        with self._changed:
-            self.held -= set(experts)
-            self._changed.notify_all()
-
-    def wait_begun(self, expert: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: expert in self.begun, DEADLINE_S), self.begun
-
-
 class Bench:
     def __init__(self, device_slots: int, host_slots: int) -> None:
-        self.reads = ReadGate()
+        self.reads = GatedReads(experts=8)
         self.store = FakeStore(MANIFEST, self.reads)
         self.hardware = GatedHardware()
         self.device = Ledger(8, device_slots)
@@ -143,7 +115,7 @@ def test_room_that_a_withdrawn_move_leaves_on_the_host_is_used_without_another_a
     assert bench.tiers.moving == 2
 
 
-def test_who_waits_for_room_on_the_host_gets_it_by_urgency(bench: Bench) -> None:
+def test_room_on_the_host_is_given_by_urgency(bench: Bench) -> None:
     for key in (0, 1):
         bench.tiers.fetch(key, Reason.PREFETCH)
         bench.until((key, Tier.HOST))
@@ -202,7 +174,7 @@ def test_a_fetch_to_the_device_goes_on_with_what_is_on_its_way_to_the_host(
     assert bench.store.reads[0, 5] == 1, "one read, whatever it was asked for first"
 
 
-def test_who_goes_on_to_the_device_overtakes_those_that_stay_on_the_host() -> None:
+def test_experts_bound_for_the_device_overtake_those_that_stay_on_the_host() -> None:
     made = Bench(device_slots=4, host_slots=6)
     try:
         made.hardware.gate.set()
@@ -245,7 +217,7 @@ def test_what_waits_for_the_host_is_taken_back_the_least_urgent_first() -> None:
 
 @pytest.mark.parametrize("extended", [False, True])
 def test_a_read_for_the_host_that_fails_leaves_no_slot_behind(bench: Bench, extended: bool) -> None:
-    bench.reads.broken = {5}
+    bench.reads.failures[5] = 2
     bench.reads.held = {5}
     bench.tiers.fetch_to_host(5, Reason.PREFETCH)
     bench.reads.wait_begun(5)
@@ -315,7 +287,7 @@ def lossy(request: pytest.FixtureRequest) -> Iterator[tuple[Tiers, BreaksCopies]
     tiers.close()
 
 
-def test_who_has_landed_is_resident_only_once_the_copy_has_ended(lossy: tuple[Tiers, BreaksCopies]) -> None:
+def test_a_landed_expert_is_resident_only_once_its_copy_has_ended(lossy: tuple[Tiers, BreaksCopies]) -> None:
     tiers, accelerator = lossy
     tiers.fetch(5, Reason.ON_DEMAND)
     tiers.device.pin(np.array([5]))
@@ -342,7 +314,7 @@ def test_who_has_landed_is_resident_only_once_the_copy_has_ended(lossy: tuple[Ti
     tiers.audit()
 
 
-def test_a_lost_copy_ahead_of_need_costs_nobody_but_itself(lossy: tuple[Tiers, BreaksCopies]) -> None:
+def test_a_lost_copy_ahead_of_need_costs_itself_alone(lossy: tuple[Tiers, BreaksCopies]) -> None:
     tiers, accelerator = lossy
     accelerator.gate.set()
     tiers.fetch(5, Reason.PREFETCH)
@@ -351,13 +323,13 @@ def test_a_lost_copy_ahead_of_need_costs_nobody_but_itself(lossy: tuple[Tiers, B
         assert tiers.wait(DEADLINE_S)
         ended += tiers.collect()
     assert ended[-1].expert == 5
-    assert tiers.lost_copies == {}, "nobody can have computed with it"
+    assert tiers.lost_copies == {}, "no layer can have computed with it"
     assert tiers.device.free == 4
     tiers.audit()
 
 
 @pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.HOST])
-def test_the_audit_finds_who_is_resident_without_its_bytes(bench: Bench, tier: Tier) -> None:
+def test_the_audit_finds_an_expert_that_is_resident_without_its_bytes(bench: Bench, tier: Tier) -> None:
     ledger = bench.device if tier is Tier.DEVICE else bench.host
     ledger.reserve(6)
     ledger.arrived(6)

@@ -11,7 +11,8 @@ import pytest
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.fabric.lifecycle import Ended, Entered, Life, LifeConfig, Part, Tasks, reached
-from tests.contract.rpc.wires import DEADLINE_S, until
+from tests.contract.rpc.wires import DEADLINE_S
+from tests.waiting import until
 
 QUICK = LifeConfig(start_timeout_s=0.2, drain_timeout_s=0.2, stop_timeout_s=0.2)
 
@@ -117,11 +118,12 @@ async def test_a_part_that_does_not_start(caplog: pytest.LogCaptureFixture) -> N
     assert "server did not start: port: 80 is not allowed; it can not be listened on" in caplog.messages
 
 
-async def test_a_part_that_takes_too_long_to_start(caplog: pytest.LogCaptureFixture) -> None:
-    class Slow(Part):
-        async def start(self) -> None:
-            await _never()
+class Slow(Part):
+    async def start(self) -> None:
+        await _never()
 
+
+async def test_a_part_that_takes_too_long_to_start(caplog: pytest.LogCaptureFixture) -> None:
     assert await Life([Slow("model")], QUICK).run() == 1
     assert "model did not start within 0.2 seconds" in caplog.messages
 
@@ -134,10 +136,6 @@ async def test_a_part_that_fails_while_another_starts(caplog: pytest.LogCaptureF
         async def _break(self) -> None:
             raise OSError("gone")
 
-    class Slow(Part):
-        async def start(self) -> None:
-            await _never()
-
     assert await asyncio.wait_for(Life([Broken("log"), Slow("model")]).run(), DEADLINE_S) == 1
     assert "ending, since log failed: OSError: gone" in caplog.messages
 
@@ -146,12 +144,12 @@ async def test_asked_to_stop_while_it_starts() -> None:
     diary: list[str] = []
     starting = asyncio.Event()
 
-    class Slow(Scripted):
+    class Starting(Scripted):
         async def start(self) -> None:
             starting.set()
             await _never()
 
-    life = Life([Scripted("log", diary), Slow("model", diary)])
+    life = Life([Scripted("log", diary), Starting("model", diary)])
     living = asyncio.create_task(life.run())
     await asyncio.wait_for(starting.wait(), DEADLINE_S)
     life.stop()

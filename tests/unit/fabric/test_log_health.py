@@ -107,7 +107,7 @@ async def test_not_ready_while_nothing_is_acknowledged_and_ready_again_by_itself
         await watch.stop()
 
 
-async def test_what_a_watch_appends_makes_nobody_look_again() -> None:
+async def test_what_a_monitor_appends_wakes_no_subscriber_of_the_directory() -> None:
     async with watched(MemoryLog()) as log:
         await log.ensure(all_topics(Topics()))
         watch = LogMonitor(log, "g", every_s=0.001)

@@ -1,4 +1,4 @@
-"""Who is here: said again and again, certain only where it was said, or where silence was listened to."""
+"""Which members are here. Each says so again and again; its absence is certain only after a silence that was heard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from greenroom.fabric.log import AppendUnknown, LogUnavailable, MemoryBroker, Me
 from greenroom.fabric.log.memory.memory_log import MemoryReader
 from greenroom.fabric.members import Announcer, Directory
 from greenroom.fabric.topics import MEMBERS, Topics, all_topics
-from tests.contract.log.kinds import until
+from tests.waiting import until
 
 LOOK_S = 0.01
 
@@ -99,7 +99,7 @@ async def test_it_is_ready_when_it_has_read_to_the_end_and_follows_from_then_on(
     assert not await directory.wait_for(lambda there: there.get("e") is not None, 0.05)
 
 
-async def test_who_says_so_is_gone_at_once(stage: Stage) -> None:
+async def test_a_member_that_says_so_is_gone_at_once(stage: Stage) -> None:
     await stage.say(worker("a"))
     directory = await stage.directory()
     await stage.log.append(MEMBERS, None, key=b"a")
@@ -108,7 +108,7 @@ async def test_who_says_so_is_gone_at_once(stage: Stage) -> None:
     assert (await stage.directory()).gone("a")
 
 
-async def test_who_is_silent_for_longer_than_its_ttl_is_gone_until_it_speaks(stage: Stage) -> None:
+async def test_a_member_that_is_silent_for_longer_than_its_ttl_is_gone_until_it_speaks(stage: Stage) -> None:
     directory = await stage.directory()
     await stage.say(worker("a", ttl_ms=9000))
     await stage.say(worker("b", ttl_ms=60_000))
@@ -124,7 +124,7 @@ async def test_who_is_silent_for_longer_than_its_ttl_is_gone_until_it_speaks(sta
     assert not directory.gone("a")
 
 
-async def test_who_is_silent_is_gone_for_good_after_more_of_its_lifetimes(stage: Stage) -> None:
+async def test_a_silent_member_is_gone_for_good_after_more_of_its_lifetimes(stage: Stage) -> None:
     directory = await stage.directory()
     await stage.say(worker("a", ttl_ms=3000))
     await stage.say(worker("left", ttl_ms=3000))
@@ -139,8 +139,8 @@ async def test_who_is_silent_is_gone_for_good_after_more_of_its_lifetimes(stage:
     assert not directory.gone("never heard of", lifetimes=4)
 
 
-async def test_time_in_which_nothing_could_be_heard_is_nobodys_silence(stage: Stage) -> None:
-    """This process was stopped, or the log away: then every record is old, and nobody is therefore gone."""
+async def test_time_in_which_nothing_could_be_heard_is_no_silence(stage: Stage) -> None:
+    """This process was stopped, or the log away. Then every record is old, and no member is gone for that."""
     directory = await stage.directory()
     await stage.say(worker("a", ttl_ms=9000))
     assert await directory.wait_for(lambda there: there.get("a") is not None, 5.0)
@@ -175,7 +175,7 @@ async def test_what_can_not_be_read_is_passed_over(stage: Stage) -> None:
     assert (await stage.directory()).get("a") is not None
 
 
-async def test_a_subscriber_that_fails_stops_nobody(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_subscriber_that_fails_does_not_stop_the_others(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     directory = await stage.directory()
     told: list[bool] = []
 
@@ -301,12 +301,3 @@ async def test_what_can_not_be_made_up_at_the_start_is_raised(stage: Stage) -> N
 
     with pytest.raises(RuntimeError, match="no address"):
         await Announcer(stage.log, broken).start(5.0)
-
-
-async def test_both_together(stage: Stage) -> None:
-    directory = await stage.directory()
-    announcer = Announcer(stage.log, lambda: worker("a"))
-    await announcer.start()
-    assert await directory.wait_for(lambda there: there.get("a") is not None, 5.0)
-    await announcer.stop()
-    assert await directory.wait_for(lambda there: there.gone("a"), 5.0)

@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 from greenroom.core.units import KIB
 from greenroom.fabric.log import AppendNotSent, LogFailed, MemoryBroker, MemoryLog, Topic
 from tests.contract.log.kinds import Told, read, until_held
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.hand_clock import HandClock
 
 
 async def test_records_go_when_they_are_old_and_every_group_is_past_them() -> None:
-    clock = Clock()
+    clock = HandClock()
     broker = MemoryBroker(clock=clock)
     log = MemoryLog(broker)
     await log.ensure([Topic("things", retention_ms=10_000)])
@@ -81,7 +74,7 @@ async def test_it_does_not_grow_beyond_its_bound() -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60), st.integers(0, 60))
 def test_compaction_keeps_the_last_of_each_key_and_every_position(steps: list[tuple[int, bool]], start: int) -> None:
     async def run() -> None:
-        clock = Clock()
+        clock = HandClock()
         log = MemoryLog(MemoryBroker(clock=clock))
         await log.ensure([Topic("things", compacted=True)])
         last: dict[bytes, tuple[int, bytes | None]] = {}
@@ -108,7 +101,7 @@ def test_compaction_keeps_the_last_of_each_key_and_every_position(steps: list[tu
 
 
 @given(st.lists(st.sampled_from(["join", "leave", "append", "poll", "commit"]), max_size=40), st.randoms())
-def test_whoever_joins_or_leaves_each_partition_has_one_holder_and_nothing_is_lost(
+def test_each_partition_has_one_holder_and_nothing_is_lost_while_members_join_and_leave(
     steps: list[str], choose: random.Random
 ) -> None:
     """Members come and go while records do; at the end everything that was not committed is read by the last one."""

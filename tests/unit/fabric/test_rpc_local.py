@@ -10,8 +10,9 @@ import pytest
 
 from greenroom.fabric.rpc import Context, LocalDialer
 from tests.contract.rpc.echo_pb2_grpc import Echo, EchoServicer, EchoStub
-from tests.contract.rpc.test_ends import Waits
-from tests.contract.rpc.wires import DEADLINE_S, until
+from tests.contract.rpc.waits import Waits
+from tests.contract.rpc.wires import DEADLINE_S
+from tests.waiting import until
 
 
 async def test_messages_are_passed_as_they_are() -> None:
@@ -26,7 +27,7 @@ async def test_messages_are_passed_as_they_are() -> None:
         await server.stop(0.0)
 
 
-async def test_a_call_that_nobody_holds_is_cancelled() -> None:
+async def test_a_call_without_references_is_cancelled() -> None:
     async with LocalDialer() as dialer:
         server = dialer.serve("here", [servicer := Waits()])
 

@@ -21,5 +21,5 @@ def test_a_share_comes_over_as_it_was_said(millionths: int) -> None:
 @pytest.mark.parametrize(
     ("said", "share"), [(math.nan, 0.0), (-1.0, 0.0), (-math.inf, 0.0), (1.5, 1.0), (math.inf, 1.0), (-0.0, 0.0)]
 )
-def test_what_is_no_share_would_make_an_outcome_that_nobody_can_read(said: float, share: float) -> None:
+def test_a_share_out_of_range_is_read_as_the_nearest_one(said: float, share: float) -> None:
     assert from_share(worker_pb2.RunResult(approximated=said).approximated) == share

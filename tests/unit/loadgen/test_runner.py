@@ -1,4 +1,4 @@
-"""Runs against a server without a network: who is sent when, and what becomes of whom."""
+"""Runs against a server without a network: which requests are sent when, and how each ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kinds(outcome: Outcome) -> list[str]:
 
 
 async def test_the_open_loop_keeps_to_its_times_however_slow_the_server_is() -> None:
-    """A server that answers nobody until all are there: whoever waited for a reply would wait for ever."""
+    """The server answers when all requests have come. A loop that waits for a reply first would wait for ever."""
     all_there = asyncio.Event()
 
     async def held_back(exchange: Exchange) -> None:
@@ -86,7 +86,7 @@ async def test_the_closed_loop_keeps_so_many_in_flight() -> None:
 
     assert server.most_running == 4
     assert kinds(outcome) == ["ok"] * 30
-    assert all(record.late_s == 0 for record in outcome.records), "nobody wanted them sooner"
+    assert all(record.late_s == 0 for record in outcome.records), "none was due sooner"
 
 
 async def test_a_closed_loop_of_some_seconds_ends_by_itself() -> None:
@@ -133,7 +133,7 @@ async def test_what_is_not_answered_in_time_is_given_up() -> None:
     assert all(record.e2e_s is not None and record.e2e_s >= 0.05 for record in outcome.records)
 
 
-async def test_failures_are_recorded_with_their_reasons_and_hold_up_nobody() -> None:
+async def test_failures_are_recorded_with_their_reasons_and_delay_no_other_request() -> None:
     count = 0
 
     async def refusing(exchange: Exchange) -> None:

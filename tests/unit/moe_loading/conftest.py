@@ -12,7 +12,7 @@ from tests.random_checkpoints import save_random
 
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mixtral checkpoint in shards that nobody changes."""
+    """A mixtral checkpoint in shards, for tests that do not change it."""
     return save_random("mixtral", tmp_path_factory.mktemp("pristine") / "model", dtype=torch.bfloat16)
 
 

@@ -24,8 +24,8 @@ from greenroom.core.errors import CorruptCheckpoint, GreenroomError, InvalidConf
 from greenroom.moe.architecture.moe_layers import blueprint
 from greenroom.moe.loading.checkpoint import resolve, resolve_config
 from greenroom.moe.loading.load_model import load
-from tests.privileges import permissions_count
 from tests.random_checkpoints import edit_json
+from tests.unit.moe_loading.privileges import permissions_count
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

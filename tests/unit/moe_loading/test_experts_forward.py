@@ -20,9 +20,9 @@ from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from greenroom.experts.pack.layout import ExpertWeights
-from greenroom.moe.products.expert_hooks import LayerHook, ModelHooks, set_hook
-from greenroom.moe.products.expert_products import Grouped, TorchSum
-from greenroom.moe.products.experts_forward import IMPLEMENTATION, combine
+from greenroom.moe.kernels.expert_hooks import LayerHook, ModelHooks, set_hook
+from greenroom.moe.kernels.expert_products import Grouped, TorchSum
+from greenroom.moe.kernels.experts_forward import IMPLEMENTATION, combine
 from tests.contract.families.sources import ScriptedExperts
 from tests.random_checkpoints import randomise
 
@@ -115,8 +115,8 @@ def test_what_is_no_pick_adds_nothing() -> None:
     result = case.hooked(hidden, picks, weights)
     assert torch.equal(result, case.eager(hidden, picks.clamp(max=EXPERTS), weights))
     assert torch.equal(result[2], torch.zeros(HIDDEN))
-    nobody = torch.full_like(picks, EXPERTS)
-    assert torch.equal(case.hooked(hidden, nobody, weights), torch.zeros(5, HIDDEN))
+    no_picks = torch.full_like(picks, EXPERTS)
+    assert torch.equal(case.hooked(hidden, no_picks, weights), torch.zeros(5, HIDDEN))
 
 
 @given(

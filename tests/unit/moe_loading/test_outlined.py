@@ -17,5 +17,9 @@ def test_frequencies_with_zeros_behind_them_are_an_outline_too() -> None:
 
 def test_what_lies_on_one_device_stays_there() -> None:
     with Outlined():
-        made = torch.cat([torch.arange(3), torch.arange(2)])
-    assert made.tolist() == [0, 1, 2, 0, 1]
+        for made in (
+            torch.cat([torch.arange(3), torch.arange(2)]),
+            torch.cat([torch.arange(3), torch.arange(2)], 0),
+            torch.cat(tensors=[torch.arange(3), torch.arange(2)], dim=0),
+        ):
+            assert made.tolist() == [0, 1, 2, 0, 1]

@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged, PackError
-from greenroom.experts.pack import file_lock
 from greenroom.experts.pack.pack_file import PackFile, PackWriter
 from greenroom.moe.loading import packing
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import default_cache_dir, ensure_pack
-from tests.privileges import permissions_count
 from tests.random_checkpoints import save_random
+from tests.unit.experts.refused_locks import first_refusal
+from tests.unit.moe_loading.privileges import permissions_count
 
 
 @pytest.fixture
@@ -325,16 +325,7 @@ def test_two_processes_make_it_once(folder: Path, cache: Path, monkeypatch: pyte
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "writing\n"
-    refused = threading.Event()
-    original = file_lock._try_lock
-
-    def try_lock(fd: int) -> bool:
-        got = original(fd)
-        if not got:
-            refused.set()
-        return got
-
-    monkeypatch.setattr(file_lock, "_try_lock", try_lock)
+    refused = first_refusal(monkeypatch)
     found: list[Path] = []
     with forbidden(monkeypatch, "_write", "_digest"):
         thread = threading.Thread(target=lambda: found.append(pack(folder, cache)))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.loading.safetensors_files import ShardReader, merge_headers, read_header, typed
-from tests.privileges import permissions_count
+from tests.unit.moe_loading.privileges import permissions_count
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
 shapes = st.lists(st.integers(0, 5), max_size=3)

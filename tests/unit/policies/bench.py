@@ -43,7 +43,7 @@ def transfer_of(
 
 
 class Bench:
-    """Drives one policy and remembers who is where, as an engine's ledger would."""
+    """Drives one policy and remembers which expert is where, as an engine's ledger would."""
 
     def __init__(self, policy: ExpertPolicy) -> None:
         self.policy = policy

@@ -115,7 +115,7 @@ class Site:
         )
 
     def latencies(self, new: PendingRequest | None, now_ms: float, estimator: str) -> dict[str, float]:
-        """From its arrival to its end, of everyone there and of ``new``."""
+        """From its arrival to its end, of every request there and of ``new``."""
         there = self.there + ([] if new is None else [There(new, new.expected_tokens, 0, new.input_tokens, now_ms)])
         rows = len(there)
         loads = sum(self.view.costs.load_ms_by_task.get(task, 0.0) for task in set(self.coming))
@@ -132,7 +132,7 @@ class Site:
         return result
 
     def spoiled_by(self, new: PendingRequest, now_ms: float, estimator: str) -> list[str]:
-        """Who would meet its SLO without ``new`` and not with it."""
+        """The requests that would meet their SLO without ``new`` and not with it."""
         before = self.latencies(None, now_ms, estimator)
         after = self.latencies(new, now_ms, estimator)
         return [
@@ -217,7 +217,7 @@ def by_the_book(
         first_by = min(or_never(request.slo_ttft_ms), or_never(request.slo_e2e_ms) - rest)
         return first_by - max(0.0, now_ms - request.arrived_ms) - ready
 
-    slacks = {request.request_id: slack(request) for request in waiting}  # once, before anyone is placed by them
+    slacks = {request.request_id: slack(request) for request in waiting}  # once, before any is placed by them
     for priority in sorted({request.priority for request in waiting}, reverse=True):
         rank = [request for request in waiting if request.priority == priority]
         for request in sorted(rank, key=lambda r: slacks[r.request_id]):

@@ -1,4 +1,4 @@
-"""Who gets a place by the tokens that are expected: eMoE, section 3.4."""
+"""Which experts get a slot, by the tokens that are expected (eMoE, section 3.4)."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def choose(
     here: Mask | None = None,
     popularity: NDArray[np.float64] | None = None,
 ) -> Mask:
-    nobody = np.zeros(catalogue.size, dtype=np.bool_)
+    none = np.zeros(catalogue.size, dtype=np.bool_)
     return Allocation(catalogue).choose(
         tokens,
         budget,
-        here=nobody if here is None else here,
+        here=none if here is None else here,
         popularity=np.zeros(catalogue.size) if popularity is None else popularity,
     )
 
 
 def drawn(catalogue: Catalogue, seed: int) -> tuple[NDArray[np.float64], Mask, NDArray[np.float64], int]:
-    """Tokens, of which some are none and some layers have none at all; who is here; popularity; a budget."""
+    """Tokens (for some experts and some whole layers none), the resident experts, popularity, and a budget."""
     random = np.random.default_rng(seed)
     tokens = random.random(catalogue.size) * 1000 * (random.random(catalogue.size) < random.random())
     tokens *= (random.random(catalogue.layers) < 0.7)[catalogue.layer_of]

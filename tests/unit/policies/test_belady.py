@@ -43,7 +43,7 @@ def test_no_choice_of_victims_has_fewer_misses(accesses: list[int], slots: int) 
     assert int((~hits).sum()) == fewest_misses(tuple(accesses), slots)
 
 
-def test_who_hits_in_a_history_worked_out_by_hand() -> None:
+def test_the_hits_of_a_history_worked_out_by_hand() -> None:
     # At the access to 3 the resident 1 is used next at 4, 2 at 5: 2 leaves.
     assert belady(keys_of([1, 2, 1, 3, 1, 2, 3]), 2).tolist() == [False, False, True, False, True, False, True]
 
@@ -72,7 +72,7 @@ def route(engine: Bench, layer: int, *keys: int) -> None:
     engine.policy.on_layer_routed(LayerRouting(CATALOGUE, step_of(0), layer, keys_of(keys), keys_of([1] * len(keys))))
 
 
-def test_the_policy_evicts_the_farthest_next_use_and_then_whom_nobody_uses() -> None:
+def test_the_policy_evicts_the_farthest_next_use_and_first_what_is_never_used() -> None:
     policy = Belady(CATALOGUE, future=Future.of_groups(map(keys_of, ([0, 1], [3, 4], [2], [4], [0], [3]))))
     engine = Bench(policy)
     route(engine, 0, 0, 1)

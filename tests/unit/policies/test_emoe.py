@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -134,7 +133,7 @@ def test_the_target_is_equation_2_written_out(
             )
 
 
-def test_tokens_in_and_out_of_a_task_count_and_who_has_left_does_not() -> None:
+def test_tokens_in_and_out_of_a_task_count_and_ended_requests_do_not() -> None:
     made = policy(2, profile=PROFILE)
     comes(made, 1, "sort", reads=10)
     comes(made, 2, "chat", reads=100)
@@ -233,42 +232,19 @@ def test_with_neither_it_is_what_was_seen_of_the_task_and_before_that_nothing() 
     assert wanted(made) == [3, 6]
 
 
-@pytest.mark.parametrize(
-    ("task", "values", "kind"), [("sort", CHATS, "router"), (None, CHATS, POPULARITY), ("sort", CHATS[0], POPULARITY)]
-)
-def test_what_is_no_forecast_changes_nothing(task: str | None, values: Any, kind: str) -> None:
-    made = policy(2, profile=PROFILE)
+def test_where_nothing_is_known_of_the_present_tasks_the_target_stays() -> None:
+    made = policy(2)
+    forecast(made, "sort", SORTS)
     comes(made, 1, "sort")
-    forecast(made, task, values, kind=kind)
+    step(made)
+    assert wanted(made) == [0, 5]
+    comes(made, 2, "unheard-of")
+    ends(made, 1)
     step(made)
     assert wanted(made) == [0, 5]
 
 
-def test_numbers_that_are_none_count_as_nothing() -> None:
-    made = policy(2)
-    forecast(made, "sort", [[np.nan, np.inf, 0.5, 0], [-1, 0, 0, 1]])
-    comes(made, 1, "sort")
-    step(made)
-    assert wanted(made) == [2, 7]
-
-
-def test_forecasts_are_copied_and_the_oldest_tasks_forgotten() -> None:
-    made = policy(2)
-    values = np.array(SORTS, dtype=np.float32).ravel()
-    made.on_prediction(Prediction(PredictionRequest(POPULARITY, (0, 2), task="sort"), "1", values))
-    values[:] = 0
-    comes(made, 1, "sort")
-    step(made)
-    assert wanted(made) == [0, 5]
-    for number in range(200):
-        forecast(made, f"task{number}", CHATS)
-    comes(made, 2, "sort")
-    step(made)
-    assert wanted(made) == [0, 5], "what is known of none of the requests leaves the target as it is"
-    copy.deepcopy(made)
-
-
-# -- who stays -------------------------------------------------------------------------------------------------
+# -- which stay -----------------------------------------------------------------------------------------------
 
 
 def test_equals_do_not_change_places_and_the_same_set_is_the_same_target() -> None:
@@ -284,7 +260,7 @@ def test_equals_do_not_change_places_and_the_same_set_is_the_same_target() -> No
     assert made.target is before
 
 
-def test_who_had_to_go_for_a_miss_is_wanted_again_when_the_next_request_comes() -> None:
+def test_what_was_evicted_for_a_miss_is_wanted_again_when_the_next_request_comes() -> None:
     made = policy(2, profile=PROFILE)
     comes(made, 1, "sort")
     step(made)
@@ -312,7 +288,7 @@ def test_a_request_that_came_and_went_before_a_step_changes_nothing() -> None:
     assert wanted(made) == [0, 5]
 
 
-def test_the_retention_says_who_leaves_for_a_miss_and_who_of_the_unwanted_for_the_target() -> None:
+def test_the_retention_picks_the_victims_of_a_miss_and_among_the_unwanted_those_of_the_target() -> None:
     made = policy(4, profile=PROFILE, retention="lru")
     comes(made, 1, "sort")
     step(made)
@@ -335,7 +311,7 @@ def test_where_no_row_misses_the_one_that_expects_fewest_tokens_leaves() -> None
     assert victims(made, 6, reason=Reason.ON_DEMAND) == [3, 7, 4, 2, 1, 6]
 
 
-def test_the_last_k_of_a_layer_leave_last_where_rows_go_to_those_that_are_there() -> None:
+def test_the_last_k_of_a_layer_leave_last_where_rows_are_confined() -> None:
     made = policy(4, profile=PROFILE, fidelity="paper")
     comes(made, 1, "sort")
     step(made)
@@ -432,7 +408,7 @@ class Life:
 def test_an_answer_is_of_one_state_though_the_policy_goes_on_while_it_is_made(
     before: list[tuple[Any, ...]], meanwhile: list[tuple[Any, ...]]
 ) -> None:
-    """Whoever asks is on another thread: what that thread sees in the middle of its reckoning is done here by hand."""
+    """The question comes from another thread. What changes in the middle of its answer is changed here by hand."""
     before = [*before, ("ends", 0), ("steps",)]  # something to reckon
     disturbed = Life(before)
     assert disturbed.loads(*meanwhile) == Life(before).loads()

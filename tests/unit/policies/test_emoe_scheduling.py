@@ -75,9 +75,7 @@ def test_it_decides_as_the_rules_written_out_do(
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @settings(deadline=None, max_examples=60)
 @given(situation=situations())
-def test_nobody_who_would_meet_its_slo_is_expected_to_miss_it_and_memory_holds(
-    estimator: str, situation: Situation
-) -> None:
+def test_a_placement_spoils_no_slo_that_would_be_met_and_memory_holds(estimator: str, situation: Situation) -> None:
     state, now = situation
     decision = EmoePlacement(estimator=estimator, patience_s=None).decide(state, now)
 
@@ -89,9 +87,9 @@ def test_nobody_who_would_meet_its_slo_is_expected_to_miss_it_and_memory_holds(
     for name, site in sites.items():
         after = site.latencies(None, now, estimator)
         for other in site.there:
-            limit, who = other.request.slo_e2e_ms, other.request.request_id
-            if limit is not None and before[name].get(who, math.inf) <= limit:
-                assert after[who] <= limit
+            limit, name_of = other.request.slo_e2e_ms, other.request.request_id
+            if limit is not None and before[name].get(name_of, math.inf) <= limit:
+                assert after[name_of] <= limit
         came = sum(placement.worker == name for placement in decision.place)
         assert not came or sum(other.held for other in site.there) <= site.view.kv_total
         assert not came or len(site.there) <= site.view.max_running
@@ -129,12 +127,12 @@ def test_slack_to_the_first_token_decides_and_those_without_slo_come_last() -> N
     assert order == ["end", "soon", "late in the day", "none"]
 
 
-def test_who_can_not_be_in_time_goes_behind_those_who_can() -> None:
+def test_requests_that_can_not_be_in_time_go_behind_those_that_can() -> None:
     lost, can, none = request("lost", slo_e2e_ms=25.0), request("can", slo_e2e_ms=5000.0), request("none")
     assert list(where([lost, none, can], worker(max_running=32))) == ["can", "lost", "none"]
 
 
-def test_those_who_can_not_be_in_time_leave_room_for_who_comes() -> None:
+def test_requests_that_can_not_be_in_time_leave_room_for_new_ones() -> None:
     lost, none = request("lost", slo_e2e_ms=25.0), request("none")
     half_empty = worker("w", placed("one"), placed("two"), max_running=16)
     assert where([lost, none], half_empty) == {"none": "w"}
@@ -157,7 +155,7 @@ def test_one_that_would_spoil_an_slo_waits_and_does_not_stop_the_others() -> Non
     assert where([large, small], worker("w", there)) == {"small": "w"}
 
 
-def test_who_misses_its_slo_anyway_keeps_nobody_out_but_does_in_the_literal_one() -> None:
+def test_a_request_that_misses_its_slo_anyway_keeps_others_out_only_in_the_literal_form() -> None:
     lost = worker("w", placed("lost", left=20, slo_e2e_ms=10.0), max_running=2)
     assert where([request("r")], lost) == {"r": "w"}
     assert where([request("r", input_tokens=20)], lost, now=1.0, policy=EmoeLiteralPlacement()) == {}
@@ -230,7 +228,7 @@ def test_where_it_fits_nowhere_a_worker_is_emptied_for_it() -> None:
 
 
 def test_a_worker_that_could_never_hold_it_is_not_emptied_for_it() -> None:
-    """On the large one it is not its turn: someone who had waited as long is there."""
+    """On the large one it is not its turn: a request that had waited as long is there."""
     old, small = request("old", kv_need=700, arrived_ms=5.0), request("small", arrived_ms=39_000.0)
     large = worker("large", placed("waited", arrived_ms=0.0, started=31_000.0), kv_free=20)
     small_one = worker("small one", kv_total=500, kv_free=500)
@@ -271,13 +269,13 @@ def test_whatever_the_slos_an_empty_worker_takes_it(name: str, ttft: float | Non
 
 
 @pytest.mark.parametrize("slo", [0.0, -5.0, 1.0])
-def test_an_slo_that_is_over_from_the_start_makes_nobody_wait_but_itself(slo: float) -> None:
+def test_an_slo_that_is_over_from_the_start_delays_its_own_request_alone(slo: float) -> None:
     past, other = request("past", slo_ttft_ms=slo), request("other", slo_ttft_ms=5000.0)
     assert list(where([past, other], worker(max_running=1), now=10.0)) == ["other"]
 
 
 @pytest.mark.parametrize("name", ["emoe", "emoe-literal"])
-def test_input_above_every_memory_is_refused_at_the_door_and_blocks_nobody(name: str) -> None:
+def test_input_above_every_memory_is_refused_at_once_and_blocks_nothing(name: str) -> None:
     huge = request("huge", input_tokens=10**30, kv_need=10**30, slo_ttft_ms=1.0)
     lying = request("lying", input_tokens=1001, kv_need=1)
     decision = create_placement_policy(name).decide(PlacementState((huge, lying, request("r")), (worker(),)), 0.0)
@@ -359,7 +357,7 @@ def flooded(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nobody_starves_under_a_flood_made_to_starve_it(seed: int) -> None:
+def test_no_request_starves_under_a_flood_made_to_starve_it(seed: int) -> None:
     """Each victim is served within the bound that the docs give."""
     patience = 2.0
     victims, begun = flooded(patience, seed, until_ms=60_000.0)

@@ -30,7 +30,7 @@ def ratios(rule: ActivationRetention) -> list[float]:
 
 
 @pytest.mark.parametrize("others", [0, 6])
-def test_who_decodes_counts_in_the_encoders_layers_no_more(others: int) -> None:
+def test_decoding_sequences_do_not_count_in_the_encoders_layers(others: int) -> None:
     rule = ActivationRetention(POOL, by_layer=False)
     for sequence in range(10, 10 + others):  # more than there was room for
         run(rule, sequence, {sequence: (Phase.ENCODE, [2, 2, NONE, NONE])})
@@ -43,10 +43,10 @@ def test_who_decodes_counts_in_the_encoders_layers_no_more(others: int) -> None:
     rule.on_sequence_ended(1, SequenceEnd.FINISHED)
     assert ratios(rule) == [*np.add(before, [0, 1, 0, 0, 1, 0]), *[0] * 6]
     run(rule, 102, {3: (Phase.ENCODE, [0, 0, NONE, NONE])})
-    assert ratios(rule)[:3] == [*np.add(before, [1, 1, 0, 0, 1, 0])[:3]], "who comes next into its row encodes"
+    assert ratios(rule)[:3] == [*np.add(before, [1, 1, 0, 0, 1, 0])[:3]], "the next sequence of its row encodes"
 
 
-def test_nothing_of_the_encoder_is_foreseen_for_who_decodes() -> None:
+def test_nothing_of_the_encoder_is_foreseen_for_decoding_sequences() -> None:
     policy = MoeInfinity(POOL)
     members = np.array([[4, 0, 0, 4, 0, 0, 2, 0, 0, 2, 0, 0], [0, 4, 0, 0, 4, 0, 0, 2, 0, 0, 2, 0]])
     policy.on_artifact_swapped(Artifact(EAMC, "1", {MATRICES: members}))
@@ -65,7 +65,7 @@ def test_nothing_of_the_encoder_is_foreseen_for_who_decodes() -> None:
 
 
 def foreseen(policy: MoeInfinity) -> list[int]:
-    """Whom some member speaks for in a later layer."""
+    """Experts of later layers that some member speaks for."""
     assert policy.prefetch is not None
     wanted: list[int] = np.flatnonzero(policy.prefetch.priority > 2 * EPSILON).tolist()
     return wanted

@@ -89,7 +89,7 @@ def test_no_more_run_than_may() -> None:
     assert decision.admit == (4,)
 
 
-def test_what_can_never_fit_is_refused_with_the_reason_and_blocks_no_one() -> None:
+def test_what_can_never_fit_is_refused_with_the_reason_and_blocks_nothing() -> None:
     decision = decide(waiting=[WaitingSequence(1, 5, 101), WaitingSequence(2, 5, 50)])
 
     assert decision.admit == (2,)

@@ -70,7 +70,7 @@ def test_the_head_of_the_queue_blocks() -> None:
     assert decision == PlacementDecision()
 
 
-def test_expired_and_unservable_requests_are_shed_and_block_no_one() -> None:
+def test_expired_and_unservable_requests_are_shed_and_block_nothing() -> None:
     requests = [pending("late", deadline_ms=10), pending("huge", kv_need=101), pending("fine", deadline_ms=11)]
 
     decision = decide(requests, [worker("w")], now_ms=10)
@@ -112,7 +112,7 @@ def test_one_that_sends_many_at_once_takes_turns_with_the_others() -> None:
     assert order(of("aaabbcab")) == "abcababa"
 
 
-def test_who_has_least_on_the_workers_is_next() -> None:
+def test_the_tenant_with_least_on_the_workers_is_next() -> None:
     assert order(of("ab"), running="aab") == "ba"
     assert order(of("aab"), running="b") == "aab"
     [placement] = decide(of("aaab"), [busy("aaa", max_running=4)]).place
@@ -123,7 +123,7 @@ TENANTS = st.text("abc", max_size=12)
 
 
 @given(waiting=TENANTS, running=TENANTS)
-def test_nobody_is_overtaken_by_another_of_its_own(waiting: str, running: str) -> None:
+def test_requests_of_a_tenant_keep_their_order(waiting: str, running: str) -> None:
     decision = decide(of(waiting), [busy(running, max_running=100)])
     for tenant in "abc":
         places = [int(one.request_id[1:]) for one in decision.place if one.request_id[0] == tenant]
@@ -144,9 +144,9 @@ def test_with_one_tenant_it_is_the_order_of_arrival(waiting: list[int], running:
 
 
 @given(steps=st.lists(st.tuples(TENANTS, st.integers(0, 3)), min_size=1, max_size=20), places=st.integers(1, 3))
-def test_nobody_starves(steps: list[tuple[str, int]], places: int) -> None:
-    """At each step more come and some of those that run end, the oldest first. Whoever has nothing on the workers and
-    waits is behind nobody that came later."""
+def test_no_tenant_starves(steps: list[tuple[str, int]], places: int) -> None:
+    """At each step more come and some of those that run end, the oldest first. A waiting
+    tenant with nothing on the workers is behind none that came later."""
     waiting: list[PendingRequest] = []
     running: list[PendingRequest] = []
     number = 0
@@ -173,7 +173,7 @@ def test_nobody_starves(steps: list[tuple[str, int]], places: int) -> None:
 
 @given(first=st.integers(1, 40), others=st.integers(1, 5))
 def test_a_flood_costs_each_other_tenant_one_turn(first: int, others: int) -> None:
-    """Whoever comes behind a flood of one tenant's begins after at most one of each tenant before it."""
+    """A request that comes behind a flood begins after at most one request of each tenant before it."""
     flood = of("a" * first)
     late = [replace(pending(f"t{n}"), arrived_ms=1000.0 + n, tenant=f"t{n}") for n in range(others)]
     room = replace(worker("w", max_running=first + others, kv_free=10_000))

@@ -1,4 +1,4 @@
-"""Who is confined to the experts that are there, and what is refused."""
+"""Which rows are confined to the resident experts, and what is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def step(*sequences: int) -> Step:
     rows=st.lists(st.integers(0, 3), min_size=1, max_size=12),
     resident=st.lists(st.booleans(), min_size=EXPERTS, max_size=EXPERTS),
 )
-def test_a_row_may_go_to_everyone_or_to_those_that_are_there(
+def test_a_row_may_go_to_all_experts_or_to_the_resident_ones(
     name: str, tasks: list[str], rows: list[int], resident: list[bool]
 ) -> None:
     confinement = Confinement(Fidelity(name, profile()), CATALOGUE)
@@ -58,7 +58,7 @@ def test_a_row_may_go_to_everyone_or_to_those_that_are_there(
             assert mask is here, "the same array each time, so that nothing need be asked of it again"
 
 
-def test_who_has_left_is_of_an_unknown_task() -> None:
+def test_a_sequence_that_has_ended_is_of_an_unknown_task() -> None:
     confinement = Confinement(Fidelity("sensitive", profile()), CATALOGUE)
     here: Mask = np.array([[True, True, True, False, False, False]])
     confinement.sequence_queued(SequenceInfo(7, "all"))

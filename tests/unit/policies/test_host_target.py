@@ -50,7 +50,7 @@ def test_as_many_of_the_most_used_as_both_tiers_hold(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["decayed", "next-use"])
-def test_who_was_never_used_is_not_wanted(name: str) -> None:
+def test_what_was_never_used_is_not_wanted(name: str) -> None:
     policy = policy_of(name, device=4, host=8)
     run_step(policy, 0, [0, 1], [2, 3])
     run_step(policy, 1)
@@ -75,7 +75,7 @@ def test_a_member_stays_until_another_is_clearly_worthier_and_the_target_with_it
     first = target.of(worth, 0.0, None)
     assert first is not None
     worth[7] = 1.4
-    assert target.of(worth, 0.0, first) is first, "the same object, so nobody looks at it again"
+    assert target.of(worth, 0.0, first) is first, "the same object, so that the engine does not look at it again"
     worth[7] = 1.6
     second = target.of(worth, 0.0, first)
     assert second is not None

@@ -172,7 +172,7 @@ def test_what_was_prepared_elsewhere_is_used_as_it_is() -> None:
         policy.prepare(Artifact(EAMC, "1", {MATRICES: np.ones((2, 5))}))
 
 
-def test_a_step_of_nobody_changes_nothing() -> None:
+def test_a_step_without_rows_changes_nothing() -> None:
     policy = with_members()
     policy.on_layer_routed(routed(0, 0))
     before = policy.prefetch
@@ -232,7 +232,7 @@ def test_after_encoding_layers_count_from_the_decoders_first() -> None:
     assert rule.worth(Tier.DEVICE)[0][::3].tolist() == [0.5, 0.25, 1, 0.75]
 
 
-def test_who_was_fetched_ahead_stays_until_it_is_used_or_no_longer_foreseen() -> None:
+def test_a_prefetched_expert_stays_until_it_is_used_or_no_longer_foreseen() -> None:
     policy = with_members()
     bench = Bench(policy)
     policy.on_layer_routed(routed(0, 0))
@@ -268,7 +268,7 @@ def test_an_expert_that_was_used_or_evicted_is_no_longer_ahead() -> None:
     assert bench.victims(1) == [7]  # there it is not ahead of anything
 
 
-def test_who_was_brought_to_the_host_ahead_stays_there_until_it_is_on_the_device() -> None:
+def test_an_expert_prefetched_to_the_host_stays_there_until_it_is_on_the_device() -> None:
     policy = with_members()
     bench = Bench(policy)
     policy.on_layer_routed(routed(0, 0))
@@ -307,7 +307,7 @@ def test_what_lands_when_its_layer_waits_for_it_or_has_run_is_not_ahead() -> Non
     ("incoming", "victim", "may"),
     [(3, 0, True), (3, 11, True), (7, 4, True), (4, 11, False), (4, 0, False), (11, 7, False), (3, 5, True)],
 )
-def test_a_prefetch_displaces_only_whom_its_member_gives_less_or_a_later_turn(
+def test_a_prefetch_displaces_only_experts_that_its_member_gives_less_or_a_later_turn(
     incoming: int, victim: int, may: bool
 ) -> None:
     for policy, allowed in ((with_members(), may), (with_members(literal=True), True)):

@@ -1,8 +1,7 @@
-"""Who stays and who is fetched, by what is forecast for the tasks that are here."""
+"""Which experts stay and which are fetched, by what is forecast for the present tasks."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -43,8 +42,8 @@ def step(of: Popularity) -> None:
 
 
 def victims(of: Popularity, count: int = 1) -> list[int]:
-    everyone = mask_of(CATALOGUE, set(range(8)))
-    return [int(key) for key in of.victims(VictimRequest(Tier.DEVICE, 10 * count, everyone, everyone))]
+    every = mask_of(CATALOGUE, set(range(8)))
+    return [int(key) for key in of.victims(VictimRequest(Tier.DEVICE, 10 * count, every, every))]
 
 
 def wanted(of: Popularity) -> list[int]:
@@ -114,41 +113,6 @@ def test_tasks_that_nothing_is_known_of_leave_the_others_to_decide() -> None:
     made.on_sequence_queued(SequenceInfo(1, "unheard-of", 10, 10))
     step(made)
     assert wanted(made) == [0, 5]
-
-
-@pytest.mark.parametrize(
-    ("task", "values", "kind"),
-    [
-        ("sort", SORTS, "router"),
-        (None, SORTS, POPULARITY),
-        ("sort", SORTS[:4], POPULARITY),
-    ],
-)
-def test_what_is_no_forecast_changes_nothing(task: str | None, values: list[float], kind: str) -> None:
-    made = policy(retention="lru")
-    forecast(made, task, values, kind=kind)
-    assert made.target is None
-    assert victims(made, 2) == [0, 1]
-
-
-def test_numbers_that_are_none_count_as_nothing() -> None:
-    made = policy(share=0.25)
-    forecast(made, "sort", [np.nan, np.inf, 0.5, 0, 0, 0, 0, 0])
-    assert wanted(made) == [2]
-
-
-def test_it_keeps_its_own_copy_and_forgets_the_oldest_tasks() -> None:
-    made = policy(share=0.25)
-    values = np.array(SORTS, dtype=np.float32)
-    made.on_prediction(Prediction(PredictionRequest(POPULARITY, (0, 2), task="sort"), "1", values))
-    asked = victims(made, 3)
-    values[:] = 0
-    step(made)
-    assert victims(made, 3) == asked
-    for number in range(200):
-        forecast(made, f"task{number}", CHATS)
-    assert len(made._forecasts) <= 64
-    copy.deepcopy(made)
 
 
 def test_options_out_of_range_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""What the prefetching policies want, when, and whom they let go for it."""
+"""What the prefetching policies want, when, and which experts they evict for it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_options_out_of_range_are_refused(name: str, options: dict[str, Any]) ->
 
 
 def test_only_what_asks_declares_it() -> None:
-    assert {name for name, policy in EXPERT_POLICIES.items() if policy.asks} == {"look-ahead", "reuse"}
+    assert {name for name, policy in EXPERT_POLICIES.items() if policy.asks} == {"duoserve", "look-ahead", "reuse"}
 
 
 def test_prefetched_and_still_wanted_leaves_last_however_rarely_it_was_used() -> None:
@@ -113,7 +113,7 @@ def test_prefetched_and_still_wanted_leaves_last_however_rarely_it_was_used() ->
     assert engine.victims(1) == [4]
 
 
-def test_a_prefetch_displaces_neither_another_nor_anyone_while_the_running_layer_holds_somebody_worth_less() -> None:
+def test_a_prefetch_displaces_no_prefetched_expert_and_none_while_the_running_layer_holds_a_lesser() -> None:
     policy = NextLayer(CATALOGUE, retention="lfu")
     engine = Bench(policy)
     for _ in range(3):

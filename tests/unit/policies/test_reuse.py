@@ -62,7 +62,7 @@ def test_several_sequences_use_what_any_of_them_does() -> None:
     retention.on_sequence_ended(0, SequenceEnd.FINISHED)
     soon = retention.next_turn()
     assert soon[1] > 0.9 > 0.1 > soon[0]
-    turn(retention, 2, number=1)  # sequence 0 is a new one, of whom nothing is known
+    turn(retention, 2, number=1)  # sequence 0 is a new one, of which nothing is known
     assert (retention.next_turn()[[1, 2]] > 0.9).all()
 
 
@@ -129,7 +129,7 @@ def test_options_out_of_range_are_refused() -> None:
         ReuseRetention(POOL, horizon=0)
 
 
-def test_a_prefetch_displaces_who_is_worth_less_than_half_as_much_even_if_that_is_wanted_too() -> None:
+def test_a_prefetch_displaces_what_is_worth_less_than_half_as_much_even_where_that_is_wanted_too() -> None:
     policy = Reuse(POOL)
     policy.on_artifact_swapped(artifact())
     turn(policy, 1)
@@ -145,7 +145,7 @@ def test_a_prefetch_displaces_who_is_worth_less_than_half_as_much_even_if_that_i
     assert worth[4] < 2 * worth[7], "else nothing was refused"
 
 
-def test_in_an_encoder_decoder_who_decodes_says_nothing_of_the_encoders_next_turn() -> None:
+def test_in_an_encoder_decoder_decoding_says_nothing_of_the_encoders_next_turn() -> None:
     pool = Catalogue("pool", experts_per_layer=[3] * 4, top_k=[1] * 4, expert_bytes=[1] * 4, decoder_start=2)
     retention = ReuseRetention(pool)
     retention.on_artifact_swapped(artifact())

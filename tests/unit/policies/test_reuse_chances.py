@@ -112,7 +112,7 @@ def use(chances: ReuseChances, *sequences: int, pick: tuple[int, int] = (0, 1)) 
     chances.add(routing)
 
 
-def test_who_has_left_uses_nothing_any_more_and_leaves_nothing_to_who_comes() -> None:
+def test_an_ended_sequence_uses_nothing_any_more_and_leaves_nothing_to_the_next_in_its_row() -> None:
     coefficients = coefficients_of(arrays_of())
     chances, other = ReuseChances(POOL, coefficients), ReuseChances(POOL, coefficients)
     for one in (chances, other):

@@ -63,7 +63,7 @@ def test_a_share_of_all_is_drawn_by_the_seed_and_has_k_of_each_layer(share: floa
 def test_the_budget_bounds_it_and_misses_have_a_place_unless_there_are_none() -> None:
     assert len(wanted(Static(CATALOGUE, share=0.9, fidelity="paper"), 12)) == 12
     assert len(wanted(Static(CATALOGUE, share=0.9), 12)) == 10
-    assert len(wanted(Static(CATALOGUE), 24)) == 24, "where all fit nobody misses"
+    assert len(wanted(Static(CATALOGUE), 24)) == 24, "where all fit no look-up misses"
     assert len(wanted(Static(CATALOGUE), 2)) == 0
 
 
@@ -83,8 +83,8 @@ def test_nothing_that_happens_changes_it() -> None:
 def test_members_leave_last() -> None:
     policy = Static(CATALOGUE, profile=PROFILE)
     members = wanted(policy, 12)
-    everyone = mask_of(CATALOGUE, range(24))
-    asked = VictimRequest(Tier.DEVICE, 10 * (24 - len(members)), everyone, everyone, Reason.ON_DEMAND)
+    every = mask_of(CATALOGUE, range(24))
+    asked = VictimRequest(Tier.DEVICE, 10 * (24 - len(members)), every, every, Reason.ON_DEMAND)
     assert set(policy.victims(asked).tolist()) == set(range(24)) - members
 
 

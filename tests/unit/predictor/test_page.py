@@ -14,8 +14,8 @@ from greenroom.predictor.kinds.emoe.priors import MAX_TASKS
 from greenroom.predictor.kinds.registry import FORECAST_KINDS
 from greenroom.predictor.kinds.statistics.served import Source
 from greenroom.predictor.kinds.statistics.snapshot import dump_snapshot
-from tests.unit.predictor.kinds.emoe.test_networks import untrained
-from tests.unit.predictor.versions.test_store import snapshot
+from tests.unit.predictor.kinds.emoe.untrained import untrained
+from tests.unit.predictor.kinds.statistics.libraries import snapshot
 
 PAGE = (Path(__file__).parents[3] / "docs" / "architecture" / "predictor.md").read_text()
 

@@ -23,7 +23,7 @@ stages = st.sets(st.sampled_from(STAGES))
 
 
 def profile(mark: int, tasks: set[str], measured: set[str]) -> ModelProfile:
-    """One whose every figure tells whose it is."""
+    """A profile in which every figure says which profile it is from."""
     lengths = Lengths(mean=mark, p50=mark, p90=mark, p99=mark, most=mark)
     sensitivity = Sensitivity(threshold=0.85, insensitive_layers=0, similarity=(1.0, mark / 100))
     return ModelProfile(

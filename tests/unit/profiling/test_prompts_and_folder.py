@@ -9,8 +9,8 @@ from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS
 from greenroom.profiling.config import STAGES, ProfileConfig, stages_of
-from greenroom.profiling.costs import load_counts, row_counts
 from greenroom.profiling.folder import check_folder, written_whole
+from greenroom.profiling.measures.costs import load_counts, row_counts
 from greenroom.profiling.prompts import has_bundled_tasks, of_bundled_tasks, of_file
 
 

@@ -11,7 +11,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.model_profile import ModelProfile, dump_model_profile, load_model_profile, parse_model_profile
 from greenroom.demo import bundled_model_path, bundled_profile_path
 from greenroom.demo.tasks import TASKS
-from greenroom.profiling.sensitivity import insensitive_prefix
+from greenroom.profiling.measures.sensitivity import insensitive_prefix
 
 
 @pytest.fixture(scope="module")

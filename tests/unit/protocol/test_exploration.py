@@ -10,7 +10,7 @@ import pytest
 from greenroom.core.generation import FinishReason, Slo
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Claim, JournalRecord, Lost, Outcome
-from greenroom.gateway.requests.stream_book import StreamBook
+from greenroom.gateway.pipeline.stream_book import StreamBook
 from greenroom.policies.emoe.scheduling import EmoePlacement
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.pool import Pool
@@ -23,9 +23,9 @@ POISON = 3
 """The request that ends every worker which runs it."""
 KEYED = (1, POISON, 5, 7, 9, 11)
 RETRIED = (1, POISON, 7, 9)
-"""Those whose clients ask again where they were told that their request is unknown; of the others nobody does."""
+"""Clients of these gateways ask again if they are told that their request is unknown. Clients of the others do not."""
 ALL_CAME_MS = 5_500
-"""By then everyone has asked who will."""
+"""By then all clients that ask again have done so."""
 HARSH = Faults(
     lose=0.05,
     slow=0.05,

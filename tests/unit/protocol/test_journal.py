@@ -1,4 +1,4 @@
-"""Which records of the journal count, to whoever reads it and wherever that begins."""
+"""Which records of the journal count, for every reader and wherever it begins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_claim_stands_if_none_came_between_what_it_had_read_and_itself() -> No
     assert verdicts([claim("a", 0), claim("b", 0)]) == [Verdict.COUNTS, Verdict.VOID]
 
 
-def test_a_void_claim_is_in_nobodys_way() -> None:
+def test_a_void_claim_blocks_no_later_one() -> None:
     assert verdicts([claim("a", 0), claim("b", 0), claim("c", 1)])[2] is Verdict.COUNTS
 
 
@@ -66,7 +66,7 @@ def test_a_record_is_read_once_and_in_order() -> None:
 
 
 def test_a_late_reader_leaves_undecided_what_it_can_not_judge() -> None:
-    # a's claim at 0 is unknown to a reader from 1 on; b's had not read it, and is void for those who know.
+    # a's claim at 0 is unknown to a reader from 1 on; b's had not read it, and is void for a reader that knows.
     records: list[JournalRecord] = [
         claim("a", 0),
         claim("b", 0),
@@ -98,7 +98,7 @@ def journals(draw: st.DrawFn) -> list[JournalRecord]:
 
 
 @given(journals(), st.integers(0, 24))
-def test_a_late_reader_never_decides_otherwise_than_one_who_read_all(records: list[JournalRecord], start: int) -> None:
+def test_a_late_reader_never_disagrees_with_one_that_read_all(records: list[JournalRecord], start: int) -> None:
     everything = verdicts(records)
     late = verdicts(records, start)
     for whole, part in zip(everything[start:], late, strict=False):

@@ -14,8 +14,9 @@ from greenroom.fabric.rpc import Context, Refused
 from greenroom.scheduler.trace_contexts import TraceContexts
 from greenroom.scheduler.worker_calls import WorkerCalls
 from greenroom.v1 import worker_pb2, worker_pb2_grpc
-from tests.contract.rpc.wires import Wire, until
-from tests.unit.protocol.test_pool import Bench
+from tests.contract.rpc.wires import Wire
+from tests.unit.protocol.pool_bench import Bench
+from tests.waiting import until
 
 
 class Leasing(worker_pb2_grpc.WorkerServicer):
@@ -69,12 +70,14 @@ class Refusing(Leasing):
     ) -> AsyncIterator[worker_pb2.LeaseFromWorker]:
         self.calls += 1
         if not self.granting:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "epoch 3 is over", word="epoch_over")
+            if self.calls % 2:
+                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {self.calls} is over", word="epoch_over")
+            raise Refused(grpc.StatusCode.INTERNAL, f"call {self.calls} failed", word="failed")
         async for message in super().Lease(request_iterator, context):
             yield message
 
 
-async def test_a_refused_lease_is_logged_once_until_there_is_one_again(
+async def test_a_refused_lease_is_logged_once_a_code_until_there_is_one_again(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="greenroom.scheduler")
@@ -82,10 +85,13 @@ async def test_a_refused_lease_is_logged_once_until_there_is_one_again(
     await wire.serve(worker)  # type: ignore[arg-type]  # any servicer
     workers = WorkerCalls(bench.pool, TraceContexts(bench.pool), wire.dialer, lambda: bench.now, lambda effects: None)
     workers.meet(Member(member=MemberKind.WORKER, instance="w", address=wire.address, ttl_ms=6_000))
-    await until(lambda: worker.calls >= 3, "it was refused again and again")
-    assert caplog.messages == ["no lease with w, trying again: FAILED_PRECONDITION epoch 3 is over"]
+    await until(lambda: worker.calls >= 5, "it was refused again and again, with another text each time")
+    assert caplog.messages == [
+        "no lease with w, trying again: FAILED_PRECONDITION epoch 1 is over",
+        "no lease with w, trying again: INTERNAL call 2 failed",
+    ]
     worker.granting = True
     await until(lambda: "grant" in worker.heard, "it has a lease")
     worker.granting = False
-    await until(lambda: len(caplog.messages) == 2, "it was refused anew")
+    await until(lambda: len(caplog.messages) == 4, "it was refused anew")
     await workers.close()

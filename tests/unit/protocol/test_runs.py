@@ -78,7 +78,7 @@ def test_tokens_are_emitted_as_they_come_and_the_result_is_reported(table: RunTa
     assert table.token(begun.number, Token(0, 10), 0) == Emit("r", A1, tokens(10))
     assert table.token(begun.number, Token(1, 11), 0) == Emit("r", A1, tokens(11, start=1))
     assert table.ended(begun.number, END, 0) == [Report("r", A1, END, tokens(10, 11))]
-    assert table.release("r", A1) == [Close("r", A1, Closing.RELEASED)]
+    assert table.cancel("r", A1) == [Close("r", A1, Closing.RELEASED)]
     assert not table.runs
 
 
@@ -136,7 +136,7 @@ def test_lower_attempts_and_epochs_are_refused(table: RunTable) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "stranger"])
-def test_a_higher_epoch_is_taken_only_from_whom_members_names(table: RunTable, name: str) -> None:
+def test_a_higher_epoch_is_taken_only_from_the_scheduler_that_members_names(table: RunTable, name: str) -> None:
     with pytest.raises(RunRefused, match="no scheduler"):
         table.meet(Caller(2**62, name, "j"), 0)
     assert table.epoch == 0
@@ -147,7 +147,7 @@ def test_a_higher_epoch_is_taken_only_from_whom_members_names(table: RunTable, n
         table.meet(HOLDER, 0)
 
 
-def test_who_holds_the_epoch_may_raise_it_though_members_is_silent(table: RunTable) -> None:
+def test_the_holder_of_the_epoch_may_raise_it_though_members_is_silent(table: RunTable) -> None:
     table.meet(replace(HOLDER, epoch=9, named=False), 0)
     assert table.epoch == 9
 
@@ -191,7 +191,7 @@ def test_without_a_gateway_it_goes_on_without_a_stream(table: RunTable) -> None:
     assert of(table.ended(begun.number, END, 0), Report)
 
 
-def test_one_that_nobody_waits_for_any_more_goes_on_to_its_end_without_a_stream(table: RunTable) -> None:
+def test_a_run_without_a_client_goes_on_to_its_end_without_a_stream(table: RunTable) -> None:
     begun = start(table)
     table.token(begun.number, Token(0, 10), 0)
     assert table.no_stream("r", A1) == []

@@ -14,8 +14,9 @@ from greenroom.core.errors import Conflict
 from greenroom.core.generation import Event, Finished, FinishReason, Token, TokenLogprobs
 from greenroom.core.logprobs import pack_logprobs, unpack_tokens
 from greenroom.core.messages import Outcome
-from greenroom.gateway.requests.in_flight import InFlightRequests
-from greenroom.gateway.requests.stream_book import Diverged, Gap, StreamBook, Unwanted
+from greenroom.gateway.errors import ApiError
+from greenroom.gateway.pipeline.in_flight import InFlightRequests
+from greenroom.gateway.pipeline.stream_book import Diverged, Gap, StreamBook, Unwanted
 
 A1, A2 = Attempt(0, 1), Attempt(0, 2)
 
@@ -89,7 +90,7 @@ def test_a_retry_of_one_that_is_disowned_has_its_stream_opened_anew(book: Stream
 
 
 def test_what_is_over_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greenroom.gateway.requests.stream_book._REMEMBERED", 2)
+    monkeypatch.setattr("greenroom.gateway.pipeline.stream_book._REMEMBERED", 2)
     book = StreamBook()
     for name in ("a", "b", "c"):
         book.expect(name)
@@ -116,7 +117,7 @@ async def gather(events: object) -> list[Event]:
     return [event async for event in events]  # type: ignore[attr-defined]
 
 
-async def test_two_who_listen_to_one_request_get_all_of_it() -> None:
+async def test_two_listeners_to_one_request_each_get_all_of_it() -> None:
     in_flight = InFlightRequests(StreamBook(), 1000)
     running = in_flight.begin("r", b"d", keyed=True)
     first = asyncio.create_task(gather(running.events()))
@@ -160,8 +161,53 @@ def test_kept_outcomes_are_bounded_and_the_first_one_stays() -> None:
     assert in_flight.known("r", b"") == first
     for number in range(10):
         in_flight.outcome(Outcome(epoch=0, request_id=f"k{number}", reason=FinishReason.STOP, keyed=True))
-    assert in_flight.dropped > 0
+    assert in_flight.kept.answers_dropped > 0
+    assert in_flight.kept.ends_dropped > 0
     assert in_flight.known("r", b"") is None
+
+
+def ended(name: str, tokens: int, reason: FinishReason = FinishReason.LENGTH) -> Outcome:
+    return Outcome(epoch=0, request_id=name, reason=reason, token_ids=(7,) * tokens, keyed=True, digest=b"d")
+
+
+def test_of_an_answer_that_was_dropped_it_is_known_that_there_was_one() -> None:
+    in_flight = InFlightRequests(StreamBook(), 16_384)
+    in_flight.outcome(ended("failed", 0, FinishReason.FAILED))
+    for number in range(12):
+        in_flight.outcome(ended(f"r{number}", 2_000))
+    assert in_flight.kept.answers_dropped
+    assert not in_flight.kept.ends_dropped
+    with pytest.raises(ApiError, match="dropped the answer") as caught:
+        in_flight.known("r0", b"d")
+    assert (caught.value.status, caught.value.code) == (409, "answer_dropped")
+    with pytest.raises(Conflict):
+        in_flight.known("r0", b"other")
+    assert in_flight.known("failed", b"d") == [Finished(FinishReason.FAILED, 0, 0)], "there was no answer to drop"
+    newest = in_flight.known("r11", b"d")
+    assert newest is not None
+    assert len(newest) == 2_001
+    in_flight.outcome(ended("r0", 3))
+    with pytest.raises(ApiError, match="dropped the answer"):
+        in_flight.known("r0", b"d")
+
+
+def test_an_older_outcome_takes_the_place_of_a_later_one_whose_answer_was_dropped() -> None:
+    in_flight = InFlightRequests(StreamBook(), 16_384)
+    for number in range(12):
+        in_flight.outcome(ended(f"r{number}", 2_000))
+    in_flight.older(ended("r0", 0, FinishReason.CANCELLED))
+    assert in_flight.known("r0", b"d") == [Finished(FinishReason.CANCELLED, 0, 0)]
+    in_flight.older(ended("r0", 0, FinishReason.FAILED))
+    assert in_flight.known("r0", b"d") == [Finished(FinishReason.CANCELLED, 0, 0)], "the first one stays"
+
+
+def test_a_cancel_that_came_before_its_request_is_the_end_of_it() -> None:
+    in_flight = InFlightRequests(StreamBook(), 16_384)
+    unread = Outcome(epoch=0, request_id="r", reason=FinishReason.CANCELLED, message="it was cancelled")
+    in_flight.outcome(unread)
+    assert in_flight.known("r", b"d") == [Finished(FinishReason.CANCELLED, 0, 0, "it was cancelled")]
+    in_flight.outcome(msgspec.structs.replace(unread, request_id="s", task_type="chat"))
+    assert in_flight.known("s", b"d") is None, "it had no key"
 
 
 @given(

@@ -16,9 +16,10 @@ from greenroom.fabric.log import Headers, Record
 from greenroom.fabric.telemetry import TelemetryConfig
 from greenroom.fabric.topics import JOURNAL
 from greenroom.scheduler.trace_contexts import TraceContexts
-from tests.contract.rpc.wires import Local, until
-from tests.unit.protocol.test_pool import Bench
-from tests.unit.protocol.test_scheduler_logs import HEADERS, OneAtATime, scheduling, task
+from tests.contract.rpc.wires import Local
+from tests.unit.protocol.one_scheduler import HEADERS, OneAtATime, scheduling, task
+from tests.unit.protocol.pool_bench import Bench
+from tests.waiting import until
 
 TRACES = ("0af7651916cd43dd8448eb211c80319c", "1af7651916cd43dd8448eb211c80319c")
 

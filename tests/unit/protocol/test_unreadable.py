@@ -19,11 +19,11 @@ from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.dead_letters import DeadLetters, dead_letter_of, write_dead_letter
 from greenroom.scheduler.pool_runner import PoolRunner
-from tests.contract.log.kinds import until
 from tests.pipeline.troubled_log import TroubledLog, in_turn
-from tests.unit.protocol.test_pool import Bench
+from tests.unit.protocol.pool_bench import Bench
+from tests.waiting import until
 
-GARBAGE = b"\xc1 nobody can read this"
+GARBAGE = b"\xc1 can not be read"
 
 
 async def letters(log: MemoryLog) -> list[DeadLetter]:

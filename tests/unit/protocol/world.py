@@ -21,7 +21,7 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Finished, FinishReason, SamplingParams, Slo, Token
 from greenroom.core.journal import JournalFold, Verdict
 from greenroom.core.messages import Cancel, JournalRecord, Outcome, Request, Task, TaskRecord
-from greenroom.gateway.requests.stream_book import Diverged, Gap, StreamBook, Unwanted
+from greenroom.gateway.pipeline.stream_book import Diverged, Gap, StreamBook, Unwanted
 from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.policies.placement.placement_policy import Costs, PlacementPolicy
 from greenroom.scheduler import effects as wanted
@@ -282,7 +282,7 @@ class Scheduler(Node):
                 case wanted.Disconnect(worker):
                     self.connections.pop(worker, None)
                 case wanted.Deposed():
-                    # Whoever really holds the partition takes over again.
+                    # The scheduler that really holds the partition takes over again.
                     self.holding = False
 
     def _append(self, record: JournalRecord) -> None:

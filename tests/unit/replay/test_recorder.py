@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from greenroom.policies.base.events import Phase, SequenceInfo, Step
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.replay import RoutingTrace, TraceRecorder
+from tests.hand_clock import HandClock
 
 CATALOGUE = Catalogue("pool", experts_per_layer=[3, 5], top_k=[1, 2], expert_bytes=[4096, 4096])
 
@@ -24,13 +25,6 @@ def picks_of(random: np.random.Generator, rows: int) -> list[NDArray[np.int64]]:
     ]
 
 
-class Clock:
-    now = 10.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def run(recorder: TraceRecorder, number: int, sequences: list[int], phases: list[Phase], seed: int) -> Any:
     step = Step("pool", number, np.array(sequences), np.array(phases, dtype=np.uint8))
     picks = picks_of(np.random.default_rng(seed), len(sequences))
@@ -41,7 +35,7 @@ def run(recorder: TraceRecorder, number: int, sequences: list[int], phases: list
 
 
 def test_sequences_keep_task_and_arrival_in_the_order_in_which_they_came() -> None:
-    clock = Clock()
+    clock = HandClock(10.0)
     recorder = TraceRecorder(CATALOGUE, clock=clock)
     for sequence, task in ((4, "compare"), (7, "unknown"), (9, "question")):
         recorder.sequence_queued(SequenceInfo(sequence, task))

@@ -20,7 +20,7 @@ from greenroom.scheduler.pool_workers import WorkerState
 from greenroom.scheduler.request_entries import RunResult
 from greenroom.scheduler.worker_calls import _costs
 from greenroom.v1 import worker_pb2
-from tests.unit.protocol.test_pool import DONE, Bench
+from tests.unit.protocol.pool_bench import DONE, Bench
 
 
 def run_one(bench: Bench, name: str, took_ms: float, result: RunResult = DONE, **more: Any) -> None:
@@ -76,7 +76,7 @@ def test_one_that_ran_twice_says_nothing() -> None:
     assert bench.pool.accuracy.summary() == {}
 
 
-def test_lengths_are_learnt_from_outcomes_by_whoever_reads_the_journal() -> None:
+def test_every_reader_of_the_journal_learns_lengths_from_outcomes() -> None:
     bench = bench_with(Costs(token_ms=10.0))
     for number in range(ENOUGH):
         run_one(bench, f"r{number}", 10.0, tokens=500)

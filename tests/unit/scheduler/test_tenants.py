@@ -1,4 +1,4 @@
-"""Whose turn it is in a pool: requests carry their tenant to the policy."""
+"""Which tenant is next in a pool: requests carry theirs to the policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from greenroom.core.generation import SamplingParams
 from greenroom.core.messages import Request, Task
 from greenroom.scheduler.config import PoolConfig
 from greenroom.scheduler.effects import Run
-from tests.unit.protocol.test_pool import DONE, Bench
+from tests.unit.protocol.pool_bench import DONE, Bench
 
 
 def test_one_tenant_s_flood_does_not_keep_another_waiting() -> None:

@@ -1,4 +1,4 @@
-"""How well the shipped keywords tell real prompts apart whose wordings nobody looked at when they were chosen."""
+"""How well the shipped keywords tell real prompts apart, of wordings not looked at when the keywords were chosen."""
 
 from __future__ import annotations
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import assume, given, settings
@@ -14,12 +12,7 @@ from tokenizers import decoders
 from greenroom.core.errors import UnsupportedModel
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
-
-
-@cache
-def load(kind: str) -> Tokenizer:
-    with TemporaryDirectory() as folder:
-        return Tokenizer.from_folder(small_tokenizers.write(Path(folder), small_tokenizers.ALL[kind]()))
+from tests.unit.text.loaded import load
 
 
 @pytest.fixture(params=sorted(small_tokenizers.ALL), scope="module")

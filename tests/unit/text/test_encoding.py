@@ -1,4 +1,4 @@
-"""Texts are encoded to the library's own ids, and nobody else stands still meanwhile."""
+"""Texts are encoded to the library's own ids. Meanwhile the event loop runs on."""
 
 from __future__ import annotations
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.text import StopChecker, StopMatcher, TextStream, Tokenizer
-from tests import small_tokenizers
+from greenroom.text import StopChecker, StopMatcher, TextStream
+from tests.unit.text.loaded import load
 
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3)
-
-
-@cache
-def load(kind: str) -> Tokenizer:
-    with TemporaryDirectory() as folder:
-        return Tokenizer.from_folder(small_tokenizers.write(Path(folder), small_tokenizers.ALL[kind]()))
 
 
 def by_definition(text: str, stops: list[str]) -> tuple[str, str | None]:

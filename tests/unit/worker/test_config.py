@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from greenroom.cli.model_options import worker_config
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
+from greenroom.policies.reuse.policy import Reuse
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.usable_memory import usable_cores
 
@@ -19,10 +23,22 @@ def test_threads_are_some_a_core() -> None:
             WorkerConfig("model", threads=wrong)
 
 
-@pytest.mark.parametrize(("kind", "taker"), [("eamc", "moe-infinity"), ("reuse", "reuse")])
+@pytest.mark.parametrize(("kind", "taker"), [("eamc", "moe-infinity"), ("path", "duoserve"), ("reuse", "reuse")])
 def test_a_file_is_for_the_policy_that_predicts_by_it(kind: str, taker: str) -> None:
     file: dict[str, Any] = {kind: Path("a.safetensors")}
     assert WorkerConfig("model", policy=taker, **file).artifact_files == {kind: Path("a.safetensors")}
     assert WorkerConfig("model", policy=taker).artifact_files == {}
-    with pytest.raises(InvalidConfig, match=f"lru takes no {kind}: leave it out, or choose the policy {taker}"):
+    with pytest.raises(InvalidConfig, match=f"lru takes no {kind}: leave it out, or choose the policy .*{taker}"):
         WorkerConfig("model", policy="lru", **file)
+
+
+def test_a_kind_that_has_no_option_comes_from_the_predictor_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new kind of file concerns neither the workers that do not predict by it, nor the options of those that do."""
+    monkeypatch.setattr("greenroom.worker.model.config.ARTIFACT_FILES", {**ARTIFACT_FILES, "mlp": EamcFile})
+    monkeypatch.setattr(Reuse, "artifacts", frozenset({"mlp"}))
+    (tmp_path / "mlp.safetensors").write_bytes(b"no artifact")
+    for policy in ("lru", "reuse"):
+        options = {"model": str(tmp_path), "revision": None, "policy": policy, "policy_options": "{}"}
+        assert worker_config(options).artifact_files == {}

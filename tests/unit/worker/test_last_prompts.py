@@ -62,7 +62,7 @@ def test_before_there_is_one_it_is_the_profiles_popularity() -> None:
     assert last.of("unheard-of") == b""
 
 
-def test_routing_is_recorded_for_whom_it_is_of_use() -> None:
+def test_routing_is_recorded_where_it_is_of_use() -> None:
     def records(*, traced: bool, every: int, predictor: str) -> bool:
         config = ServiceConfig(
             instance="w",

@@ -109,7 +109,7 @@ def test_what_the_gpu_does_not_hold_goes_to_ram_by_itself() -> None:
     assert planned.total <= 2 * GIB, "RAM is not counted as the GPU's"
     few = on_gpu(2 * GIB, 200 * MIB)
     assert few.host_slots == int(200 * MIB * 0.75) // (11 * MIB), "locked pages are lost to all others"
-    assert on_gpu(2 * GIB, 200 * MIB, host="180MiB").host_slots == 180 // 11, "who asks for more may have it"
+    assert on_gpu(2 * GIB, 200 * MIB, host="180MiB").host_slots == 180 // 11, "more may be had by asking for it"
     assert on_gpu(2 * GIB, 20 * GIB, host="0%").host_slots == 0
 
 

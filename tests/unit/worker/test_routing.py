@@ -81,7 +81,7 @@ def test_a_number_that_would_wrap_around_is_no_pick() -> None:
     assert (routed.experts == 255).all()
 
 
-def test_sequences_that_nobody_announced_are_left_alone() -> None:
+def test_sequences_that_were_not_announced_are_left_alone() -> None:
     recorder = RoutingRecorder(UNEVEN, most_rows=4)
     step = step_of(UNEVEN, 0, [7])
     for layer in range(3):
@@ -100,7 +100,7 @@ def test_what_the_policy_says_of_a_sequence_goes_with_its_rows() -> None:
         recorder.layer_routed(step, layer, picks_of(UNEVEN, layer, 2, 0))
     recorder.step_ended(step, failed=False)
     recorder.sequence_reported(0, {"recall": 0.5})
-    recorder.sequence_reported(7, {"recall": 0.5})  # nobody announced it
+    recorder.sequence_reported(7, {"recall": 0.5})  # it was not announced
     told, silent = recorder.take(0), recorder.take(1)
     assert told is not None
     assert silent is not None

@@ -16,7 +16,8 @@ from benchmarks.moe_infinity.engine.arms.policy_clock import PolicyClock
 from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.belady import Future

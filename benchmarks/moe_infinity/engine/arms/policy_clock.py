@@ -25,7 +25,7 @@ class PolicyClock:
         self._policy = policy
         self._clock = PartClock()
         self._timed = [
-            name for name in vars(ExpertPolicy)
+            name for name in dir(ExpertPolicy)
             if (name in policy.hooks or name in ASKED) and callable(getattr(policy, name))
         ]  # fmt: skip
         if hasattr(policy, LOOK_UP):

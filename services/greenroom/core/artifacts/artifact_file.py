@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from greenroom.core.errors import InvalidConfig
@@ -47,7 +46,7 @@ class ArtifactFile(ABC):
 
     @property
     @abstractmethod
-    def arrays(self) -> Mapping[str, npt.NDArray[np.float32]]:
+    def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
         """By the names that policies know."""
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from greenroom.demo import words as w
+from greenroom.demo.wording import words as w
 from greenroom.demo.wording.base import Draft, cap, content_key
 
 _SENTIMENT_ASKS: Final = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from greenroom.demo import words as w
+from greenroom.demo.wording import words as w
 from greenroom.demo.wording.base import Draft, content_key
 
 

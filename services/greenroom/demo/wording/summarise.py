@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from greenroom.demo import words as w
+from greenroom.demo.wording import words as w
 from greenroom.demo.wording.base import Draft, cap, content_key, two_digits
 
 _ASIDES: Final = (

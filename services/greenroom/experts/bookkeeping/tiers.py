@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from greenroom.experts.bookkeeping.ledger import NO_SLOT, Ledger, LedgerError, State
 from greenroom.experts.copying.arena import Arena, DeviceArena, Slots
-from greenroom.experts.copying.carriers import Copies, DiskReads, StagedReads, Store, Uploads
 from greenroom.experts.copying.device_errors import raise_if_fatal
 from greenroom.experts.copying.hardware import Hardware
 from greenroom.experts.copying.mover import Carrier, Job, Landing, Mover
+from greenroom.experts.copying.transfers import Copies, DiskReads, StagedReads, Store, Uploads
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.policies.base.events import Reason, Tier, Transfer
 from greenroom.policies.base.expert_keys import Catalogue

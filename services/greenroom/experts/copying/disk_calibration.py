@@ -23,10 +23,11 @@ import numpy as np
 import torch
 
 from greenroom.core.errors import InvalidConfig, PackError
+from greenroom.core.files import write_whole
 from greenroom.core.units import MIB, format_bytes
 from greenroom.experts.copying.arena import Arena
-from greenroom.experts.copying.carriers import DiskReads
 from greenroom.experts.copying.mover import Job, Mover, Outbox
+from greenroom.experts.copying.transfers import DiskReads
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.file_lock import file_lock
 from greenroom.experts.pack.pack_file import PackFile
@@ -305,13 +306,8 @@ def _load(path: Path, here: tuple[str, str, str]) -> MeasuredLink | None:
 
 
 def _save(path: Path, profile: MeasuredLink) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.partial")
     with contextlib.suppress(OSError):
-        try:
-            partial.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2))
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(profile), indent=2))
 
 
 @contextlib.contextmanager

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from greenroom.core.generation import MAX_LOGPROBS, MAX_STOP_STRINGS
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.keys import MAX_PRIORITY
+from greenroom.gateway.http.openapi_schemas import REF, Json, schemas_of
 from greenroom.gateway.replies.reply_bodies import (
-    REPLIES,
     ChatCompletion,
     Condition,
     ErrorBody,
@@ -21,52 +19,9 @@ from greenroom.gateway.replies.reply_bodies import (
     TextCompletion,
 )
 from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
-from greenroom.gateway.requests.bodies import (
-    HINT_IN_CONTENT,
-    HINTS,
-    HINTS_IN_MESSAGE,
-    NEUTRAL,
-    NEUTRAL_IN_MESSAGE,
-    NEUTRAL_IN_STREAM_OPTIONS,
-    ChatBody,
-    CompletionBody,
-    Message,
-    StreamOptions,
-)
+from greenroom.gateway.requests.bodies import ChatBody, CompletionBody
 from greenroom.gateway.requests.call_headers import PRIORITY_HEADER, SLO_HEADERS
-from greenroom.gateway.requests.prepare import MAX_STOP_TOKEN_IDS, MAX_TASK_TYPE, ROLES
 
-Json = dict[str, Any]
-_REF = "#/components/schemas/{name}"
-_NEUTRAL: Mapping[type[msgspec.Struct], Mapping[str, Sequence[object]]] = {
-    ChatBody: NEUTRAL,
-    CompletionBody: NEUTRAL,
-    Message: NEUTRAL_IN_MESSAGE,
-    StreamOptions: NEUTRAL_IN_STREAM_OPTIONS,
-}
-_HINTS: Mapping[type[msgspec.Struct], Mapping[str, Sequence[object]]] = {
-    ChatBody: HINTS,
-    CompletionBody: HINTS,
-    Message: HINTS_IN_MESSAGE,
-}
-_HINT = f"Taken, but no answer depends on it: named in the reply's header {HINTS_HEADER}."
-_WHAT: Mapping[str, str] = {
-    "model": "The served model's name, as /v1/models has it.",
-    "messages": "The talk so far, through the model's chat template.",
-    "prompt": "A text, several, token ids, or several lists of token ids.",
-    "max_tokens": "Absent: up to the end of the context for chat, 16 for completions.",
-    "max_completion_tokens": "The same as max_tokens.",
-    "temperature": "0 is greedy. Absent: 1.",
-    "top_k": "0 and -1 are off.",
-    "n": "That many independent answers; times the number of prompts at most as many.",
-    "stop": "A string, or several, that end the answer and are left out of it.",
-    "task_type": "What kind of task this is; absent: found from the prompt.",
-    "slo": "What the client hopes for. Where the headers say it too, they must agree.",
-    "priority": "Higher is sooner, where the scheduling policy heeds it. Where the header says it too, it must agree.",
-    "timeout": "Seconds from arrival after which the request is given up.",
-    "user": f"Goes to the access log. {_HINT}",
-    "safety_identifier": f"Goes to the access log. {_HINT}",
-}
 _ERRORS: Mapping[int, str] = {
     400: "The request can not be served as it stands; `param` names the field.",
     401: "No API key, or one that is not known.",
@@ -82,11 +37,41 @@ _ERRORS: Mapping[int, str] = {
     504: "Not finished in time.",
 }
 _GENERATING = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503, 504)
+_REQUEST_ID: Json = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "Comes back with the reply, and stands in the log.",
+    "schema": {"type": "string", "pattern": "^[\\x21-\\x7e]{1,128}$"},
+}
+_HEADERS: list[Json] = [
+    _REQUEST_ID,
+    {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "description": "The same key is the same request: a retry gets the reply of the first, and runs nothing.",
+        "schema": {"type": "string", "pattern": "^[\\x21-\\x7e]{1,128}$"},
+    },
+    *(
+        {
+            "name": header,
+            "in": "header",
+            "description": f"slo.{field} of the body.",
+            "schema": {"type": "number", "exclusiveMinimum": 0},
+        }
+        for field, header in SLO_HEADERS.items()
+    ),
+    {
+        "name": PRIORITY_HEADER,
+        "in": "header",
+        "description": "priority of the body.",
+        "schema": {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
+    },
+]
 
 
 def openapi(config: GatewayConfig) -> Json:
     """The document for a server of these settings."""
-    schemas = _schemas(config)
+    schemas = schemas_of(config)
     chat = _generating("createChatCompletion", "Answer a chat", ChatBody, ChatCompletion, "ChatCompletionChunk", config)
     completion = _generating(
         "createCompletion", "Continue a text", CompletionBody, TextCompletion, "TextCompletion", config
@@ -133,107 +118,6 @@ def openapi(config: GatewayConfig) -> Json:
     return document
 
 
-def _schemas(config: GatewayConfig) -> Json:
-    _, schemas = msgspec.json.schema_components((ChatBody, CompletionBody, *REPLIES), ref_template=_REF)
-    for kind, neutral in _NEUTRAL.items():
-        properties = schemas[kind.__name__]["properties"]
-        for field in properties.keys() & neutral.keys():
-            properties[field] = {"enum": [None, *neutral[field]], "description": "Not supported: asks for nothing."}
-    for kind, hints in _HINTS.items():
-        properties = schemas[kind.__name__]["properties"]
-        for field in properties.keys() & hints.keys():
-            properties[field]["description"] = _HINT
-    for kind in (ChatBody, CompletionBody):
-        properties = schemas[kind.__name__]["properties"]
-        for field, more in _bounds(config).items():
-            if field in properties:
-                properties[field].update(more)
-        for field, text in _WHAT.items():
-            if field in properties:
-                properties[field]["description"] = text
-    for field in schemas["SloBody"]["properties"].values():
-        field["exclusiveMinimum"] = 0
-    schemas["ChatBody"]["properties"]["top_logprobs"].update(minimum=0, maximum=MAX_LOGPROBS)
-    schemas["CompletionBody"]["properties"]["logprobs"].update(minimum=0, maximum=MAX_LOGPROBS)
-    message = schemas["Message"]
-    message["properties"]["role"]["enum"] = list(ROLES)
-    message["properties"]["content"] = _CONTENT
-    message["required"] = ["role", "content"]
-    return dict(schemas)
-
-
-def _bounds(config: GatewayConfig) -> Json:
-    """Bounds that are checked after decoding, so that each refusal can say why."""
-    tokens: Json = {"minimum": 1}
-    if config.max_new_tokens is not None:
-        tokens["maximum"] = config.max_new_tokens
-    return {
-        "temperature": {"minimum": 0, "maximum": 2},
-        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-        "top_k": {"minimum": -1},
-        "n": {"minimum": 1, "maximum": config.max_choices},
-        "max_tokens": tokens,
-        "max_completion_tokens": tokens,
-        "task_type": {"minLength": 1, "maxLength": MAX_TASK_TYPE},
-        "priority": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
-        "timeout": {"exclusiveMinimum": 0, "maximum": config.max_request_timeout_s},
-        "messages": {"minItems": 1},
-        "stop": {"minLength": 1, "maxItems": MAX_STOP_STRINGS},
-        "stop_token_ids": {"maxItems": MAX_STOP_TOKEN_IDS},
-    }
-
-
-_CONTENT: Json = {
-    "description": "A text, or parts of text, which are joined by line breaks.",
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "type": {"const": "text"},
-                    "text": {"type": "string"},
-                    HINT_IN_CONTENT: {"description": _HINT},
-                },
-                "required": ["type", "text"],
-                "additionalProperties": False,
-            },
-        },
-    ],
-}
-_REQUEST_ID: Json = {
-    "name": "X-Request-Id",
-    "in": "header",
-    "description": "Comes back with the reply, and stands in the log.",
-    "schema": {"type": "string", "pattern": "^[\\x21-\\x7e]{1,128}$"},
-}
-_HEADERS: list[Json] = [
-    _REQUEST_ID,
-    {
-        "name": "Idempotency-Key",
-        "in": "header",
-        "description": "The same key is the same request: a retry gets the reply of the first, and runs nothing.",
-        "schema": {"type": "string", "pattern": "^[\\x21-\\x7e]{1,128}$"},
-    },
-    *(
-        {
-            "name": header,
-            "in": "header",
-            "description": f"slo.{field} of the body.",
-            "schema": {"type": "number", "exclusiveMinimum": 0},
-        }
-        for field, header in SLO_HEADERS.items()
-    ),
-    {
-        "name": PRIORITY_HEADER,
-        "in": "header",
-        "description": "priority of the body.",
-        "schema": {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
-    },
-]
-
-
 def _generating(
     name: str, what: str, body: type[msgspec.Struct], reply: type[msgspec.Struct], chunk: str, config: GatewayConfig
 ) -> Json:
@@ -256,7 +140,7 @@ def _generating(
 
 def _event(chunk: str) -> Json:
     """The schema of one event of a stream; OpenAPI 3.1 has no other way to describe many."""
-    payload = {"anyOf": [{"$ref": _REF.format(name=chunk)}, _ref(ErrorBody)]}
+    payload = {"anyOf": [{"$ref": REF.format(name=chunk)}, _ref(ErrorBody)]}
     return {
         "type": "object",
         "description": f"Of each event: a `{chunk}`, at the end `[DONE]`; or, as an event `error`, an `ErrorBody`.",
@@ -321,4 +205,4 @@ def _reply_headers(status: int) -> Json:
 
 
 def _ref(kind: type[msgspec.Struct]) -> Json:
-    return {"$ref": _REF.format(name=kind.__name__)}
+    return {"$ref": REF.format(name=kind.__name__)}

@@ -1,1 +1,1 @@
-"""From a call to the requests that it has in flight in the pipeline."""
+"""From a call to the sequences to generate, and one task each that generates it."""

@@ -18,10 +18,10 @@ from greenroom.gateway.doors.doorkeeper import Caller
 from greenroom.gateway.doors.limits import Limits, Refusal
 from greenroom.gateway.errors import ApiError, expired, model_not_found, too_many, unavailable
 from greenroom.gateway.metrics import GatewayMetrics, SequenceMeter
+from greenroom.gateway.pipeline.in_flight import InFlightRequest
 from greenroom.gateway.replies.choices import ChoiceAssembler, Delta, GenerationFailed, Job
 from greenroom.gateway.requests.call_headers import CallHeaders, owned_id
 from greenroom.gateway.requests.generations import CLOSE_TIMEOUT_S, Generations
-from greenroom.gateway.requests.in_flight import InFlightRequest
 from greenroom.gateway.requests.prepare import Prepared
 from greenroom.text import TextProcessor
 

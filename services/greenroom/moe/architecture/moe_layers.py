@@ -36,8 +36,11 @@ class Outlined(TorchFunctionMode):
             return args[0] if args else kwargs["tensor"]
         if func is torch.arange:
             kwargs.setdefault("device", "cpu")
-        if func is torch.cat and len({tensor.device for tensor in args[0]}) > 1:  # frequencies, and zeros behind them
-            args = ([tensor.to("meta") for tensor in args[0]], *args[1:])
+        if func is torch.cat:
+            tensors, *others = args or (kwargs.pop("tensors"),)
+            if len({tensor.device for tensor in tensors}) > 1:  # frequencies, and zeros behind them
+                tensors = [tensor.to("meta") for tensor in tensors]
+            args = (tensors, *others)
         return func(*args, **kwargs)
 
 

@@ -28,8 +28,8 @@ from transformers.masking_utils import causal_mask_function
 
 from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.attention.kv_cache import SequenceKV
-from greenroom.moe.products.device_copies import to_device
-from greenroom.moe.products.native.rows import NativeRows
+from greenroom.moe.kernels.device_copies import to_device
+from greenroom.moe.kernels.native.rows import NativeRows
 
 RAGGED = "greenroom_ragged"
 """The name of this attention in transformers' registries."""
@@ -245,7 +245,7 @@ def _slices(
 
 _PAIRS_WORTH_A_PRODUCT = 1024
 """Pairs of a row and a key that it sees, above which a chunk's attention is no slower as a product of matrices. From
-there the product makes up for its time in Python (``benchmarks/short_prompts.py``).
+there the product makes up for its time in Python (``benchmarks/micro/short_prompts.py``).
 """
 
 

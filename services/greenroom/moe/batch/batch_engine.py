@@ -11,26 +11,26 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from greenroom.core.errors import BudgetTooSmall, GreenroomError, InvalidConfig, InvalidRequest
+from greenroom.core.errors import GreenroomError
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
-from greenroom.core.units import format_bytes
 from greenroom.experts.copying.device_errors import is_out_of_memory, raise_if_fatal
 from greenroom.moe.attention.kv_cache import KVMemoryError, KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_stats import BatchStats
 from greenroom.moe.batch.device_sampling import sample_together
 from greenroom.moe.batch.queue_description import QueueDescription
+from greenroom.moe.batch.request_limits import RequestLimits
 from greenroom.moe.batch.sampling import SampledToken
 from greenroom.moe.batch.sampling import sample as sample_in_ram
 from greenroom.moe.batch.sequence import OnEvent, Sequence, StopCheckerFactory
+from greenroom.moe.batch.sequence_observer import SequenceObserver
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.policies.base.events import Phase, SequenceEnd, SequenceInfo
-from greenroom.policies.batching.batch_policy import BatchLimits, BatchPolicy, BatchState, Rows, StepPlan
+from greenroom.policies.base.events import Phase, SequenceEnd
+from greenroom.policies.batching.batch_policy import BatchPolicy, BatchState, Rows, StepPlan
 from greenroom.policies.batching.fcfs import FcfsBatching
 
 log = logging.getLogger(__name__)
@@ -43,60 +43,8 @@ _NO_STEP_MEMORY = (
 _ENDS = {FinishReason.CANCELLED: SequenceEnd.CANCELLED, FinishReason.FAILED: SequenceEnd.FAILED}
 
 
-@dataclass(frozen=True, slots=True)
-class BatchConfig:
-    """``kv_budget_bytes``: for the keys and values of all running requests together.
-
-    ``max_model_len``: limit of prompt and answer in tokens (None: what the model and the KV budget allow).
-    ``tokens_per_step``: limit of rows in a forward. ``max_running``: limit of requests that run at once.
-    ``max_waiting``: how many more may wait. ``prefill_chunk``: limit of one request's prompt rows in a step (None: what
-    the step holds).
-    """
-
-    kv_budget_bytes: int
-    max_model_len: int | None = None
-    tokens_per_step: int = 512
-    max_running: int = 64
-    max_waiting: int = 256
-    prefill_chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_waiting < 0:
-            raise InvalidConfig("max_waiting", self.max_waiting, "0 or more")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise InvalidConfig("max_model_len", self.max_model_len, "at least 2: one token in, one out")
-        self.limits(self.kv_budget_bytes)
-
-    def limits(self, kv_total: int) -> BatchLimits:
-        return BatchLimits(self.tokens_per_step, self.max_running, kv_total, self.prefill_chunk)
-
-
 class AuditError(GreenroomError):
     """The batch engine's state contradicts itself: a defect of greenroom."""
-
-
-class SequenceObserver(Protocol):
-    """Hears of each sequence, on the thread that steps: once that it is queued, once that it has ended, and between
-    these that it has started, if it has.
-    """
-
-    def sequence_queued(self, sequence: SequenceInfo) -> None: ...
-
-    def sequence_started(self, sequence: SequenceInfo) -> None: ...
-
-    def sequence_ended(self, sequence: int, end: SequenceEnd) -> None: ...
-
-    def approximated(self, sequence: int, rows: int) -> float:
-        """The share of the routing of its ``rows`` that was approximate. Asked once, just before ``sequence_ended``."""
-        ...
-
-    def idle(self) -> bool:
-        """No request waits or runs: background work may go on. True: there is more of it."""
-        ...
-
-    def audit_idle(self) -> None:
-        """No request waits or runs. Raises GreenroomError if something is still held."""
-        ...
 
 
 class BatchEngine:
@@ -126,7 +74,7 @@ class BatchEngine:
         self.config = config
         self.policy = policy or FcfsBatching()
         self.kv = KVStore(model.layout, config.kv_budget_bytes)
-        self.max_model_len = _max_model_len(model, config, self.kv)
+        self._requests = RequestLimits(model, config, self.kv, stops=stop_checkers is not None)
         self.stats = BatchStats(kv_budget_bytes=config.kv_budget_bytes)
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
@@ -140,6 +88,11 @@ class BatchEngine:
         self._numbers = itertools.count()
 
     @property
+    def max_model_len(self) -> int:
+        """How many tokens a request may have, prompt and answer together."""
+        return self._requests.max_model_len
+
+    @property
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
@@ -147,36 +100,7 @@ class BatchEngine:
 
     def admit_check(self, request: GenerationRequest) -> None:
         """Raises InvalidRequest, which names the field, for a request that can never be served here."""
-        sampling, prompt = request.sampling, len(request.prompt_ids)
-        if not prompt:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        self._check_ids(request.prompt_ids, "prompt")
-        if request.prefix:
-            self._check_ids([token.token_id for token in request.prefix], "prefix")
-            if any(token.index != place for place, token in enumerate(request.prefix)):
-                raise InvalidRequest(
-                    "the prefix holds the answer's tokens from index 0 on, without gap", param="prefix"
-                )
-        total = prompt + (sampling.max_tokens or 1)
-        if total > self.max_model_len:
-            asked = "1 for the answer" if sampling.max_tokens is None else f"max_tokens={sampling.max_tokens}"
-            raise InvalidRequest(
-                f"a request may have {self.max_model_len} tokens in all{self._why_so_few()}; this one has {prompt} in"
-                f" the prompt and {asked}",
-                param="prompt" if prompt >= self.max_model_len else "max_tokens",
-                code="context_length_exceeded",
-            )
-        if sampling.stop and self._stop_checkers is None:
-            raise InvalidRequest("stop strings need a tokenizer, and there is none here", param="stop")
-
-    def _check_ids(self, ids: Collection[int], param: str) -> None:
-        if min(ids) < 0 or max(ids) >= self.model.vocab_size:
-            raise InvalidRequest(f"token ids are from 0 to {self.model.vocab_size - 1}", param=param)
-
-    def _why_so_few(self) -> str:
-        if self.kv.max_rows + 1 > self.max_model_len:
-            return ""
-        return f" (the KV budget of {format_bytes(self.config.kv_budget_bytes)} holds no more)"
+        self._requests.check(request)
 
     def new_sequence(self, request: GenerationRequest, on_event: OnEvent) -> Sequence:
         """The request as a sequence with a new number, not waiting yet. Raises InvalidRequest as ``admit_check``."""
@@ -454,18 +378,3 @@ def _deliver(sequence: Sequence, event: Event) -> bool:
         log.exception("request %s can not be told its events", sequence.request.request_id)
         return False
     return True
-
-
-def _max_model_len(model: RaggedModel, config: BatchConfig, kv: KVStore) -> int:
-    fits = kv.max_rows + 1  # the last generated token is not kept
-    wanted = config.max_model_len
-    if wanted is not None and wanted > model.max_positions:
-        raise InvalidConfig("max_model_len", wanted, f"the model takes at most {model.max_positions}")
-    if fits < (wanted or 2):
-        needs = kv.layout.nbytes((wanted or 2) - 1)
-        raise BudgetTooSmall(
-            f"a KV budget of {format_bytes(config.kv_budget_bytes)} holds {max(fits, 0)} tokens of"
-            f" {kv.layout.bytes_per_token} bytes; a request of {wanted or 2} needs {format_bytes(needs)}:"
-            " give more to --kv-memory, or a shorter --max-model-len"
-        )
-    return min(wanted or model.max_positions, fits)

@@ -15,7 +15,7 @@ import torch
 
 from greenroom.core.generation import TokenLogprobs
 from greenroom.moe.batch.sampling import NUCLEUS_TRY, Draw, InvalidLogits, SampledToken, invalid, uniform
-from greenroom.moe.products.device_copies import to_device
+from greenroom.moe.kernels.device_copies import to_device
 
 
 def sample_together(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | InvalidLogits]:

@@ -12,8 +12,8 @@ import torch
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.attention.ragged_attention import RAGGED, Chunk, RaggedStep, running
 from greenroom.moe.forward.lean_decoder import LeanDecoder
-from greenroom.moe.products.device_copies import to_device
-from greenroom.moe.products.native.rows import NativeRows
+from greenroom.moe.kernels.device_copies import to_device
+from greenroom.moe.kernels.native.rows import NativeRows
 
 ATTENTIONS = ("sdpa", "eager")
 

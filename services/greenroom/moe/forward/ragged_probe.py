@@ -16,7 +16,7 @@ from greenroom.moe.attention.kv_cache import KVLayout, KVStore, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk, KeysAndValues
 from greenroom.moe.forward.lean_decoder import LeanDecoder, lean_decoder
 from greenroom.moe.forward.ragged_forward import RaggedForward
-from greenroom.moe.products.native.rows import NativeRows
+from greenroom.moe.kernels.native.rows import NativeRows
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from greenroom.core.files import write_whole
 from greenroom.experts.all_resident import ResidentExperts
 from greenroom.experts.pack.layout import ExpertWeights, PackManifest
 from greenroom.experts.pack.pack_file import PackFile
@@ -34,8 +34,8 @@ from greenroom.experts.source import Arriving
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows, RowLimits
 from greenroom.moe.loading.load_model import LoadedMoE, attach
-from greenroom.moe.products.native.rows import ANY_ROWS, NativeRows, RowLimits
 
 FORMAT_VERSION = 1
 
@@ -276,10 +276,5 @@ def _load(path: Path, here: str) -> Measured | None:
 
 def _save(path: Path, measured: Measured) -> None:
     """If the folder can not be written to, the measurements serve this process alone."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
     with contextlib.suppress(OSError):
-        try:
-            partial.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=2))
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(measured), indent=2))

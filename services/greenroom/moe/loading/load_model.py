@@ -21,16 +21,16 @@ from transformers.activations import ACT2FN
 from greenroom.experts.source import ExpertSource
 from greenroom.moe.architecture.families import Family, family_of
 from greenroom.moe.architecture.moe_layers import MoeLayer
+from greenroom.moe.kernels.expert_hooks import LayerHook, ModelHooks, RouterObserver, set_hook
+from greenroom.moe.kernels.expert_products import native_for, use_native
+from greenroom.moe.kernels.experts_forward import switch_expert, switch_experts_forward
+from greenroom.moe.kernels.native.onednn import bound_primitives
+from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.kernels.native.tiles import avoid_tiles_without_shape
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.moe.loading.skeleton import load_skeleton
-from greenroom.moe.products.expert_hooks import LayerHook, ModelHooks, RouterObserver, set_hook
-from greenroom.moe.products.expert_products import native_for, use_native
-from greenroom.moe.products.experts_forward import switch_expert, switch_experts_forward
-from greenroom.moe.products.native.onednn import bound_primitives
-from greenroom.moe.products.native.rows import NativeRows
-from greenroom.moe.products.native.tiles import avoid_tiles_without_shape
 from greenroom.moe.routing.router_look_ahead import look_ahead_of
 from greenroom.moe.routing.routers import find_router, wrap_router
 

@@ -25,6 +25,7 @@ import xxhash
 from tqdm import tqdm
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged, PackError
+from greenroom.core.files import write_whole
 from greenroom.core.units import format_bytes
 from greenroom.experts.pack.file_lock import file_lock
 from greenroom.experts.pack.layout import DTYPES, PackLayer, PackManifest, RecordLayout
@@ -267,9 +268,7 @@ def _remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -> None
         raise CorruptCheckpoint(f"{plan.checkpoint.name} was changed while it was read; start again")
     path = cache / "digests" / f"{identity}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_bytes(msgspec.json.encode(_Memo(digest)))
-    partial.replace(path)
+    write_whole(path, msgspec.json.encode(_Memo(digest)))
 
 
 def _could_remember(plan: ExpertPlan, cache: Path, identity: str, digest: str) -> bool:

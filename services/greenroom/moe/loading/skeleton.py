@@ -16,9 +16,9 @@ from transformers import GenerationConfig
 
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.architecture.moe_layers import CONSTRUCTING, MoeLayer, Outlined, model_class
+from greenroom.moe.kernels.experts_forward import IMPLEMENTATION
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.safetensors_files import ShardReader, typed
-from greenroom.moe.products.experts_forward import IMPLEMENTATION
 
 
 def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> Any:

@@ -18,7 +18,7 @@ from torch import nn
 
 from greenroom.experts.source import PredictsFor
 from greenroom.moe.architecture.moe_layers import MoeLayer
-from greenroom.moe.products.device_copies import Download
+from greenroom.moe.kernels.device_copies import Download
 from greenroom.moe.routing.routers import find_router
 from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest

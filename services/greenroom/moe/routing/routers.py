@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from greenroom.core.errors import GreenroomError, UnsupportedModel
 from greenroom.moe.architecture.moe_layers import MoeLayer
-from greenroom.moe.products.device_copies import to_device
-from greenroom.moe.products.expert_hooks import LayerHook
+from greenroom.moe.kernels.device_copies import to_device
+from greenroom.moe.kernels.expert_hooks import LayerHook
 
 
 class MaskRefused(GreenroomError):

@@ -63,6 +63,7 @@ from greenroom.policies.base.events import (
     VictimRequest,
 )
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.picks_predictor import PicksPredictor
 from greenroom.policies.base.service_interface import ServiceInterface
 
 
@@ -119,6 +120,9 @@ class ExpertPolicy(ServiceInterface, ABC):
     only_ahead: ClassVar[bool] = False
     """Whether the class differs from a replacement rule only by what it wants ahead of need. Then a replay that fetches
     on demand alone shows nothing of its own."""
+
+    predictors: tuple[PicksPredictor, ...] = ()
+    """Of the policy's own, which the engine runs. They answer kinds that it ``asks``."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

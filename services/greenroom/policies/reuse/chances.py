@@ -138,6 +138,10 @@ class ReuseChances:
         known = self._rows
         return np.array([known[one] if one in known else self._begin(one) for one in sequences.tolist()], dtype=np.intp)
 
+    def logits(self, sequences: Ids, keys: slice) -> Array:
+        """``[S, M]``: the logit of the chance that each sequence's next token uses each expert of ``keys``."""
+        return logit(1 - self._misses[self._rows_of(sequences), keys])
+
     def end(self, sequence: int) -> None:
         """Forget an ended sequence."""
         row = self._rows.pop(sequence, None)

@@ -1,4 +1,5 @@
-"""The kinds by name. A new one is a line here."""
+"""The kinds by name. A new one is a line here; one that forecasts are made from has its name in
+``core.artifacts.forecast_kinds``, where workers find it too."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ from functools import partial
 from typing import Any
 
 from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.forecast_kinds import EMOE_A, EMOE_L, STATISTICS
+from greenroom.core.artifacts.path_file import PathFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidRequest
 from greenroom.predictor.kinds.config import BuildingConfig, LearningConfig
 from greenroom.predictor.kinds.eamc.kind import EamcKind
-from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_L
 from greenroom.predictor.kinds.emoe.kind import EmoeKind
+from greenroom.predictor.kinds.path.kind import PathKind
 from greenroom.predictor.kinds.reuse.kind import ReuseKind
-from greenroom.predictor.kinds.statistics.snapshot import STATISTICS
 from greenroom.predictor.making.kind import ForecastKind, Kind
 from greenroom.predictor.making.subprocess_job import command_of
 
@@ -29,6 +31,7 @@ FORECAST_KINDS: Mapping[str, Callable[[LearningConfig], ForecastKind[Any]]] = {
 
 POLICY_KINDS: Mapping[str, Callable[[BuildingConfig], Kind[Any]]] = {
     EamcFile.KIND: EamcKind,
+    PathFile.KIND: PathKind,
     ReuseFile.KIND: ReuseKind,
 }
 """The expert policies of workers take them."""

@@ -146,8 +146,14 @@ class Maker:
     # -- asked by others -----------------------------------------------------------------------------------------
 
     def asked(self, model: str, kind: str) -> None:
-        """A caller wants ``kind`` of ``model``."""
+        """A caller wants ``kind`` of ``model``.
+
+        A kind whose sequences are kept anyway is not remembered before there are some: names that no trace has would
+        take the room of others.
+        """
         if not self._config.when_asked or kind not in self.kinds:
+            return
+        if self._keeps_unasked(self.kinds[kind]) and (model, kind) not in self._watched:
             return
         if self._asked.ask((model, kind), self._now()):
             if kind in self._lacking:

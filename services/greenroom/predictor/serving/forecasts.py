@@ -9,11 +9,12 @@ from functools import partial
 
 import numpy as np
 
+from greenroom.core.artifacts.forecast_kinds import STATISTICS
 from greenroom.core.errors import InvalidRequest
 from greenroom.predictor.kinds.registry import known_kind
 from greenroom.predictor.kinds.statistics.forecaster import parse_previous
 from greenroom.predictor.kinds.statistics.served import Forecast, Served, Source
-from greenroom.predictor.kinds.statistics.snapshot import STATISTICS, Snapshot
+from greenroom.predictor.kinds.statistics.snapshot import Snapshot
 from greenroom.predictor.making.kind import ForecastKind
 from greenroom.predictor.making.maker import Maker
 from greenroom.predictor.metrics import PredictorMetrics

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from greenroom.core.units import MIB, format_bytes
+from greenroom.policies.base.events import ROUTER
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.replay.sweeps.sweep import Cell, PolicySpec, Sweep
 
@@ -63,7 +64,7 @@ def heading(name: str, sweep: Sweep, expert_bytes: int | None) -> str:
     ahead = [spec for spec in sweep.policies if EXPERT_POLICIES[spec.name].only_ahead]
     if ahead and sweep.timed is None:
         lines.append(f"without --link nothing is fetched ahead: {_names(ahead)} shown as they are on demand alone")
-    asking = [spec for spec in ahead if EXPERT_POLICIES[spec.name].asks]
+    asking = [spec for spec in ahead if EXPERT_POLICIES[spec.name].asks == {ROUTER}]
     if asking and sweep.timed is not None and sweep.timed.recall is None:
         lines.append(f"without --recall nothing is predicted: {_names(asking)} shown as they are on demand alone")
     return "\n".join(lines)

@@ -5,72 +5,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 import grpc
 
-from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
-from greenroom.core.messages import Member
 from greenroom.fabric.current_request import fresh_context
-from greenroom.fabric.rpc import Dialer
 from greenroom.fabric.wire import from_token_run, to_attempt, to_token_run
 from greenroom.v1 import tokens_pb2, tokens_pb2_grpc
-from greenroom.worker.service_config import StreamConfig
-from greenroom.worker.service_counters import ServiceCounters
+from greenroom.worker.gateways.flow_control import FlowControl
+from greenroom.worker.gateways.stream_edges import StreamEdges, StreamKey
 
 log = logging.getLogger(__name__)
 
 INSTANCE = "greenroom-instance"
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
-
-StreamKey = tuple[str, Attempt]
-
-
-class Members(Protocol):
-    """The instances that are here; fabric's directory."""
-
-    def get(self, instance: str) -> Member | None: ...
-
-    def gone(self, instance: str) -> bool:
-        """Certainly: it has left, or was silent for longer than it may be."""
-        ...
-
-
-class StreamListener(Protocol):
-    """Told what gateways answer; a run table behind it."""
-
-    def stream_opened(self, request_id: str, attempt: Attempt, delivered: tuple[Token, ...]) -> None: ...
-
-    def stream_unwanted(self, request_id: str, attempt: Attempt) -> None: ...
-
-    def no_stream(self, request_id: str, attempt: Attempt) -> None:
-        """No client waits for its tokens: it goes on without a stream."""
-        ...
-
-    def stream_broken(self, request_id: str, attempt: Attempt) -> None:
-        """What was sent may be lost; asks for the stream to be opened anew."""
-        ...
-
-    def may_emit(self) -> bool:
-        """Whether the lease holds (rule 12)."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEdges:
-    """What the streams of a worker share: the way to gateways, who hears their answers, figures."""
-
-    dialer: Dialer
-    members: Members
-    listener: StreamListener
-    config: StreamConfig
-    counters: ServiceCounters
-    clock: Callable[[], float]
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +50,8 @@ class GatewayConnection:
     """One gateway: ``open`` asks it what a client has had, ``emit`` and ``flush`` send tokens, ``pending`` wait.
 
     Owns one task, until it is ``over``. From ``ended`` on, a little earlier, streams need another connection. A call
-    that breaks is made anew, and the listener is asked to open its streams again.
+    that breaks is made anew, and the listener is asked to open its streams again. A gateway that does not end an idle
+    call is not waited for longer than for one that takes nothing.
     """
 
     def __init__(self, instance: str, edges: StreamEdges) -> None:
@@ -111,12 +65,9 @@ class GatewayConnection:
         self._numbers = itertools.count(1)
         self._wake = asyncio.Event()
         self._stopping = False
-        self._writing_since: float | None = None
-        self._asked_at: float | None = None
-        """When it was asked to say that it has taken a message in, None where it has said so."""
-        self._ask_at = 0.0
-        self._answers_asking = False
+        self._flow = FlowControl(edges.config)
         self._idle_since: float | None = None
+        self._ending_since: float | None = None
         self._known_at = edges.clock()
         self._unreached = 0
         self._calls = 0
@@ -165,24 +116,33 @@ class GatewayConnection:
     def tick(self) -> None:
         """Drop a call whose gateway is too slow; end where nothing has run for the gateway for long."""
         config, now = self._edges.config, self._edges.clock()
-        since = self._writing_since if self._asked_at is None or not self._answers_asking else self._asked_at
-        if since is not None and now - since > config.slow_gateway_ms:
+        if self._flow.stuck(now):
             self._drop(f"it took nothing for {config.slow_gateway_ms / 1000:g} s")
         elif self._dirty and self.pending > config.most_pending:
             self._drop(f"more than {config.most_pending} tokens wait for it")
-        if self._streams:
+        if self._ending_since is not None:
+            if now - self._ending_since > config.slow_gateway_ms:
+                self._give_up(f"it did not end its idle call for {config.slow_gateway_ms / 1000:g} s")
+        elif self._streams:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since > config.idle_gateway_ms:
             self.ended = self._stopping = True
+            self._ending_since = now
             self._wake.set()
+
+    def _give_up(self, why: str) -> None:
+        if not self._task.cancelling():
+            log.warning("gateway %s is too slow, its call is dropped: %s", self.instance, why)
+            self._edges.counters.gateways_dropped += 1
+            self._task.cancel()
 
     def _drop(self, why: str) -> None:
         if self._call is not None:
             log.warning("gateway %s is too slow, its call is dropped: %s", self.instance, why)
             self._edges.counters.gateways_dropped += 1
-            self._writing_since = self._asked_at = None
+            self._flow.end()
             self._call.cancel()
             self._call = None
 
@@ -268,7 +228,7 @@ class GatewayConnection:
 
     async def _deliver(self, address: str) -> _End:
         self._calls += 1
-        self._asked_at, self._ask_at, self._answers_asking = None, 0.0, False
+        self._flow.begin()
         self._edges.counters.gateway_calls += 1
         stub = self._edges.dialer.stub(tokens_pb2_grpc.TokensStub, address)
         call = self._call = stub.Deliver(self._messages(self._calls), metadata=((INSTANCE, self.instance),))
@@ -294,7 +254,8 @@ class GatewayConnection:
             return _End.BROKEN
         finally:
             self._calls += 1
-            self._call = self._writing_since = self._asked_at = None
+            self._call = None
+            self._flow.end()
             self._wake.set()
             call.cancel()
 
@@ -305,7 +266,7 @@ class GatewayConnection:
         """
         while call == self._calls:
             waiting = self._to_open or self._dirty
-            if not waiting or self._overdue():
+            if not waiting or self._flow.overdue(self._edges.clock()):
                 if not waiting and self._stopping:
                     return
                 self._wake.clear()
@@ -315,20 +276,11 @@ class GatewayConnection:
                 self._mute()
                 continue
             message = self._message()
-            now = self._writing_since = self._edges.clock()
-            if self._asked_at is None and now >= self._ask_at:
+            if self._flow.writing(self._edges.clock()):
                 message.ask = True
-                self._asked_at, self._ask_at = now, now + self._edges.config.ask_every_ms
             yield message
             if call == self._calls:
-                self._writing_since = None
-
-    def _overdue(self) -> bool:
-        """Whether the gateway has been asked for too long: it is busy. A gateway that has never answered does not know
-        that it is asked."""
-        if self._asked_at is None or not self._answers_asking:
-            return False
-        return self._edges.clock() - self._asked_at > self._edges.config.overdue_ms
+                self._flow.written()
 
     def _mute(self) -> None:
         """The lease ran out before these were sent: when it is renewed the gateway is asked what it has."""
@@ -356,7 +308,7 @@ class GatewayConnection:
     def _answers(self, message: tokens_pb2.FromGateway) -> None:
         listener = self._edges.listener
         if message.taken:
-            self._asked_at, self._answers_asking = None, True
+            self._flow.taken()
         for reply in message.replies:
             stream = self._by_number.get(reply.stream)
             if stream is None:

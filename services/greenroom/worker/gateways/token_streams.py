@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Token
-from greenroom.worker.gateways.gateway_connection import GatewayConnection, StreamEdges, StreamKey
+from greenroom.worker.gateways.gateway_connection import GatewayConnection
+from greenroom.worker.gateways.stream_edges import StreamEdges, StreamKey
 
 
 class TokenStreams:
@@ -21,6 +22,8 @@ class TokenStreams:
     def __init__(self, edges: StreamEdges) -> None:
         self._edges = edges
         self._connections: dict[str, GatewayConnection] = {}
+        self._ending: set[GatewayConnection] = set()
+        """Those that take no more streams and are not over yet. Another one to the same gateway may be there."""
         self._streams: dict[StreamKey, GatewayConnection] = {}
         self._unflushed: set[GatewayConnection] = set()
         self._closed = False
@@ -32,7 +35,10 @@ class TokenStreams:
             return
         self.close(request_id, attempt)
         connection = self._connections.get(reply_to)
-        if connection is None or connection.ended:
+        if connection is not None and connection.ended:
+            self._set_aside(connection)
+            connection = None
+        if connection is None:
             connection = self._connections[reply_to] = GatewayConnection(reply_to, self._edges)
         self._streams[request_id, attempt] = connection
         connection.open((request_id, attempt))
@@ -57,22 +63,36 @@ class TokenStreams:
 
     def tick(self) -> None:
         """Drops calls whose gateways are too slow, and forgets gateways that nothing runs for."""
-        for instance, connection in list(self._connections.items()):
+        for connection in self._all():
             connection.tick()
+            if connection.ended and connection not in self._ending:
+                self._set_aside(connection)
             if connection.over:
-                del self._connections[instance]
+                self._ending.discard(connection)
+
+    def _set_aside(self, connection: GatewayConnection) -> None:
+        del self._connections[connection.instance]
+        self._ending.add(connection)
+
+    def _all(self) -> list[GatewayConnection]:
+        return [*self._connections.values(), *self._ending]
 
     @property
     def gateways(self) -> int:
         return sum(not connection.ended for connection in self._connections.values())
 
     @property
+    def ending(self) -> int:
+        """Connections that take no more streams and whose gateways have not ended them yet."""
+        return sum(connection.ended and not connection.over for connection in self._all())
+
+    @property
     def pending(self) -> int:
         """Tokens that wait to be sent."""
-        return sum(connection.pending for connection in self._connections.values())
+        return sum(connection.pending for connection in self._all())
 
     async def stop(self, timeout_s: float) -> None:
         """Send what waits, for as long as ``timeout_s``, then end all calls."""
         self._closed = True
         self.flush()
-        await asyncio.gather(*(connection.stop(timeout_s) for connection in self._connections.values()))
+        await asyncio.gather(*(connection.stop(timeout_s) for connection in self._all()))

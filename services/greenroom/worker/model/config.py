@@ -42,8 +42,8 @@ class WorkerConfig:
       it is loaded where the row's task is sensitive in the layer, else the row goes to resident experts. ``paper``:
       every row goes to resident experts.
     - ``await_target``: with these two, a layer waits for those of its experts that the policy has just decided to keep.
-    - ``profile``, ``eamc``, ``reuse``: files made by `greenroom profile`, `greenroom eamc build` and
-      `greenroom reuse fit`, for the policies that go by them.
+    - ``profile``: a file made by `greenroom profile`. ``eamc``, ``path``, ``reuse``: artifacts of these kinds, for the
+      policies that predict by them.
 
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
@@ -66,6 +66,7 @@ class WorkerConfig:
     await_target: bool = True
     profile: Path | None = None
     eamc: Path | None = None
+    path: Path | None = None
     reuse: Path | None = None
     max_model_len: int | None = None
     max_running: int = 32
@@ -101,8 +102,9 @@ class WorkerConfig:
 
     @property
     def artifact_files(self) -> Mapping[str, Path]:
-        """The artifacts that the policy predicts by at first, by kind."""
-        return {kind: file for kind in ARTIFACT_FILES if (file := getattr(self, kind)) is not None}
+        """The artifacts that the policy predicts by at first, by kind. A kind without a field here has no such file: it
+        comes from the predictor service."""
+        return {kind: file for kind in ARTIFACT_FILES if (file := getattr(self, kind, None)) is not None}
 
     def limits(self, kv_total: int) -> BatchLimits:
         """The batch policy's limits, with the KV budget in the loop's own unit. Raises InvalidConfig."""

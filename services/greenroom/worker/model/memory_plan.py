@@ -31,7 +31,7 @@ LEAST_CONTEXT = 1024
 
 ALLOCATOR_SLACK = 128 * MIB
 """Freed blocks that the allocators keep, pages of code that a first step touches, and what oneDNN keeps
-(``moe/products/native/onednn.py``).
+(``moe/kernels/native/onednn.py``).
 """
 
 

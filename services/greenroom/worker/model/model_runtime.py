@@ -27,14 +27,15 @@ from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.architecture.families import ENCODER_DECODER_REASON, family_of
-from greenroom.moe.batch.batch_engine import BatchConfig, BatchEngine
+from greenroom.moe.batch.batch_config import BatchConfig
+from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.row_limits import limits_for
+from greenroom.moe.kernels.expert_products import describe_products
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
 from greenroom.moe.loading.load_model import LoadedMoE, attach, load
 from greenroom.moe.loading.packing import ensure_pack
-from greenroom.moe.products.expert_products import describe_products
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue

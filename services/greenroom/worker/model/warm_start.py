@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from greenroom.core.files import write_whole
 from greenroom.policies.base.array_types import Keys
 from greenroom.policies.base.events import Tier
 from greenroom.policies.base.expert_keys import Catalogue
@@ -40,15 +40,10 @@ class ResidentSetFile:
             return []
 
     def save(self, catalogue: Catalogue, keys: Iterable[int]) -> None:
-        """Written beside and renamed, so that a reader sees the old or the new file. A full disk is no error."""
+        """A reader sees the old or the new file. A full disk is no error."""
         experts = [(int(catalogue.layer_of[key]), int(catalogue.index_of[key])) for key in keys]
-        partial = self.path.with_suffix(f".{os.getpid()}.partial")
         with contextlib.suppress(OSError):
-            try:
-                partial.write_bytes(msgspec.json.encode(_Remembered(experts)))
-                partial.rename(self.path)
-            finally:
-                partial.unlink(missing_ok=True)
+            write_whole(self.path, msgspec.json.encode(_Remembered(experts)))
 
 
 def first_residents(

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 import grpc
 import numpy as np
 
+from greenroom.core.artifacts.forecast_kinds import STATISTICS
 from greenroom.fabric.rpc import Dialer
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.v1 import predictor_pb2, predictor_pb2_grpc
 from greenroom.worker.predictions.predictor_calls import Predictors, address_of, said
-from greenroom.worker.service_config import STATISTICS, ForecastConfig
+from greenroom.worker.service_config import ForecastConfig
 from greenroom.worker.service_counters import ServiceCounters
 
 log = logging.getLogger(__name__)

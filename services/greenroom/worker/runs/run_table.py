@@ -80,7 +80,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the scheduler that called under this attempt. The result is kept until ``release`` or the grace period's
+    """Tell the scheduler that called under this attempt. The result is kept until ``cancel`` or the grace period's
     end."""
 
     request_id: str
@@ -252,13 +252,10 @@ class RunTable:
             run.alone_since = now
 
     def cancel(self, request_id: str, attempt: Attempt) -> list[Effect]:
-        """End the run if it is of this attempt or a lower one; by the scheduler, or by a gateway's hint (rule 9)."""
+        """End the run, or release its result, if it is of this attempt or a lower one; by the scheduler, or by a
+        gateway's hint (rule 9)."""
         run = self.runs.get(request_id)
         return [] if run is None or run.attempt > attempt else self._drop(run, Closing.RELEASED)
-
-    def release(self, request_id: str, attempt: Attempt) -> list[Effect]:
-        """The outcome is in the journal, so the result is not asked for again."""
-        return self.cancel(request_id, attempt)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:

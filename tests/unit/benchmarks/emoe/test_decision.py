@@ -14,7 +14,7 @@ def test_nothing_can_be_placed_for_the_slos_of_those_that_run_alone(estimator: s
     assert pool.schedule(START_MS + 1.0) == []
     assert pool.workers["worker"].capacity.max_running == 9
     late = pool.schedule(START_MS + TO_SPARE_MS + 1.0)
-    assert late, "nobody would meet its SLO any more, so nobody is in the way"
+    assert late, "none would meet its SLO any more, so none is in the way"
 
 
 def test_it_says_its_key() -> None:

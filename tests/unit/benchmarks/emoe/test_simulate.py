@@ -59,14 +59,14 @@ def test_what_a_server_takes_beside_its_engine_is_added_to_each_step_and_to_each
     assert first.end_ms == second.end_ms == 21.0 + 2.5 + 24.0 + 3.0 + 16.0 + 3.0 + 5.0
 
 
-def test_who_comes_during_a_step_joins_the_next_beside_those_that_decode() -> None:
+def test_requests_that_come_during_a_step_join_the_next_beside_decoding_ones() -> None:
     first, second = fcfs([job(0, tokens_in=3, tokens_out=3), job(1, at_ms=5.0, tokens_in=3, tokens_out=2)])
     # 3 rows; then one that decodes beside 3 of a prompt; then two that decode, and both are done
     assert (first.first_ms, second.first_ms) == (21.0, 21.0 + 24.0)
     assert first.end_ms == second.end_ms == 21.0 + 24.0 + 16.0
 
 
-def test_what_has_no_room_waits_in_order_until_somebody_has_ended() -> None:
+def test_what_has_no_room_waits_in_order_until_a_request_has_ended() -> None:
     crowded = replace(MACHINE, max_running=1, max_queued=0)
     served = fcfs([job(number, at_ms=float(number)) for number in range(3)], crowded)
     ends = [one.end_ms for one in served]

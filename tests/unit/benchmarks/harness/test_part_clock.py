@@ -22,7 +22,7 @@ def test_an_inner_part_stops_the_outer_ones_clock() -> None:
     assert clock.seconds == {"outer": 1 + 4, "inner": 2 + 5}
 
 
-def test_time_outside_of_all_parts_is_nobodys() -> None:
+def test_time_outside_of_all_parts_counts_for_none() -> None:
     clock = ticking(0, 2, 10, 11)
     clock.enter("a")
     clock.leave()

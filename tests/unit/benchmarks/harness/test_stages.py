@@ -55,7 +55,7 @@ def test_a_stage_gives_figures_table_and_picture_and_one_that_is_missing_costs_o
     assert "4.000   aim ≤ 5      met" in shown
 
 
-def test_what_is_asked_for_goes_to_whoever_knows_it(tmp_path: Path) -> None:
+def test_options_go_to_the_stages_that_know_them(tmp_path: Path) -> None:
     trace = tmp_path / "t.npz"
     assert scale_of(Stage("cache"), Settings(quick=False, out=tmp_path)) == Much()
     asked = Settings(quick=True, out=tmp_path, seeds=9, trace=trace)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.moe_infinity import capacity
-from tests.unit.benchmarks.moe_infinity.test_prefetch import serially, tiny
+from tests.unit.benchmarks.moe_infinity.tiny_worlds import serially, tiny
 
 
 def test_enough_is_where_recall_stops_to_rise() -> None:

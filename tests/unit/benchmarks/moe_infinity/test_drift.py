@@ -16,7 +16,7 @@ from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.replay import RoutingTrace
-from tests.unit.benchmarks.moe_infinity.test_prefetch import tiny
+from tests.unit.benchmarks.moe_infinity.tiny_worlds import tiny
 
 
 def test_the_recall_of_each_sequence_is_the_policys() -> None:

@@ -37,7 +37,7 @@ def test_it_misses_less_than_what_learns_and_more_than_what_knows_the_draws() ->
 
 
 @pytest.mark.parametrize("locality", [0.0, 0.8])
-def test_who_leaves_is_whose_next_use_is_expected_latest(locality: float) -> None:
+def test_the_victim_is_the_expert_whose_next_use_is_expected_latest(locality: float) -> None:
     """Layers 2 and 3 decode; keys 4 l + e."""
     mix = Mix(1, None, 1.0, 1.0, locality=locality, prompt_tokens=1, output_tokens=9, at_once=2)
     pool = drawn(Shape("tiny", 4, 4, 1, 2), mix, 2, seed=0).trace.catalogue()
@@ -52,10 +52,12 @@ def test_who_leaves_is_whose_next_use_is_expected_latest(locality: float) -> Non
     assert victims.tolist() == ([9, 8, 12] if locality else [10, 9, 8]), "10 was picked last and may well stay"
 
 
-def test_the_encoders_experts_are_whoever_comes_nexts() -> None:
+def test_the_encoders_experts_are_kept_for_the_next_sequence() -> None:
     pool = drawn(Shape("tiny", 4, 4, 1, 2), MIX, 2, seed=0).trace.catalogue()
     sure = np.tile([1.0, 0.0, 0.0, 0.0], 4)
     policy = Informed(pool, np.stack([sure, np.roll(sure, 1)]).astype(np.float32), MIX)
     evictable = np.ones(pool.size, dtype=np.bool_)
     victims = policy.victims(VictimRequest(Tier.DEVICE, 16, evictable, evictable, Reason.ON_DEMAND)).tolist()
-    assert set(victims[-4:]) == {0, 1, 4, 5}, "nobody runs: only what either may encode with is worth keeping"
+    assert set(victims[-4:]) == {0, 1, 4, 5}, (
+        "no sequence runs: only what the next one may encode with is worth keeping"
+    )

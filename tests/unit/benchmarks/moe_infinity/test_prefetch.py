@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from benchmarks.moe_infinity.prefetch import draw, recall_and_latency, table
 from benchmarks.moe_infinity.prefetch.cells import Arm, Cell, World, measure, of_sequences, prepared
 from benchmarks.moe_infinity.prefetch.prefetch_alone import PrefetchAlone
 from benchmarks.moe_infinity.prefetch.recall_and_latency import OURS, REUSE
-from benchmarks.moe_infinity.simulated_models import SWITCH_LARGE, Model, recorded, switch_base
+from benchmarks.moe_infinity.simulated_models import recorded, switch_base
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace
 from greenroom.replay.simulation.simulated_hardware import LinkProfile
 from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay, TimedResult
+from tests.unit.benchmarks.moe_infinity.tiny_worlds import serially, tiny
 
 PAGE = 4096
 
@@ -60,22 +60,18 @@ def test_a_link_brings_no_more_than_it_can_in_a_layers_time() -> None:
     assert policy.covered == 9
 
 
-def tiny(**changes: Any) -> Model:
-    shape = replace(SWITCH_LARGE.shape, name="tiny", layers=4, experts=6, decoder_start=2)
-    mix = replace(SWITCH_LARGE.mix, tasks=3, prompt_tokens=4, output_tokens=4)
-    return replace(SWITCH_LARGE, shape=shape, mix=mix, slots=12, **changes)
-
-
 def test_every_policy_replays_the_same_sequences_and_learns_from_those_before() -> None:
     world = World(tiny(), seed=1, learnt=12, served=3)
     ready = prepared(world)
     assert ready.served.sequences == 3
     assert ready.uses.sum() > 0
     cells = [Cell(world, arm, 32e9, 1, alone=True) for arm in (OURS, Arm("all", "top-k", {"count": 6}))]
-    ours, everyone = (measure(cell) for cell in cells)
+    ours, all_layers = (measure(cell) for cell in cells)
     assert ours.recall is not None
-    assert everyone.recall is not None
-    assert 0 < ours.recall < everyone.recall < 1  # the link brings whole layers here; nobody foresees a prompt's first
+    assert all_layers.recall is not None
+    assert (
+        0 < ours.recall < all_layers.recall < 1
+    )  # the link brings whole layers here; neither foresees a prompt's first
     assert ours.recall_decoding is not None
     assert ours.recall_decoding != ours.recall
     kept = measure(replace(cells[0], alone=False))
@@ -117,14 +113,6 @@ def test_all_k_up_to_a_layers_experts_are_tried() -> None:
     assert [[arm.options["count"] for arm in family] for family in plan.families] == [[32, 16, 8, 4, 2, 1]] * 2
     thinned = replace(plan, counts_step=3)
     assert [arm.options["count"] for arm in thinned.families[0]] == [32, 4]
-
-
-def serially(work: Callable[..., Any], items: Sequence[Any], jobs: int, finished: Callable[[], object]) -> list[Any]:
-    found = []
-    for item in items:
-        found.append(work(item, lambda: None))
-        finished()
-    return found
 
 
 def test_the_stage_gives_every_figure_a_table_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

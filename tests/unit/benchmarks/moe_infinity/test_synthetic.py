@@ -34,7 +34,7 @@ def test_prompts_pick_in_the_encoder_and_answers_in_the_decoder(shape: Shape) ->
         assert {Phase.ENCODE, Phase.DECODE} == set(own)
 
 
-def test_a_seed_is_a_world_whose_tasks_are_the_same_whoever_comes() -> None:
+def test_a_seed_is_a_world_whose_tasks_do_not_depend_on_its_sequences() -> None:
     one, again = trace_of(SMALL, MIX, 30, seed=3), trace_of(SMALL, MIX, 30, seed=3)
     assert np.array_equal(one.experts, again.experts)
     assert one.task == again.task

@@ -37,7 +37,7 @@ def test_as_counted_token_by_token(seed: int) -> None:
     assert found.recall == pytest.approx(found.accuracy)
 
 
-def test_who_knows_the_answer_is_right() -> None:
+def test_a_predictor_that_knows_the_answer_is_right() -> None:
     sequences = random_sequences(4)
     one = np.zeros_like(sequences.counts)
     np.put_along_axis(one, sequences.counts.argmax(axis=-1)[..., None], 7, axis=-1)

@@ -1,4 +1,4 @@
-"""Calls to one thread: bounded, with a deadline, and nothing done that nobody waits for."""
+"""Calls to one thread: bounded, with a deadline, and not begun after their caller has left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_what_comes_back_and_what_is_raised(executor: ThreadPoolExecutor) 
 
 @pytest.mark.parametrize("gone", ["late", "cancelled"])
 async def test_a_thread_that_hangs_gathers_no_more_than_the_bound(executor: ThreadPoolExecutor, gone: str) -> None:
-    """And what nobody waits for any more is not done when it is free again."""
+    """What has no caller any more is not begun when the thread is free again."""
     thread, go_on, begun, done = BoundedThread(executor, 3), threading.Event(), threading.Event(), list[int]()
 
     def hang() -> None:
@@ -68,7 +68,7 @@ async def test_no_time_is_no_time(executor: ThreadPoolExecutor) -> None:
     assert done == []
 
 
-async def test_what_fails_when_nobody_waits_any_more_is_seen(
+async def test_a_failure_that_comes_after_its_caller_has_left_is_retrieved(
     executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     thread, go_on, begun = BoundedThread(executor, 1), threading.Event(), threading.Event()

@@ -18,19 +18,10 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.files import PARTIAL
 from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.kinds.statistics.snapshot import SNAPSHOTS, Snapshot, dump_snapshot, load_snapshot
-from greenroom.predictor.traces.counts import count
 from greenroom.predictor.versions.store import FileStore, MemoryStore, NotKept, VersionStore
-from tests.unit.predictor.kinds.statistics.test_library import new, one
+from tests.unit.predictor.kinds.statistics.libraries import snapshot
 
 KEEP = 3
-
-
-def snapshot(version: int, model: str = "m", sequences: int = 2) -> Snapshot:
-    library = new()
-    for number in range(sequences):
-        given = one(f"{version}.{number}", "question", model)
-        library.learn(given, count(given))
-    return library.snapshot(model, version, 1000 + version)
 
 
 @pytest.fixture(params=["memory", "files"])

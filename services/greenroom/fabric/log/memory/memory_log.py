@@ -30,7 +30,7 @@ _LOOK_EVERY = 64
 
 
 class MemoryBroker:
-    """What MemoryLogs connect to: topics, groups, and a bound on their size.
+    """What each ``MemoryLog`` connects to: topics, groups, and a bound on their size.
 
     A record is deleted when it is older than its topic's retention and every group of the topic has committed past it.
     ``max_bytes`` bounds all records: near the bound, they are deleted as soon as every group has committed past them,

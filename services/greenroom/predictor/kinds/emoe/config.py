@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from greenroom.core.artifacts.forecast_kinds import EMOE_A, EMOE_L
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.predictor.kinds.config import BACKBONES
 
-EMOE_A: Final = "emoe-a"
-EMOE_L: Final = "emoe-l"
 EMOE_KINDS: Final = (EMOE_A, EMOE_L)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, XLNetConfig, XLNetModel
 
+from greenroom.core.artifacts.forecast_kinds import EMOE_L
 from greenroom.core.tensors import Damaged
 from greenroom.predictor.kinds.emoe.artifact import Architecture, LearnedArtifact
-from greenroom.predictor.kinds.emoe.config import EMOE_L
 from greenroom.predictor.traces.counts import Floats
 
 _DROPOUT = 0.1

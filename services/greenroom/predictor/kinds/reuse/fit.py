@@ -14,6 +14,7 @@ from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.reuse.chances import KEEP_OVER_ALL, LAST_TOKENS, NEVER, Array, logit
+from greenroom.predictor.kinds.adam import Adam
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
 KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)
@@ -48,13 +49,15 @@ class LayerSamples:
     layer while a sequence decodes, are left out.
 
     ``logits[n, R + 1, E]``: of the sequence's averages after the token, and of the one over all; ``recent[n, 2 E]``:
-    the picks of it and of the one before; ``follow[n, E]``: of the one after; ``sequence[n]``.
+    the picks of it and of the one before; ``follow[n, E]``: of the one after; ``sequence[n]``; ``follow_row[n]``: the
+    trace's row of the token after.
     """
 
     logits: Array
     recent: Array
     follow: Array
     sequence: Counts
+    follow_row: Counts
 
     def __len__(self) -> int:
         return len(self.follow)
@@ -65,7 +68,9 @@ class LayerSamples:
         return self._part(slice(at)), self._part(slice(at, None))
 
     def _part(self, rows: slice) -> LayerSamples:
-        return LayerSamples(self.logits[rows], self.recent[rows], self.follow[rows], self.sequence[rows])
+        return LayerSamples(
+            self.logits[rows], self.recent[rows], self.follow[rows], self.sequence[rows], self.follow_row[rows]
+        )
 
 
 def fit(
@@ -126,12 +131,13 @@ def layer_samples(trace: RoutingTrace, layer: int) -> LayerSamples:
     np.put_along_axis(tokens, picks, 1, axis=1)
     tokens = tokens[:, :width]
     routed = tokens.any(axis=1)
-    tokens = tokens[routed]
+    tokens, row_of = tokens[routed], np.flatnonzero(routed)
     starts = np.concatenate(([0], np.cumsum(routed)))[trace.seq_starts]
     prior = np.full(width, tokens.sum() / max(len(tokens), 1) / width, dtype=np.float32)
     over_all = np.concatenate((prior[None], moving(tokens, prior, KEEP_OVER_ALL)))
     none = np.zeros((0, width), dtype=np.float32)
     logits, recent, follow = [np.zeros((0, len(KEEP) + 1, width), np.float32)], [none.repeat(2, axis=1)], [none]
+    follow_row = [row_of[:0]]
     for begin, end in pairwise(starts.tolist()):
         if end - begin < 2:
             continue
@@ -141,8 +147,11 @@ def layer_samples(trace: RoutingTrace, layer: int) -> LayerSamples:
         before = np.concatenate((np.zeros((1, width), dtype=np.float32), own[:-2]))
         recent.append(np.concatenate((own[:-1], before), axis=1))
         follow.append(own[1:])
+        follow_row.append(row_of[begin + 1 : end])
     sequence = np.repeat(np.arange(trace.sequences), np.maximum(np.diff(starts) - 1, 0))
-    return LayerSamples(np.concatenate(logits), np.concatenate(recent), np.concatenate(follow), sequence)
+    return LayerSamples(
+        np.concatenate(logits), np.concatenate(recent), np.concatenate(follow), sequence, np.concatenate(follow_row)
+    )
 
 
 def moving(tokens: Array, start: Array, keep: float) -> Array:
@@ -176,7 +185,7 @@ def _fitted(learnt: LayerSamples, held_out: LayerSamples, options: FitOptions, *
     bias = np.zeros(width, dtype=np.float32)
     pairs = np.zeros((LAST_TOKENS * width if followers else 0, width), dtype=np.float32)
     parameters = [weights, bias, pairs] if followers else [weights, bias]
-    adam = _Adam(parameters, options.learning_rate)
+    adam = Adam(parameters, options.learning_rate)
     rng = np.random.default_rng(options.seed)
     rounds = max(options.rounds, -(-options.steps * options.batch // max(len(learnt), 1)))
     for _ in range(rounds):
@@ -199,25 +208,3 @@ def _chances(logits: Array, recent: Array, weights: Array, bias: Array, pairs: A
         found += recent @ pairs
     chances: Array = 1 / (1 + np.exp(-found))
     return chances
-
-
-class _Adam:
-    """Kingma and Ba (ICLR 2015), with their constants."""
-
-    def __init__(self, parameters: list[Array], rate: float) -> None:
-        self._parameters = parameters
-        self._means = [np.zeros_like(one) for one in parameters]
-        self._squares = [np.zeros_like(one) for one in parameters]
-        self._rate = rate
-        self._steps = 0
-
-    def step(self, gradients: list[Array]) -> None:
-        """Changes the parameters in place."""
-        self._steps += 1
-        rate = self._rate * (1 - 0.999**self._steps) ** 0.5 / (1 - 0.9**self._steps)
-        for parameter, mean, square, gradient in zip(
-            self._parameters, self._means, self._squares, gradients, strict=True
-        ):
-            mean += 0.1 * (gradient - mean)
-            square += 0.001 * (np.square(gradient) - square)
-            parameter -= (rate * mean / (np.sqrt(square) + 1e-8)).astype(np.float32)

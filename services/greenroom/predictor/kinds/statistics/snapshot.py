@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from greenroom.core.artifacts.forecast_kinds import STATISTICS
 from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.kinds.statistics.statistics import Statistics
 from greenroom.predictor.traces.counted_ids import DIGEST_BYTES
@@ -18,7 +19,6 @@ from greenroom.predictor.versions.artifact import Codec
 
 FORMAT = "greenroom-predictor"
 FORMAT_VERSION = "1"
-STATISTICS = "statistics"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

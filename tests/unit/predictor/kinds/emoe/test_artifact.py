@@ -12,7 +12,7 @@ from safetensors.numpy import load as load_by_safetensors
 
 from greenroom.core.tensors import Damaged, dump_tensors, load_tensors
 from greenroom.predictor.kinds.emoe.artifact import codec_of, dump_learned, load_learned, width_for
-from tests.unit.predictor.kinds.emoe.test_networks import EXPERTS, LAYERS, SLOTS, untrained
+from tests.unit.predictor.kinds.emoe.untrained import EXPERTS, LAYERS, SLOTS, untrained
 
 DATA = dump_learned(dataclasses.replace(untrained("emoe-a"), report={"overlap": 0.5}))
 

@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from greenroom.core.artifacts.forecast_kinds import EMOE_A, EMOE_L
 from greenroom.predictor.judging.scores import score
 from greenroom.predictor.kinds.config import BACKBONES
 from greenroom.predictor.kinds.emoe.artifact import dump_learned, load_learned
-from greenroom.predictor.kinds.emoe.config import EMOE_A, EMOE_KINDS, EMOE_L, TrainingConfig
+from greenroom.predictor.kinds.emoe.config import EMOE_KINDS, TrainingConfig
 from greenroom.predictor.kinds.emoe.priors import priors_of, tasks_of
 from greenroom.predictor.kinds.emoe.sequences import Sequences
 from greenroom.predictor.kinds.emoe.training import TooFewSequences, measure, split, train

@@ -13,9 +13,9 @@ def topics(
     count: int, *, layers: int = 3, experts: int = 8, topics: int = 4, rows: int = 60, stay: float = 1.0, seed: int = 0
 ) -> Sequences:
     """Prompts of two task types, one after the other. A prompt is of a topic, the next one of its type of the topic
-    after it (with the probability ``stay``, else of any): who sees the previous prompt knows the next one, while over
-    all prompts of a type every expert is as frequent as the others. Two slots: the expert of the topic and layer, and
-    the one after it, in seven rows of eight; else any other."""
+    after it (with the probability ``stay``, else of any). So the previous prompt tells the next one, while over all
+    prompts of a type every expert is as frequent as the others. Two slots: the expert of the topic and layer, and the
+    one after it, in seven rows of eight; else any other."""
     random = np.random.default_rng(seed)
     now = [0, topics // 2]
     samples = []

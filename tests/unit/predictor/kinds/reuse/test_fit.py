@@ -22,7 +22,7 @@ LAYERS, EXPERTS = 2, 8
 
 
 def in_circles(sequences: int, tokens: int, *, seed: int = 0, noise: float = 0.0) -> RoutingTrace:
-    """Who used expert e uses e + 1 next, but for a share of ``noise``."""
+    """After expert e comes e + 1, but for a share of ``noise``."""
     rng = np.random.default_rng(seed)
     starts = rng.integers(EXPERTS, size=(sequences, 1, LAYERS))
     picks = (starts + np.arange(tokens)[None, :, None]) % EXPERTS
@@ -47,7 +47,7 @@ def made_of(experts: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> Reuse
     return ReuseFile(model="", experts_per_layer=experts, sequences=3, **given)
 
 
-def test_who_follows_whom_is_learnt_where_it_says_something_and_left_out_where_not() -> None:
+def test_which_expert_follows_which_is_learnt_where_it_says_something_and_left_out_where_not() -> None:
     circles, drawn = fit(in_circles(40, 30)), fit(in_circles(40, 30, noise=1))
     assert (circles.report["uses"], drawn.report["uses"]) == ("followers", "averages")
     losses = circles.report["held_out_loss"]

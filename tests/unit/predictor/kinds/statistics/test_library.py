@@ -15,25 +15,9 @@ from greenroom.predictor import PredictorConfig
 from greenroom.predictor.kinds.statistics.library import Evicted, Library
 from greenroom.predictor.kinds.statistics.snapshot import dump_snapshot, load_snapshot
 from greenroom.predictor.traces.counted_ids import CountedIds
-from greenroom.predictor.traces.counts import BadTrace, Shape, count
+from greenroom.predictor.traces.counts import BadTrace, count
+from tests.unit.predictor.kinds.statistics.libraries import ENTRY, config, new, one
 from tests.unit.predictor.worlds import trace
-
-ENTRY = Shape(2, 4).nbytes + 2048
-
-
-def config(entries: int = 100, **fields: Any) -> PredictorConfig:
-    return PredictorConfig(max_bytes=max(entries, 8) * ENTRY, **fields)
-
-
-def new(rules: PredictorConfig | None = None) -> Library:
-    rules = rules or config()
-    return Library(
-        max_bytes=rules.max_bytes, half_life_sequences=rules.half_life_sequences, seen_window=rules.seen_window
-    )
-
-
-def one(request_id: str, task_type: str = "", model: str = "m", **fields: Any) -> Trace:
-    return trace([[[0], [1]]], 4, request_id=request_id, task_type=task_type, model=model, **fields)
 
 
 def learn(library: Library, given: Trace) -> list[Evicted]:

@@ -1,0 +1,55 @@
+"""Requests of a policy for predictions, and the predictors that answer from picks alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from greenroom.experts.deciding.prefetcher import Prefetcher
+from greenroom.policies.base.events import LayerRouting, Prediction, PredictionRequest, Step
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.picks_predictor import PicksPredictor
+
+
+class Predictions:
+    """Hands requests to providers: to ``predictors`` once a layer's fetches are queued, to others (a router run
+    ahead) when they ask. ``asks``: the kinds that the policy may request, none where nothing is to be foreseen.
+    """
+
+    def __init__(
+        self,
+        policy: ExpertPolicy,
+        predictors: Sequence[PicksPredictor],
+        prefetcher: Prefetcher,
+        asks: Collection[str],
+    ) -> None:
+        self._policy = policy
+        self._prefetcher = prefetcher
+        self._asks = asks
+        self._predictors = [predictor for predictor in predictors if predictor.kind in asks]
+        self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
+
+    def take_request(self, kind: str) -> PredictionRequest | None:
+        """The newest request of this kind, once."""
+        for request in self._policy.take_requests() if self._asks else ():
+            self._requests[request.kind] = request
+        return self._requests.pop(kind, None)
+
+    def answered(self, prediction: Prediction) -> None:
+        """A provider has answered."""
+        self._policy.on_prediction(prediction)
+        self._prefetcher.pump()
+
+    def step_started(self, step: Step) -> None:
+        for predictor in self._predictors:
+            predictor.on_step_started(step)
+
+    def layer_routed(self, routing: LayerRouting) -> None:
+        """To be called once the layer's own fetches are queued."""
+        for predictor in self._predictors:
+            predictor.on_layer_routed(routing)
+            prediction = predictor.poll()
+            if prediction is not None:
+                self.answered(prediction)
+            request = self.take_request(predictor.kind)
+            if request is not None and (prediction := predictor.answer(request)) is not None:
+                self.answered(prediction)

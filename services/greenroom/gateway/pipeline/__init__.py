@@ -1,0 +1,1 @@
+"""Requests onto the log, tokens from workers, ends from the journal."""

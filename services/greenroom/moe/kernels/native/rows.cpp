@@ -1,0 +1,528 @@
+// Matrix products of a few bf16 rows at the speed of memory, gated experts (SwiGLU) fused into one call each, and what a
+// decoder layer has around them: router, RMSNorm, RoPE, attention. The interface is plain C, for ctypes.
+//
+// Work is spread over the threads of the OpenMP runtime that torch computes with. Its functions are handed in as
+// pointers. A thread pool of our own would compete for the cores with that runtime's spinning threads.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace {
+
+typedef void (*ParallelFn)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
+typedef int (*ThreadNumberFn)();
+
+ParallelFn gomp_parallel = nullptr;
+ThreadNumberFn thread_number = nullptr, thread_count = nullptr;
+
+// Rows of bf16, converted to floats. A row's even elements lie in `even`, its odd ones in `odd`, `words` of each.
+// `stride` is `words` rounded up to whole vectors. The padding is zero.
+struct Split {
+  float *even, *odd;
+  size_t words, stride;
+  Split from(size_t row) const { return {even + row * stride, odd + row * stride, words, stride}; }
+};
+
+struct Linear {
+  const uint32_t *weights;
+  const uint16_t *bias;  // null: no bias
+  size_t outputs, rows;
+  uint16_t *out;
+};
+
+// One expert and the rows that are routed to it. `up` holds the gate projection, then the up projection.
+struct Expert {
+  const uint32_t *up, *down;
+  size_t inner, hidden, rows;
+  const int64_t *tokens;  // the row of `out` that each row goes to; null: row r goes to row r
+  const float *scales;    // the routing weight of each row
+  uint16_t *out;
+  bool add;
+};
+
+struct Norm {
+  const uint16_t *x, *weight;
+  uint16_t *out;
+  size_t width;
+  float epsilon;
+};
+
+// A tensor [rows, heads, dim] whose last axis is contiguous. Strides are in elements.
+struct Heads {
+  const uint16_t *first;
+  int64_t row_stride, head_stride;
+  const uint16_t *at(size_t row, size_t head) const { return first + row * row_stride + head * head_stride; }
+};
+
+// One row of a step, and its sequence's KV cache: `keys` and `values` are addresses of [key heads, capacity, dim] each.
+// The cache holds `length` positions before this row. The row attends to those from `first` on, and to itself.
+struct AttentionRow {
+  int64_t row, keys, values, capacity, length, first;
+};
+
+struct Attention {
+  Heads queries, new_keys, new_values;
+  const AttentionRow *rows;
+  uint16_t *out;  // [rows of the step, query heads, value_dim]
+  size_t key_heads, group, key_dim, value_dim;
+  float scale;
+};
+
+inline float to_float(uint16_t bits) {
+  uint32_t word = (uint32_t)bits << 16;
+  float value;
+  memcpy(&value, &word, 4);
+  return value;
+}
+
+inline uint16_t to_bf16(float value) {
+  uint32_t word;
+  memcpy(&word, &value, 4);
+  if (value != value) return (uint16_t)(word >> 16 | 0x40);
+  return (uint16_t)((word + 0x7fff + (word >> 16 & 1)) >> 16);
+}
+
+constexpr size_t PADDING = 16, ROWS_WORTH_A_THREAD = 8, ROWS_TOGETHER = 32;
+
+// This thread's memory for one Split. It is kept for the next call.
+struct Scratch {
+  std::vector<float> numbers;
+  Split split(size_t rows, size_t elements) {
+    size_t words = elements / 2, stride = (words + PADDING - 1) / PADDING * PADDING;
+    if (numbers.size() < 2 * rows * stride + PADDING) numbers.resize(2 * rows * stride + PADDING);
+    float *first = (float *)(((uintptr_t)numbers.data() + 63) / 64 * 64);
+    Split split{first, first + rows * stride, words, stride};
+    for (size_t r = 0; r < rows; r++)
+      for (size_t j = words; j < stride; j++) split.even[r * stride + j] = split.odd[r * stride + j] = 0;
+    return split;
+  }
+};
+
+void fill(Split &split, const uint16_t *rows, const int64_t *tokens, size_t count) {
+  for (size_t r = 0; r < count; r++) {
+    const uint16_t *row = rows + (tokens ? tokens[r] : (int64_t)r) * 2 * split.words;
+    float *even = split.even + r * split.stride, *odd = split.odd + r * split.stride;
+    for (size_t j = 0; j < split.words; j++) {
+      even[j] = to_float(row[2 * j]);
+      odd[j] = to_float(row[2 * j + 1]);
+    }
+  }
+}
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#define BEGIN_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f\"))), apply_to=function)")
+#define BEGIN_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma\"))), apply_to=function)")
+#define END_TARGET _Pragma("clang attribute pop")
+#else
+#define BEGIN_AVX512 _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,prefer-vector-width=512\")")
+#define BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma\")")
+#define END_TARGET _Pragma("GCC pop_options")
+#endif
+
+BEGIN_AVX512
+namespace avx512 {
+constexpr int LANES = 16, TILE_WEIGHTS = 4, TILE_ROWS = 4;
+#define LANES_ARE_16 1
+#include "rows_kernel.inc"
+#undef LANES_ARE_16
+}
+END_TARGET
+
+BEGIN_AVX2
+namespace avx2 {
+constexpr int LANES = 8, TILE_WEIGHTS = 2, TILE_ROWS = 4;
+#include "rows_kernel.inc"
+}
+END_TARGET
+#endif
+
+namespace plain {
+constexpr int LANES = 4, TILE_WEIGHTS = 4, TILE_ROWS = 4;
+#include "rows_kernel.inc"
+}
+
+struct Kernels {
+  const char *name;
+  void (*hidden)(const Expert &, const Split &, Split &, size_t rows, size_t begin, size_t end);
+  void (*output)(const Expert &, const Split &, size_t begin, size_t end);
+  void (*linear)(const Linear &, const Split &, size_t begin, size_t end);
+  void (*norm)(const Norm &, size_t begin, size_t end);
+  void (*attention)(const Attention &, size_t begin, size_t end);
+  int lanes;
+};
+
+#define KERNELS(of) \
+  { #of, of::hidden_part, of::output_part, of::linear_part, of::norm_part, of::attention_part, of::LANES }
+
+// The instruction sets that this processor can run, the fastest first. On x86 without AVX2 there is none: torch is
+// faster there than `plain`.
+std::vector<Kernels> available() {
+  std::vector<Kernels> found;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f")) found.push_back(KERNELS(avx512));
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(KERNELS(avx2));
+  if (found.empty()) return found;
+#endif
+  found.push_back(KERNELS(plain));
+  return found;
+}
+
+const std::vector<Kernels> choices = available();
+Kernels kernels = choices.empty() ? Kernels{} : choices.front();
+
+// Calls `work(me, of)` on each of `of` threads: a parallel region.
+template <class Work>
+void together(unsigned threads, Work work) {
+  if (threads <= 1 || !gomp_parallel) {
+    work(0, 1);
+    return;
+  }
+  gomp_parallel([](void *data) { (*(Work *)data)(thread_number(), thread_count()); }, &work, threads, 0);
+}
+
+// Calls `part` with the share of [0, count) that falls to thread `me` of `of`. Shares are cut at multiples of `grain`.
+template <class Part>
+void share(size_t count, size_t grain, size_t me, size_t of, Part part) {
+  size_t blocks = (count + grain - 1) / grain;
+  size_t begin = blocks * me / of * grain, end = blocks * (me + 1) / of * grain;
+  if (end > count) end = count;
+  if (begin < end) part(begin, end);
+}
+
+// Runs `part(begin, end)` over [0, count) in as many parts as there are threads.
+template <class Part>
+void spread(size_t count, size_t grain, unsigned threads, Part part) {
+  if (count <= grain) return part(0, count);
+  together(threads, [&](size_t me, size_t of) { share(count, grain, me, of, part); });
+}
+
+constexpr size_t COLUMNS = 4, NEURONS = 8;  // grains, so that threads get whole tiles
+
+void norm_rows(const void *x, const void *weight, void *out, size_t rows, size_t width, float epsilon, unsigned threads) {
+  Norm job{(const uint16_t *)x, (const uint16_t *)weight, (uint16_t *)out, width, epsilon};
+  spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) { kernels.norm(job, begin, end); });
+}
+
+// RoPE of rows [begin, end) of x[rows, heads, dim], in place.
+void rotate_rows(uint16_t *x, const uint16_t *cosines, const uint16_t *sines, size_t begin, size_t end, size_t heads,
+                 size_t dim) {
+  const size_t half = dim / 2;
+  for (size_t r = begin; r < end; r++) {
+    const uint16_t *cosine = cosines + r * dim, *sine = sines + r * dim;
+    for (size_t h = 0; h < heads; h++) {
+      uint16_t *head = x + (r * heads + h) * dim;
+      auto rotated = [&](float own, float other, size_t j) {
+        float along = to_float(to_bf16(own * to_float(cosine[j]))), across = to_float(to_bf16(other * to_float(sine[j])));
+        return to_bf16(along + across);
+      };
+      for (size_t j = 0; j < half; j++) {
+        float first = to_float(head[j]), second = to_float(head[j + half]);
+        head[j] = rotated(first, -second, j);
+        head[j + half] = rotated(second, first, j + half);
+      }
+    }
+  }
+}
+
+// The weights of one decoder layer's attention block, and of the norms before (`before`) and after it (`after`). The
+// norms of queries and keys may be missing, and so may biases: they are null then.
+struct AttentionWeights {
+  const void *before, *query, *query_bias, *key, *key_bias, *value, *value_bias, *query_norm, *key_norm;
+  const void *output, *output_bias, *after;
+  int64_t hidden, dim, query_width, key_width, value_width, query_norm_width, key_norm_width;
+  float before_epsilon, query_epsilon, key_epsilon, after_epsilon;
+};
+
+// Top-k routing: from each row's router logits its `k` picks and their routing weights. greenroom_route and
+// greenroom_route_confined say the rules.
+void pick_rows(const uint16_t *logits, size_t begin, size_t end, int64_t experts, int64_t k, bool normalise, bool rounded,
+               const uint8_t *allowed, int64_t stride, uint8_t *rerouted, int64_t *picks, float *scales) {
+  std::vector<float> shares(experts);
+  for (size_t r = begin; r < end; r++) {
+    const uint16_t *logit = logits + r * experts;
+    const uint8_t *may = allowed ? allowed + r * stride : nullptr;
+    float most = -INFINITY, sum = 0, picked = 0, least = 0;
+    int64_t last = 0;
+    for (int64_t e = 0; e < experts; e++)
+      if (!may || may[e]) most = std::fmax(most, to_float(logit[e]));
+    for (int64_t e = 0; e < experts; e++) {
+      shares[e] = std::exp(to_float(logit[e]) - most);
+      if (!may || may[e]) sum += shares[e];
+    }
+    for (int64_t n = 0; n < k; n++) {
+      int64_t best = -1;
+      for (int64_t e = 0; e < experts; e++)
+        if ((!may || may[e]) && (best < 0 || !(shares[e] <= shares[best]))) best = e;
+      picks[r * k + n] = last = best;
+      least = shares[best];
+      picked += scales[r * k + n] = least / sum;
+      shares[best] = -1;
+    }
+    for (int64_t n = 0; n < k; n++) {
+      float &scale = scales[r * k + n];
+      if (normalise) scale /= picked;
+      if (rounded) scale = to_float(to_bf16(scale));
+    }
+    if (may) {
+      rerouted[r] = 0;
+      for (int64_t e = 0; e < experts; e++)
+        if (!may[e] && (shares[e] > least || (shares[e] == least && e < last))) rerouted[r] = 1;
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// The instruction sets to choose from, the fastest first. Null behind the last.
+const char *greenroom_instruction_set(int64_t number) {
+  return number < (int64_t)choices.size() ? choices[number].name : nullptr;
+}
+
+// Compute with this instruction set from now on. Not to be called while anything is computed.
+void greenroom_use_instruction_set(int64_t number) { kernels = choices[number]; }
+
+// Whether the processor multiplies bf16 itself. torch's products of many rows are then several times faster than these.
+int greenroom_multiplies_bf16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return 0;
+#endif
+}
+
+// Whether the processor announces AMX tiles (CPUID leaf 7) and does not say what shape they have (leaf 0x1D). Some
+// virtual machines do so. Code that is generated for such tiles holds instructions that do not exist.
+int greenroom_tiles_lack_shape() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  const unsigned tiles = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & tiles)) return 0;
+  return !__get_cpuid_count(0x1D, 1, &a, &b, &c, &d) || b == 0;  // b: bytes of a tile's row, and number of tiles
+#else
+  return 0;
+#endif
+}
+
+void greenroom_use_threads(void *parallel, void *number, void *count) {
+  gomp_parallel = (ParallelFn)parallel;
+  thread_number = (ThreadNumberFn)number;
+  thread_count = (ThreadNumberFn)count;
+}
+
+// A linear layer: out[rows, outputs] = x[rows, inputs] · weights[outputs, inputs]^T + bias[outputs]. All are bf16, sums
+// are fp32. `inputs` is even. `bias` may be null.
+void greenroom_linear(const void *weights, const void *bias, const void *x, void *out, int64_t rows, int64_t inputs, int64_t outputs,
+                      unsigned threads) {
+  thread_local Scratch scratch;
+  Split split = scratch.split(rows, inputs);
+  fill(split, (const uint16_t *)x, nullptr, rows);
+  Linear job{(const uint32_t *)weights, (const uint16_t *)bias, (size_t)outputs, (size_t)rows, (uint16_t *)out};
+  spread(outputs, COLUMNS, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
+}
+
+// Gated experts over their rows: `down · (silu(gate · x) * (up · x)) * scale`.
+//
+// Expert e computes the rows of x[*, hidden] that tokens[starts[e]] to tokens[starts[e + 1] - 1] name. weights[2 * e] is
+// the address of its gate and up projections [2 * inner, hidden], gate first. weights[2 * e + 1] is that of its down
+// projection [hidden, inner]. `hidden` and `inner` are even. `scales` are the routing weights.
+//
+// With `add`, results are added to the same rows of out[*, hidden], in the order of the experts. Without it they are
+// written to the rows of `out` one after the other.
+void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
+                       const void *x, const int64_t *tokens, const float *scales, void *out, int add, unsigned threads) {
+  thread_local Scratch scratch, inner_scratch;
+  std::vector<Expert> experts;  // not thread_local: in the lambdas below every thread would see a vector of its own
+  for (int64_t first = 0, last; first < count; first = last) {
+    // As many experts at once as still keep the activations between up and down projection in the processor's cache.
+    for (last = first + 1; last < count && starts[last + 1] - starts[first] <= (int64_t)ROWS_TOGETHER; last++) {
+    }
+    const int64_t begin_row = starts[first], rows = starts[last] - begin_row;
+    Split split = scratch.split(rows, hidden), between = inner_scratch.split(rows, inner);
+    fill(split, (const uint16_t *)x, tokens + begin_row, rows);
+    experts.clear();
+    for (int64_t e = first; e < last; e++)
+      experts.push_back({(const uint32_t *)weights[2 * e], (const uint32_t *)weights[2 * e + 1], (size_t)inner,
+                         (size_t)hidden, (size_t)(starts[e + 1] - starts[e]), add ? tokens + starts[e] : nullptr,
+                         scales + starts[e], (uint16_t *)out + (add ? 0 : starts[e] * hidden), add != 0});
+    // Every thread takes its share of every expert. So uneven numbers of rows leave no thread idle.
+    together(threads, [&](size_t me, size_t of) {
+      size_t row = 0;
+      for (const Expert &expert : experts) {
+        Split own = split.from(row), into = between.from(row);
+        share(inner, NEURONS, me, of, [&](size_t begin, size_t end) { kernels.hidden(expert, own, into, expert.rows, begin, end); });
+        row += expert.rows;
+      }
+    });
+    together(threads, [&](size_t me, size_t of) {
+      size_t row = 0;
+      for (const Expert &expert : experts) {
+        Split own = between.from(row);
+        share(hidden, COLUMNS, me, of, [&](size_t begin, size_t end) { kernels.output(expert, own, begin, end); });
+        row += expert.rows;
+      }
+    });
+  }
+}
+
+// An MoE layer all of whose experts are resident. `weights` are as above. Each row of x[rows, hidden] has `k` picks, and
+// their routing weights in `scales`. The weighted sum of its experts' results is added to its row of the residual stream
+// stream[rows, hidden]. Returns how many experts had any row.
+int64_t greenroom_all_experts(const int64_t *weights, int64_t count, const int64_t *picks, const float *scales, int64_t rows,
+                              int64_t k, int64_t hidden, int64_t inner, const void *x, void *stream, unsigned threads) {
+  std::vector<int64_t> starts(count + 1), tokens(rows * k), used, bounds{0};
+  std::vector<float> factors(rows * k);
+  for (int64_t n = 0; n < rows * k; n++) starts[picks[n] + 1]++;
+  for (int64_t e = 0; e < count; e++) {
+    if (starts[e + 1]) {
+      used.insert(used.end(), {weights[2 * e], weights[2 * e + 1]});
+      bounds.push_back(bounds.back() + starts[e + 1]);
+    }
+    starts[e + 1] += starts[e];
+  }
+  for (int64_t n = 0; n < rows * k; n++) {
+    int64_t at = starts[picks[n]]++;
+    tokens[at] = n / k;
+    factors[at] = scales[n];
+  }
+  std::vector<uint16_t> sum(rows * hidden);
+  const int64_t busy = bounds.size() - 1;
+  greenroom_experts(used.data(), bounds.data(), busy, hidden, inner, x, tokens.data(), factors.data(), sum.data(), 1, threads);
+  uint16_t *into = (uint16_t *)stream;
+  for (int64_t n = 0; n < rows * hidden; n++) into[n] = to_bf16(to_float(into[n]) + to_float(sum[n]));
+  return busy;
+}
+
+// A router that is one linear layer: of each row the `k` largest of softmax(weight[experts, hidden] · x).
+//
+// Picks are in descending order. Of equal experts the one with the lower number comes first. Logits are bf16, their
+// softmax is fp32. With `normalise` the routing weights are divided by their sum over the row's picks. With `rounded`
+// they are rounded to bf16.
+void greenroom_route(const void *weight, const void *x, int64_t rows, int64_t hidden, int64_t experts, int64_t k,
+                     int normalise, int rounded, int64_t *picks, float *scales, unsigned threads) {
+  std::vector<uint16_t> logits(rows * experts);
+  greenroom_linear(weight, nullptr, x, logits.data(), rows, hidden, experts, threads);
+  spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) {
+    pick_rows(logits.data(), begin, end, experts, k, normalise, rounded, nullptr, 0, nullptr, picks, scales);
+  });
+}
+
+// As greenroom_route, with masked routing: row r may go only to experts e with allowed[r * stride + e]. rerouted[r]: the
+// router alone would have picked another expert. Returns how many rows were rerouted. Returns -1, and does nothing, if a
+// row is allowed fewer than `k` experts.
+int64_t greenroom_route_confined(const void *weight, const void *x, int64_t rows, int64_t hidden, int64_t experts,
+                                 int64_t k, int normalise, int rounded, const uint8_t *allowed, int64_t stride,
+                                 uint8_t *rerouted, int64_t *picks, float *scales, unsigned threads) {
+  for (int64_t r = 0; r < (stride ? rows : 1); r++) {
+    int64_t count = 0;
+    for (int64_t e = 0; e < experts; e++) count += allowed[r * stride + e] != 0;
+    if (count < k) return -1;
+  }
+  std::vector<uint16_t> logits(rows * experts);
+  greenroom_linear(weight, nullptr, x, logits.data(), rows, hidden, experts, threads);
+  spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) {
+    pick_rows(logits.data(), begin, end, experts, k, normalise, rounded, allowed, stride, rerouted, picks, scales);
+  });
+  int64_t count = 0;
+  for (int64_t r = 0; r < rows; r++) count += rerouted[r];
+  return count;
+}
+
+// RMSNorm of x[rows, width]. Rows and weight are bf16; it is computed in fp32.
+void greenroom_rms_norm(const void *x, const void *weight, void *out, int64_t rows, int64_t width, float epsilon) {
+  norm_rows(x, weight, out, rows, width, epsilon, 1);
+}
+
+// RoPE, in place, of x[rows, heads, dim] by the cosines and sines [rows, dim], all bf16. The first half of a head rotates
+// against its second half. Every step is rounded to bf16, as tensors of bf16 are.
+void greenroom_rotary(void *x, const void *cosines, const void *sines, int64_t rows, int64_t heads, int64_t dim) {
+  rotate_rows((uint16_t *)x, (const uint16_t *)cosines, (const uint16_t *)sines, 0, rows, heads, dim);
+}
+
+// From the residual stream hidden[rows, hidden] to queries, keys and values: RMSNorm, the three projections, the norms of
+// queries and keys (a head at a time, or over all heads), and RoPE of both.
+void greenroom_before_attention(const AttentionWeights *of, const void *hidden, int64_t rows, const void *cosines,
+                                const void *sines, void *query, void *key, void *value, unsigned threads) {
+  thread_local Scratch scratch;
+  thread_local std::vector<uint16_t> normed;
+  normed.resize(rows * of->hidden);
+  norm_rows(hidden, of->before, normed.data(), rows, of->hidden, of->before_epsilon, threads);
+  Split split = scratch.split(rows, of->hidden);
+  fill(split, normed.data(), nullptr, rows);
+  const Linear jobs[] = {
+      {(const uint32_t *)of->query, (const uint16_t *)of->query_bias, (size_t)of->query_width, (size_t)rows, (uint16_t *)query},
+      {(const uint32_t *)of->key, (const uint16_t *)of->key_bias, (size_t)of->key_width, (size_t)rows, (uint16_t *)key},
+      {(const uint32_t *)of->value, (const uint16_t *)of->value_bias, (size_t)of->value_width, (size_t)rows, (uint16_t *)value},
+  };
+  together(threads, [&](size_t me, size_t threads) {
+    for (const Linear &job : jobs)
+      share(job.outputs, COLUMNS, me, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
+  });
+  const struct {
+    void *x;
+    const void *weight;
+    int64_t norm_width, width;
+    float epsilon;
+  } heads[] = {{query, of->query_norm, of->query_norm_width, of->query_width, of->query_epsilon},
+               {key, of->key_norm, of->key_norm_width, of->key_width, of->key_epsilon}};
+  for (const auto &part : heads) {
+    if (part.weight) norm_rows(part.x, part.weight, part.x, rows * (part.width / part.norm_width), part.norm_width, part.epsilon, threads);
+    spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) {
+      rotate_rows((uint16_t *)part.x, (const uint16_t *)cosines, (const uint16_t *)sines, begin, end, part.width / of->dim, of->dim);
+    });
+  }
+}
+
+// From attention's result mixed[rows, width] back to the residual stream. The output projection is added to
+// hidden[rows, hidden]. normed[rows, hidden] gets the RMSNorm of the sum, for what follows.
+void greenroom_after_attention(const AttentionWeights *of, const void *mixed, int64_t width, void *hidden, void *normed,
+                               int64_t rows, unsigned threads) {
+  thread_local Scratch scratch;
+  Split split = scratch.split(rows, width);
+  fill(split, (const uint16_t *)mixed, nullptr, rows);
+  Linear job{(const uint32_t *)of->output, (const uint16_t *)of->output_bias, (size_t)of->hidden, (size_t)rows,
+             (uint16_t *)normed};
+  uint16_t *stream = (uint16_t *)hidden, *added = (uint16_t *)normed;
+  together(threads, [&](size_t me, size_t threads) {
+    share(of->hidden, COLUMNS, me, threads, [&](size_t begin, size_t end) {
+      kernels.linear(job, split, begin, end);
+      for (int64_t r = 0; r < rows; r++)
+        for (size_t n = r * of->hidden + begin; n < r * of->hidden + end; n++)
+          stream[n] = to_bf16(to_float(stream[n]) + to_float(added[n]));
+    });
+  });
+  norm_rows(hidden, of->after, normed, rows, of->hidden, of->after_epsilon, threads);
+}
+
+// greenroom_attention needs head dimensions that are multiples of this.
+int greenroom_attention_granularity() { return 2 * kernels.lanes; }
+
+// Causal attention of `count` rows, each over its own sequence up to itself, with `group` query heads to a key head
+// (grouped-query attention). First all new keys and values are written into the KV caches. Then out[row, head, value_dim]
+// is computed. The three tensors are given as address, row stride and head stride.
+void greenroom_attention(const int64_t *queries, const int64_t *new_keys, const int64_t *new_values,
+                         const void *rows, int64_t count, void *out, int64_t key_heads, int64_t group,
+                         int64_t key_dim, int64_t value_dim, float scale, unsigned threads) {
+  auto heads = [](const int64_t *of) { return Heads{(const uint16_t *)of[0], of[1], of[2]}; };
+  Attention job{heads(queries),    heads(new_keys), heads(new_values), (const AttentionRow *)rows, (uint16_t *)out,
+                (size_t)key_heads, (size_t)group,   (size_t)key_dim,   (size_t)value_dim,          scale};
+  for (int64_t n = 0; n < count; n++)
+    for (int64_t head = 0; head < key_heads; head++) {
+      const AttentionRow &row = job.rows[n];
+      const int64_t at = head * row.capacity + row.length;
+      memcpy((uint16_t *)row.keys + at * key_dim, job.new_keys.at(row.row, head), key_dim * 2);
+      memcpy((uint16_t *)row.values + at * value_dim, job.new_values.at(row.row, head), value_dim * 2);
+    }
+  spread(count * key_heads, 1, threads, [&](size_t begin, size_t end) { kernels.attention(job, begin, end); });
+}
+}

@@ -1,0 +1,402 @@
+"""The compiled products, called with tensors.
+
+torch multiplies one bf16 row at half to three quarters of the speed of reading the weights. With more rows it is slower
+still on a processor without instructions for bf16 (docs/decisions/0015). These kernels read the weights once for
+several rows and sum in fp32, so that only memory limits them.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import itertools
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.moe.kernels.native.library import NativeUnavailable, native_library
+
+
+class AttentionWeights(ctypes.Structure):
+    """The weights of one decoder layer around its attention: addresses (None: there is none), widths, epsilons.
+
+    ``before`` and ``after``: the norms before and after attention. A norm of heads is as wide as one head, or as all of
+    them. The caller keeps the tensors alive.
+    """
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            *("before", "query", "query_bias", "key", "key_bias", "value", "value_bias", "query_norm", "key_norm"),
+            *("output", "output_bias", "after"),
+        )),
+        *((name, ctypes.c_int64) for name in (
+            *("hidden", "dim", "query_width", "key_width", "value_width", "query_norm_width", "key_norm_width"),
+        )),
+        *((name, ctypes.c_float) for name in ("before_epsilon", "query_epsilon", "key_epsilon", "after_epsilon")),
+    )  # fmt: skip
+
+
+class Lasting:
+    """An array with its address. Asking numpy for the address takes as long as a small product."""
+
+    __slots__ = ("array", "at")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        """Keeps the array alive. It must not be resized."""
+        self.array = np.ascontiguousarray(array)
+        self.at: int = self.array.ctypes.data
+
+
+class RowLimits(NamedTuple):
+    """Up to how many rows the compiled kernels are used: in one product, in a step of single rows (by the lean
+    decoder), and in any other step. With more rows torch is used, and the model's own modules.
+    """
+
+    product: int
+    decode: int
+    prompt: int
+
+
+class NativeRows:
+    """The library, and up to how many rows a model uses it.
+
+    All tensors are bf16 on the CPU, contiguous, with an even inner width. A row's result depends on that row and the
+    weights alone, not on other rows and not on the threads.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        name = library.greenroom_instruction_set
+        name.argtypes, name.restype = [ctypes.c_int64], ctypes.c_char_p
+        found = list(iter(map(name, itertools.count()).__next__, None))
+        if not found:
+            raise NativeUnavailable("this processor has neither AVX-512 nor AVX2")
+        self.instruction_sets: tuple[str, ...] = tuple(one.decode() for one in found)
+        """Those that this processor supports, the fastest first."""
+        self.use(self.instruction_sets[0])
+        self.multiplies_bf16 = bool(library.greenroom_multiplies_bf16())
+        """Whether the processor has instructions for it, which torch uses. The limits must then be measured."""
+        few = _ROWS_UNMEASURED if self.multiplies_bf16 else ANY_ROWS
+        self.limits = RowLimits(few, few, few)
+        self._alone = False
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        self._linear = library.greenroom_linear
+        self._linear.argtypes = [pointer, pointer, pointer, pointer, count, count, count, ctypes.c_uint]
+        self._linear.restype = None
+        self._experts = library.greenroom_experts
+        self._experts.argtypes = [
+            *(pointer, pointer, count, count, count, pointer),
+            *(pointer, pointer, pointer, ctypes.c_int, ctypes.c_uint),
+        ]
+        self._experts.restype = None
+        self._all_experts = library.greenroom_all_experts
+        self._all_experts.argtypes = [
+            *(pointer, count, pointer, pointer, count, count),
+            *(count, count, pointer, pointer, ctypes.c_uint),
+        ]
+        self._all_experts.restype = count
+        self._route = library.greenroom_route
+        self._route.argtypes = [
+            *(pointer, pointer, count, count, count, count),
+            *(ctypes.c_int, ctypes.c_int, pointer, pointer, ctypes.c_uint),
+        ]
+        self._route.restype = None
+        self._route_confined = library.greenroom_route_confined
+        self._route_confined.argtypes = [
+            *(pointer, pointer, count, count, count, count, ctypes.c_int, ctypes.c_int),
+            *(pointer, count, pointer, pointer, pointer, ctypes.c_uint),
+        ]
+        self._route_confined.restype = count
+        self._rms_norm = library.greenroom_rms_norm
+        self._rms_norm.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
+        self._rms_norm.restype = None
+        self._rotary = library.greenroom_rotary
+        self._rotary.argtypes = [pointer, pointer, pointer, count, count, count]
+        self._rotary.restype = None
+        self._attention = library.greenroom_attention
+        self._attention.argtypes = [
+            *(pointer, pointer, pointer, pointer, count, pointer),
+            *(count, count, count, count, ctypes.c_float, ctypes.c_uint),
+        ]
+        self._attention.restype = None
+        layer = ctypes.POINTER(AttentionWeights)
+        self._before_attention = library.greenroom_before_attention
+        self._before_attention.argtypes = [
+            *(layer, pointer, count, pointer, pointer),
+            *(pointer, pointer, pointer, ctypes.c_uint),
+        ]
+        self._before_attention.restype = None
+        self._after_attention = library.greenroom_after_attention
+        self._after_attention.argtypes = [layer, pointer, count, pointer, pointer, count, ctypes.c_uint]
+        self._after_attention.restype = None
+        self.threaded = _lend_threads(library)
+
+    def use(self, instruction_set: str) -> None:
+        """From now on the whole process computes with these instructions. Nothing may be computing meanwhile.
+
+        Raises InvalidConfig for a name that is not among ``instruction_sets``.
+        """
+        if instruction_set not in self.instruction_sets:
+            raise InvalidConfig("instruction_set", instruction_set, f"here: {', '.join(self.instruction_sets)}")
+        self._library.greenroom_use_instruction_set(ctypes.c_int64(self.instruction_sets.index(instruction_set)))
+        self.instruction_set = instruction_set
+        self.attention_granularity: int = self._library.greenroom_attention_granularity()
+        """The width of a head must be a multiple of this."""
+
+    def for_a_model(self) -> NativeRows:
+        """The same library with its own limits."""
+        return copy.copy(self)
+
+    @property
+    def most_rows(self) -> int:
+        """The present limit of one product."""
+        return ANY_ROWS if self._alone else self.limits.product
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it the kernels compute all products, of any number of rows.
+
+        So a step's result does not depend on whether an expert was resident and computed with others in one call, or
+        came later.
+        """
+        before, self._alone = self._alone, True
+        try:
+            yield
+        finally:
+            self._alone = before
+
+    @contextmanager
+    def without_limits(self) -> Iterator[None]:
+        """Within it the kernels compute everything that they can."""
+        before, self.limits = self.limits, RowLimits(ANY_ROWS, ANY_ROWS, ANY_ROWS)
+        try:
+            yield
+        finally:
+            self.limits = before
+
+    def linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """``rows[R, inputs]`` through ``weight[outputs, inputs]``, plus ``bias[outputs]``: ``[R, outputs]``.
+
+        Summed in fp32, rounded once.
+        """
+        count, inputs = rows.shape
+        outputs = weight.shape[0]
+        out = torch.empty(count, outputs, dtype=torch.bfloat16)
+        threads = self._threads(outputs * inputs)
+        self._linear(
+            *(weight.data_ptr(), None if bias is None else bias.data_ptr(), rows.data_ptr(), out.data_ptr()),
+            *(count, inputs, outputs, threads),
+        )
+        return out
+
+    def experts(
+        self,
+        weights: Sequence[tuple[torch.Tensor, ...]],
+        starts: NDArray[np.int64],
+        rows: torch.Tensor,
+        tokens: NDArray[np.int64],
+        scales: NDArray[np.float32],
+        out: torch.Tensor,
+        *,
+        add: bool,
+    ) -> None:
+        """``down · (silu(gate · row) * (up · row)) * scale`` by each of the experts over rows of ``rows[T, H]``.
+
+        ``weights``: for each expert ``up[2 I, H]``, the gate first, and ``down[H, I]``. Expert e computes the rows
+        ``tokens[starts[e] : starts[e + 1]]``, with the ``scales`` at the same indices. Intermediate results are rounded
+        to bf16 as in transformers' eager experts. With ``add`` the results are added to the same rows of ``out[T, H]``
+        in the order of the experts, else written to the rows ``[starts[e], starts[e + 1])`` of ``out``.
+        """
+        hidden, inner = weights[0][1].shape
+        addresses = array("q", [tensor.data_ptr() for pair in weights for tensor in pair])
+        self._experts(
+            *(addresses.buffer_info()[0], starts.ctypes.data, len(weights), hidden, inner, rows.data_ptr()),
+            *(tokens.ctypes.data, scales.ctypes.data, out.data_ptr(), add, self._threads(3 * hidden * inner)),
+        )
+
+    def all_experts(
+        self,
+        addresses: Lasting,
+        inner: int,
+        picks: torch.Tensor,
+        scales: torch.Tensor,
+        rows: torch.Tensor,
+        stream: torch.Tensor,
+    ) -> int:
+        """A layer whose picked experts are resident. ``addresses[E, 2]``: of their up and down tensors.
+
+        For each of ``rows[T, H]`` the sum over its ``picks[T, k]`` with ``scales[T, k]`` (fp32) is added to
+        ``stream[T, H]``, with the same result as ``experts``. Returns the number of distinct experts picked.
+        """
+        (count, hidden), k = rows.shape, picks.shape[1]
+        busy: int = self._all_experts(
+            *(addresses.at, len(addresses.array), picks.data_ptr(), scales.data_ptr(), count, k),
+            *(hidden, inner, rows.data_ptr(), stream.data_ptr(), self._threads(3 * hidden * inner)),
+        )
+        return busy
+
+    def route(
+        self, weight: torch.Tensor, rows: torch.Tensor, top_k: int, *, normalise: bool, rounded: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Picks ``[T, k]`` and their scales (fp32) by a router that is ``weight[E, H]`` and a softmax.
+
+        The largest first; of equal ones the lowest index. ``normalise``: the scales of a row add up to 1. ``rounded``:
+        they are rounded to bf16.
+        """
+        (count, hidden), experts = rows.shape, weight.shape[0]
+        picks, scales = torch.empty(count, top_k, dtype=torch.int64), torch.empty(count, top_k)
+        self._route(
+            *(weight.data_ptr(), rows.data_ptr(), count, hidden, experts, top_k),
+            *(normalise, rounded, picks.data_ptr(), scales.data_ptr(), self._threads(experts * hidden)),
+        )
+        return picks, scales
+
+    def route_confined(
+        self,
+        weight: torch.Tensor,
+        rows: torch.Tensor,
+        top_k: int,
+        allowed: Lasting,
+        rerouted: Lasting,
+        *,
+        normalise: bool,
+        rounded: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """As ``route`` with only the experts of ``allowed[T, E]``, or of ``allowed[1, E]`` for all rows.
+
+        Writes to ``rerouted`` (at least T long) whether each row's picks differ from those without the mask. Returns
+        how many do. -1: a row has fewer than ``top_k`` experts, and nothing was done.
+        """
+        (count, hidden), experts = rows.shape, weight.shape[0]
+        picks, scales = torch.empty(count, top_k, dtype=torch.int64), torch.empty(count, top_k)
+        found: int = self._route_confined(
+            *(weight.data_ptr(), rows.data_ptr(), count, hidden, experts, top_k, normalise, rounded),
+            *(allowed.at, experts if len(allowed.array) > 1 else 0, rerouted.at),
+            *(picks.data_ptr(), scales.data_ptr(), self._threads(experts * hidden)),
+        )
+        return picks, scales, found
+
+    def before_attention(
+        self, of: AttentionWeights, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values ``[T, heads, D]`` from the residual stream ``hidden[T, H]``.
+
+        Applies its norm, the projections, the norms of heads, and rotary positions by ``cosines[T, D]`` and
+        ``sines[T, D]``.
+        """
+        count = len(hidden)
+        shapes = [(count, width // of.dim, of.dim) for width in (of.query_width, of.key_width, of.value_width)]
+        query, key, value = (torch.empty(shape, dtype=torch.bfloat16) for shape in shapes)
+        self._before_attention(
+            *(of, hidden.data_ptr(), count, cosines.data_ptr(), sines.data_ptr()),
+            *(query.data_ptr(), key.data_ptr(), value.data_ptr()),
+            self._threads(of.hidden * (of.query_width + of.key_width + of.value_width)),
+        )
+        return query, key, value
+
+    def after_attention(self, of: AttentionWeights, mixed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Adds the output projection of ``mixed[T, width]`` to ``hidden[T, H]`` and returns the norm of that."""
+        count, width = mixed.shape
+        normed = torch.empty_like(hidden)
+        self._after_attention(
+            *(of, mixed.data_ptr(), width, hidden.data_ptr(), normed.data_ptr(), count),
+            self._threads(width * of.hidden),
+        )
+        return normed
+
+    def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """``weight * (rows / sqrt(mean(rows²) + epsilon))`` over the last axis. The bracket is rounded to bf16."""
+        out = torch.empty_like(rows)
+        width = rows.shape[-1]
+        self._rms_norm(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), rows.numel() // width, width, epsilon)
+        return out
+
+    def rotate(self, rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+        """Rotary position embedding of ``rows[T, heads, D]`` in place, by ``cosines[T, D]`` and ``sines[T, D]``."""
+        count, heads, dim = rows.shape
+        self._rotary(rows.data_ptr(), cosines.data_ptr(), sines.data_ptr(), count, heads, dim)
+
+    def attention(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sequences: NDArray[np.int64],
+        out: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """Attention row by row, each over its sequence up to itself. All new keys and values are written to the
+        sequences' memory first, so several rows may belong to one sequence.
+
+        ``queries[T, heads, D]``, ``keys[T, key heads, D]`` and ``values`` of a step must have a contiguous last axis.
+        ``out[T, heads, value D]``: only rows named in ``sequences`` are written. ``sequences[n, 6]``: the row in the
+        step, the addresses of the sequence's keys and values ``[key heads, capacity, D]``, the capacity, how many rows
+        come before it, and the first key that it sees.
+        """
+        _, key_heads, key_dim = keys.shape
+        strides = [array("q", (t.data_ptr(), t.stride(0), t.stride(1))) for t in (queries, keys, values)]
+        self._attention(
+            *(of.buffer_info()[0] for of in strides),
+            *(sequences.ctypes.data, len(sequences), out.data_ptr()),
+            *(key_heads, queries.shape[1] // key_heads, key_dim, values.shape[2], scale),
+            self._threads(int(sequences[:, 4].sum()) * key_heads * key_dim * 2),
+        )
+
+    def _threads(self, weights: int) -> int:
+        return torch.get_num_threads() if self.threaded and weights >= _WEIGHTS_WORTH_A_THREAD else 1
+
+
+ANY_ROWS = 1 << 30
+"""Without instructions for bf16 torch was slower at all measured numbers of rows, up to 256."""
+
+_ROWS_UNMEASURED = 4
+"""With them, until they are measured: with few rows a product is bound by memory."""
+
+_WEIGHTS_WORTH_A_THREAD = 1 << 18
+"""Weights above which a product takes longer than waking another thread: about 50 us of reading."""
+
+
+@functools.cache
+def native_rows() -> NativeRows:
+    """The library of this installation. Raises NativeUnavailable, saying why."""
+    return NativeRows(native_library())
+
+
+def _lend_threads(library: ctypes.CDLL) -> bool:
+    """Have the library run on torch's OpenMP threads. False: it runs on the calling thread alone."""
+    runtime = _openmp_runtime()
+    if runtime is None:
+        return False
+    lend = library.greenroom_use_threads
+    functions = (runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads)
+    lend.argtypes = [ctypes.c_void_p] * len(functions)
+    lend.restype = None
+    lend(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
+    return True
+
+
+def _openmp_runtime() -> Any:
+    """The OpenMP runtime that torch has loaded, if it has GNU's interface (LLVM's and Intel's have it too)."""
+    folder = Path(torch.__file__).parent / "lib"
+    beside = folder.parent.parent / "torch.libs"
+    names = [*folder.glob("libgomp*"), *beside.glob("libgomp*"), *folder.glob("libiomp5*"), *folder.glob("libomp*")]
+    for path in names:
+        try:
+            runtime = ctypes.CDLL(str(path), mode=_ONLY_IF_LOADED)
+            runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads  # noqa: B018
+        except (OSError, AttributeError):
+            continue
+        return runtime
+    return None
+
+
+_ONLY_IF_LOADED = ctypes.DEFAULT_MODE | os.RTLD_NOLOAD

@@ -1,0 +1,179 @@
+"""DuoServe: what a token picked in earlier layers foresees what it picks in the next ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.artifacts.path_file import LAYERS_AHEAD
+from greenroom.core.errors import InvalidConfig
+from greenroom.policies.base.array_types import Ids
+from greenroom.policies.base.events import (
+    ROUTER,
+    Artifact,
+    LayerRouting,
+    Phase,
+    Prediction,
+    PredictionRequest,
+    Step,
+)
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.duoserve.blend import Blend
+from greenroom.policies.duoserve.path_predictor import PathPredictor
+from greenroom.policies.duoserve.path_weights import PATH, PathWeights
+from greenroom.policies.prefetching.prefetching_policy import PrefetchingPolicy
+from greenroom.policies.reuse.chances import REUSE
+from greenroom.policies.reuse.policy import Reuse
+
+Logits = NDArray[np.floating]
+
+_ROWS = 4
+"""Rows of a step that the blends learn from."""
+_LEAST = 1e-4
+
+_START = {(True, True): (0.7, 0.7), (True, False): (1.0,), (False, True): (1.0,)}
+"""By whether path and router have answered: the weights before anything was seen."""
+
+
+class DuoServe(Reuse):
+    """``Reuse``, with better chances for the next two layers of decoding rows.
+
+    The chance that a row picks an expert comes from a blend of two logits: that of its path (``PathPredictor``) with
+    what ``reuse`` knows of its sequence, and that of the layer's own router run ahead, where there is one. A blend
+    learns online how far to believe each. In a batch an expert is wanted with 1 − Π(1 − p) over the rows.
+    """
+
+    asks = frozenset({ROUTER, PATH})
+    artifacts = frozenset({REUSE, PATH})
+    only_ahead = True
+
+    def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.7, evict: bool = True) -> None:
+        """Raises InvalidConfig for values out of range."""
+        if not 1 <= layers <= LAYERS_AHEAD:
+            raise InvalidConfig("layers", layers, f"from 1 to {LAYERS_AHEAD}")
+        super().__init__(catalogue, layers=layers, least=least, evict=evict)
+        self._sequence_gains: NDArray[np.float32] | None = None
+        self._blends = {(ahead, *has): Blend(start) for ahead in range(1, layers + 1) for has, start in _START.items()}
+        self._path = PathPredictor()
+        self.predictors = (self._path,)
+        self._path_request: PredictionRequest | None = None
+        self._answers: dict[str, Prediction] = {}
+        self._told: dict[tuple[int, int], tuple[tuple[bool, bool], tuple[Logits, ...]]] = {}  # by layer, layers ahead
+        self._rows = 0
+        self._decoding: NDArray[np.intp] = np.empty(0, dtype=np.intp)
+        self._sequences: Ids = np.empty(0, dtype=np.int64)
+
+    def prepare(self, artifact: Artifact) -> Artifact:
+        if artifact.kind != PATH:
+            return super().prepare(artifact)
+        return replace(artifact, prepared=PathWeights.of_artifact(self.catalogue, artifact))
+
+    def on_artifact_swapped(self, artifact: Artifact) -> None:
+        if artifact.kind == PATH:
+            weights = artifact.prepared
+            if not isinstance(weights, PathWeights):
+                try:
+                    weights = PathWeights.of_artifact(self.catalogue, artifact)
+                except InvalidConfig:
+                    return  # its sender has reported it
+            self._sequence_gains = weights.sequence
+            self._path.use(weights, artifact.version)
+        else:
+            super().on_artifact_swapped(artifact)
+
+    def on_step_started(self, step: Step) -> None:
+        super().on_step_started(step)
+        self._told.clear()
+        self._answers.clear()
+        self._path_request = None
+        self._rows = step.rows
+        self._decoding = np.flatnonzero(step.row_phases == Phase.DECODE)
+        self._sequences = step.row_sequences[self._decoding]
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        PrefetchingPolicy.on_layer_routed(self, routing)
+        layer = self._layer = routing.layer
+        self._learn(routing)
+        self._answers.clear()
+        self._asked = self._path_request = None
+        last = min(layer + 1 + self._layers, self.catalogue.layers)
+        if layer + 1 < last:
+            self._asked = PredictionRequest(ROUTER, (layer + 1, last), step=routing.step.number)
+            self._ask(self._asked)
+            if len(self._decoding) and self._sequence_gains is not None:
+                self._path_request = PredictionRequest(PATH, (layer + 1, last), step=routing.step.number)
+                self._ask(self._path_request)
+        self._want_later(layer)
+
+    def on_prediction(self, prediction: Prediction) -> None:
+        if prediction.request is not self._asked and prediction.request is not self._path_request:
+            return  # late, or the answer to another request
+        rows = self._rows if prediction.request.kind == ROUTER else len(self._decoding)
+        if prediction.values.shape[:-1] != (rows,):
+            return  # of other rows than it was asked about
+        self._answers[prediction.request.kind] = prediction
+        self._expect(*prediction.request.layers)
+        self._want_later(self._layer)
+
+    def _expect(self, start: int, stop: int) -> None:
+        """Tell the retention what all answers to this layer's requests together foresee."""
+        router, path = self._answers.get(ROUTER), self._answers.get(PATH)
+        if router is None and len(self._decoding) < self._rows:
+            return  # paths say nothing of prompt rows, which need more than any decoding row
+        spans = self.catalogue.spans
+        first = spans[start].start
+        keys = slice(first, spans[stop - 1].stop)
+        decoding = self._decoding
+        misses = np.ones(keys.stop - first)
+        known = from_routers = None
+        if path is not None and self._sequence_gains is not None:
+            known = self.reuse.chances.logits(self._sequences, keys)
+            known *= self._gains_of(keys)
+            known += path.values
+        if router is not None:
+            from_routers = _logit(router.values)
+        for layer in range(start, stop):
+            ahead, own = layer - self._layer, slice(spans[layer].start - first, spans[layer].stop - first)
+            if len(decoding):
+                has = (known is not None, from_routers is not None)
+                logits: tuple[Logits, ...] = ()
+                if known is not None:
+                    logits = (known[:, own],)
+                if from_routers is not None:
+                    logits = (*logits, from_routers[decoding][:, own])
+                chances = self._blends[ahead, *has].chances(*logits)
+                self._told[layer, ahead] = has, tuple(each[:_ROWS] for each in logits)
+                misses[own] = np.prod(1 - chances, axis=0)
+            if from_routers is not None and len(decoding) < len(from_routers):
+                prompts = np.delete(from_routers[:, own], decoding, axis=0)
+                misses[own] *= np.prod(1 - self._blends[ahead, False, True].chances(prompts), axis=0)
+        self.reuse.expect(keys, 1 - misses)
+
+    def _gains_of(self, keys: slice) -> NDArray[np.float32]:
+        """``[M]``: what the sequence's logit counts in each key's layer, as many layers ahead as it is."""
+        assert self._sequence_gains is not None
+        layers = self.catalogue.layer_of[keys]
+        gains: NDArray[np.float32] = self._sequence_gains[layers - self._layer - 1, layers]
+        return gains
+
+    def _learn(self, routing: LayerRouting) -> None:
+        for ahead in range(1, self._layers + 1):
+            told = self._told.pop((routing.layer, ahead), None)
+            if told is None or routing.picks is None or len(routing.picks) != routing.step.rows:
+                continue
+            has, logits = told
+            picks = routing.picks[self._decoding[:_ROWS]]
+            experts = int(self.catalogue.experts_per_layer[routing.layer])
+            picked = np.zeros((len(picks), experts), dtype=np.bool_)
+            rows, places = np.nonzero(picks < experts)
+            picked[rows, picks[rows, places]] = True
+            self._blends[ahead, *has].learn(picked, *logits)
+
+
+def _logit(weights: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Of weights between 0 and 1; NaN counts as 0."""
+    within = np.fmin(np.fmax(weights.astype(np.float64), _LEAST), 1 - _LEAST)
+    within /= 1 - within
+    return np.log(within, out=within)

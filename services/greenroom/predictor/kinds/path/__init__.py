@@ -1,0 +1,1 @@
+"""The weights by which a token's picks in earlier layers foresee its later ones."""

@@ -1,0 +1,1 @@
+"""A profile and observations for people: text and pictures."""

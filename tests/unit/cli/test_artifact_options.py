@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from greenroom.cli.artifact_options import POLICY_ARTIFACTS
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
+from greenroom.policies.registry import EXPERT_POLICIES
+
+
+def test_the_options_say_what_the_files_and_the_policies_say() -> None:
+    """They are written out so that a --help imports neither."""
+    assert {kind: one.made_by for kind, one in POLICY_ARTIFACTS.items()} == {
+        kind: file.MADE_BY for kind, file in ARTIFACT_FILES.items()
+    }
+    for kind, one in POLICY_ARTIFACTS.items():
+        takers = {name for name, policy in EXPERT_POLICIES.items() if kind in policy.artifacts}
+        assert set(one.policies.split(" or ")) == takers
