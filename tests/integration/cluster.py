@@ -23,6 +23,8 @@ from tests.waiting import DEADLINE_S
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
+_SHOWN_LINES = 120
+"""Of a log, from its first defect on."""
 SESSION_S = 4.0
 """After so long of silence others take over a process's partitions: no test has to wait for the usual 10 s."""
 
@@ -246,15 +248,16 @@ class Cluster:
                 process.resume()
             process.kill()
 
-    def defects(self) -> list[str]:
-        """Unforeseen exceptions and tasks that were not awaited, by the processes' logs."""
+    def check_logs(self) -> None:
+        """Fails on unforeseen exceptions and on tasks that were not awaited, and shows what the log says of them."""
         signs = ("Traceback", "never retrieved", "destroyed but it is pending", "by a defect", "never awaited")
-        return [
-            f"{process.name}: {line}"
-            for process in self.processes.values()
-            for line in process.log().splitlines()
-            if any(sign in line for sign in signs)
-        ]
+        found = []
+        for process in self.processes.values():
+            lines = process.log().splitlines()
+            first = next((at for at, line in enumerate(lines) if any(sign in line for sign in signs)), None)
+            if first is not None:
+                found.append("\n".join([f"== {process.name}", *lines[first : first + _SHOWN_LINES]]))
+        assert not found, "\n".join(found)
 
     def logs(self, last: int = 3000) -> str:
         return "\n".join(f"== {process.name}\n{process.log()[-last:]}" for process in self.processes.values())

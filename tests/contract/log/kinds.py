@@ -60,6 +60,7 @@ class Kafka:
     broker: Broker
     prefix: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:12]}.")
     session_s: float = 3.0
+    request_timeout_s: float = 10.0
 
     def config(self) -> LogConfig:
         return LogConfig(
@@ -68,6 +69,7 @@ class Kafka:
             session_timeout_s=self.session_s,
             heartbeat_s=0.2,
             connect_timeout_s=30.0,
+            request_timeout_s=self.request_timeout_s,
         )
 
     def connect(self) -> Log:

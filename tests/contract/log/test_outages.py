@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import itertools
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,8 @@ from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from tests.contract.log.kinds import WAIT_S, Kafka, Told, read, topic_on, until_held
 from tests.kafka.broker import PASSWORD, USER, Broker
 from tests.waiting import until
+
+_RETRY_S = 0.05
 
 
 @pytest.fixture
@@ -80,11 +84,7 @@ async def test_everything_goes_on_when_the_broker_comes_back_on_its_data(kafka: 
             await appending
             end = await reader.end()
             await until(lambda: all_read(end), within_s=3 * WAIT_S)
-            async with asyncio.timeout(WAIT_S):
-                committed = False
-                while not committed:
-                    committed = await consumer.commit({0: end})
-                    await asyncio.sleep(0.05)  # refused at once, without a wait, until it has joined its group again
+            await until_committed(consumer, {0: end})
             stopping.set()
         assert [offset for offset, _ in by_reader] == list(range(len(by_reader)))
         there = [value for _, value in by_reader]
@@ -106,6 +106,27 @@ async def test_no_acknowledgement_is_unknown_and_the_record_may_land_later(kafka
         kafka.broker.resume()
         await log.append("things", b"third")
         assert [record.value for record in await read(reader, 3)] == [b"first", b"second", b"third"]
+
+
+async def test_a_commit_that_no_broker_answers_is_refused_and_its_end_is_seen(
+    kafka: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its request goes on for a while after the caller was told. Nothing is logged as never retrieved."""
+    caplog.set_level(logging.CRITICAL, "aiokafka")  # a captured record would keep the task that failed alive
+    unseen: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, told: unseen.append(told))
+    kafka.request_timeout_s = 1.0
+    async with topic_on(kafka) as log, log.group("things", "g", Told()) as consumer:
+        await log.append("things", b"v")
+        await read(consumer, 1)
+        kafka.broker.pause()
+        assert not await consumer.commit({0: 1})
+        assert not await consumer.commit({0: 1}), "meanwhile the first one's request has ended"
+        kafka.broker.resume()
+        await until_committed(consumer, {0: 1})
+        assert await log.committed("things", "g", 0) == 1
+    gc.collect()
+    assert not unseen
 
 
 @pytest.mark.parametrize("how", ["pause", pytest.param("kill", marks=pytest.mark.full)])
@@ -170,6 +191,13 @@ async def test_without_a_broker_a_record_is_not_sent_and_one_too_large_is_refuse
         found = [record.value for record in await read(reader, last.offset + 1)]
         assert found == [b"first", *[large] * (last.offset - 1), b"last"]
         assert last.offset - 1 <= unknown
+
+
+async def until_committed(consumer: GroupConsumer, positions: dict[int, int]) -> None:
+    """Commit until it is taken. Until the consumer has joined its group again it is refused at once."""
+    async with asyncio.timeout(WAIT_S):
+        while not await consumer.commit(positions):  # noqa: ASYNC110
+            await asyncio.sleep(_RETRY_S)
 
 
 async def _connects(kafka: Kafka) -> bool:

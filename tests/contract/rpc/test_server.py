@@ -26,6 +26,7 @@ from greenroom.fabric.rpc import (
     ServerConfig,
     ServerTls,
     join_address,
+    word_of,
 )
 from greenroom.fabric.rpc.errors import Status
 from greenroom.v1 import predictor_pb2_grpc
@@ -98,6 +99,23 @@ async def test_a_watch_of_health_sees_every_change_and_the_end() -> None:
         await server.stop(1.0)
         await asyncio.wait_for(asyncio.gather(*watchers, return_exceptions=True), DEADLINE_S)
     assert seen == [[NOT_SERVING, SERVING, NOT_SERVING]] * 2
+
+
+async def test_a_caller_that_hears_that_it_stops_is_told_to_call_another() -> None:
+    """Not CANCELLED, as what reaches gRPC's core while it shuts down: of that nobody could say whether it was taken."""
+    server = Server(ServerConfig(), [EchoServicer()])
+    port = await server.start()
+    server.serving(True)
+    async with GrpcDialer() as dialer:
+        address = f"127.0.0.1:{port}"
+        watch = dialer.stub(health_pb2_grpc.HealthStub, address).Watch(health_pb2.HealthCheckRequest())
+        assert (await anext(aiter(watch))).status == SERVING
+        stopping = asyncio.create_task(server.stop(1.0))
+        assert (await anext(aiter(watch))).status == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await dialer.stub(EchoStub, address).Unary(Echo(), timeout=DEADLINE_S)
+        assert (raised.value.code(), word_of(raised.value)) == (grpc.StatusCode.UNAVAILABLE, "stopping")
+        await stopping
 
 
 async def test_health_is_answered_however_full_the_server_is() -> None:

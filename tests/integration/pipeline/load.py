@@ -15,6 +15,10 @@ import grpc
 from greenroom.v1 import inference_pb2, inference_pb2_grpc
 
 GIVE_UP_S = 180.0
+_SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": "greenroom.v1.Inference"},
+}
 
 
 @dataclass
@@ -35,7 +39,7 @@ class Call:
 class Clients:
     """Sends prompts to gateways that may be gone: a refused request is sent to the next one, an accepted one never
     again. Nor one whose connection was lost before there was an answer, which may have been accepted: it has no
-    idempotency key."""
+    idempotency key. Over gRPC one channel has all gateways, and watches their health."""
 
     def __init__(self, urls: Sequence[str], grpc_addresses: Sequence[str], *, max_tokens: int, model: str) -> None:
         self._urls = list(urls)
@@ -45,24 +49,25 @@ class Clients:
 
     async def __aenter__(self) -> Clients:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._channels = [grpc.aio.insecure_channel(address) for address in self._addresses]
-        self._stubs = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]
+        target = f"ipv4:{','.join(self._addresses)}"
+        self._channel = grpc.aio.insecure_channel(
+            target, options=[("grpc.service_config", json.dumps(_SERVICE_CONFIG))]
+        )
+        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
-        for channel in self._channels:
-            await channel.close()
+        await self._channel.close()
 
     async def call(self, number: int, prompt: str, way: str) -> Call:
         """Until it ends, or is refused by all for too long. What was accepted and broke off is an end too."""
         made = Call(number, prompt, way)
         began = time.monotonic()
         while not made.end and time.monotonic() - began < GIVE_UP_S:
-            at = random.randrange(len(self._urls))
             try:
                 async with asyncio.timeout(GIVE_UP_S):
-                    await (self._http(made, at) if way == "http" else self._grpc(made, at))
+                    await (self._http(made) if way == "http" else self._grpc(made))
             except _Refused:
                 made.refused += 1
                 await asyncio.sleep(0.2)
@@ -72,7 +77,7 @@ class Clients:
         made.end = made.end or "refused"
         return made
 
-    async def _http(self, made: Call, at: int) -> None:
+    async def _http(self, made: Call) -> None:
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": made.prompt}],
@@ -81,7 +86,7 @@ class Clients:
             "stream": True,
         }
         try:
-            async with self._session.post(f"{self._urls[at]}/v1/chat/completions", json=body) as response:
+            async with self._session.post(f"{random.choice(self._urls)}/v1/chat/completions", json=body) as response:
                 if response.status in (429, 503):
                     raise _Refused
                 if response.status != 200:
@@ -109,7 +114,7 @@ class Clients:
             if choice["finish_reason"]:
                 made.end = choice["finish_reason"]
 
-    async def _grpc(self, made: Call, at: int) -> None:
+    async def _grpc(self, made: Call) -> None:
         request = inference_pb2.GenerateRequest(
             chat=inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content=made.prompt)]),
             max_tokens=self._max_tokens,
@@ -117,7 +122,7 @@ class Clients:
         )
         began = False
         try:
-            async for event in self._stubs[at].GenerateStream(request):
+            async for event in self._stub.GenerateStream(request):
                 began = True
                 made.text += event.text
                 made.indices += range(event.tokens.start, event.tokens.start + len(event.tokens.ids))

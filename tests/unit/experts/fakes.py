@@ -53,7 +53,8 @@ class FakeStore:
 
 
 class GatedReads:
-    """What is done before each read of a ``FakeStore``. Experts go by their keys, ``experts`` of them to a layer.
+    """What is done before each read of a ``FakeStore``, or before another move. Experts go by their keys, ``experts``
+    of them to a layer.
 
     Reads of ``held`` experts wait until they are let through. ``failures``: how many reads of an expert will fail.
     ``begun``: the reads so far, in order.

@@ -28,24 +28,27 @@ MANIFEST = manifest(layers=1, experts=8)
 class GatedCopies(Copies):
     """Uploads wait until they are let through."""
 
-    def __init__(self, host: Arena, device: Arena, gate: threading.Event) -> None:
+    def __init__(self, host: Arena, device: Arena, gate: GatedReads) -> None:
         super().__init__(host, device)
         self.gate = gate
 
     def move(self, job: Job, part: int) -> int:
-        assert self.gate.wait(DEADLINE_S)
+        self.gate(0, job.expert)
         return super().move(job, part)
 
 
 class GatedHardware(RealHardware):
     def __init__(self, reads: ReadSettings | None = None) -> None:
         super().__init__(reads)
-        self.gate = threading.Event()
+        self.uploads = GatedReads(*range(8), experts=8)
 
     def mover(self, name: str, carrier: Carrier, outbox: Outbox) -> Mover:
         if isinstance(carrier, Copies):
-            carrier = GatedCopies(carrier._host, carrier._device, self.gate)
+            carrier = GatedCopies(carrier._host, carrier._device, self.uploads)
         return super().mover(name, carrier, outbox)
+
+    def let_all(self) -> None:
+        self.uploads.let(*range(8))
 
 
 class Bench:
@@ -89,12 +92,12 @@ class Bench:
 def bench() -> Iterator[Bench]:
     made = Bench(device_slots=4, host_slots=2)
     yield made
-    made.hardware.gate.set()
+    made.hardware.let_all()
     made.tiers.close()
 
 
 def test_two_hops_and_the_expert_is_there(bench: Bench) -> None:
-    bench.hardware.gate.set()
+    bench.hardware.let_all()
     bench.tiers.fetch(5, Reason.ON_DEMAND)
     bench.until((5, Tier.HOST), (5, Tier.DEVICE))
     ((weights,),) = bench.tiers.weights([5], 0)
@@ -122,9 +125,10 @@ def test_room_on_the_host_is_given_by_urgency(bench: Bench) -> None:
     bench.tiers.fetch(2, Reason.PREFETCH)
     bench.tiers.fetch(3, Reason.ON_DEMAND)
     assert bench.tiers.waiting_prefetches >= 2
-    bench.hardware.gate.set()
-    bench.until((3, Tier.HOST))
-    assert bench.store.reads[0, 3] == 1
+    bench.hardware.uploads.let(0)
+    bench.until((0, Tier.DEVICE), (3, Tier.HOST))
+    assert not bench.store.reads[0, 2], "the one slot went to what a layer waits for"
+    bench.hardware.let_all()
     bench.until((2, Tier.DEVICE), (3, Tier.DEVICE))
     assert bench.store.reads.total() == 4, "nothing is moved twice"
 
@@ -138,7 +142,7 @@ def test_what_is_wanted_on_the_host_goes_no_further(bench: Bench) -> None:
     assert bench.host.state[5] == State.RESIDENT
     assert bench.device.state[5] == State.ABSENT
     assert (bench.device.free, bench.host.free) == (4, 1)
-    bench.hardware.gate.set()
+    bench.hardware.let_all()
     bench.tiers.fetch(5, Reason.ON_DEMAND)
     bench.until((5, Tier.DEVICE))
     assert bench.store.reads[0, 5] == 1, "from the host"
@@ -149,7 +153,7 @@ def test_what_is_wanted_on_the_host_goes_no_further(bench: Bench) -> None:
 def test_a_fetch_to_the_device_goes_on_with_what_is_on_its_way_to_the_host(
     bench: Bench, state: str, reason: Reason
 ) -> None:
-    bench.hardware.gate.set()
+    bench.hardware.let_all()
     if state == "queued":
         bench.reads.held = {7}
         bench.tiers.fetch(7, Reason.ON_DEMAND)
@@ -177,7 +181,7 @@ def test_a_fetch_to_the_device_goes_on_with_what_is_on_its_way_to_the_host(
 def test_experts_bound_for_the_device_overtake_those_that_stay_on_the_host() -> None:
     made = Bench(device_slots=4, host_slots=6)
     try:
-        made.hardware.gate.set()
+        made.hardware.let_all()
         made.reads.held = {7}
         made.tiers.fetch(7, Reason.ON_DEMAND)
         made.reads.wait_begun(7)
@@ -189,14 +193,14 @@ def test_experts_bound_for_the_device_overtake_those_that_stay_on_the_host() -> 
         made.until((1, Tier.DEVICE), (2, Tier.HOST), (3, Tier.HOST), (7, Tier.DEVICE))
         assert made.reads.begun == [7, 1, 3, 2]
     finally:
-        made.hardware.gate.set()
+        made.hardware.let_all()
         made.tiers.close()
 
 
 def test_what_waits_for_the_host_is_taken_back_the_least_urgent_first() -> None:
     made = Bench(device_slots=4, host_slots=4)
     try:
-        made.hardware.gate.set()
+        made.hardware.let_all()
         made.reads.held = {7}
         made.tiers.fetch_to_host(7, Reason.TARGET)
         made.reads.wait_begun(7)
@@ -244,7 +248,7 @@ def test_a_prefetch_that_found_no_room_on_the_host_can_be_taken_back(bench: Benc
     assert not bench.tiers.short_of_host_room
     assert bench.device.free == 2
     bench.tiers.audit()
-    bench.hardware.gate.set()
+    bench.hardware.let_all()
     bench.until((0, Tier.DEVICE), (1, Tier.DEVICE))
     assert bench.store.reads.total() == 2
 

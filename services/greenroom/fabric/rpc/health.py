@@ -25,6 +25,11 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed: set[asyncio.Event] = set()
         self._closed = False
 
+    @property
+    def watched(self) -> bool:
+        """Whether someone is told of changes."""
+        return bool(self._changed)
+
     def set(self, serving: bool, service: str | None = None) -> None:
         """``service`` None: the whole and all services. Raises KeyError for an unknown service."""
         for name in self._serving if service is None else (service,):

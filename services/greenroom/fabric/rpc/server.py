@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from greenroom.fabric.rpc.tls import ServerTls
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 1.0
+_HEARD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +115,20 @@ class Server:
         self._health.set(serving, service)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls and say not serving. Running calls may end within ``grace_s``; then they are ended."""
+        """Take no new calls and say not serving. Running calls may end within ``grace_s``; then they are ended.
+
+        Whoever watches the health has a moment to turn elsewhere. A call that reached gRPC's core before it shut down,
+        and not yet its handler, would be told CANCELLED; until then calls are told UNAVAILABLE.
+        """
         if self._server is None or self._health is None:
             return
         self._health.set(False)
-        await self._guard.drain(grace_s)
+        heard = asyncio.create_task(asyncio.sleep(_HEARD_S if self._health.watched else 0.0))
+        try:
+            await self._guard.drain(grace_s)
+            await heard
+        finally:
+            heard.cancel()
         self._health.close()
         await self._server.stop(_FLUSH_S)
 

@@ -81,6 +81,22 @@ def consumer(config: LogConfig, group: str | None = None) -> AIOKafkaConsumer:
     )
 
 
+def hear_commits(client: AIOKafkaConsumer) -> None:
+    """See how each commit's request ends, also where its caller no longer waits. ``client`` has started.
+
+    aiokafka shields the request from the caller's cancellation, and no one would then ask for its failure.
+    """
+    coordinator = client._coordinator
+    request = coordinator._do_commit_offsets
+
+    def heard(*arguments: Any) -> asyncio.Task[None]:
+        task = asyncio.create_task(request(*arguments), name="commit")
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return task
+
+    coordinator._do_commit_offsets = heard
+
+
 def stalled(client: AIOKafkaConsumer) -> bool:
     """Whether the task that fetches has ended. ``getmany`` would not raise then, but return nothing for ever."""
     fetcher = client._fetcher

@@ -148,6 +148,7 @@ class KafkaGroup:
         try:
             consumer.subscribe([self._full_topic], listener=_Listener(self))
             await consumer.start()
+            kafka_client.hear_commits(consumer)
             while True:
                 await self._fetch(consumer)
         finally:
