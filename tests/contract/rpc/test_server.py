@@ -108,7 +108,8 @@ async def test_a_caller_that_hears_that_it_stops_is_told_to_call_another() -> No
     server.serving(True)
     async with GrpcDialer() as dialer:
         address = f"127.0.0.1:{port}"
-        watch = dialer.stub(health_pb2_grpc.HealthStub, address).Watch(health_pb2.HealthCheckRequest())
+        health: Any = dialer.stub(health_pb2_grpc.HealthStub, address)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
         assert (await anext(aiter(watch))).status == SERVING
         stopping = asyncio.create_task(server.stop(1.0))
         assert (await anext(aiter(watch))).status == NOT_SERVING

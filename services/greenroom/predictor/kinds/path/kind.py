@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from greenroom.core.artifacts.path_file import PathFile
-from greenroom.predictor.kinds.artifact_files import ArtifactFileKind
 from greenroom.predictor.kinds.config import BuildingConfig
-from greenroom.predictor.kinds.recorded_picks import distinct_picks, trace_of
-from greenroom.predictor.making.job import Job
-from greenroom.predictor.making.pace import EveryMany
-from greenroom.predictor.traces.counts import Picks
-from greenroom.predictor.traces.samples import Kept
+from greenroom.predictor.kinds.fitted_to_picks import FittedToPicks
+
+if TYPE_CHECKING:
+    from greenroom.replay.traces.routing_trace import RoutingTrace
 
 
-class PathKind(ArtifactFileKind[PathFile]):
-    """Paced as ``reuse``, of which it makes its own coefficients first."""
+class PathKind(FittedToPicks[PathFile]):
+    """Makes its own coefficients of ``reuse`` first."""
 
     def __init__(self, config: BuildingConfig) -> None:
-        super().__init__(PathFile)
-        self._config = config
+        super().__init__(PathFile, config)
 
-    def keep(self, picks: Picks, experts: int) -> Kept | None:
-        return distinct_picks(picks, experts)
-
-    def pace(self, made: bool) -> EveryMany:
-        return EveryMany(self._config.reuse_after, self._config.reuse_again, made)
-
-    def options(self) -> Mapping[str, Any]:
-        return {"seed": self._config.seed}
-
-    def make(self, job: Job) -> PathFile:
-        """Raises InvalidConfig, TraceError."""
+    def fit(self, trace: RoutingTrace, *, seed: int) -> PathFile:
         from greenroom.predictor.kinds.path.fit import FitOptions, fit
         from greenroom.predictor.kinds.reuse.fit import FitOptions as ReuseOptions
         from greenroom.predictor.kinds.reuse.fit import fit as fit_reuse
 
-        trace, seed = trace_of(job), int(job.options["seed"])
         return fit(trace, fit_reuse(trace, ReuseOptions(seed=seed)), FitOptions(seed=seed))

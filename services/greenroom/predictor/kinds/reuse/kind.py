@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from greenroom.core.artifacts.reuse_file import ReuseFile
-from greenroom.predictor.kinds.artifact_files import ArtifactFileKind
 from greenroom.predictor.kinds.config import BuildingConfig
-from greenroom.predictor.kinds.recorded_picks import distinct_picks, trace_of
-from greenroom.predictor.making.job import Job
-from greenroom.predictor.making.pace import EveryMany
-from greenroom.predictor.traces.counts import Picks
-from greenroom.predictor.traces.samples import Kept
+from greenroom.predictor.kinds.fitted_to_picks import FittedToPicks
+
+if TYPE_CHECKING:
+    from greenroom.replay.traces.routing_trace import RoutingTrace
 
 
-class ReuseKind(ArtifactFileKind[ReuseFile]):
+class ReuseKind(FittedToPicks[ReuseFile]):
     def __init__(self, config: BuildingConfig) -> None:
-        super().__init__(ReuseFile)
-        self._config = config
+        super().__init__(ReuseFile, config)
 
-    def keep(self, picks: Picks, experts: int) -> Kept | None:
-        return distinct_picks(picks, experts)
-
-    def pace(self, made: bool) -> EveryMany:
-        return EveryMany(self._config.reuse_after, self._config.reuse_again, made)
-
-    def options(self) -> Mapping[str, Any]:
-        return {"seed": self._config.seed}
-
-    def make(self, job: Job) -> ReuseFile:
-        """Raises InvalidConfig, TraceError."""
+    def fit(self, trace: RoutingTrace, *, seed: int) -> ReuseFile:
         from greenroom.predictor.kinds.reuse.fit import FitOptions, fit
 
-        return fit(trace_of(job), FitOptions(seed=int(job.options["seed"])))
+        return fit(trace, FitOptions(seed=seed))

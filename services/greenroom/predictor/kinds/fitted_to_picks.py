@@ -1,0 +1,60 @@
+"""What the kinds have in common that are fitted to whole sequences' picks, as a trace."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from greenroom.core.artifacts.artifact_file import ArtifactFile
+from greenroom.predictor.kinds.artifact_files import ArtifactFileKind
+from greenroom.predictor.kinds.config import BuildingConfig
+from greenroom.predictor.making.job import Job
+from greenroom.predictor.making.pace import EveryMany
+from greenroom.predictor.traces.counts import Picks
+from greenroom.predictor.traces.samples import Kept
+
+if TYPE_CHECKING:
+    from greenroom.replay.traces.routing_trace import RoutingTrace
+
+F = TypeVar("F", bound=ArtifactFile)
+
+
+class FittedToPicks(ArtifactFileKind[F]):
+    """Made after so many sequences, and anew after more."""
+
+    def __init__(self, file: type[F], config: BuildingConfig) -> None:
+        super().__init__(file)
+        self._config = config
+
+    @abstractmethod
+    def fit(self, trace: RoutingTrace, *, seed: int) -> F:
+        """Raises InvalidConfig, TraceError."""
+
+    def keep(self, picks: Picks, experts: int) -> Kept | None:
+        """[rows, layers, k], as they are; None where a row picks an expert twice."""
+        ordered = np.sort(picks, axis=2)
+        if ((ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] < experts)).any():
+            return None
+        return picks.copy()  # what came off the wire is a view of the whole record
+
+    def pace(self, made: bool) -> EveryMany:
+        return EveryMany(self._config.reuse_after, self._config.reuse_again, made)
+
+    def options(self) -> Mapping[str, Any]:
+        return {"seed": self._config.seed}
+
+    def make(self, job: Job) -> F:
+        """Raises InvalidConfig, TraceError."""
+        return self.fit(_trace_of(job), seed=int(job.options["seed"]))
+
+
+def _trace_of(job: Job) -> RoutingTrace:
+    """The samples as one trace. Raises TraceError."""
+    from greenroom.replay.traces.routing_trace import RoutingTrace
+
+    picks = [one.array for one in job.samples]
+    starts = np.concatenate(([0], np.cumsum([len(one) for one in picks]))).astype(np.int64)
+    return RoutingTrace(np.concatenate(picks), starts, num_experts=job.shape.experts, model=job.model)
