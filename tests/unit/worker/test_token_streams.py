@@ -18,6 +18,7 @@ from greenroom.worker.gateways.stream_edges import StreamEdges
 from greenroom.worker.gateways.token_streams import TokenStreams
 from greenroom.worker.service_config import StreamConfig
 from greenroom.worker.service_counters import ServiceCounters
+from tests.hand_clock import HandClock
 from tests.waiting import until
 
 
@@ -99,22 +100,27 @@ class Endless(tokens_pb2_grpc.TokensServicer):
             self.over += 1
 
 
+async def two_idle_calls(streams: TokenStreams, listener: Listener, clock: HandClock, idle_ms: float) -> None:
+    """One after the other to the gateway ``g``, each left without a stream for longer than ``idle_ms``."""
+    for number in range(2):
+        name, attempt = f"r-{number}", Attempt(1, number)
+        streams.open(name, attempt, "g")
+        await until(lambda: name in listener.opened, "the gateway has the stream")  # noqa: B023
+        streams.close(name, attempt)
+        streams.tick()
+        clock.now += idle_ms + 1
+        streams.tick()
+
+
 async def test_a_gateway_that_never_ends_an_idle_call_loses_it(caplog: pytest.LogCaptureFixture) -> None:
-    now, listener, gateway, counters = 0.0, Listener(), Endless(), ServiceCounters()
+    clock, listener, gateway, counters = HandClock(), Listener(), Endless(), ServiceCounters()
     config = StreamConfig(idle_gateway_ms=1_000, slow_gateway_ms=500)
     async with LocalDialer() as dialer:
         dialer.serve("g", [gateway])
-        streams = TokenStreams(StreamEdges(dialer, Here(), listener, config, counters, lambda: now))
-        for number in range(2):
-            name, attempt = f"r-{number}", Attempt(1, number)
-            streams.open(name, attempt, "g")
-            await until(lambda: name in listener.opened, "the gateway has the stream")  # noqa: B023
-            streams.close(name, attempt)
-            streams.tick()
-            now += 1_001
-            streams.tick()
+        streams = TokenStreams(StreamEdges(dialer, Here(), listener, config, counters, clock))
+        await two_idle_calls(streams, listener, clock, 1_000)
         assert (streams.gateways, streams.ending) == (0, 2), "the second one was opened beside the first"
-        now += 501
+        clock.now += 501
         for _ in range(3):
             streams.tick()
         await until(lambda: gateway.over == 2, "both calls are given up")
@@ -129,19 +135,12 @@ async def test_a_gateway_that_never_ends_an_idle_call_loses_it(caplog: pytest.Lo
 
 
 async def test_the_end_waits_for_calls_that_others_have_replaced() -> None:
-    now, listener, gateway = 0.0, Listener(), Endless()
+    clock, listener, gateway = HandClock(), Listener(), Endless()
     async with LocalDialer() as dialer:
         dialer.serve("g", [gateway])
-        edges = StreamEdges(dialer, Here(), listener, StreamConfig(), ServiceCounters(), lambda: now)
+        edges = StreamEdges(dialer, Here(), listener, StreamConfig(), ServiceCounters(), clock)
         streams = TokenStreams(edges)
-        for number in range(2):
-            name, attempt = f"r-{number}", Attempt(1, number)
-            streams.open(name, attempt, "g")
-            await until(lambda: name in listener.opened, "the gateway has the stream")  # noqa: B023
-            streams.close(name, attempt)
-            streams.tick()
-            now += 60_001
-            streams.tick()
+        await two_idle_calls(streams, listener, clock, 60_000)
         await streams.stop(0.01)
         assert gateway.begun == 2
         await until(lambda: gateway.over == 2, "both calls have ended")
