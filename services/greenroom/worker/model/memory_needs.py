@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from greenroom.experts.pack.layout import PackManifest
-from greenroom.moe.attention.ragged_attention import holds_scores, rows_at_once
+from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, rows_at_once
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.memory_plan import ALLOCATOR_SLACK, Needs
@@ -62,7 +62,8 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
 
     Counted are: the masks of all chunks, and what one mask is made of; one chunk's keys and values for all heads, since
     sdpa under a mask and eager attention copy them to every head that shares them, and latent attention computes them;
-    scores, where they are held (``holds_scores``), of as many rows as attend at once.
+    the copies that its fast kernel packs for AMX (``packs_keys``); scores, where they are held (``holds_scores``), of as
+    many rows as attend at once.
     """
     rows = config.tokens_per_step
     chunk = min(rows, config.prefill_chunk or rows)
@@ -82,6 +83,8 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
         copied = (key_dim + value_dim) * itemsize
     if scores and not eager:  # sdpa without its fast kernel: all in float32, the keys scaled as well
         copied += (2 * key_dim + value_dim) * _FLOAT32
+    if not scores and packs_keys(itemsize):
+        copied += (key_dim + value_dim) * itemsize
     at_once = rows_at_once(chunk, keys, heads, itemsize) if scores else 0
     masks = rows * (1 + itemsize * eager) + chunk * (_MASK_PARTS + itemsize)
     return int(keys * (masks + heads * (copied + at_once * _BYTES_A_SCORE)))
