@@ -62,8 +62,8 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
 
     Counted are: the masks of all chunks, and what one mask is made of; one chunk's keys and values for all heads, since
     sdpa under a mask and eager attention copy them to every head that shares them, and latent attention computes them;
-    the copies that its fast kernel packs for AMX (``packs_keys``); scores, where they are held (``holds_scores``), of as
-    many rows as attend at once.
+    the copies that its fast kernel packs for AMX (``packs_keys``); scores, where they are held (``holds_scores``), of
+    as many rows as attend at once.
     """
     rows = config.tokens_per_step
     chunk = min(rows, config.prefill_chunk or rows)
