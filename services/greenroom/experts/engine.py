@@ -160,7 +160,8 @@ class ExpertEngine:
         self.asks = frozenset() if self._device.slots == catalogue.size else policy.asks
         self._predictions = Predictions(policy, (*policy.predictors, *predictors), self._prefetcher, self.asks)
         self._context = LayerContext(
-            *(policy, self._tiers, self._on_demand, self._prefetcher, self._predictions, self.counters)
+            *(policy, self._tiers, self._on_demand, self._prefetcher, self._predictions, self.counters),
+            stream_slots=self._tiers.stream_slots,
         )
         self._row_masks = self._make_row_masks(config)
         self._firsts: list[int] = catalogue.first.tolist()

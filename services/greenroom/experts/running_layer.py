@@ -10,12 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from greenroom.experts.bookkeeping.counters import Counters
+from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.deciding.on_demand import OnDemandFetcher
 from greenroom.experts.deciding.predictions import Predictions
 from greenroom.experts.deciding.prefetcher import Prefetcher
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.source import Arriving
+from greenroom.policies.base.array_types import NO_KEYS
 from greenroom.policies.base.events import LayerRouting
 from greenroom.policies.base.expert_policy import ExpertPolicy
 
@@ -29,6 +31,8 @@ class LayerContext(NamedTuple):
     prefetcher: Prefetcher
     predictions: Predictions
     counters: Counters
+    stream_slots: int
+    """Through so many slots a layer passes its missing experts, where the policy wants that."""
 
 
 class RunningLayer(AbstractContextManager[Arriving]):
@@ -38,13 +42,15 @@ class RunningLayer(AbstractContextManager[Arriving]):
     experts first and the others as they land, or all in the policy's order if it has one.
     """
 
-    __slots__ = ("_context", "_first", "_pinned", "_routing")
+    __slots__ = ("_context", "_first", "_passing", "_pinned", "_routing")
 
     def __init__(self, context: LayerContext, routing: LayerRouting, first: int) -> None:
         self._context = context
         self._routing = routing
         self._first = first
         self._pinned: dict[int, None] = {}
+        self._passing: frozenset[int] | None = None
+        """The missing experts, where the layer passes them through a few slots."""
 
     def __enter__(self) -> Arriving:
         context, routing = self._context, self._routing
@@ -65,7 +71,11 @@ class RunningLayer(AbstractContextManager[Arriving]):
                 context.predictions.layer_routed(routing)
                 return self._residents(keys)
             context.prefetcher.reorder()
-            short_of_slots = context.on_demand.begin(keys, experts)
+            if "streams" in context.policy.hooks:
+                missing = experts[~device.resident[experts]]
+                if len(missing) > context.stream_slots and context.policy.streams(routing, missing):
+                    self._passing = frozenset(missing.tolist())
+            short_of_slots = self._begin(keys)
             context.prefetcher.pump()
             context.predictions.layer_routed(routing)
             return self._as_they_land(dict.fromkeys(keys), short_of_slots, in_order=order is not None)
@@ -109,14 +119,16 @@ class RunningLayer(AbstractContextManager[Arriving]):
         """Each of ``todo`` once it can be computed. An expert that has run is unpinned at once where others wait for
         its slot, and else together with the next ones.
         """
-        context, layer, running = self._context, self._routing.layer, self._routing.experts
+        context, layer = self._context, self._routing.layer
         while todo:
             ready = self._ready(todo, in_order=in_order)
             if not ready and short_of_slots and not context.tiers.moving:
                 ready = self._ready(todo, in_order=False)  # the first ones only get slots when these have run
+            if self._passing is not None and not in_order:
+                ready = self._next_passing(ready)
             if not ready:
                 context.on_demand.wait_for(todo)
-                short_of_slots = context.on_demand.begin(list(todo), running)
+                short_of_slots = self._begin(list(todo))
                 continue
             run: list[int] = []
             for key, weights in zip(ready, context.tiers.weights(ready, layer), strict=True):
@@ -127,10 +139,23 @@ class RunningLayer(AbstractContextManager[Arriving]):
                     self._have_run(run)
                     run = []
                     context.on_demand.deliver()
-                    short_of_slots = context.on_demand.begin(list(todo), running)
+                    short_of_slots = self._begin(list(todo))
             if run:
                 self._have_run(run)
             context.on_demand.deliver()
+
+    def _begin(self, todo: list[int]) -> bool:
+        """Begin to fetch what is missing. True: some must wait.
+
+        Where experts pass through a few slots, only those that have not run count, and those that have run may leave as
+        any other: the policy chooses among all.
+        """
+        on_demand = self._context.on_demand
+        if self._passing is None:
+            return on_demand.begin(todo, self._routing.experts)
+        absent = self._context.tiers.device.state[todo] == State.ABSENT
+        held = sum(key in self._passing for key, gone in zip(todo, absent.tolist(), strict=True) if not gone)
+        return on_demand.begin(todo, NO_KEYS, self._context.stream_slots - held)
 
     def _compute_order(self) -> list[int] | None:
         if "compute_order" not in self._context.policy.hooks:
@@ -145,6 +170,11 @@ class RunningLayer(AbstractContextManager[Arriving]):
         if in_order and False in computable:
             return keys[: computable.index(False)]
         return [key for key, can_run in zip(keys, computable, strict=True) if can_run]
+
+    def _next_passing(self, ready: list[int]) -> list[int]:
+        """One at a time. One that passes comes first, since the link waits for its slot; residents fill the gaps."""
+        assert self._passing is not None
+        return [next((key for key in ready if key in self._passing), ready[0])] if ready else []
 
     def _have_run(self, keys: list[int]) -> None:
         run = np.array(keys, dtype=np.int64)

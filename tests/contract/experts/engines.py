@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
-from greenroom.policies.base.array_types import Mask
+from greenroom.policies.base.array_types import Keys, Mask
 from greenroom.policies.base.events import LayerRouting, Prediction, Tier
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.policies.replacement.lru import Lru
+from greenroom.policies.replacement.next_use import NextUse
 from tests.contract.prepared_policies import prepared_policy
 from tests.unit.experts.fakes import FakeStore, manifest
 
@@ -65,11 +66,35 @@ class BackwardOrder(Lru):
         return routing.experts[::-1].copy()
 
 
+class Streaming(NextUse):
+    """Passes what a layer misses through a few slots."""
+
+    def streams(self, routing: LayerRouting, missing: Keys) -> bool:
+        return True
+
+
+class RestlessStreaming(RestlessOnTwoTiers):
+    """As restless on two tiers, every other layer passing what it misses through a few slots."""
+
+    def streams(self, routing: LayerRouting, missing: Keys) -> bool:
+        return routing.layer % 2 == 0
+
+
+class BackwardStreaming(BackwardOrder):
+    """In descending order, through a few slots."""
+
+    def streams(self, routing: LayerRouting, missing: Keys) -> bool:
+        return True
+
+
 POLICIES: dict[str, Callable[[Catalogue], ExpertPolicy]] = {
     **{name: partial(prepared_policy, name) for name in EXPERT_POLICIES},
     "restless": RestlessPrefetch,
     "restless-host": RestlessOnTwoTiers,
     "backward": BackwardOrder,
+    "streaming": Streaming,
+    "restless-streaming": RestlessStreaming,
+    "backward-streaming": BackwardStreaming,
 }
 
 

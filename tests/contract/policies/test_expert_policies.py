@@ -109,7 +109,9 @@ class World:
         check_order(self.policy.compute_order(routing, resident), routing)
         self.pinned |= group
         missing = sorted(group - self.inside[Tier.DEVICE])
-        if self._room_for(missing, Tier.DEVICE, Reason.ON_DEMAND):
+        if self.policy.streams(routing, keys_of(missing)):
+            self._pass_through(missing, group)
+        elif self._room_for(missing, Tier.DEVICE, Reason.ON_DEMAND):
             for expert in missing:
                 self._arrive(expert, Tier.DEVICE, Reason.ON_DEMAND)
         for predictor in self.policy.predictors:
@@ -120,6 +122,14 @@ class World:
         self.pinned -= group
         self.policy.on_experts_done(self.step, layer, routing.experts)
         self.policy.on_layer_done(self.step, layer)
+
+    def _pass_through(self, missing: list[int], group: set[int]) -> None:
+        """One after the other, each at the cost of any that does not run or has run."""
+        self.pinned -= group - set(missing)
+        for expert in missing:
+            if self._room_for([expert], Tier.DEVICE, Reason.ON_DEMAND):
+                self._arrive(expert, Tier.DEVICE, Reason.ON_DEMAND)
+            self.pinned.discard(expert)
 
     def fetch_ahead(self, a: int, b: int, c: int) -> None:
         expert = a % self.catalogue.size

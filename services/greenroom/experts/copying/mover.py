@@ -165,6 +165,11 @@ class Mover:
         self._threads = self._start()
 
     @property
+    def depth(self) -> int:
+        """How many jobs are under way at once: see Carrier."""
+        return self._carrier.depth
+
+    @property
     def waiting_prefetches(self) -> int:
         """Queued jobs bound for the device that no layer waits for.
 

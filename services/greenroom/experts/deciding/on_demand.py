@@ -41,10 +41,11 @@ class OnDemandFetcher:
         self._hears_arrivals = "on_transfer_done" in policy.hooks
         self._failed: dict[int, str] = {}  # by expert, why
 
-    def begin(self, keys: list[int], running: Keys) -> bool:
+    def begin(self, keys: list[int], running: Keys, most: int | None = None) -> bool:
         """Begin to fetch the missing ones of ``keys``, as many as slots can be freed for. True: some must wait.
 
-        ``running``: all experts of the layer, which are evicted for each other last. Raises TransferFailed.
+        ``running``: experts of the layer, which are evicted for each other last. ``most``: so many at most. Raises
+        TransferFailed.
         """
         self._raise_failure_of(keys)
         device = self._tiers.device
@@ -56,10 +57,11 @@ class OnDemandFetcher:
                 self._tiers.hurry(key)
         if not absent:
             return False
-        self._prefetcher.free_device_slots(len(absent))
-        if device.free < len(absent):
-            self._evictor.free_on_demand(len(absent) - device.free, absent, running)
-        begun = absent[: device.free]
+        now = absent if most is None else absent[: max(0, most)]
+        self._prefetcher.free_device_slots(len(now))
+        if device.free < len(now):
+            self._evictor.free_on_demand(len(now) - device.free, now, running)
+        begun = now[: device.free]
         for key in begun:
             self._counters.on_demand_fetches += 1
             self._tiers.fetch(key, Reason.ON_DEMAND)

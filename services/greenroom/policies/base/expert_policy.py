@@ -15,6 +15,7 @@ overrides. The engine looks once, when it is made, and calls no others. In order
                row_mask(step, layer, resident)        pull, before its router; only if overridden
                on_layer_routed(routing)               before its experts run
                compute_order(routing, resident)       pull; only if overridden
+               streams(routing, missing)              pull, where the layer misses many; only if overridden
                victims(request)                       pull, when the misses do not fit
                take_requests()                        pull, when the misses are on their way; only if it ``asks``
                on_prediction(prediction)              the answers of providers that answer at once
@@ -188,6 +189,15 @@ class ExpertPolicy(ServiceInterface, ABC):
         None: resident experts first, the others as they land. The layer's result does not depend on the order.
         """
         return None
+
+    def streams(self, routing: LayerRouting, missing: Keys) -> bool:
+        """Whether the layer passes its ``missing`` experts through a few slots (DuoServe-MoE §5.2).
+
+        Each is fetched as another has run, so that few others must leave for them, and those that have run compete with
+        all residents for staying. Asked only where more are missing than keep the link busy. False: as many as slots
+        can be freed for are fetched at once, and those of the layer leave last.
+        """
+        return False
 
     @abstractmethod
     def victims(self, request: VictimRequest) -> Keys:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.artifacts.path_file import LAYERS_AHEAD
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.array_types import Ids
+from greenroom.policies.base.array_types import Ids, Keys, Scores
 from greenroom.policies.base.events import (
     ROUTER,
     Artifact,
@@ -43,6 +43,10 @@ class DuoServe(Reuse):
     The chance that a row picks an expert comes from a blend of two logits: that of its path (``PathPredictor``) with
     what ``reuse`` knows of its sequence, and that of the layer's own router run ahead, where there is one. A blend
     learns online how far to believe each. In a batch an expert is wanted with 1 − Π(1 − p) over the rows.
+
+    A layer that misses many passes them through a few slots (§5.2), so a prompt leaves most residents where they are.
+    Who stays is chosen among all residents and all that pass. In a step with prompts the later layers' experts are as
+    good as certain to be used; those of layers that have run wait for the running sequences' next tokens.
     """
 
     asks = frozenset({ROUTER, PATH})
@@ -91,6 +95,36 @@ class DuoServe(Reuse):
         self._rows = step.rows
         self._decoding = np.flatnonzero(step.row_phases == Phase.DECODE)
         self._sequences = step.row_sequences[self._decoding]
+        if self._has_prompts:
+            self._expect_prompts(step.rows - len(self._decoding))
+
+    @property
+    def _has_prompts(self) -> bool:
+        return len(self._decoding) < self._rows
+
+    def _expect_prompts(self, rows: int) -> None:
+        """Each of ``rows`` picks an expert with the share that all sequences' tokens do: many rows leave no doubt."""
+        chances = self.reuse.chances
+        others = (1 - chances.over_all.astype(np.float64)) ** rows
+        self.reuse.expect(slice(0, self.catalogue.size), 1 - (1 - chances.soon) * others)
+
+    def _want_later(self, layer: int) -> None:
+        """In a step with prompts only for the next layer. What that layer misses comes while this one's last experts
+        compute; anything further would push out what is certain to be used before it.
+        """
+        if not self._has_prompts:
+            super()._want_later(layer)
+            return
+        span = self.catalogue.spans[min(layer + 1, self.catalogue.layers - 1)]
+        chance = self.reuse.expected()[span]
+        priority: Scores = np.zeros(self.catalogue.size, dtype=np.float32)
+        priority[span] = chance * (chance >= self._least) * self._decays[layer][span]
+        if self._wants_any or priority.any():
+            self._want(priority)
+
+    def streams(self, routing: LayerRouting, missing: Keys) -> bool:
+        """Always (§5.2): it evicts by the chance of a next use, whichever layer is running."""
+        return True
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         PrefetchingPolicy.on_layer_routed(self, routing)
