@@ -20,8 +20,9 @@ class WaitingSequence:
     """A request that has no KV memory yet.
 
     ``prefill_tokens``: prompt, and whatever prefix is forced behind it. ``kv_need``: what it must reserve to be
-    sure to reach its end. ``waited_ms``: since it came; 0 where the policy does not read waits. ``slo_ttft_ms``: within
-    which time of its coming its client wants the first token; None: it has not said, or has that token.
+    sure to reach its end. ``waited_ms``: since it came; told to a policy that reads waits, of those for whom there
+    is a place among the running. ``slo_ttft_ms``: within which time of its coming its client wants the first token;
+    None: it has not said, or has that token.
     """
 
     sequence: int

@@ -99,7 +99,7 @@ class PhasesBatching(BatchPolicy):
         latest_ms = step_ms + decode_ms  # the next chance comes a decode step later
         if any(
             waiting.slo_ttft_ms is not None and waiting.waited_ms + latest_ms >= waiting.slo_ttft_ms
-            for waiting in state.waiting
+            for waiting in state.waiting[: state.limits.max_running - len(state.running)]
         ):
             return False
         adds_ms = step_ms if self._apart else max(0.0, step_ms - decode_ms)
