@@ -88,10 +88,19 @@ runtime_options = stack(
         "bf16 itself, else any), a number, or PRODUCT,DECODE,PROMPT.",
     ),
     click.option("--max-model-len", type=int, help="Tokens of prompt and answer.  [default: the model's own]"),
+    click.option(
+        "--batching",
+        default="fcfs",
+        show_default=True,
+        help="Which rows form a step: fcfs (prompts in chunks), or phases (prompts whole and together, while moving "
+        "experts takes longer than computing); with options as in phases:hold=0.25.",
+    ),
     click.option("--max-running", type=int, default=32, show_default=True, help="Requests running at once."),
     click.option("--max-waiting", type=int, default=256, show_default=True, help="Requests waiting at most."),
     click.option("--tokens-per-step", type=int, default=512, show_default=True, help="Rows in one forward."),
-    click.option("--prefill-chunk", type=int, default=256, show_default=True, help="Most rows of one prompt in it."),
+    click.option(
+        "--prefill-chunk", type=int, default=256, show_default=True, help="Most rows of one prompt in it, with fcfs."
+    ),
     click.option("--threads", type=int, help="Cores to compute on.  [default: all that are usable]"),
     click.option(
         "--warm-start/--cold-start", default=True, show_default=True, help="Begin with the experts of last time."

@@ -23,6 +23,13 @@ def test_threads_are_some_a_core() -> None:
             WorkerConfig("model", threads=wrong)
 
 
+def test_a_prompt_has_the_rows_that_the_batch_policy_gives_it() -> None:
+    """The memory for attention is planned by it."""
+    assert WorkerConfig("model", tokens_per_step=512, prefill_chunk=256).prompt_rows == 256
+    assert WorkerConfig("model", tokens_per_step=128, prefill_chunk=256).prompt_rows == 128
+    assert WorkerConfig("model", tokens_per_step=512, prefill_chunk=256, batching="phases").prompt_rows == 512
+
+
 @pytest.mark.parametrize(("kind", "taker"), [("eamc", "moe-infinity"), ("path", "duoserve"), ("reuse", "reuse")])
 def test_a_file_is_for_the_policy_that_predicts_by_it(kind: str, taker: str) -> None:
     file: dict[str, Any] = {kind: Path("a.safetensors")}

@@ -13,8 +13,8 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.fidelity import check_fidelity
-from greenroom.policies.batching.batch_policy import BatchLimits
-from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_policy
+from greenroom.policies.batching.batch_policy import BatchLimits, BatchPolicy
+from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_batch_policy, create_policy, spelt
 from greenroom.worker.model.usable_memory import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -35,7 +35,9 @@ class WorkerConfig:
     - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
       processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.
     - ``max_model_len``: tokens of prompt and answer together (None: the model's own).
-    - ``tokens_per_step``: rows in one forward; ``prefill_chunk``: how many of them one prompt may have.
+    - ``tokens_per_step``: rows in one forward; ``prefill_chunk``: how many of them one prompt may have, where the batch
+      policy keeps to it.
+    - ``batching``: the batch policy, which says what rows form a step; its options as in ``NAME:OPTION=VALUE``.
     - ``threads``: cores to compute on (None: all that the process may use).
     - ``progress``: bars on stderr (None: on a terminal only).
     - ``fidelity``: what happens to a row whose expert is not resident. ``exact``: the expert is loaded. ``sensitive``:
@@ -73,6 +75,7 @@ class WorkerConfig:
     max_waiting: int = 256
     tokens_per_step: int = 512
     prefill_chunk: int | None = 256
+    batching: str = "fcfs"
     threads: int | None = None
     warm_start: bool = True
     cache_dir: Path | None = None
@@ -99,6 +102,7 @@ class WorkerConfig:
         for kind, file in self.artifact_files.items():
             check_taken(kind, str(file), [self.policy])
         _ = self.limits(0)
+        self.make_batch_policy()
 
     @property
     def artifact_files(self) -> Mapping[str, Path]:
@@ -114,6 +118,17 @@ class WorkerConfig:
             kv_total=kv_total,
             prefill_chunk=self.prefill_chunk,
         )
+
+    @property
+    def prompt_rows(self) -> int:
+        """The most rows of one prompt in a step."""
+        chunk = self.prefill_chunk if self.make_batch_policy().applies_prefill_chunk else None
+        return min(self.tokens_per_step, chunk or self.tokens_per_step)
+
+    def make_batch_policy(self) -> BatchPolicy:
+        """A new one. Raises UnknownName, InvalidConfig."""
+        name, options = spelt("batching", self.batching)
+        return create_batch_policy(name, options=options)
 
 
 def takes(policy: str, option: str) -> bool:

@@ -65,7 +65,7 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
     scores, where they are held (``holds_scores``), of as many rows as attend at once.
     """
     rows = config.tokens_per_step
-    chunk = min(rows, config.prefill_chunk or rows)
+    chunk = config.prompt_rows
     itemsize = ragged.layout.dtype.itemsize
     heads = int(text.num_attention_heads)
     eager = ragged.attention == "eager" or getattr(text, "attn_logit_softcapping", None) is not None

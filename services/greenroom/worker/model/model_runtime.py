@@ -45,6 +45,7 @@ from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.generation_engine import ArtifactVersion
 from greenroom.worker.model.config import WorkerConfig, takes
+from greenroom.worker.model.expert_moves import EngineMoves
 from greenroom.worker.model.generator import LoopGenerator
 from greenroom.worker.model.memory_needs import needs_of
 from greenroom.worker.model.memory_plan import MemoryPlan, plan_memory, plan_to_fit
@@ -217,9 +218,11 @@ class ModelRuntime:
         engine = BatchEngine(
             ragged,
             batch,
+            config.make_batch_policy(),
             eos_token_ids=loaded.eos_token_ids,
             stop_checkers=lambda stops: StopChecker(self.text.tokenizer, stops),
             observer=self.experts,
+            moves=EngineMoves(self.experts, self.link),
         )
         return BatchLoop(engine).start()
 
@@ -247,6 +250,7 @@ class ModelRuntime:
             f"read {reads} from {self.pack.path} ({format_bytes(self.pack.manifest.record_bytes)})\n"
             f"reads: {link}\n"
             f"products: {self._products}\n"
+            f"batching: {self.config.batching}, at most {self.config.tokens_per_step} rows a step\n"
             f"memory:\n{self.plan.describe()}"
         )
 
