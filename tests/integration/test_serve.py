@@ -197,6 +197,7 @@ REFUSED = [
     (("--batching", "phases:hold=much"), "hold: 'much' is not allowed; a number"),
     (("--batching", "phases:hold=-1"), "hold: -1 is not allowed"),
     (("--batching", "fcfs:hold"), "write options as NAME:OPTION=VALUE"),
+    (("--tokens-per-step", "many"), "'many': write a number of rows, or auto"),
     (("--dtype", "int4"), "auto, bfloat16, float16, float32"),
     (("--max-running", "0"), "max_running"),
     (("--max-queue-wait", "-1"), "max_queue_wait_s: -1.0 is not allowed"),

@@ -62,6 +62,16 @@ def test_the_tokens_are_those_of_fcfs(
     assert stats.audit_failures == stats.running == stats.waiting == 0
 
 
+def test_the_plan_says_what_steps_for_whole_prompts_cost(cache: Path) -> None:
+    with LLM(expert_memory="33%", batching="phases", tokens_per_step="auto", cache_dir=cache, threads=1) as llm:
+        config = llm.worker.config
+        assert isinstance(config.tokens_per_step, int)
+        assert llm.worker.loop.engine.config.tokens_per_step == config.tokens_per_step
+        assert f"{config.tokens_per_step} rows a step (--tokens-per-step auto)" in llm.worker.describe()
+    with LLM(expert_memory="33%", tokens_per_step="auto", cache_dir=cache, threads=1) as llm:
+        assert llm.worker.config.tokens_per_step == 512
+
+
 def test_the_command_takes_it(pack_cache: None) -> None:
     said = result_of("generate", "What does Kira drink?", "--max-tokens", "2", "--batching", "phases:hold=0.5")
     assert "batching: phases:hold=0.5, at most 512 rows a step" in said.stderr
