@@ -16,7 +16,7 @@ import pytest
 from greenroom.demo import bundled_model_path
 from greenroom.demo.evaluate.evaluation import CARD_SEED
 from greenroom.demo.tasks import TASKS, Sample, samples
-from greenroom.policies.registry import EXPERT_POLICIES
+from greenroom.policies.registry import BATCH_POLICIES, EXPERT_POLICIES
 from tests.integration import server as server_module
 from tests.integration.server import Server, refusals_without_torch
 from tests.pausing import pause
@@ -191,6 +191,13 @@ REFUSED = [
     (("--model", "/nowhere/at/all"), "/nowhere/at/all"),
     (("--policy-options", "{"), "this is no JSON"),
     (("--policy", "lru", "--policy-options", '{"x": 1}'), "lru takes no options"),
+    (("--batching", "magic"), f"known: {', '.join(sorted(BATCH_POLICIES))}"),
+    (("--batching", "fcfs:hold=1"), "fcfs takes no options"),
+    (("--batching", "phases:keep=1"), "known: apart, hold"),
+    (("--batching", "phases:hold=much"), "hold: 'much' is not allowed; a number"),
+    (("--batching", "phases:hold=-1"), "hold: -1 is not allowed"),
+    (("--batching", "fcfs:hold"), "write options as NAME:OPTION=VALUE"),
+    (("--tokens-per-step", "many"), "'many': write a number of rows, or auto"),
     (("--dtype", "int4"), "auto, bfloat16, float16, float32"),
     (("--max-running", "0"), "max_running"),
     (("--max-queue-wait", "-1"), "max_queue_wait_s: -1.0 is not allowed"),

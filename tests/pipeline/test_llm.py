@@ -121,6 +121,11 @@ def test_nothing_is_left_behind(llm: LLM) -> None:
     [
         ({"policy": "magic"}, UnknownName, "known: .*fifo, .*lfu"),
         ({"expert_memory": "20KiB"}, BudgetTooSmall, "picks 2"),
+        ({"batching": "magic"}, UnknownName, "batching: 'magic' .*known: fcfs, phases"),
+        ({"batching": "fcfs:hold=1"}, InvalidConfig, "fcfs takes no options"),
+        ({"batching": "phases:keep=1"}, UnknownName, "known: apart, hold"),
+        ({"batching": "phases:hold=NaN"}, InvalidConfig, "hold: nan is not allowed"),
+        ({"batching": "fcfs:hold"}, InvalidConfig, "batching: .*NAME:OPTION=VALUE"),
         ({"dtype": "int8"}, InvalidConfig, "dtype"),
         ({"max_running": 0}, InvalidConfig, "max_running"),
         ({"attention": "flash"}, InvalidConfig, "auto, sdpa, eager"),

@@ -52,6 +52,7 @@ def generate(
     Examples:
       greenroom generate "Rosa always asks for milk. Kira drinks cocoa. What does Kira drink?"
       greenroom generate --file prompts.jsonl --json --expert-memory 25% > answers.jsonl
+      greenroom generate --file prompts.jsonl --expert-memory 25% --batching phases --tokens-per-step auto
       echo "Once upon a time" | greenroom generate --raw --model ./checkpoint --temperature 0.8 --seed 7
     """
     from greenroom.core.generation import SamplingParams

@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+
+def _rows(text: int | str) -> int | str:
+    """Raises click.BadParameter."""
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: write a number of rows, or auto") from None
+
+
 checkpoint_options = stack(
     click.option("--revision", help="Branch, tag or commit of a model on the hub."),
     click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network."),
@@ -88,10 +99,26 @@ runtime_options = stack(
         "bf16 itself, else any), a number, or PRODUCT,DECODE,PROMPT.",
     ),
     click.option("--max-model-len", type=int, help="Tokens of prompt and answer.  [default: the model's own]"),
+    click.option(
+        "--batching",
+        default="fcfs",
+        show_default=True,
+        help="Which rows form a step: fcfs (prompts in chunks), or phases (prompts whole and together, while moving "
+        "experts takes longer than computing); with options as in phases:hold=0.25.",
+    ),
     click.option("--max-running", type=int, default=32, show_default=True, help="Requests running at once."),
     click.option("--max-waiting", type=int, default=256, show_default=True, help="Requests waiting at most."),
-    click.option("--tokens-per-step", type=int, default=512, show_default=True, help="Rows in one forward."),
-    click.option("--prefill-chunk", type=int, default=256, show_default=True, help="Most rows of one prompt in it."),
+    click.option(
+        "--tokens-per-step",
+        type=_rows,
+        metavar="ROWS|auto",
+        default=512,
+        show_default=True,
+        help="Rows in one forward; auto: as many as let prompts run whole with phases, at what the memory plan says.",
+    ),
+    click.option(
+        "--prefill-chunk", type=int, default=256, show_default=True, help="Most rows of one prompt in it, with fcfs."
+    ),
     click.option("--threads", type=int, help="Cores to compute on.  [default: all that are usable]"),
     click.option(
         "--warm-start/--cold-start", default=True, show_default=True, help="Begin with the experts of last time."

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from greenroom.profiling.prompts import TaskPrompts
     from greenroom.worker.model.config import WorkerConfig
 
-_OWN = ("policy", "policy_options", "fidelity", "profile", "eamc", "reuse", "warm_start", "max_waiting")
+_OWN = ("policy", "policy_options", "fidelity", "profile", "eamc", "reuse", "warm_start", "max_waiting", "batching")
 """Options of a worker that a profile sets itself."""
 
 LABELLED_PER_TASK, LABELLED_QUICKLY = 400, 60

@@ -65,6 +65,7 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
       greenroom serve --expert-memory 33%
       greenroom serve --model mistralai/Mixtral-8x7B-Instruct-v0.1 --expert-memory 16GiB --policy lfu
       greenroom serve --policy emoe --fidelity paper --profile profile.json --expert-memory 60% --scheduling emoe
+      greenroom serve --expert-memory 33% --batching phases --tokens-per-step auto
       greenroom serve --policy moe-infinity --expert-memory 33% --state-dir ./state
       greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """

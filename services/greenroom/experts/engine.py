@@ -430,6 +430,27 @@ class ExpertEngine:
         on_disk = int(np.count_nonzero(absent & ~self._host.resident))
         return upload + (disk_seconds * on_disk / missing if missing else 0.0)
 
+    def missing_seconds(self, disk_bytes_per_s: float | None) -> float | None:
+        """How long moving the experts that are not on the device takes. Each link moves as fast as it has so far.
+
+        ``disk_bytes_per_s``: the disk's rate until it has moved anything. Two links work side by side, so the one that
+        takes longer counts. None: the rate of a link is not known.
+        """
+        missing = self.catalogue.size - self._device.residents
+        if not missing:
+            return 0.0
+        slot_bytes = self._tiers.slot_bytes
+        disk, *upload = self._tiers.movers
+        on_disk = missing
+        if self._host is not None:
+            on_disk = int(np.count_nonzero(~self._device.resident & ~self._host.resident))
+        disk_seconds = disk.seconds(on_disk * slot_bytes) if on_disk else 0.0
+        if disk_seconds is None and disk_bytes_per_s is not None:
+            disk_seconds = on_disk * slot_bytes / disk_bytes_per_s
+        taken = [disk_seconds, *(mover.seconds(missing * slot_bytes) for mover in upload)]
+        known = [seconds for seconds in taken if seconds is not None]
+        return max(known) if len(known) == len(taken) else None
+
     def resident_keys(self) -> Keys:
         """The experts on the device, ascending."""
         return np.flatnonzero(self.device.resident)

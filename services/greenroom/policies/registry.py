@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Collection, Mapping
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -12,6 +13,7 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.policies.batching.fcfs import FcfsBatching
+from greenroom.policies.batching.phases import PhasesBatching
 from greenroom.policies.duoserve.policy import DuoServe
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import Popularity
@@ -52,7 +54,7 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "top-k": TopK,
     "traced-top-k": TracedTopK,
 }
-BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching}
+BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching, "phases": PhasesBatching}
 PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {
     "edf": EdfPlacement,
     "emoe": EmoePlacement,
@@ -77,6 +79,24 @@ def check_taken(kind: str, name: str, policies: Collection[str]) -> None:
     if not set(taking).intersection(policies):
         own, others = " and ".join(policies), " or ".join(taking)
         raise InvalidConfig(kind, name, f"{own} takes no {kind}: leave it out, or choose the policy {others}")
+
+
+def spelt(field: str, text: str) -> tuple[str, dict[str, Any]]:
+    """A policy's name and options out of ``decayed`` or ``decayed:decay=0.999,…``, values as in JSON.
+
+    Raises InvalidConfig, naming ``field``, for an option without a value.
+    """
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        option, separator, value = part.partition("=")
+        if not separator:
+            raise InvalidConfig(field, text, "write options as NAME:OPTION=VALUE,OPTION=VALUE")
+        try:
+            options[option.strip()] = json.loads(value)
+        except ValueError:
+            options[option.strip()] = value.strip()
+    return name.strip(), options
 
 
 def create_batch_policy(name: str, *, options: Mapping[str, Any] | None = None) -> BatchPolicy:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from greenroom.core.attempts import Attempt
+from greenroom.core.clock import SteadyClock
 from greenroom.core.errors import GreenroomError, InvalidRequest
 from greenroom.core.generation import Finished, FinishReason, Token
 from greenroom.core.messages import Member, MemberKind, ModelCard, Task
@@ -77,6 +78,7 @@ class WorkerService(Part):
         *,
         profile: ModelProfile | None = None,
         clock: Callable[[], float] = monotonic_ms,
+        unix_ms: Callable[[], float] | None = None,
     ) -> None:
         super().__init__("worker")
         self.config = config
@@ -89,6 +91,7 @@ class WorkerService(Part):
         self._engine = engine
         self._members = members
         self._clock = clock
+        self._unix_ms = unix_ms or SteadyClock()
         self._tasks_of: dict[int, Task] = {}
         self._calls = WaitingCalls()
         self._empty = asyncio.Event()
@@ -370,7 +373,7 @@ class WorkerService(Part):
                         self._fault.begins(task.request.prompt)
                     self._tasks_of[number] = task
                     self.counters.prefix_tokens += len(prefix)
-                    self._engine.begin(number, request_of(task, prefix))
+                    self._engine.begin(number, request_of(task, prefix, now_ms=self._unix_ms()))
                 case run_table.Stop(number):
                     self._tasks_of.pop(number, None)
                     self._engine.cancel(number)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,19 @@ from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
 from greenroom.moe.batch.completions import complete
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.batching.batch_policy import BatchPolicy
+from greenroom.policies.batching.phases import PhasesBatching
+from greenroom.policies.registry import BATCH_POLICIES
 from tests.contract.batching.harness import Answer, Driver, generate, generate_logits, prompt_of, ragged, request
 from tests.random_checkpoints import random_model
 
 PROMPTS = [prompt_of(length, seed) for seed in range(2) for length in (1, 3, 8, 15, 26)]
 TOKENS = 7
+BATCHINGS: list[Callable[[], BatchPolicy]] = [
+    *BATCH_POLICIES.values(),
+    partial(PhasesBatching, apart=True),
+    partial(PhasesBatching, hold=1.0),
+]
 
 
 @settings(max_examples=40, deadline=None)
@@ -45,6 +54,7 @@ def test_any_schedule_gives_every_request_its_own_answer(data: st.DataObject) ->
         tokens_per_step=tokens_per_step,
         max_running=data.draw(st.integers(1, tokens_per_step), "max_running"),
         prefill_chunk=data.draw(st.sampled_from([None, 1, 3, 7]), "chunk"),
+        policy=data.draw(st.sampled_from(BATCHINGS), "policy")(),
     )
     asked: list[tuple[tuple[int, ...], int, Answer]] = []
     for action in data.draw(st.lists(st.sampled_from(["join", "join", "step", "step", "step", "cancel"]), max_size=40)):

@@ -22,6 +22,7 @@ from tests.contract.experts.engines import (
     LAYERS,
     MANIFEST,
     POLICIES,
+    SIZE,
     TOP_K,
     make_engine,
     routes,
@@ -200,3 +201,40 @@ def test_a_failing_preload_says_which_expert() -> None:
 def test_a_budget_below_one_layers_top_k_is_refused() -> None:
     with pytest.raises(BudgetTooSmall, match="give at least 8 KiB"):
         make_engine("lru", TOP_K - 1, 0)
+
+
+def test_the_time_that_missing_experts_take_follows_the_link(closing: list[ExpertEngine]) -> None:
+    engine, _ = make_engine("lru", SIZE - 4, 0)
+    closing.append(engine)
+    record = int(engine.catalogue.bytes_of.max())
+    assert engine.missing_seconds(None) is None, "nothing has been moved, and no rate was measured before"
+    assert engine.missing_seconds(float(record)) == SIZE, "a second each"
+
+    engine.preload(range(SIZE - 4))
+    disk = engine.movers[0]
+    disk.busy_seconds = 3.0
+    assert engine.missing_seconds(float(record)) == pytest.approx(4 * 3.0 * record / disk.bytes_moved)
+
+
+def test_of_two_links_the_one_that_takes_longer_counts(closing: list[ExpertEngine]) -> None:
+    engine, _ = make_engine("lru", 6, 12)
+    closing.append(engine)
+    engine.preload(range(6))
+    disk, upload = engine.movers
+    disk.busy_seconds, upload.busy_seconds = 6.0, 1.0
+    assert engine.host is not None
+    on_disk = int((~engine.device.resident & ~engine.host.resident).sum())
+    record = disk.bytes_moved / 6
+    by_disk = on_disk * 6.0 * record / disk.bytes_moved
+    by_upload = (SIZE - 6) * 1.0 * record / upload.bytes_moved
+    assert by_disk > by_upload
+    assert engine.missing_seconds(None) == pytest.approx(by_disk)
+    upload.busy_seconds = 60.0
+    assert engine.missing_seconds(None) == pytest.approx(10 * 6 * by_upload)
+
+
+def test_nothing_missing_takes_no_time(closing: list[ExpertEngine]) -> None:
+    engine, _ = make_engine("lru", SIZE, 0)
+    closing.append(engine)
+    engine.preload(range(SIZE))
+    assert engine.missing_seconds(None) == 0.0

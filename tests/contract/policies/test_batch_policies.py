@@ -15,9 +15,14 @@ from greenroom.policies.batching.batch_policy import (
     BatchPolicy,
     BatchState,
     RunningSequence,
+    StepCosts,
     WaitingSequence,
 )
-from greenroom.policies.registry import BATCH_POLICIES, create_batch_policy
+from greenroom.policies.registry import BATCH_POLICIES, create_batch_policy, spelt
+
+TURN_MS = 10.0
+MOST_SECONDS = 0.1
+MOST_HOLD = 2.0
 
 
 @dataclass
@@ -29,14 +34,24 @@ class Life:
     prefill_left: int
     kv_need: int
     generates: int
+    slo_ttft_ms: float | None = None
+
+
+@dataclass
+class Workload:
+    limits: BatchLimits
+    lives: list[Life]
+    costs: StepCosts
 
 
 class Worker:
     """Carries out decisions at once, one step after the other, and holds each against the contract."""
 
-    def __init__(self, policy: BatchPolicy, limits: BatchLimits, lives: list[Life]) -> None:
+    def __init__(self, policy: BatchPolicy, workload: Workload) -> None:
+        lives = workload.lives
         self.policy = policy
-        self.limits = limits
+        self.limits = workload.limits
+        self.costs = workload.costs
         self.to_come = sorted(lives, key=lambda life: (life.arrives, life.sequence))
         self.waiting: list[Life] = []
         self.running: list[Life] = []
@@ -54,10 +69,20 @@ class Worker:
         while self.to_come and self.to_come[0].arrives <= self.now:
             self.waiting.append(self.to_come.pop(0))
         state = BatchState(
-            tuple(WaitingSequence(life.sequence, life.prefill_left, life.kv_need) for life in self.waiting),
+            tuple(
+                WaitingSequence(
+                    life.sequence,
+                    life.prefill_left,
+                    life.kv_need,
+                    waited_ms=(self.now - life.arrives) * TURN_MS,
+                    slo_ttft_ms=life.slo_ttft_ms,
+                )
+                for life in self.waiting
+            ),
             tuple(RunningSequence(life.sequence, life.prefill_left) for life in self.running),
             self.kv_free,
             self.limits,
+            self.costs,
         )
         decision = self.policy.decide(state)
         assert self.policy.decide(state) == decision, "equal states, unequal decisions"
@@ -87,7 +112,8 @@ class Worker:
                 moved.add(part.sequence)
                 if part.phase is Phase.PREFILL:
                     assert 1 <= part.tokens <= life.prefill_left
-                    assert self.limits.prefill_chunk is None or part.tokens <= self.limits.prefill_chunk
+                    if self.policy.applies_prefill_chunk and self.limits.prefill_chunk is not None:
+                        assert part.tokens <= self.limits.prefill_chunk
                     life.prefill_left -= part.tokens
                     life.generates -= life.prefill_left == 0
                 else:
@@ -100,7 +126,7 @@ class Worker:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[BatchLimits, list[Life]]:
+def workloads(draw: st.DrawFn) -> Workload:
     max_running = draw(st.integers(1, 5))
     limits = BatchLimits(
         tokens_per_step=draw(st.integers(max_running, 12)),
@@ -109,24 +135,42 @@ def workloads(draw: st.DrawFn) -> tuple[BatchLimits, list[Life]]:
         prefill_chunk=draw(st.none() | st.integers(1, 6)),
     )
     shapes = draw(
-        st.lists(st.tuples(st.integers(0, 20), st.integers(1, 25), st.integers(1, 8), st.integers(0, 30)), max_size=15)
-    )
-    return limits, [
-        Life(number, arrives, prefill, prefill + generates + spare, generates)
-        for number, (arrives, prefill, generates, spare) in enumerate(shapes)
+        st.lists(
+            st.tuples(
+                st.integers(0, 20), st.integers(1, 25), st.integers(1, 8), st.integers(0, 30),
+                st.none() | st.floats(1, 500),
+            ),
+            max_size=15,
+        )
+    )  # fmt: skip
+    seconds = st.none() | st.floats(0, MOST_SECONDS)
+    lives = [
+        Life(number, arrives, prefill, prefill + generates + spare, generates, slo)
+        for number, (arrives, prefill, generates, spare, slo) in enumerate(shapes)
     ]
+    return Workload(
+        limits, lives, StepCosts(draw(st.none() | st.floats(0, MOST_SECONDS / 12)), draw(seconds), draw(seconds))
+    )
 
 
-every_policy = pytest.mark.parametrize("name", sorted(BATCH_POLICIES))
+every_policy = pytest.mark.parametrize(
+    "name", [*sorted(BATCH_POLICIES), "phases:apart=true", "phases:hold=0.5", f"phases:apart=true,hold={MOST_HOLD}"]
+)
+
+
+def made(text: str) -> BatchPolicy:
+    name, options = spelt("batching", text)
+    return create_batch_policy(name, options=options)
 
 
 @every_policy
 @settings(deadline=None)
 @given(workload=workloads())
-def test_limits_hold_and_every_request_ends_or_is_refused(name: str, workload: tuple[BatchLimits, list[Life]]) -> None:
-    limits, lives = workload
-    worker = Worker(create_batch_policy(name), limits, lives)
-    # In each turn with work at least one token moves, so there is an end that can be computed.
+def test_limits_hold_and_every_request_ends_or_is_refused(name: str, workload: Workload) -> None:
+    limits, lives = workload.limits, workload.lives
+    worker = Worker(made(name), workload)
+    # In each turn with work at least one token moves, so there is an end that can be computed. Where a prompt is held,
+    # it is the token of one that decodes.
     work = sum(life.prefill_left + life.generates for life in lives)
     turns = 21 + work
 
@@ -139,12 +183,12 @@ def test_limits_hold_and_every_request_ends_or_is_refused(name: str, workload: t
     assert (worker.running, worker.waiting) == ([], [])
 
 
+@every_policy
 @settings(deadline=None)
 @given(workload=workloads())
-def test_fcfs_admits_in_order_of_arrival(workload: tuple[BatchLimits, list[Life]]) -> None:
-    limits, lives = workload
-    in_order = [life.sequence for life in sorted(lives, key=lambda life: (life.arrives, life.sequence))]
-    worker = Worker(create_batch_policy("fcfs"), limits, lives)
+def test_requests_are_admitted_in_order_of_arrival(name: str, workload: Workload) -> None:
+    in_order = [life.sequence for life in sorted(workload.lives, key=lambda life: (life.arrives, life.sequence))]
+    worker = Worker(made(name), workload)
 
     for _ in range(200):
         worker.turn()
@@ -153,11 +197,11 @@ def test_fcfs_admits_in_order_of_arrival(workload: tuple[BatchLimits, list[Life]
     assert worker.admitted == sorted(worker.admitted, key=arrival.__getitem__)
 
 
+@every_policy
 @settings(deadline=None)
 @given(workload=workloads())
-def test_fcfs_moves_every_decoding_sequence_in_every_step(workload: tuple[BatchLimits, list[Life]]) -> None:
-    limits, lives = workload
-    worker = Worker(create_batch_policy("fcfs"), limits, lives)
+def test_every_decoding_sequence_moves_with_every_decision(name: str, workload: Workload) -> None:
+    worker = Worker(made(name), workload)
 
     for _ in range(60):
         decoding = {life.sequence for life in worker.running if life.prefill_left == 0}

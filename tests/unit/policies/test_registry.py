@@ -16,6 +16,7 @@ from greenroom.policies import (
 )
 from greenroom.policies.batching.fcfs import FcfsBatching
 from greenroom.policies.placement.fcfs import FcfsPlacement
+from greenroom.policies.registry import spelt
 
 CATALOGUE = Catalogue.uniform("pool", layers=1, experts=4, top_k=2)
 
@@ -31,6 +32,13 @@ def test_every_known_name_makes_its_policy(name: str) -> None:
 def test_the_other_two_kinds_have_their_names_too() -> None:
     assert isinstance(create_batch_policy("fcfs"), FcfsBatching)
     assert isinstance(create_placement_policy("fcfs"), FcfsPlacement)
+
+
+def test_a_policy_is_spelt_with_its_options() -> None:
+    assert spelt("batching", "fcfs") == ("fcfs", {})
+    assert spelt("policy", " x : a=true, b=word,c=0.5 ") == ("x", {"a": True, "b": "word", "c": 0.5})
+    with pytest.raises(InvalidConfig, match=r"batching: .fcfs:hold. .*NAME:OPTION=VALUE"):
+        spelt("batching", "fcfs:hold")
 
 
 def test_an_unknown_policy_is_answered_with_all_known() -> None:

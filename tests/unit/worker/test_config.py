@@ -23,6 +23,23 @@ def test_threads_are_some_a_core() -> None:
             WorkerConfig("model", threads=wrong)
 
 
+def test_a_prompt_has_the_rows_that_the_batch_policy_gives_it() -> None:
+    """The memory for attention is planned by it."""
+    assert WorkerConfig("model", tokens_per_step=512, prefill_chunk=256).prompt_rows == 256
+    assert WorkerConfig("model", tokens_per_step=128, prefill_chunk=256).prompt_rows == 128
+    assert WorkerConfig("model", tokens_per_step=512, prefill_chunk=256, batching="phases").prompt_rows == 512
+
+
+def test_rows_of_a_step_are_a_number_or_left_to_the_plan() -> None:
+    assert WorkerConfig("model", tokens_per_step="auto").step_rows == 512
+    assert WorkerConfig("model", tokens_per_step="auto", max_running=700).step_rows == 700
+    assert not WorkerConfig("model", tokens_per_step="auto").wants_whole_prompts, "chunks need no more"
+    assert WorkerConfig("model", tokens_per_step="auto", batching="phases").wants_whole_prompts
+    assert not WorkerConfig("model", tokens_per_step=64, batching="phases").wants_whole_prompts
+    with pytest.raises(InvalidConfig, match=r"tokens_per_step: 'many' .* a number of rows, or auto"):
+        WorkerConfig("model", tokens_per_step="many")
+
+
 @pytest.mark.parametrize(("kind", "taker"), [("eamc", "moe-infinity"), ("path", "duoserve"), ("reuse", "reuse")])
 def test_a_file_is_for_the_policy_that_predicts_by_it(kind: str, taker: str) -> None:
     file: dict[str, Any] = {kind: Path("a.safetensors")}

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
 from greenroom.core.units import GIB, MIB
-from greenroom.worker.model.memory_plan import LEAST_CONTEXT, MemoryPlan, Needs, plan_memory, plan_to_fit
+from greenroom.worker.model.memory_plan import (
+    LEAST_CONTEXT,
+    ROWS_SHARE,
+    MemoryPlan,
+    Needs,
+    plan_memory,
+    plan_rows,
+    plan_to_fit,
+)
 from greenroom.worker.model.usable_memory import Memory
 
 NEEDS = Needs(
@@ -192,3 +202,52 @@ def test_a_refusal_names_the_options_that_help_and_what_they_are_about(
     assert all(option in said for option in named), said
     assert not any(option in said for option in unnamed), said
     assert "attention over it takes 16 GiB" in said
+
+
+def rows_of(available: int, longest: int, expert: str = "auto", kv: str = "auto") -> tuple[MemoryPlan, int]:
+    def plan_at(rows: int) -> tuple[MemoryPlan, int]:
+        return plan(available, replace(NEEDS, workspace=100 * MIB + rows * 64 * 1024), expert, kv=kv), 4096
+
+    planned, _, rows = plan_rows(plan_at, 512, longest)
+    return planned, rows
+
+
+def test_rows_are_doubled_while_that_is_worth_the_experts_memory() -> None:
+    """With 512 rows there are about 580 MiB for experts; a row takes 64 KiB: 1024 take 32 MiB more, 2048 take 96."""
+    planned, rows = rows_of(2 * GIB, 100_000)
+    fewer, _ = rows_of(2 * GIB, 512)
+    assert rows == 1024
+    assert planned.device_slots < fewer.device_slots
+    assert planned.workspace - fewer.workspace <= ROWS_SHARE * fewer.expert_bytes
+    lost = fewer.device_slots - planned.device_slots
+    note = f"1024 rows a step (--tokens-per-step auto), which takes 32 MiB and {lost} experts more than 512"
+    assert note in planned.describe()
+    assert planned.total - planned.base <= 2 * GIB
+
+
+def test_no_more_rows_than_the_longest_prompt_has() -> None:
+    assert rows_of(20 * GIB, 1000)[1] == 1024
+    planned, rows = rows_of(20 * GIB, 300)
+    assert rows == 512
+    assert "512 rows a step (--tokens-per-step auto)" in planned.describe()
+
+
+def test_where_more_rows_do_not_fit_there_are_fewer() -> None:
+    """All memory is given, so nothing makes room: 1 GiB, 132 MiB of workspace, 96 experts, KV, and 16 MiB to spare."""
+    available = 1 * GIB + (132 + 96 * 11 + 64 + 16) * MIB
+    assert rows_of(available, 4096, expert="100%", kv="64MiB")[1] == 512
+    assert rows_of(available + 16 * MIB, 4096, expert="100%", kv="64MiB")[1] == 1024
+
+
+def test_no_request_is_shortened_for_more_rows() -> None:
+    lengths = {512: 4096, 1024: 4096, 2048: 2048}
+
+    def plan_at(rows: int) -> tuple[MemoryPlan, int]:
+        return plan(20 * GIB), lengths[rows]
+
+    assert plan_rows(plan_at, 512, 4096)[1:] == (4096, 1024)
+
+
+def test_what_does_not_fit_with_the_fewest_rows_is_refused() -> None:
+    with pytest.raises(BudgetTooSmall):
+        rows_of(1 * GIB, 4096)

@@ -10,12 +10,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.core.generation import Finished, FinishReason, Token, TokenLogprobs
+from greenroom.core.generation import Finished, FinishReason, SamplingParams, Slo, Token, TokenLogprobs
 from greenroom.core.logprobs import unpack_tokens
+from greenroom.core.messages import Request, Task
 from greenroom.fabric.wire import logprobs_of
 from greenroom.v1 import common_pb2, worker_pb2
 from greenroom.worker.faults import Fault, fault_of
-from greenroom.worker.runs.results import CLOSINGS, REFUSALS, reported
+from greenroom.worker.runs.results import CLOSINGS, REFUSALS, reported, request_of
 from greenroom.worker.runs.run_table import Closing, Refusal
 from greenroom.worker.service_config import ArtifactConfig, ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
 from greenroom.worker.service_counters import ServiceCollector, ServiceCounters
@@ -118,3 +119,17 @@ def test_forecasts_are_counted_by_what_they_were_made_from_and_never_by_too_many
     assert registry.get_sample_value("greenroom_worker_forecasts_by_source_total", {"source": "task type"}) == 2
     assert registry.get_sample_value("greenroom_worker_forecasts_by_source_total", {"source": "other"}) == 86
     assert len(counters.forecasts_by_source) == 17
+
+
+def test_the_engine_is_told_what_is_left_of_the_first_tokens_slo() -> None:
+    def slo(now_ms: float | None, **objectives: float) -> Slo:
+        request = Request(
+            request_id="r", pool=0, model="m", prompt_ids=(1,), sampling=SamplingParams(), accepted_ms=1000,
+            deadline_ms=9000, slo=Slo(**objectives),
+        )  # fmt: skip
+        return request_of(Task(request=request, task_type="chat"), now_ms=now_ms).slo
+
+    assert slo(1400.0, ttft_ms=500.0, e2e_ms=900.0) == Slo(ttft_ms=100.0, e2e_ms=900.0)
+    assert slo(900.0, ttft_ms=500.0).ttft_ms == 500.0, "the other machine's clock is behind"
+    assert slo(5000.0, ttft_ms=500.0).ttft_ms == 1.0
+    assert slo(1400.0) == Slo()

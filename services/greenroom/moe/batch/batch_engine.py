@@ -28,9 +28,17 @@ from greenroom.moe.batch.sampling import SampledToken
 from greenroom.moe.batch.sampling import sample as sample_in_ram
 from greenroom.moe.batch.sequence import OnEvent, Sequence, StopCheckerFactory
 from greenroom.moe.batch.sequence_observer import SequenceObserver
+from greenroom.moe.batch.step_meter import ExpertMoves, StepMeter
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.policies.base.events import Phase, SequenceEnd
-from greenroom.policies.batching.batch_policy import BatchPolicy, BatchState, Rows, StepPlan
+from greenroom.policies.batching.batch_policy import (
+    UNKNOWN_COSTS,
+    BatchPolicy,
+    BatchState,
+    Rows,
+    StepPlan,
+    WaitingSequence,
+)
 from greenroom.policies.batching.fcfs import FcfsBatching
 
 log = logging.getLogger(__name__)
@@ -52,6 +60,7 @@ class BatchEngine:
 
     ``new_sequence`` and ``snapshot`` may be called from any thread, everything else from the thread that steps.
     ``stop_checkers`` makes the checker of a request's stop strings. Without it requests with stop strings are refused.
+    ``moves``: what moves experts, for what the policy is told of a step's cost.
 
     Invariants, checked by ``audit``: A request waits or runs, never both. Exactly the running requests have a KV
     reservation. The batch policy's descriptions of all requests are up to date. A request gets exactly one Finished,
@@ -67,6 +76,7 @@ class BatchEngine:
         eos_token_ids: Collection[int] = (),
         stop_checkers: StopCheckerFactory | None = None,
         observer: SequenceObserver | None = None,
+        moves: ExpertMoves | None = None,
         on_ended: Callable[[Sequence], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,6 +94,9 @@ class BatchEngine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._stop_checkers = stop_checkers
         self._observer = observer
+        self.costs = UNKNOWN_COSTS
+        """What the policy was told last."""
+        self._meter = StepMeter(moves)
         self._clock = clock
         self._numbers = itertools.count()
 
@@ -153,20 +166,31 @@ class BatchEngine:
         """
         plans = self._schedule()
         for plan in plans:
+            stats = self.stats
+            isolated, prefill, decode = stats.isolated_steps, stats.prefill_rows, stats.decode_rows
+            self._meter.begin()
             started = self._clock()
             for sequences, logits in self._run(plan):
                 self._postprocess(sequences, logits)
-            self.stats.steps += 1
-            self.stats.step_seconds += self._clock() - started
+            seconds = self._clock() - started
+            stats.steps += 1
+            stats.step_seconds += seconds
+            if stats.isolated_steps == isolated:
+                self._meter.end(
+                    seconds, prefill_rows=stats.prefill_rows - prefill, decode_rows=stats.decode_rows - decode
+                )
         return bool(plans)
 
     def _schedule(self) -> tuple[StepPlan, ...]:
+        described = self._described
+        self.costs = self._meter.costs()
         decision = self.policy.decide(
             BatchState(
-                waiting=self._described.waiting,
-                running=self._described.running,
+                waiting=self._with_waits() if self.policy.reads_waits else described.waiting,
+                running=described.running,
                 kv_free=self.kv.free_bytes,
                 limits=self._limits,
+                costs=self.costs,
             )
         )
         for number, reason in decision.refuse:
@@ -175,6 +199,10 @@ class BatchEngine:
             if not self._reserve(self.waiting[number]):
                 break  # no later request overtakes it
         return decision.steps
+
+    def _with_waits(self) -> tuple[WaitingSequence, ...]:
+        places = self._limits.max_running - len(self.running)
+        return self._described.waiting_at(self._clock(), max(0, places))
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Start it. False: it goes on waiting until a running request gives memory back.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 
 from greenroom.moe.attention.kv_cache import KVLayout
 from greenroom.moe.batch.sequence import Sequence
@@ -18,16 +20,25 @@ class QueueDescription:
     def __init__(self, layout: KVLayout) -> None:
         self._layout = layout
         self._waiting: dict[int, WaitingSequence] = {}
+        self._arrived: dict[int, float] = {}  # those of _waiting, in seconds of the loop's clock
         self._running: dict[int, RunningSequence] = {}
         self._waiting_told: tuple[WaitingSequence, ...] | None = ()
         self._running_told: tuple[RunningSequence, ...] | None = ()
 
     @property
     def waiting(self) -> tuple[WaitingSequence, ...]:
-        """In order of arrival."""
+        """In order of arrival, without their waits."""
         if self._waiting_told is None:
             self._waiting_told = tuple(self._waiting.values())
         return self._waiting_told
+
+    def waiting_at(self, now: float, most: int) -> tuple[WaitingSequence, ...]:
+        """As ``waiting``, the first ``most`` with their waits until ``now``. It costs by ``most``."""
+        waited = tuple(
+            replace(described, waited_ms=max(0.0, 1000.0 * (now - self._arrived[number])))
+            for number, described in itertools.islice(self._waiting.items(), most)
+        )
+        return waited + self.waiting[len(waited) :]
 
     @property
     def running(self) -> tuple[RunningSequence, ...]:
@@ -39,21 +50,27 @@ class QueueDescription:
     def waits(self, sequence: Sequence) -> None:
         """It has come."""
         self._waiting[sequence.number] = _waiting(sequence, self._layout)
+        self._arrived[sequence.number] = sequence.submitted_at
         self._waiting_told = None
 
     def runs(self, sequence: Sequence) -> None:
         """It has started, or rows of its prompt have run."""
-        if self._waiting.pop(sequence.number, None) is not None:
-            self._waiting_told = None
+        self._waits_no_more(sequence.number)
         self._running[sequence.number] = _running(sequence)
         self._running_told = None
 
     def left(self, number: int) -> None:
         """It has ended."""
-        if self._waiting.pop(number, None) is not None:
-            self._waiting_told = None
-        elif self._running.pop(number, None) is not None:
+        if not self._waits_no_more(number) and self._running.pop(number, None) is not None:
             self._running_told = None
+
+    def _waits_no_more(self, number: int) -> bool:
+        """Whether it has waited until now."""
+        if self._waiting.pop(number, None) is None:
+            return False
+        del self._arrived[number]
+        self._waiting_told = None
+        return True
 
     def describes(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> bool:
         """Whether it equals a new description of all sequences. For audits."""
@@ -64,8 +81,14 @@ class QueueDescription:
 
 def _waiting(sequence: Sequence, layout: KVLayout) -> WaitingSequence:
     info = sequence.info
+    request = sequence.request
     return WaitingSequence(
-        info.sequence, sequence.settled, layout.nbytes(sequence.kv_rows), info.task, info.expected_tokens
+        info.sequence,
+        sequence.settled,
+        layout.nbytes(sequence.kv_rows),
+        info.task,
+        info.expected_tokens,
+        slo_ttft_ms=None if request.prefix else request.slo.ttft_ms,
     )
 
 

@@ -6,8 +6,10 @@ is counted in one unit of the worker's choice (tokens, blocks); the policy only 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import UNKNOWN_TASK, Phase, Prediction
@@ -18,7 +20,9 @@ class WaitingSequence:
     """A request that has no KV memory yet.
 
     ``prefill_tokens``: prompt, and whatever prefix is forced behind it. ``kv_need``: what it must reserve to be
-    sure to reach its end.
+    sure to reach its end. ``waited_ms``: since it came; told to a policy that reads waits, of those for whom there
+    is a place among the running. ``slo_ttft_ms``: within which time of its coming its client wants the first token;
+    None: it has not said, or has that token.
     """
 
     sequence: int
@@ -26,6 +30,8 @@ class WaitingSequence:
     kv_need: int
     task: str = UNKNOWN_TASK
     expected_tokens: int = 0
+    waited_ms: float = 0.0
+    slo_ttft_ms: float | None = None
 
     def __post_init__(self) -> None:
         if self.prefill_tokens < 1:
@@ -77,6 +83,46 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What a step costs on this machine, in seconds, as far as it was measured. None: not known yet.
+
+    ``row_seconds``: computing a row of a step that has prompts. ``moving_seconds``: moving the experts that are
+    missing, nearly all of which such a step needs. ``decode_seconds``: a step of decode rows alone, waits for experts
+    included. Raises ValueError for what is no time.
+    """
+
+    row_seconds: float | None = None
+    moving_seconds: float | None = None
+    decode_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{entry.name} is {value}: no time in seconds")
+
+    @property
+    def balanced_rows(self) -> float | None:
+        """R*: with so many rows computing takes as long as moving. With fewer, another row costs no time.
+
+        None where one of the two is not known, and where nothing is missing: then no row hides behind moving, and
+        there is no such number.
+        """
+        if not self.row_seconds or not self.moving_seconds:
+            return None
+        return self.moving_seconds / self.row_seconds
+
+    def prompt_step_seconds(self, rows: int) -> float | None:
+        """A step with prompts: computing and moving go on side by side. None: not known."""
+        if self.row_seconds is None:
+            return None
+        return max(self.moving_seconds or 0.0, rows * self.row_seconds)
+
+
+UNKNOWN_COSTS = StepCosts()
+
+
+@dataclass(frozen=True, slots=True)
 class BatchState:
     """What waits (in order of arrival) and what runs (in order of admission). ``kv_free`` is not reserved."""
 
@@ -84,6 +130,7 @@ class BatchState:
     running: tuple[RunningSequence, ...]
     kv_free: int
     limits: BatchLimits
+    costs: StepCosts = UNKNOWN_COSTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +170,13 @@ class BatchDecision:
 class BatchPolicy(ABC):
     """Invariants for every policy: the limits hold; chunks of one prompt keep their order; no running sequence
     waits forever; equal states (and predictions) give equal decisions.
+
+    ``applies_prefill_chunk``: whether it keeps to BatchLimits.prefill_chunk. ``reads_waits``: whether it looks at
+    WaitingSequence.waited_ms, which only then is told.
     """
+
+    applies_prefill_chunk: ClassVar[bool] = True
+    reads_waits: bool = False
 
     @abstractmethod
     def decide(self, state: BatchState) -> BatchDecision:
@@ -131,3 +184,8 @@ class BatchPolicy(ABC):
 
     def on_prediction(self, prediction: Prediction) -> None:  # noqa: B027 - most policies have no use for it
         """Predicted routing of running sequences, for policies that group rows by it (ExpertFlow §3.3.3)."""
+
+
+def never_fits(waiting: WaitingSequence, limits: BatchLimits) -> str:
+    """Why a request that needs more KV than there is in all is refused."""
+    return f"it needs {waiting.kv_need} of KV memory and there are {limits.kv_total} in all"

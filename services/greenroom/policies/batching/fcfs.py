@@ -10,7 +10,7 @@ from greenroom.policies.batching.batch_policy import (
     BatchState,
     Rows,
     StepPlan,
-    WaitingSequence,
+    never_fits,
 )
 
 
@@ -46,7 +46,7 @@ class FcfsBatching(BatchPolicy):
         blocked = False
         for waiting in state.waiting:
             if waiting.kv_need > limits.kv_total:
-                refuse.append((waiting.sequence, _never_fits(waiting, limits)))
+                refuse.append((waiting.sequence, never_fits(waiting, limits)))
             elif not blocked:
                 full = len(state.running) + len(admit) >= limits.max_running
                 blocked = full or left == 0 or waiting.kv_need > kv_free
@@ -63,7 +63,3 @@ def _take_chunk(rows: list[Rows], sequence: int, wanted: int, left: int, limits:
     tokens = min(wanted, left, limits.prefill_chunk or wanted)
     rows.append(Rows(sequence, tokens, Phase.PREFILL))
     return tokens
-
-
-def _never_fits(waiting: WaitingSequence, limits: BatchLimits) -> str:
-    return f"it needs {waiting.kv_need} of KV memory and there are {limits.kv_total} in all"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from greenroom.core.units import parse_bytes
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.policies.registry import EXPERT_POLICIES, create_policy
+from greenroom.policies.registry import EXPERT_POLICIES, create_policy, spelt
 from greenroom.policies.replacement.belady import Belady, Future
 from greenroom.replay.hit_rates import ReplayResult, optimum, replay
 from greenroom.replay.sweeps.processes import in_processes
@@ -36,18 +35,9 @@ class PolicySpec:
 
     @classmethod
     def parse(cls, text: str) -> PolicySpec:
-        """``decayed`` or ``decayed:alpha=0.999,…``, values as in JSON. Raises InvalidConfig, naming the policy."""
-        name, _, rest = text.partition(":")
-        options: dict[str, Any] = {}
-        for part in filter(None, rest.split(",")):
-            option, separator, value = part.partition("=")
-            if not separator:
-                raise InvalidConfig("policy", text, "write options as NAME:OPTION=VALUE,OPTION=VALUE")
-            try:
-                options[option.strip()] = json.loads(value)
-            except ValueError:
-                options[option.strip()] = value.strip()
-        return cls(name.strip(), options, text.strip())
+        """``decayed`` or ``decayed:decay=0.999,…``, values as in JSON. Raises InvalidConfig, naming the policy."""
+        name, options = spelt("policy", text)
+        return cls(name, options, text.strip())
 
     def create(self, catalogue: Catalogue, steps: Callable[[], Iterator[TraceStep]]) -> ExpertPolicy:
         """A new policy; Belady's oracle gets the future from ``steps``. Raises UnknownName, InvalidConfig."""

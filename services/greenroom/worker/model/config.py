@@ -13,14 +13,15 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.fidelity import check_fidelity
-from greenroom.policies.batching.batch_policy import BatchLimits
-from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_policy
+from greenroom.policies.batching.batch_policy import BatchLimits, BatchPolicy
+from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_batch_policy, create_policy, spelt
 from greenroom.worker.model.usable_memory import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTIONS = ("auto", "sdpa", "eager")
 PRODUCTS = ("auto", "native", "torch")
+DEFAULT_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,9 @@ class WorkerConfig:
     - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
       processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.
     - ``max_model_len``: tokens of prompt and answer together (None: the model's own).
-    - ``tokens_per_step``: rows in one forward; ``prefill_chunk``: how many of them one prompt may have.
+    - ``tokens_per_step``: rows in one forward; ``auto``: by the memory plan, so that prompts run whole where the batch
+      policy lets them. ``prefill_chunk``: how many of them one prompt may have, where the batch policy keeps to it.
+    - ``batching``: the batch policy, which says what rows form a step; its options as in ``NAME:OPTION=VALUE``.
     - ``threads``: cores to compute on (None: all that the process may use).
     - ``progress``: bars on stderr (None: on a terminal only).
     - ``fidelity``: what happens to a row whose expert is not resident. ``exact``: the expert is loaded. ``sensitive``:
@@ -71,8 +74,9 @@ class WorkerConfig:
     max_model_len: int | None = None
     max_running: int = 32
     max_waiting: int = 256
-    tokens_per_step: int = 512
+    tokens_per_step: int | str = DEFAULT_ROWS
     prefill_chunk: int | None = 256
+    batching: str = "fcfs"
     threads: int | None = None
     warm_start: bool = True
     cache_dir: Path | None = None
@@ -95,10 +99,13 @@ class WorkerConfig:
             raise InvalidConfig("served_model_name", "", "give a name, or leave it out for the model's own")
         for name, whole in (("expert_memory", 100), ("host_memory", 100), ("kv_memory", None)):
             _size(name, getattr(self, name), whole)
+        if isinstance(self.tokens_per_step, str) and self.tokens_per_step != "auto":
+            raise InvalidConfig("tokens_per_step", self.tokens_per_step, "a number of rows, or auto")
         _policy(self.policy, self.policy_options)
         for kind, file in self.artifact_files.items():
             check_taken(kind, str(file), [self.policy])
         _ = self.limits(0)
+        self.make_batch_policy()
 
     @property
     def artifact_files(self) -> Mapping[str, Path]:
@@ -109,11 +116,33 @@ class WorkerConfig:
     def limits(self, kv_total: int) -> BatchLimits:
         """The batch policy's limits, with the KV budget in the loop's own unit. Raises InvalidConfig."""
         return BatchLimits(
-            tokens_per_step=self.tokens_per_step,
+            tokens_per_step=self.step_rows,
             max_running=self.max_running,
             kv_total=kv_total,
             prefill_chunk=self.prefill_chunk,
         )
+
+    @property
+    def step_rows(self) -> int:
+        """Rows in one forward. Of ``auto`` the fewest that it may become."""
+        rows = self.tokens_per_step
+        return max(DEFAULT_ROWS, self.max_running) if isinstance(rows, str) else rows
+
+    @property
+    def wants_whole_prompts(self) -> bool:
+        """Whether ``tokens_per_step`` is to be chosen, and more rows than the fewest let longer prompts run whole."""
+        return isinstance(self.tokens_per_step, str) and not self.make_batch_policy().applies_prefill_chunk
+
+    @property
+    def prompt_rows(self) -> int:
+        """The most rows of one prompt in a step."""
+        chunk = self.prefill_chunk if self.make_batch_policy().applies_prefill_chunk else None
+        return min(self.step_rows, chunk or self.step_rows)
+
+    def make_batch_policy(self) -> BatchPolicy:
+        """A new one. Raises UnknownName, InvalidConfig."""
+        name, options = spelt("batching", self.batching)
+        return create_batch_policy(name, options=options)
 
 
 def takes(policy: str, option: str) -> bool:

@@ -45,7 +45,7 @@ def workspace_bytes(text: Any, manifest: PackManifest, ragged: RaggedModel, conf
     Counted are: some tensors of a row's width (residual, norms, queries, keys, values), the contributions of a row's
     experts, the widest hidden layer, and the logits (also as float64 while sampling).
     """
-    rows = config.tokens_per_step
+    rows = config.step_rows
     top_k = max(layer.top_k for layer in manifest.layers)
     widest = max(max(spec.shape) for layer in manifest.layers for spec in layer.layout.tensors)
     widest = max(widest, getattr(text, "intermediate_size", 0) or 0)
@@ -65,8 +65,8 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
     the copies that its fast kernel packs for AMX (``packs_keys``); scores, where they are held (``holds_scores``), of
     as many rows as attend at once.
     """
-    rows = config.tokens_per_step
-    chunk = min(rows, config.prefill_chunk or rows)
+    rows = config.step_rows
+    chunk = config.prompt_rows
     itemsize = ragged.layout.dtype.itemsize
     heads = int(text.num_attention_heads)
     eager = ragged.attention == "eager" or getattr(text, "attn_logit_softcapping", None) is not None

@@ -26,6 +26,9 @@ such pages back: the page cache and other processes have to do with the rest.
 ATTENTION_SHARE = 0.25
 """The largest share that attention over the longest context gets of attention, KV and experts while not all fit."""
 
+ROWS_SHARE = 1 / 8
+"""Of the experts' memory: the most that ``--tokens-per-step auto`` takes for steps of more rows."""
+
 LEAST_CONTEXT = 1024
 """Tokens. A request's length is not cut below this to save memory."""
 
@@ -218,6 +221,32 @@ def plan_to_fit(
         why = f"attention over {longest} would take {format_bytes(needs_at(longest).attention)}"
         made = replace(made, notes=(*made.notes, f"requests of at most {length} tokens ({why}; --max-model-len)"))
     return made, length
+
+
+def plan_rows(
+    plan_at: Callable[[int], tuple[MemoryPlan, int]], fewest: int, longest: int
+) -> tuple[MemoryPlan, int, int]:
+    """The plan, the length of a request, and the rows of a step: ``fewest``, doubled while that is worth its memory.
+
+    More rows let longer prompts run whole, up to ``longest``. They take workspace, which experts could have. So rows
+    are doubled while the workspace beyond that of ``fewest`` is at most ROWS_SHARE of what experts have with
+    ``fewest``, and no request has to be shorter for it. ``plan_at`` gives plan and length for so many rows, as
+    ``plan_to_fit``. Raises BudgetTooSmall where not even ``fewest`` fit.
+    """
+    least, length = plan_at(fewest)
+    chosen, rows = least, fewest
+    while rows < longest:
+        try:
+            made, made_length = plan_at(2 * rows)
+        except BudgetTooSmall:
+            break
+        if made.workspace - least.workspace > ROWS_SHARE * least.expert_bytes or made_length < length:
+            break
+        chosen, rows = made, 2 * rows
+    lost = least.device_slots - chosen.device_slots
+    costs = f"{format_bytes(chosen.workspace - least.workspace)} and {lost} experts more than {fewest}"
+    note = f"{rows} rows a step (--tokens-per-step auto)" + (f", which takes {costs}" if rows > fewest else "")
+    return replace(chosen, notes=(*chosen.notes, note)), length, rows
 
 
 def _ways(needs: Needs, *, expert_memory: str, host_memory: str, kv_memory: str) -> str:

@@ -60,13 +60,19 @@ class WorkerCollector(Collector):
         yield _gauge("experts_resident", "Experts in the device tier.", len(engine.resident_keys()))
 
     def _batches(self) -> Iterable[Metric]:
-        stats = self._worker.loop.stats()
+        stats, costs = self._worker.loop.stats(), self._worker.loop.engine.costs
         yield _counter("steps", "Forward passes.", stats.steps)
         yield _counter("step_seconds", "Time spent in steps.", stats.step_seconds)
         rows = CounterMetricFamily(f"{PREFIX}step_rows", "Rows of all forward passes.", labels=["phase"])
         rows.add_metric(["prefill"], stats.prefill_rows)
         rows.add_metric(["decode"], stats.decode_rows)
         yield rows
+        for name, text, seconds in (
+            ("row_compute_seconds", "Computing a row of a step with prompts, as measured.", costs.row_seconds),
+            ("missing_experts_seconds", "Moving the experts that are missing now.", costs.moving_seconds),
+        ):
+            if seconds is not None:
+                yield _gauge(name, text, seconds)
         yield _gauge("batch_requests_running", "Requests in the batch.", stats.running)
         yield _gauge("batch_requests_waiting", "Requests that wait to join the batch.", stats.waiting)
         yield _counter("requests_started", "Requests admitted.", stats.started)

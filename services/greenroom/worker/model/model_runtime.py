@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -45,9 +46,10 @@ from greenroom.policies.registry import create_policy
 from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.generation_engine import ArtifactVersion
 from greenroom.worker.model.config import WorkerConfig, takes
+from greenroom.worker.model.expert_moves import EngineMoves
 from greenroom.worker.model.generator import LoopGenerator
 from greenroom.worker.model.memory_needs import needs_of
-from greenroom.worker.model.memory_plan import MemoryPlan, plan_memory, plan_to_fit
+from greenroom.worker.model.memory_plan import MemoryPlan, plan_memory, plan_rows, plan_to_fit
 from greenroom.worker.model.usable_memory import gpu_memory, memory, resident_bytes, usable_cores
 from greenroom.worker.model.warm_start import ResidentSetFile, first_residents
 
@@ -104,22 +106,32 @@ class ModelRuntime:
         runtime = max(0, resident_bytes() - in_ram)  # after a first forward: with all the code it needs
         there = memory() if self.accelerator is None else gpu_memory(self._device)
         ram = None if self.accelerator is None else memory()
+
+        def plan_at(rows: int) -> tuple[MemoryPlan, int]:
+            with_rows = replace(config, tokens_per_step=rows)
+            return plan_to_fit(
+                lambda length: needs_of(loaded.model, self.pack.manifest, ragged, with_rows, length),
+                max_model_len,
+                lambda needs: plan_memory(
+                    needs,
+                    there,
+                    runtime,
+                    expert_memory=config.expert_memory,
+                    host_memory=config.host_memory,
+                    kv_memory=config.kv_memory,
+                    loaded=needs.dense,
+                    ram=ram,
+                ),
+                fixed=config.max_model_len is not None,
+            )
+
         self.plan: MemoryPlan
-        self.plan, length = plan_to_fit(
-            lambda length: needs_of(loaded.model, self.pack.manifest, ragged, config, length),
-            max_model_len,
-            lambda needs: plan_memory(
-                needs,
-                there,
-                runtime,
-                expert_memory=config.expert_memory,
-                host_memory=config.host_memory,
-                kv_memory=config.kv_memory,
-                loaded=needs.dense,
-                ram=ram,
-            ),
-            fixed=config.max_model_len is not None,
-        )
+        rows = config.step_rows
+        if config.wants_whole_prompts:
+            self.plan, length, rows = plan_rows(plan_at, rows, max_model_len)
+        else:
+            self.plan, length = plan_at(rows)
+        self.config = config = replace(config, tokens_per_step=rows)
         limit = config.max_model_len and max_model_len  # None: what KV can hold
         if length < max_model_len:
             limit = min(length, ragged.layout.rows_within(self.plan.kv) + 1)
@@ -209,7 +221,7 @@ class ModelRuntime:
         batch = BatchConfig(
             kv_budget_bytes=self.plan.kv,
             max_model_len=max_model_len,
-            tokens_per_step=config.tokens_per_step,
+            tokens_per_step=config.step_rows,
             max_running=config.max_running,
             max_waiting=config.max_waiting,
             prefill_chunk=config.prefill_chunk,
@@ -217,9 +229,11 @@ class ModelRuntime:
         engine = BatchEngine(
             ragged,
             batch,
+            config.make_batch_policy(),
             eos_token_ids=loaded.eos_token_ids,
             stop_checkers=lambda stops: StopChecker(self.text.tokenizer, stops),
             observer=self.experts,
+            moves=EngineMoves(self.experts, self.link),
         )
         return BatchLoop(engine).start()
 
@@ -247,6 +261,7 @@ class ModelRuntime:
             f"read {reads} from {self.pack.path} ({format_bytes(self.pack.manifest.record_bytes)})\n"
             f"reads: {link}\n"
             f"products: {self._products}\n"
+            f"batching: {self.config.batching}, at most {self.config.step_rows} rows a step\n"
             f"memory:\n{self.plan.describe()}"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from greenroom.core.generation import Finished, GenerationRequest, Token
 from greenroom.core.logprobs import pack_logprobs
@@ -24,13 +25,18 @@ CLOSINGS = {
     Closing.FORGOTTEN: worker_pb2.RunClosed.WHY_FORGOTTEN,
 }
 _LONGEST_MESSAGE = 2000
+_LEAST_SLO_MS = 1.0  # an objective that is missed already stays one
 
 
-def request_of(task: Task, prefix: tuple[Token, ...] = ()) -> GenerationRequest:
-    """What is asked of the engine."""
+def request_of(task: Task, prefix: tuple[Token, ...] = (), *, now_ms: float | None = None) -> GenerationRequest:
+    """What is asked of the engine. ``now_ms``: Unix time; of the SLO on the first token it gets what is left then."""
     request = task.request
+    slo = request.slo
+    if slo.ttft_ms is not None and now_ms is not None:
+        age_ms = max(0.0, now_ms - request.accepted_ms)
+        slo = replace(slo, ttft_ms=max(_LEAST_SLO_MS, slo.ttft_ms - age_ms))
     return GenerationRequest(
-        request.request_id, request.prompt_ids, request.sampling, task_type=task.task_type, prefix=prefix
+        request.request_id, request.prompt_ids, request.sampling, task_type=task.task_type, prefix=prefix, slo=slo
     )
 
 
