@@ -109,6 +109,11 @@ class Step:
         return Phase(int(self.row_phases[0]))
 
     @property
+    def has_prompt_rows(self) -> bool:
+        """Whether a row belongs to a prompt, which one of an encoder does too."""
+        return bool((self.row_phases != Phase.DECODE).any())
+
+    @property
     def sequences(self) -> Ids:
         """The distinct sequences ``[S]``, ascending. Found when first asked for."""
         if self._sequences is None:
