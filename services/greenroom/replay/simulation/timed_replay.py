@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,7 +263,7 @@ class TimedEngine:
     def run(self, steps: Iterable[TraceStep]) -> TimedResult:
         """Time and counts of these steps."""
         counters, begin = self._engine.refresh_counters(), self._hardware.now()
-        before, phases_before = _copy(counters), _phases(counters)
+        before, stalled_before, phases_before = _copy(counters), counters.stall_seconds, _phases(counters)
         tokens = 0
         for step in steps:
             self._step(step)
@@ -271,13 +271,14 @@ class TimedEngine:
         self._hardware.settle()
         counters, seconds = self._engine.refresh_counters(), self._hardware.now() - begin
         after, phases = _copy(counters), _phases(counters)
+        counted: dict[str, Any] = {name: int(after[name] - before[name]) for name in _COUNTED}
         return TimedResult(
             tokens=tokens,
             seconds=seconds,
-            stall_seconds=after["stall_seconds"] - before["stall_seconds"],
-            bytes_moved=int(after["bytes"] - before["bytes"]),
-            **{name: int(after[name] - before[name]) for name in _COUNTED if name != "stall_seconds"},
-            **{name: phases[name].since(phases_before[name]) for name in phases},
+            stall_seconds=counters.stall_seconds - stalled_before,
+            prefill=phases["prefill"].since(phases_before["prefill"]),
+            decode=phases["decode"].since(phases_before["decode"]),
+            **counted,
         )
 
     def change_disk(self, link: LinkProfile) -> None:
@@ -336,12 +337,13 @@ class TimedEngine:
 
 _COUNTED = (
     "lookups", "hits", "evictions", "on_demand_fetches", "prefetches", "prefetches_used", "prefetches_wasted",
-    "stall_seconds",
+    "bytes_moved",
 )  # fmt: skip
 
 
-def _copy(counters: Counters) -> dict[str, float]:
-    return {name: getattr(counters, name) for name in _COUNTED} | {"bytes": counters.bytes_by_link["disk"]}
+def _copy(counters: Counters) -> dict[str, int]:
+    moved = {"bytes_moved": counters.bytes_by_link["disk"]}
+    return moved | {name: getattr(counters, name) for name in _COUNTED if name not in moved}
 
 
 def _phases(counters: Counters) -> dict[str, PhaseResult]:
