@@ -22,6 +22,7 @@ from tests.contract.experts.engines import EXPERTS, LAYERS, MANIFEST, SIZE, make
 from tests.unit.experts.fakes import FakeStore
 
 PREFILL, DECODE, ENCODE = Phase.PREFILL, Phase.DECODE, Phase.ENCODE
+NO_PICK = EXPERTS
 
 
 class SimulatedEngine:
@@ -160,12 +161,12 @@ def test_a_step_that_fails_counts_for_its_phase_and_ends() -> None:
     try:
         for phase in (PREFILL, DECODE):
             with pytest.raises(TransferFailed):
-                run_step(engine, [phase], [[0, 1]], [[0, 3]])
+                run_step(engine, [phase], [[0, 1]], [[3, NO_PICK]])
             engine.audit_idle()
             assert engine.counters.running is engine.counters.between
         counters = engine.refresh_counters()
-        assert [(of.steps, of.lookups, of.hits) for of in (counters.prefill, counters.decode)] == [(1, 4, 0), (1, 4, 3)]
-        assert counters.prefill.on_demand_fetches == 4
+        assert [(of.steps, of.lookups, of.hits) for of in (counters.prefill, counters.decode)] == [(1, 3, 0), (1, 3, 2)]
+        assert [of.on_demand_fetches for of in (counters.prefill, counters.decode)] == [3, 1]
         assert counters.failed_transfers == 2
     finally:
         engine.close()

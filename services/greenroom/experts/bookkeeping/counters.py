@@ -57,19 +57,20 @@ class Counters:
         self.evictions = 0
         self.failed_transfers = 0
         self._movers = tuple(movers)
-        self._booked = {mover.name: MovedBytes() for mover in movers}
+        self._booked = {mover.name: mover.moved() for mover in movers}
         self.prefill: Final = PhaseCounters(bytes_by_link=dict(self._booked))
         self.decode: Final = PhaseCounters(bytes_by_link=dict(self._booked))
         self.between: Final = PhaseCounters(bytes_by_link=dict(self._booked))
         self.running = self.between
         self._began = 0.0
-        self._lock = threading.Lock()  # a reader on another thread books bytes too
+        self._lock = threading.Lock()  # readers on other threads book bytes too
 
     def step_began(self, step: Step, now: float) -> None:
         """``now``: seconds, of the clock that ``step_ended`` is told."""
-        self._turn_to(self.prefill if step.has_prompt_rows else self.decode)
-        self.running.steps += 1
-        self.running.rows += step.rows
+        part = self.prefill if step.has_prompt_rows else self.decode
+        self._turn_to(part)
+        part.steps += 1
+        part.rows += step.rows
         self._began = now
 
     def step_ended(self, now: float) -> None:
@@ -79,7 +80,15 @@ class Counters:
     def book_bytes(self) -> None:
         """Book what the links have moved since the last call. Any thread may call it."""
         with self._lock:
-            self._book()
+            bytes_by_link = self.running.bytes_by_link
+            for mover in self._movers:
+                moved, booked = mover.moved(), self._booked[mover.name]
+                self._booked[mover.name] = moved
+                before = bytes_by_link[mover.name]
+                bytes_by_link[mover.name] = MovedBytes(
+                    before.on_demand + moved.on_demand - booked.on_demand,
+                    before.prefetched + moved.prefetched - booked.prefetched,
+                )
 
     @property
     def phases(self) -> dict[str, PhaseCounters]:
@@ -139,18 +148,8 @@ class Counters:
         return self.prefill, self.decode, self.between
 
     def _turn_to(self, part: PhaseCounters) -> None:
-        with self._lock:
-            self._book()
-            self.running = part
-
-    def _book(self) -> None:
-        bytes_by_link = self.running.bytes_by_link
         for mover in self._movers:
-            moved, booked = mover.moved(), self._booked[mover.name]
-            if moved != booked:
-                self._booked[mover.name] = moved
-                before = bytes_by_link[mover.name]
-                bytes_by_link[mover.name] = MovedBytes(
-                    before.on_demand + moved.on_demand - booked.on_demand,
-                    before.prefetched + moved.prefetched - booked.prefetched,
-                )
+            if mover.moved() is not self._booked[mover.name]:
+                self.book_bytes()
+                break
+        self.running = part

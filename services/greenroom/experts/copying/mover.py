@@ -160,8 +160,7 @@ class Mover:
 
     def __init__(self, name: str, carrier: Carrier, outbox: Outbox) -> None:
         self.name = name
-        self._on_demand_bytes = 0
-        self._prefetched_bytes = 0
+        self._moved = MovedBytes()
         self.busy_seconds = 0.0
         """For how long at least one part was moving. A simulated link does not count it, because it knows its rate."""
         self._moving = 0
@@ -186,8 +185,9 @@ class Mover:
         return sum(job.bound is Tier.DEVICE for job in self._prefetches.copy().values())
 
     def moved(self) -> MovedBytes:
-        """By now. A part counts once all of it has moved, as what its job was then."""
-        return MovedBytes(self._on_demand_bytes, self._prefetched_bytes)
+        """By now, the same object until more has moved. A part counts once all of it has moved, as what its job was
+        then."""
+        return self._moved
 
     @property
     def bytes_moved(self) -> int:
@@ -337,10 +337,11 @@ class Mover:
         After a failure no further part is taken. The parts that still move fill the slot, so the job ends after them.
         """
         with self._changed:
+            on_demand, prefetched = self._moved
             if begun.urgent:
-                self._on_demand_bytes += moved
+                self._moved = MovedBytes(on_demand + moved, prefetched)
             else:
-                self._prefetched_bytes += moved
+                self._moved = MovedBytes(on_demand, prefetched + moved)
             begun.moving -= 1
             if error is not None:
                 begun.error = begun.error or error
