@@ -158,7 +158,9 @@ async def test_fifty_streams_a_third_cancelled_leave_nothing_behind(server: Serv
     metrics = await until_idle(server)
     assert metrics["greenroom_batch_requests_running"] == metrics["greenroom_batch_requests_waiting"] == 0
     assert metrics["greenroom_experts_resident"] <= metrics['greenroom_expert_slots{tier="device"}']
-    assert metrics["greenroom_expert_hits_total"] < metrics["greenroom_expert_lookups_total"]
+    for phase in ("prefill", "decode"):
+        hits, lookups = (metrics[f'greenroom_expert_{name}_total{{phase="{phase}"}}'] for name in ("hits", "lookups"))
+        assert hits < lookups
     assert metrics["greenroom_failed_audits_total"] == 0
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from prometheus_client import CollectorRegistry
 
 from greenroom import LLM, SamplingParams
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig, InvalidRequest, UnknownName, UnsupportedModel
 from greenroom.core.generation import FinishReason
+from greenroom.worker.model.metrics import WorkerCollector
 from tests.random_checkpoints import save_random
 from tests.waiting import DEADLINE_S
 
@@ -161,3 +163,34 @@ def test_the_host_tier_serves_the_same(checkpoint: Path, llm: LLM, tmp_path: Pat
     with LLM(str(checkpoint), expert_memory="25%", host_memory="50%", cache_dir=tmp_path) as tiered:
         assert [completion.token_ids for completion in tiered.generate([[5, 6, 7], [8]], GREEDY)] == expected
         assert tiered.worker.experts.refresh_counters().bytes_by_link["host-device"] > 0
+
+
+def test_what_is_measured_by_phase_is_what_the_engine_counted(checkpoint: Path, tmp_path: Path) -> None:
+    with LLM(str(checkpoint), expert_memory="25%", host_memory="50%", cache_dir=tmp_path) as tiered:
+        registry = CollectorRegistry()
+        registry.register(WorkerCollector(tiered.worker))
+        tiered.generate([[5, 6, 7], [8]], GREEDY)
+    # It is closed, so that nothing moves between the two readings.
+    measured = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+    counters, steps = tiered.worker.experts.refresh_counters(), "greenroom_expert_steps_total"
+    assert measured[steps, "prefill"] + measured[steps, "decode"] == measured["greenroom_steps_total",]
+    for phase, of in counters.phases.items():
+        assert min(of.steps, of.lookups, of.on_demand_fetches, of.stall_seconds) > 0
+        for name, value in (
+            ("steps", of.steps), ("lookups", of.lookups), ("hits", of.hits), ("stall_seconds", of.stall_seconds),
+            ("on_demand_fetches", of.on_demand_fetches),
+        ):  # fmt: skip
+            assert measured[f"greenroom_expert_{name}_total", phase] == value
+        assert measured["greenroom_expert_transfer_bytes_total", "disk", phase, "on-demand"] > 0
+    by_link = dict.fromkeys(counters.bytes_by_link, 0.0)
+    for (name, *labels), value in measured.items():
+        if name == "greenroom_expert_transfer_bytes_total":
+            by_link[str(labels[0])] += value
+            assert labels[1] in ("prefill", "decode", "between")
+            assert labels[2] in ("on-demand", "prefetch")
+    assert by_link == counters.bytes_by_link
+    assert measured["greenroom_expert_stall_seconds_total", "between"] == counters.between.stall_seconds

@@ -62,6 +62,14 @@ def test_the_replay_of_a_run_counts_what_the_run_counted(checkpoint: Path, polic
     assert predicted.evictions == counters.evictions
     assert predicted.bytes_moved == counters.bytes_by_link["disk"] - before
     assert 0 < counters.hits < counters.lookups
+    for phase, real in counters.phases.items():
+        foretold = predicted.phases[phase]
+        assert (foretold.steps, foretold.rows) == (real.steps, real.rows)
+        assert (foretold.lookups, foretold.hits) == (real.lookups, real.hits)
+        assert foretold.bytes_moved == foretold.bytes_on_demand == real.bytes_by_link["disk"].on_demand
+        assert 0 < real.hits < real.lookups
+    assert predicted.prefill.lookups + predicted.decode.lookups == predicted.lookups
+    assert predicted.prefill.bytes_moved + predicted.decode.bytes_moved == predicted.bytes_moved
 
 
 def test_with_every_expert_resident_the_same_is_recorded(checkpoint: Path) -> None:
@@ -126,7 +134,7 @@ def test_prompts_become_a_trace_and_a_trace_a_table(checkpoint: Path, tmp_path: 
         "replay", str(out), "--budget", "50%", "--link", "1GiB/s,0.1ms", "--compute", "0.1ms", "--recall", "0.9",
         "--policy", "look-ahead", "--concurrent", "recorded", "--jobs", "2",
     )[0]  # fmt: skip
-    for text in ("predicted tokens/s", "stall, ms a token", "recall 90%"):
+    for text in ("predicted tokens/s", "stall, ms a token", "recall 90%", "stall, ms a row: prompts / answers"):
         assert text in timed
 
 

@@ -146,11 +146,11 @@ class ExpertEngine:
         self._device = Ledger(catalogue.size, min(config.device_slots, catalogue.size))
         self._host = Ledger(catalogue.size, min(config.host_slots, catalogue.size)) if config.host_slots else None
         host_use = PrefetchUse(catalogue.size) if self._host is None else self._host.prefetches
-        self.counters = Counters(self._device.prefetches, host_use)
-        self._evictor = Evictor(policy, self._device, self._host, slot_bytes, self.counters)
         self._tiers = Tiers(
             store, catalogue, self._device, self._host, make_host_room=self._free_host_slot, hardware=self._hardware
         )
+        self.counters = Counters(self._device.prefetches, host_use, self._tiers.movers)
+        self._evictor = Evictor(policy, self._device, self._host, slot_bytes, self.counters)
         self._tables = ResidentTables(catalogue, self._tiers)
         self._prefetcher = Prefetcher(policy, self._tiers, self._evictor, config.queue_ahead)
         timeout_s = config.transfer_timeout_s
@@ -191,7 +191,7 @@ class ExpertEngine:
         """As ``step``, with any phase a row: ``phases[T]``, values of Phase."""
         self._steps += 1
         self._step = Step(self.catalogue.pool, self._steps, sequences, phases)
-        self.counters.steps += 1
+        self.counters.step_began(self._step, self._hardware.now())
         if "on_step_started" in self.policy.hooks:
             self.policy.on_step_started(self._step)
         self._predictions.step_started(self._step)
@@ -207,6 +207,7 @@ class ExpertEngine:
             if self._row_masks is not None:
                 self._row_masks.step_succeeded(self._step)
         finally:
+            self.counters.step_ended(self._hardware.now())
             if self._model_resident():
                 self._tiers.all_read()
             if self.listener is not None:
@@ -304,8 +305,9 @@ class ExpertEngine:
         return [(expert, weights[expert]) for expert in experts]
 
     def _count_hits(self, experts: int) -> None:
-        self.counters.lookups += experts
-        self.counters.hits += experts
+        running = self.counters.running
+        running.lookups += experts
+        running.hits += experts
 
     def _count_used_prefetches(self, table: ResidentTable, layer: int, picks: NDArray[np.int64]) -> None:
         """A prefetched expert is used when it is picked for the first time after it arrived."""
@@ -456,8 +458,8 @@ class ExpertEngine:
         return np.flatnonzero(self.device.resident)
 
     def refresh_counters(self) -> Counters:
-        """The counters, with the bytes that the links have moved."""
-        self.counters.bytes_by_link = {mover.name: mover.bytes_moved for mover in self._tiers.movers}
+        """The counters, with the bytes that the links have moved by now. Any thread may call it."""
+        self.counters.book_bytes()
         return self.counters
 
     def audit(self, *, idle: bool = False) -> None:

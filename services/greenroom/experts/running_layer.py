@@ -99,10 +99,10 @@ class RunningLayer(AbstractContextManager[Arriving]):
 
     def _count_hits(self) -> bool:
         """Whether all picked experts are resident."""
-        experts, counters, device = self._routing.experts, self._context.counters, self._context.tiers.device
+        experts, running, device = self._routing.experts, self._context.counters.running, self._context.tiers.device
         hits = int(np.count_nonzero(device.resident[experts]))
-        counters.lookups += len(experts)
-        counters.hits += hits
+        running.lookups += len(experts)
+        running.hits += hits
         if device.prefetches.begun:
             device.prefetches.use(experts)
         return hits == len(experts)

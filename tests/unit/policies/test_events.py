@@ -31,6 +31,14 @@ def test_the_phase_of_a_step_is_that_of_all_its_rows() -> None:
     assert step_of().phase is None
 
 
+def test_an_encoders_rows_are_a_prompts() -> None:
+    assert step_of(1, 2, phase=Phase.PREFILL).has_prompt_rows
+    assert step_of(1, 2, phase=Phase.ENCODE).has_prompt_rows
+    assert Step("pool", 0, keys_of([1, 2]), np.array([Phase.DECODE, Phase.ENCODE], dtype=np.uint8)).has_prompt_rows
+    assert not step_of(1, 2, phase=Phase.DECODE).has_prompt_rows
+    assert not step_of().has_prompt_rows
+
+
 def test_routing_gives_distinct_keys_with_their_rows_and_skips_picks_that_are_none() -> None:
     picks = np.array([[4, 0], [0, 5], [2, 9]])
 

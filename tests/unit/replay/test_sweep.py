@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.pictures import PlotUnavailable
+from greenroom.policies.base.events import Phase
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace, TraceError
 from greenroom.replay.hit_rates import optimum, replay
@@ -175,6 +178,45 @@ def test_the_json_has_every_cell_flat() -> None:
         assert record["bytes_missed"] == 4096 * (cell.cache.lookups - cell.cache.hits)
         assert record["stall_seconds"] == cell.timed.stall_seconds  # type: ignore[union-attr]
         assert not any(isinstance(value, dict) for value in record.values())
+
+
+def with_prompts() -> RoutingTrace:
+    phase = np.where(np.arange(90) % 10 < 4, Phase.PREFILL, Phase.DECODE).astype(np.uint8)
+    return RoutingTrace(TRACE.experts, TRACE.seq_starts, TRACE.num_experts, phase=phase)
+
+
+def test_prompts_and_answers_have_tables_and_figures_of_their_own() -> None:
+    trace = with_prompts()
+    sweep = sweep_of(trace, "lru", timed=replace(TIMED, trace=trace), concurrency=(1, 3))
+    cells = sweep.cells()
+
+    text = report.tables(sweep, cells, 4096)
+    records = json.loads(json.dumps(report.as_json("t.npz", sweep, cells, 4096)))["cells"]
+
+    for title in ("hit rate, %", "stall, ms a row", "bytes moved, MiB a row"):
+        assert f"{title}: prompts / answers" in text
+    for record, cell in zip(records, cells, strict=True):
+        assert cell.timed is not None
+        prefill, decode = cell.timed.prefill, cell.timed.decode
+        assert f"{100 * prefill.hits / prefill.lookups:.1f} / {100 * decode.hits / decode.lookups:.1f}" in text
+        assert (record["prefill_lookups"], record["decode_lookups"]) == (prefill.lookups, decode.lookups)
+        assert record["prefill_bytes_moved"] + record["decode_bytes_moved"] == record["bytes_moved"]
+        assert record["prefill_rows"] + record["decode_rows"] == record["tokens"]
+        if cell.policy != BELADY:  # whose hits are those of the bound, not of the engine under it
+            assert record["prefill_hits"] + record["decode_hits"] == record["hits"]
+
+
+def test_a_trace_without_prompts_has_no_table_of_them() -> None:
+    sweep = sweep_of(TRACE, "lru", tokens=30, timed=TIMED)
+
+    assert "prompts" not in report.tables(sweep, sweep.cells(), 4096)
+
+
+def test_a_replay_that_ends_within_the_prompts_has_no_figures_of_answers() -> None:
+    trace = with_prompts()
+    sweep = sweep_of(trace, "lru", tokens=4, timed=replace(TIMED, trace=trace), belady=False)
+
+    assert " / -" in report.tables(sweep, sweep.cells(), 4096)
 
 
 @pytest.mark.parametrize("timed", [None, TIMED])

@@ -18,6 +18,7 @@ from greenroom.replay.hit_rates import replay
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, parse_seconds
 from greenroom.replay.simulation.timed_replay import (
     ComputeProfile,
+    PhaseResult,
     SimulatedStore,
     TimedEngine,
     TimedReplay,
@@ -169,6 +170,53 @@ def test_one_run_after_the_other_goes_on_with_what_is_resident() -> None:
     assert (warm.hits, warm.bytes_moved) == (1, PAGE)
     assert warm.stall_seconds == pytest.approx(0.5)
     assert warm.compute_seconds == pytest.approx(2 * 0.25)
+
+
+def test_prompts_and_answers_are_told_apart() -> None:
+    picks = np.array([[[0]], [[1]], [[0]], [[2]]], dtype=np.uint8)
+    phase = np.array([Phase.PREFILL, Phase.PREFILL, Phase.DECODE, Phase.DECODE], dtype=np.uint8)
+    trace = RoutingTrace(picks, np.array([0, 4]), 4, phase=phase)
+
+    result = run(timed(trace, compute=ComputeProfile(expert_s=0.25, step_s=0.5)), 2)
+
+    # The prompt's step: 0.5 s, then both experts come, one computed meanwhile. Then a hit, and a miss.
+    assert result.prefill == PhaseResult(1, 2, 2.75, 2.0 - 0.25, 2, 0, 2, 2 * PAGE, 2 * PAGE)
+    assert result.decode == PhaseResult(2, 2, 2.5, 1.0, 2, 1, 1, PAGE, PAGE)
+    assert result.phases == {"prefill": result.prefill, "decode": result.decode}
+
+
+@pytest.mark.parametrize("name", sorted(EXPERT_POLICIES))
+@pytest.mark.parametrize("host_slots", [0, 12])
+def test_prompts_and_answers_are_the_whole(name: str, host_slots: int) -> None:
+    trace = trace_of(20, 40, 30, layers=3, k=2, experts=8)
+    phase = np.where(np.arange(90) % 10 < 4, Phase.PREFILL, Phase.DECODE).astype(np.uint8)
+    trace = RoutingTrace(trace.experts, trace.seq_starts, trace.num_experts, phase=phase)
+    compute = ComputeProfile(layer_s=0.3, expert_s=0.7)
+    setup = timed(trace, compute=compute, upload=LinkProfile(4 * PAGE), host_slots=host_slots, recall=0.8)
+
+    result = setup.run(create_policy(name, catalogue=setup.catalogue()), trace.steps(concurrent=3), 9)
+
+    prefill, decode = result.prefill, result.decode
+    assert min(prefill.steps, decode.steps, prefill.lookups, decode.lookups, prefill.bytes_moved) > 0
+    assert prefill.rows + decode.rows == result.tokens
+    assert prefill.seconds + decode.seconds == pytest.approx(result.seconds)
+    assert prefill.stall_seconds + decode.stall_seconds == pytest.approx(result.stall_seconds)
+    for measure in ("lookups", "hits", "on_demand_fetches", "bytes_moved"):
+        assert getattr(prefill, measure) + getattr(decode, measure) == getattr(result, measure)
+    for part in (prefill, decode):
+        assert 0 <= part.bytes_on_demand <= part.bytes_moved
+
+
+def test_of_a_second_run_only_that_is_told() -> None:
+    trace = one_pick_each(0, 1, 0)
+    setup = timed(trace)
+
+    with TimedEngine(setup, Lru(setup.catalogue()), 2) as engine:
+        engine.run(trace.steps())
+        again = engine.run(trace.steps())
+
+    assert again.decode == PhaseResult(3, 3, 0.0, 0.0, 3, 3, 0, 0, 0)
+    assert again.prefill == PhaseResult(0, 0, 0.0, 0.0, 0, 0, 0, 0, 0)
 
 
 def test_a_budget_below_the_top_k_is_refused() -> None:

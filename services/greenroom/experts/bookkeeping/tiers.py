@@ -28,7 +28,7 @@ from greenroom.policies.base.events import Reason, Tier, Transfer
 from greenroom.policies.base.expert_keys import Catalogue
 
 _SLOTS_A_PASSAGE = 48
-"""On gpt-oss-20b's routing, a third of the experts resident: least time with 5 of 256 slots (0030)."""
+"""Least time on gpt-oss-20b's routing with a third of the experts resident, prompts of 200 rows."""
 
 
 class Tiers:

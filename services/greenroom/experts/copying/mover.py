@@ -44,6 +44,17 @@ class Job:
         return -self.bound, self.priority
 
 
+class MovedBytes(NamedTuple):
+    """Bytes that a link has moved: ``on_demand`` for layers that waited by then, ``prefetched`` for none."""
+
+    on_demand: int = 0
+    prefetched: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.on_demand + self.prefetched
+
+
 class Landing(NamedTuple):
     """Posted before the end of a job: work on the expert may be queued now, and the device lets it wait for the bytes.
 
@@ -149,7 +160,7 @@ class Mover:
 
     def __init__(self, name: str, carrier: Carrier, outbox: Outbox) -> None:
         self.name = name
-        self.bytes_moved = 0
+        self._moved = MovedBytes()
         self.busy_seconds = 0.0
         """For how long at least one part was moving. A simulated link does not count it, because it knows its rate."""
         self._moving = 0
@@ -177,6 +188,15 @@ class Mover:
         over the values would not be atomic: a garbage collection in between may let another thread run.
         """
         return sum(job.bound is Tier.DEVICE for job in self._prefetches.copy().values())
+
+    def moved(self) -> MovedBytes:
+        """By now, the same object until more has moved. A part counts once all of it has moved, as what its job was
+        then."""
+        return self._moved
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.moved().total
 
     def seconds(self, nbytes: int) -> float | None:
         """How long ``nbytes`` take at the rate of everything moved so far. None: nothing was moved."""
@@ -322,7 +342,11 @@ class Mover:
         After a failure no further part is taken. The parts that still move fill the slot, so the job ends after them.
         """
         with self._changed:
-            self.bytes_moved += moved
+            on_demand, prefetched = self._moved
+            if begun.urgent:
+                self._moved = MovedBytes(on_demand + moved, prefetched)
+            else:
+                self._moved = MovedBytes(on_demand, prefetched + moved)
             begun.moving -= 1
             if error is not None:
                 begun.error = begun.error or error

@@ -63,7 +63,7 @@ class OnDemandFetcher:
             self._evictor.free_on_demand(len(now) - device.free, now, running)
         begun = now[: device.free]
         for key in begun:
-            self._counters.on_demand_fetches += 1
+            self._counters.running.on_demand_fetches += 1
             self._tiers.fetch(key, Reason.ON_DEMAND)
         return len(begun) < len(absent)
 
@@ -90,7 +90,7 @@ class OnDemandFetcher:
             raise LedgerError("a layer waits for experts, and nothing moves")
         begin = self._hardware.now()
         landed = self._tiers.wait(self._timeout_s)
-        self._counters.stall_seconds += self._hardware.now() - begin
+        self._counters.running.stall_seconds += self._hardware.now() - begin
         self.deliver()
         self._raise_failure_of(wanted)
         if not landed:

@@ -79,6 +79,10 @@ class SequenceInfo:
     expected_tokens: int = 0
 
 
+_DECODE: Final = np.uint8(Phase.DECODE)
+"""Comparing with the enum's member takes ten times as long."""
+
+
 class Step:
     """One forward: which sequence and which phase each of its rows belongs to.
 
@@ -107,6 +111,11 @@ class Step:
         if len(self.row_phases) == 0 or (self.row_phases != self.row_phases[0]).any():
             return None
         return Phase(int(self.row_phases[0]))
+
+    @property
+    def has_prompt_rows(self) -> bool:
+        """Whether a row belongs to a prompt, which one of an encoder does too."""
+        return bool(np.count_nonzero(self.row_phases != _DECODE))
 
     @property
     def sequences(self) -> Ids:

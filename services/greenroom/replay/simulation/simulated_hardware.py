@@ -19,7 +19,7 @@ import torch
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import format_bytes, parse_bytes
 from greenroom.experts.copying.arena import NOTHING, Arena
-from greenroom.experts.copying.mover import Begun, Carrier, Job, Landing, Mover, Outbox
+from greenroom.experts.copying.mover import Begun, Carrier, Job, Landing, MovedBytes, Mover, Outbox
 from greenroom.experts.pack.direct_io import ReadSettings, page_aligned
 from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 
@@ -243,6 +243,10 @@ class SimulatedMover(Mover):
     def least_urgent(self) -> int | None:
         self.settle()
         return super().least_urgent()
+
+    def moved(self) -> MovedBytes:
+        self.settle()
+        return super().moved()
 
     @property
     def waiting_prefetches(self) -> int:

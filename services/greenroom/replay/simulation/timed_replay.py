@@ -7,14 +7,14 @@ does. Only the times of links and computations are assumed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Self
+from dataclasses import astuple, dataclass, field, fields
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.experts.bookkeeping.counters import Counters
+from greenroom.experts.bookkeeping.counters import Counters, PhaseCounters
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
@@ -58,10 +58,45 @@ class ComputeProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """Of the steps with prompt rows, or of the others: see PhaseCounters. Bytes are those read from the lowest tier."""
+
+    steps: int
+    rows: int
+    seconds: float
+    stall_seconds: float
+    lookups: int
+    hits: int
+    on_demand_fetches: int
+    bytes_moved: int
+    bytes_on_demand: int
+
+    @classmethod
+    def until_now(cls, counters: PhaseCounters) -> PhaseResult:
+        moved = counters.bytes_by_link["disk"]
+        return cls(
+            counters.steps,
+            counters.rows,
+            counters.seconds,
+            counters.stall_seconds,
+            counters.lookups,
+            counters.hits,
+            counters.on_demand_fetches,
+            moved.total,
+            moved.on_demand,
+        )
+
+    def since(self, before: PhaseResult) -> PhaseResult:
+        """What was added to ``before``."""
+        return PhaseResult(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class TimedResult:
     """The engine's counters, and the clock's ``seconds``; of these ``stall_seconds`` were spent waiting.
 
-    An expert that was still on its way when it was needed is a miss.
+    An expert that was still on its way when it was needed is a miss. ``prefill``: the part of steps with prompt rows;
+    ``decode``: of all others. Together they are the whole.
     """
 
     tokens: int
@@ -76,6 +111,12 @@ class TimedResult:
     prefetches_wasted: int
     bytes_moved: int
     """Those read from the lowest tier."""
+    prefill: PhaseResult
+    decode: PhaseResult
+
+    @property
+    def phases(self) -> dict[str, PhaseResult]:
+        return {"prefill": self.prefill, "decode": self.decode}
 
     @property
     def cache(self) -> ReplayResult:
@@ -221,13 +262,24 @@ class TimedEngine:
 
     def run(self, steps: Iterable[TraceStep]) -> TimedResult:
         """Time and counts of these steps."""
-        before, begin = _copy(self._engine.refresh_counters()), self._hardware.now()
+        counters, begin = self._engine.refresh_counters(), self._hardware.now()
+        before, stalled_before, phases_before = _copy(counters), counters.stall_seconds, _phases(counters)
         tokens = 0
         for step in steps:
             self._step(step)
             tokens += len(step.picks)
         self._hardware.settle()
-        return _result(tokens, self._hardware.now() - begin, before, self._engine.refresh_counters())
+        counters, seconds = self._engine.refresh_counters(), self._hardware.now() - begin
+        after, phases = _copy(counters), _phases(counters)
+        counted: dict[str, Any] = {name: int(after[name] - before[name]) for name in _COUNTED}
+        return TimedResult(
+            tokens=tokens,
+            seconds=seconds,
+            stall_seconds=counters.stall_seconds - stalled_before,
+            prefill=phases["prefill"].since(phases_before["prefill"]),
+            decode=phases["decode"].since(phases_before["decode"]),
+            **counted,
+        )
 
     def change_disk(self, link: LinkProfile) -> None:
         """Read the disk at this speed from now on."""
@@ -283,22 +335,16 @@ class TimedEngine:
             self._waits.append(waits)
 
 
-def _copy(counters: Counters) -> dict[str, float]:
-    return {name: getattr(counters, name) for name in _COUNTED} | {"bytes": counters.bytes_by_link.get("disk", 0)}
-
-
 _COUNTED = (
     "lookups", "hits", "evictions", "on_demand_fetches", "prefetches", "prefetches_used", "prefetches_wasted",
-    "stall_seconds",
+    "bytes_moved",
 )  # fmt: skip
 
 
-def _result(tokens: int, seconds: float, before: dict[str, float], counters: Counters) -> TimedResult:
-    after = _copy(counters)
-    return TimedResult(
-        tokens=tokens,
-        seconds=seconds,
-        stall_seconds=after["stall_seconds"] - before["stall_seconds"],
-        bytes_moved=int(after["bytes"] - before["bytes"]),
-        **{name: int(after[name] - before[name]) for name in _COUNTED if name != "stall_seconds"},
-    )
+def _copy(counters: Counters) -> dict[str, int]:
+    moved = {"bytes_moved": counters.bytes_by_link["disk"]}
+    return moved | {name: getattr(counters, name) for name in _COUNTED if name not in moved}
+
+
+def _phases(counters: Counters) -> dict[str, PhaseResult]:
+    return {name: PhaseResult.until_now(part) for name, part in counters.phases.items()}

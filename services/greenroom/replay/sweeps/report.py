@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from greenroom.core.units import MIB, format_bytes
 from greenroom.policies.base.events import ROUTER
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.replay.sweeps.sweep import Cell, PolicySpec, Sweep
+
+if TYPE_CHECKING:
+    from greenroom.replay.simulation.timed_replay import PhaseResult
 
 
 def tables(sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | None) -> str:
@@ -36,7 +40,27 @@ def tables(sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | None) -> str
                 lambda cell: _each(cell, lambda t: t.bytes_moved / MIB / t.tokens),
             ),
         ]
+        if any(cell.timed is not None and cell.timed.prefill.steps for cell in cells):
+            wanted += _by_phase(sweep, cells)
     return "\n\n".join(wanted)
+
+
+def _by_phase(sweep: Sweep, cells: Sequence[Cell]) -> list[str]:
+    """Tables whose cells say two figures: of the steps with prompt rows, and of the others."""
+    measures: dict[str, Callable[[PhaseResult], str]] = {
+        "hit rate, %": lambda part: f"{100 * part.hits / (part.lookups or 1):.1f}",
+        "stall, ms a row": lambda part: _number(1e3 * part.stall_seconds / part.rows),
+        "bytes moved, MiB a row": lambda part: _number(part.bytes_moved / MIB / part.rows),
+    }
+
+    def show(cell: Cell, measure: Callable[[PhaseResult], str]) -> str:
+        parts = () if cell.timed is None else cell.timed.phases.values()
+        return " / ".join(measure(part) if part.rows else "-" for part in parts)
+
+    return [
+        _table(f"{title}: prompts / answers", sweep, cells, partial(show, measure=measure))
+        for title, measure in measures.items()
+    ] + ["prompts: steps with prompt rows, which rows of answers may share; answers: all other steps"]
 
 
 def heading(name: str, sweep: Sweep, expert_bytes: int | None) -> str:
@@ -114,13 +138,13 @@ def _table(title: str, sweep: Sweep, cells: Sequence[Cell], show: Callable[[Cell
     policies = list(dict.fromkeys(cell.policy for cell in cells))
     first = max(len(title), *(len(at_once(c)) for c in sweep.concurrency), *(len(policy) + 2 for policy in policies))
     heads = [f"{slots} ({100 * slots / experts:.3g}%)" for slots in sweep.slots]
-    width = max(10, *(len(head) + 2 for head in heads))
+    shown = {place: show(cell) for place, cell in by_place.items()}
+    width = max(10, *(len(text) + 2 for text in (*heads, *shown.values())))
     lines = [f"{title:<{first}}" + "".join(f"{head:>{width}}" for head in heads)]
     for concurrent in sweep.concurrency:
         lines.append(at_once(concurrent))
         for policy in policies:
-            shown = [by_place.get((concurrent, policy, slots)) for slots in sweep.slots]
-            row = "".join(f"{'' if cell is None else show(cell):>{width}}" for cell in shown)
+            row = "".join(f"{shown.get((concurrent, policy, slots), ''):>{width}}" for slots in sweep.slots)
             lines.append(f"  {policy:<{first - 2}}{row}")
     return "\n".join(lines)
 

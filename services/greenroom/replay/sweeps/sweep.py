@@ -109,7 +109,7 @@ class Cell:
     timed: TimedResult | None = None
 
     def record(self, experts: int, expert_bytes: int | None) -> dict[str, Any]:
-        """All figures, flat, for JSON."""
+        """All figures, flat, for JSON: those of steps with prompt rows as ``prefill_…``, of the others ``decode_…``."""
         missed = None if expert_bytes is None else self.cache.misses * expert_bytes
         record: dict[str, Any] = {
             "policy": self.policy,
@@ -124,6 +124,8 @@ class Cell:
         }
         if self.timed is not None:
             own = asdict(self.timed)
+            for phase in self.timed.phases:
+                own |= {f"{phase}_{name}": value for name, value in own.pop(phase).items()}
             record |= {name: own[name] for name in own if name not in record}
         return record
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from greenroom.policies.base.events import Reason
 from greenroom.worker.model.model_runtime import ModelRuntime
 
 PREFIX = "greenroom_"
+
+_PHASES = "In steps with prompt rows (prefill), in the others (decode), and between steps."
 
 
 class WorkerCollector(Collector):
@@ -26,9 +29,19 @@ class WorkerCollector(Collector):
     def _experts(self) -> Iterable[Metric]:
         engine = self._worker.experts
         counters = engine.refresh_counters()
-        yield _counter("expert_lookups", "Distinct experts that a layer of a step needed.", counters.lookups)
-        yield _counter("expert_hits", "Look-ups of experts that were resident.", counters.hits)
-        yield _counter("expert_on_demand_fetches", "Transfers that a layer waited for.", counters.on_demand_fetches)
+        phases = counters.phases
+        yield _by_phase("expert_steps", "Steps.", {phase: of.steps for phase, of in phases.items()})
+        yield _by_phase(
+            "expert_lookups", "Distinct experts that a layer of a step needed.",
+            {phase: of.lookups for phase, of in phases.items()},
+        )  # fmt: skip
+        yield _by_phase(
+            "expert_hits", "Look-ups of experts that were resident.", {phase: of.hits for phase, of in phases.items()}
+        )
+        yield _by_phase(
+            "expert_on_demand_fetches", "Transfers that a layer waited for.",
+            {phase: of.on_demand_fetches for phase, of in phases.items()},
+        )  # fmt: skip
         yield _counter("expert_prefetches", "Transfers begun before a layer needed them.", counters.prefetches)
         yield _counter("expert_prefetches_used", "Prefetches that a look-up met.", counters.prefetches_used)
         yield _counter("expert_prefetches_wasted", "Prefetches evicted unused.", counters.prefetches_wasted)
@@ -41,10 +54,20 @@ class WorkerCollector(Collector):
             yield _counter("expert_host_prefetches_wasted", "Those of them that left the host unused.", wasted)
         yield _counter("expert_evictions", "Experts that left the device tier.", counters.evictions)
         yield _counter("expert_failed_transfers", "Transfers that failed.", counters.failed_transfers)
-        yield _counter("expert_stall_seconds", "Time in which layers waited for transfers.", counters.stall_seconds)
-        moved = CounterMetricFamily(f"{PREFIX}expert_transfer_bytes", "Bytes moved over a link.", labels=["link"])
-        for link, count in counters.bytes_by_link.items():
-            moved.add_metric([link], count)
+        everywhere = {**phases, "between": counters.between}
+        yield _by_phase(
+            "expert_stall_seconds", "Time in which layers waited for transfers.",
+            {phase: of.stall_seconds for phase, of in everywhere.items()},
+        )  # fmt: skip
+        moved = CounterMetricFamily(
+            f"{PREFIX}expert_transfer_bytes",
+            f"Bytes moved over a link, for a layer that waited or ahead of any. {_PHASES}",
+            labels=["link", "phase", "reason"],
+        )
+        for phase, of in everywhere.items():
+            for link, count in of.bytes_by_link.copy().items():
+                moved.add_metric([link, phase, Reason.ON_DEMAND], count.on_demand)
+                moved.add_metric([link, phase, Reason.PREFETCH], count.prefetched)
         yield moved
         slots = GaugeMetricFamily(f"{PREFIX}expert_slots", "Experts that a tier can hold.", labels=["tier"])
         slots.add_metric(["device"], engine.device.slots)
@@ -80,6 +103,13 @@ class WorkerCollector(Collector):
         yield _counter("failed_audits", "Times that an idle audit found a defect.", stats.audit_failures)
         yield _gauge("kv_reserved_bytes", "Memory reserved for keys and values.", stats.kv_reserved_bytes)
         yield _gauge("kv_budget_bytes", "Memory that keys and values may take.", stats.kv_budget_bytes)
+
+
+def _by_phase(name: str, text: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(PREFIX + name, f"{text} {_PHASES}", labels=["phase"])
+    for phase, value in values.items():
+        family.add_metric([phase], value)
+    return family
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
