@@ -55,7 +55,7 @@ class Scale:
     """
 
     trace: Path | None = None
-    prompts: int = 400
+    prompts: int = 150
     sequences: int | None = None
     measured: float = 0.2
     path: path_fit.FitOptions = field(default_factory=path_fit.FitOptions)
@@ -64,7 +64,7 @@ class Scale:
 
 
 QUICK = Scale(
-    prompts=60,
+    prompts=40,
     sequences=12,
     path=path_fit.FitOptions(rounds=1, steps=50, window=2),
     reuse=reuse_fit.FitOptions(rounds=1, steps=50, followers=False),
@@ -158,7 +158,7 @@ def predictors(world: World, scale: Scale, kept: Kept) -> dict[int, dict[str, Pr
 
 def trained_mlp(world: World, options: training.TrainingOptions, kept: Kept) -> ExpertMlpFile:
     def make() -> ExpertMlpFile:
-        bfloat16 = "amx_bf16" in describe_machine(kept.folder)["instructions"]
+        bfloat16 = "avx512_bf16" in describe_machine(kept.folder)["instructions"]
         with progress(options.epochs * options.samples, f"{world.name}: ExpertMLP", "sample") as bar:
             return training.train(world.fitted, replace(options, bfloat16=bfloat16), on_batch=bar.update)
 

@@ -108,6 +108,20 @@ def test_sequences_are_measured_that_nothing_was_fitted_to_and_of_them_what_deco
     assert world.digest != world_of("tiny", drifting(10, 5, seed=1), 0.2).digest
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_nobody_is_told_of_picks_that_are_not_routed_yet(ahead: int, tmp_path: Path) -> None:
+    world = world_of("tiny", drifting(40), 0.2)
+    layer = 2
+    later = world.measured.experts.copy()
+    later[:, layer - ahead + 1 :] = (later[:, layer - ahead + 1 :] + 3) % EXPERTS
+    other = replace(world, measured=replace(world.measured, experts=later))
+    kept = Kept(tmp_path)
+    known = stage.predictors(world, QUICK, kept)[ahead]
+    for name, predictor in stage.predictors(other, QUICK, kept)[ahead].items():
+        if name not in (stage.SEQUENCE, stage.PATH_AND_SEQUENCE):  # these know the same layers of tokens before
+            np.testing.assert_allclose(predictor.scores(layer), known[name].scores(layer), rtol=1e-4, err_msg=name)
+
+
 @pytest.mark.parametrize("trace", [drifting(1), drifting(5, 1)])
 def test_too_little_to_measure_on_is_said(trace: RoutingTrace) -> None:
     with pytest.raises(InvalidConfig, match="trace"):
@@ -153,7 +167,8 @@ def test_the_stage_has_a_row_for_each_predictor_and_distance(tmp_path: Path, mon
         (name, ahead) for ahead in (1, 2) for name in names
     ]
     recalls = {(row["predictor"], row["ahead"]): row["recall"] for row in recorded["rows"]}
-    assert recalls["affinity", 1] > 0.6 > recalls["affinity", 2] > recalls["popularity", 1]
+    for ahead in (1, 2):
+        assert recalls["affinity", ahead] > recalls["popularity", ahead] + 0.2
     assert found["trace_recall"] == recalls[stage.PATH_AND_SEQUENCE, 1]
     assert 0 <= found["misses_foreseen"] <= 1
     json.dumps(found)
