@@ -26,7 +26,7 @@ PROGRESS = || echo 'pip failed'; } | awk -v tty=$$(test -t 2 && echo 1) '\
   /^pip failed$$/ { failed = 1 } \
   END { if (tty) printf "\r\033[K"; exit failed }'
 
-.PHONY: help run test test-full test-clients test-compose image pins lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity clean
+.PHONY: help run test test-full test-clients test-compose image pins lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity bench-duoserve clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -93,6 +93,9 @@ bench-emoe: $(STAMP) ## eMoE: prediction, loading, scheduling (within an hour; Q
 
 bench-moe-infinity: $(STAMP) ## MoE-Infinity and reuse: caching, prefetching, the engine (within an hour; QUICK=1: three minutes; TRACE=PATH)
 	$(BIN)/python -m benchmarks.moe_infinity $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
+
+bench-duoserve: $(STAMP) ## DuoServe-MoE and duoserve: what a token's path foresees (QUICK=1: two minutes; TRACE=PATH: a recorded routing)
+	$(BIN)/python -m benchmarks.duoserve $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

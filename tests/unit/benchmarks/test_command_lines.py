@@ -12,6 +12,7 @@ import pytest
 from click import Command
 from click.testing import CliRunner
 
+from benchmarks.duoserve import cli as duoserve
 from benchmarks.emoe import cli as emoe
 from benchmarks.emoe import stages as emoe_stages
 from benchmarks.harness import stages as harness_stages
@@ -29,7 +30,12 @@ def terminated() -> Iterator[list[object]]:
 
 @pytest.mark.parametrize(
     ("cli", "begins"),
-    [(emoe, (emoe, "run_stages")), (moe_infinity, (harness_stages, "run_named")), (pipeline, (pipeline, "JarBroker"))],
+    [
+        (duoserve, (harness_stages, "run_named")),
+        (emoe, (emoe, "run_stages")),
+        (moe_infinity, (harness_stages, "run_named")),
+        (pipeline, (pipeline, "JarBroker")),
+    ],
 )
 def test_sigterm_ends_each_in_order(
     cli: Any, begins: tuple[Any, str], terminated: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -60,8 +66,15 @@ def test_the_last_line_of_bench_emoe_is_json_with_every_figure_that_has_an_aim(
     is_whole(emoe.main, set(emoe_stages.AIMS), tmp_path, "emoe.json")
 
 
-def test_the_last_line_of_bench_moe_infinity_is_json_with_every_figure_that_has_an_aim(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("cli", "folder", "file", "beside"),
+    [
+        (duoserve, "duoserve", "duoserve.json", set()),
+        (moe_infinity, "moe_infinity", "moe-infinity.json", {"gain_over_best_baseline"}),
+    ],
+)
+def test_the_last_line_of_one_whose_stages_are_modules_is_json_with_every_figure_that_has_an_aim(
+    cli: Any, folder: str, file: str, beside: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[str, str]] = []
 
@@ -71,8 +84,8 @@ def test_the_last_line_of_bench_moe_infinity_is_json_with_every_figure_that_has_
         return {}
 
     monkeypatch.setattr(harness_stages, "run_module", no_stage)
-    is_whole(moe_infinity.main, {*moe_infinity.AIMS, "gain_over_best_baseline"}, tmp_path, "moe-infinity.json")
-    assert asked == [("benchmarks.moe_infinity", stage) for stage in moe_infinity.STAGES]
+    is_whole(cli.main, {*cli.AIMS, *beside}, tmp_path, file)
+    assert asked == [(f"benchmarks.{folder}", stage) for stage in cli.STAGES]
 
 
 def is_whole(command: Command, figures: set[str], folder: Path, file: str) -> None:
@@ -84,7 +97,8 @@ def is_whole(command: Command, figures: set[str], folder: Path, file: str) -> No
     assert found["machine"]["cores"] > 0
 
 
-def test_help_has_examples() -> None:
-    told = CliRunner().invoke(moe_infinity.main, ["--help"]).output
-    assert "make bench-moe-infinity QUICK=1" in told
-    assert f"[{'|'.join(moe_infinity.STAGES)}]" in told
+@pytest.mark.parametrize(("cli", "target"), [(duoserve, "bench-duoserve"), (moe_infinity, "bench-moe-infinity")])
+def test_help_has_examples(cli: Any, target: str) -> None:
+    told = CliRunner().invoke(cli.main, ["--help"]).output
+    assert f"make {target} QUICK=1" in told
+    assert f"[{'|'.join(cli.STAGES)}]" in told

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.expert_mlp_file import ExpertMlpFile
 from greenroom.core.artifacts.forecast_kinds import EMOE_A, EMOE_L, STATISTICS
 from greenroom.core.artifacts.path_file import PathFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
@@ -15,6 +16,7 @@ from greenroom.core.errors import InvalidRequest
 from greenroom.predictor.kinds.config import BuildingConfig, LearningConfig
 from greenroom.predictor.kinds.eamc.kind import EamcKind
 from greenroom.predictor.kinds.emoe.kind import EmoeKind
+from greenroom.predictor.kinds.expert_mlp.kind import ExpertMlpKind
 from greenroom.predictor.kinds.path.kind import PathKind
 from greenroom.predictor.kinds.reuse.kind import ReuseKind
 from greenroom.predictor.making.kind import ForecastKind, Kind
@@ -31,6 +33,7 @@ FORECAST_KINDS: Mapping[str, Callable[[LearningConfig], ForecastKind[Any]]] = {
 
 POLICY_KINDS: Mapping[str, Callable[[BuildingConfig], Kind[Any]]] = {
     EamcFile.KIND: EamcKind,
+    ExpertMlpFile.KIND: ExpertMlpKind,
     PathFile.KIND: PathKind,
     ReuseFile.KIND: ReuseKind,
 }

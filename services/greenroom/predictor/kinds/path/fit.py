@@ -88,7 +88,7 @@ def fit(
     losses: dict[int, list[float]] = {ahead: [] for ahead in range(1, LAYERS_AHEAD + 1)}
     first_key = np.concatenate(([0], np.cumsum(widths)))
     for target in range(trace.layers):
-        known = _sequence_logits(trace, target, reuse)
+        known = sequence_logits(trace, target, reuse)
         for ahead in range(1, LAYERS_AHEAD + 1):
             layer = found[ahead, target] = _fitted(samples, target, ahead, window, known, options)
             bias[ahead - 1, first_key[target] : first_key[target + 1]] = layer.bias
@@ -142,7 +142,7 @@ class _Samples:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Known:
+class KnownOfSequences:
     """What a token's sequence says of it: ``logits[n, E]`` for the trace's rows ``rows[n]``, ascending."""
 
     rows: Counts
@@ -159,7 +159,7 @@ class _Layer:
     loss: float
 
 
-def _sequence_logits(trace: RoutingTrace, layer: int, reuse: ReuseFile) -> _Known:
+def sequence_logits(trace: RoutingTrace, layer: int, reuse: ReuseFile) -> KnownOfSequences:
     """The logit of what ``reuse`` expects of each token, but for the first of a sequence."""
     samples = layer_samples(trace, layer)
     widths = reuse.experts_per_layer
@@ -169,10 +169,12 @@ def _sequence_logits(trace: RoutingTrace, layer: int, reuse: ReuseFile) -> _Know
         place, width = 2 * sum(one * one for one in widths[:layer]), widths[layer]
         logits += samples.recent @ reuse.followers[place : place + 2 * width * width].reshape(2 * width, width)
     bound = float(np.log((1 - _LEAST) / _LEAST))
-    return _Known(samples.follow_row, np.clip(logits, -bound, bound))
+    return KnownOfSequences(samples.follow_row, np.clip(logits, -bound, bound))
 
 
-def _fitted(samples: _Samples, target: int, ahead: int, window: int, known: _Known, options: FitOptions) -> _Layer:
+def _fitted(
+    samples: _Samples, target: int, ahead: int, window: int, known: KnownOfSequences, options: FitOptions
+) -> _Layer:
     sources = [layer for layer in range(target) if target in targets_of(layer, ahead, window, target + 1)]
     split = int(np.searchsorted(known.rows, samples.learnt_rows))
     width = samples.widths[target]
@@ -218,7 +220,7 @@ def _window(samples: _Samples, reuse: ReuseFile, options: FitOptions) -> int:
     """The shortest window that foresees nearly as well as the best one, judged on a few layers."""
     layers = len(samples.widths)
     probes = np.unique(np.linspace(layers / 3, layers - 1, _WINDOW_LAYERS).round().astype(int)).tolist()
-    known = {target: _sequence_logits(samples.trace, target, reuse) for target in probes}
+    known = {target: sequence_logits(samples.trace, target, reuse) for target in probes}
     losses: dict[int, float] = {}
     window = 1
     while window == 1 or (window < 2 * layers - 2 and 2 * weights_of(samples.widths, window) <= MOST_BYTES):
