@@ -5,12 +5,14 @@ from __future__ import annotations
 from benchmarks.harness.reporting.aims import Aim
 from benchmarks.harness.stages import modules_command
 
-STAGES = ("table3",)
+STAGES = ("table3", "loads")
 
 AIMS = {
     "trace_recall": Aim(0.76, at_least=True),
     "trace_recall_2": Aim(0.74, at_least=True),
     "misses_foreseen": Aim(0.28, at_least=True),
+    "loads_over_bound": Aim(1.4, at_least=False),
+    "prompt_loads_over_bound": Aim(1.1, at_least=False),
 }
 
 TEXT = """DuoServe-MoE and `duoserve`: what a token's path foresees, beside the paper's own predictor.

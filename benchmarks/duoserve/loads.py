@@ -1,0 +1,216 @@
+"""How many experts prompts and answers load, over the least that knows the whole trace and may pass experts through.
+
+python -m benchmarks.duoserve --stage loads
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.duoserve.table3.kept import Kept
+from benchmarks.duoserve.table3.worlds import World, world_of
+from benchmarks.harness.inputs.bundled_routing import drawn_prompts, record_routing
+from benchmarks.harness.reporting.plots import grouped_bars, legend_below, panels_of, save, tidy
+from benchmarks.harness.reporting.progress import progress
+from greenroom.core.artifacts.path_file import PathFile
+from greenroom.core.artifacts.reuse_file import ReuseFile
+from greenroom.core.units import MIB
+from greenroom.policies.base.artifacts import artifact_of
+from greenroom.policies.base.events import Phase
+from greenroom.policies.registry import create_policy
+from greenroom.predictor.kinds.path import fit as path_fit
+from greenroom.predictor.kinds.reuse import fit as reuse_fit
+from greenroom.replay import RoutingTrace
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
+from greenroom.replay.traces.steps import TraceStep, layers_of
+
+BUNDLED: Final = "bundled"
+POLICIES: Final = ("next-use", "reuse", "duoserve")
+CONCURRENT: Final = (1, 8)
+ALL, PROMPTS = "prompts and answers", "prompts alone"
+SLOTS: Final = 31 / 96
+PROMPT_ROWS: Final = 200
+"""Where recorded routing has no phases, so many rows of a sequence count as its prompt, at most half of them."""
+
+EXPERT_BYTES: Final = 12 * MIB
+LINK: Final = LinkProfile(25e9, 20e-6)
+COMPUTE: Final = ComputeProfile(layer_s=1e-4, expert_s=3e-5)
+"""A GPU behind PCIe. They decide what is prefetched in time, hence little of what is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """``prompts``, ``sequences``, ``measured``: as in Table 3. ``rows``: of a trace that are replayed."""
+
+    trace: Path | None = None
+    prompts: int = 150
+    sequences: int | None = None
+    measured: float = 0.2
+    rows: int = 10_000
+    path: path_fit.FitOptions = field(default_factory=path_fit.FitOptions)
+    reuse: reuse_fit.FitOptions = field(default_factory=reuse_fit.FitOptions)
+
+
+QUICK = Scale(
+    prompts=20,
+    sequences=8,
+    rows=600,
+    path=path_fit.FitOptions(rounds=1, steps=50, window=2),
+    reuse=reuse_fit.FitOptions(rounds=1, steps=50, followers=False),
+)
+
+
+def run(scale: Scale) -> dict[str, Any]:
+    """``cells``: of each model, kind, concurrency and policy the loads, and those over the bound."""
+    kept, cells = Kept.usual(), []
+    for world in _worlds(scale):
+        files = _fitted(world, scale, kept)
+        for kind, trace in ((ALL, world.measured), (PROMPTS, prompts_of(world.measured))):
+            cells += list(_cells(world.name, kind, trace, files, scale.rows))
+    ratios = {(cell["model"], cell["kind"], cell["at_once"], cell["policy"]): cell["over_bound"] for cell in cells}
+    return {
+        "cells": cells,
+        "loads_over_bound": ratios[BUNDLED, ALL, 1, "duoserve"],
+        "prompt_loads_over_bound": ratios[BUNDLED, PROMPTS, 1, "duoserve"],
+        "loads_over_bound_8": ratios[BUNDLED, ALL, 8, "duoserve"],
+    }
+
+
+def _worlds(scale: Scale) -> Iterator[World]:
+    yield world_of(BUNDLED, record_routing(drawn_prompts(scale.prompts)), scale.measured)
+    if scale.trace is not None:
+        trace = RoutingTrace.load(scale.trace).part(0, scale.sequences)
+        yield world_of(scale.trace.stem, prompted(trace), scale.measured)
+
+
+def _fitted(world: World, scale: Scale, kept: Kept) -> tuple[ReuseFile, PathFile]:
+    with progress(2 * world.fitted.layers, f"{world.name}: fitting", "layer") as bar:
+        reuse = kept.get(
+            ReuseFile, world.digest, scale.reuse, (reuse_fit,),
+            lambda: reuse_fit.fit(world.fitted, scale.reuse, on_layer=lambda _: bar.update()),
+        )  # fmt: skip
+        path = kept.get(
+            PathFile, world.digest, (scale.reuse, scale.path), (reuse_fit, path_fit),
+            lambda: path_fit.fit(world.fitted, reuse, scale.path, on_layer=lambda _: bar.update()),
+        )  # fmt: skip
+    return reuse, path
+
+
+def _cells(
+    model: str, kind: str, trace: RoutingTrace, files: tuple[ReuseFile, PathFile], rows: int
+) -> Iterator[dict[str, Any]]:
+    setup = TimedReplay(trace, EXPERT_BYTES, LINK, COMPUTE)
+    catalogue = setup.catalogue()
+    slots = round(SLOTS * catalogue.size)
+    for at_once in CONCURRENT:
+        steps = list(trace.steps(concurrent=at_once, tokens=rows))
+        used = [key for step in steps for layer in layers_of(catalogue, step) for key in layer]
+        bound = least_loads(used, slots)
+        for name in POLICIES:
+            policy = create_policy(name, catalogue=catalogue)
+            for file in files:
+                if file.KIND in policy.artifacts:
+                    policy.on_artifact_swapped(artifact_of(catalogue, file, model))
+            with progress(len(steps), f"{model}, {kind}, {at_once}: {name}", "step") as bar:
+                found = setup.run(policy, _told(steps, bar.update), slots)
+            loads = round(found.bytes_moved / EXPERT_BYTES)
+            yield {
+                "model": model, "kind": kind, "at_once": at_once, "policy": name, "slots": slots,
+                "rows": found.tokens, "uses": len(used), "loads": loads, "bound": bound,
+                "over_bound": loads / bound, "seconds": found.seconds,
+            }  # fmt: skip
+
+
+def _told(steps: Iterable[TraceStep], update: Any) -> Iterator[TraceStep]:
+    for step in steps:
+        yield step
+        update()
+
+
+def least_loads(used: Sequence[int], slots: int) -> int:
+    """The fewest loads that serve these uses in their order. Whatever is loaded may leave again at once.
+
+    Belady's rule with that freedom: of the residents and the one that has come, whichever is used last leaves.
+    """
+    never = len(used)
+    following = [never] * len(used)
+    last: dict[int, int] = {}
+    for at in range(len(used) - 1, -1, -1):
+        following[at] = last.get(used[at], never)
+        last[used[at]] = at
+    resident: dict[int, int] = {}
+    farthest: list[tuple[int, int]] = []  # with entries that no longer hold
+    loads = 0
+    for key, again in zip(used, following, strict=True):
+        if key not in resident:
+            loads += 1
+            if len(resident) == slots:
+                while resident.get(farthest[0][1]) != -farthest[0][0]:
+                    heapq.heappop(farthest)
+                if -farthest[0][0] <= again:
+                    continue
+                del resident[heapq.heappop(farthest)[1]]
+        resident[key] = again
+        heapq.heappush(farthest, (-again, key))
+    return loads
+
+
+def prompted(trace: RoutingTrace) -> RoutingTrace:
+    """The trace with phases: as recorded, or the first rows of each sequence as its prompt."""
+    if trace.phase is not None:
+        return trace
+    phase = np.full(trace.tokens, Phase.DECODE, dtype=np.uint8)
+    for begin, end in zip(trace.seq_starts[:-1].tolist(), trace.seq_starts[1:].tolist(), strict=True):
+        phase[begin : begin + min(PROMPT_ROWS, (end - begin) // 2)] = Phase.PREFILL
+    return replace(trace, phase=phase)
+
+
+def prompts_of(trace: RoutingTrace) -> RoutingTrace:
+    """Only the rows of prompts."""
+    assert trace.phase is not None
+    rows = trace.phase == Phase.PREFILL
+    owner = np.repeat(np.arange(trace.sequences), np.diff(trace.seq_starts))
+    lengths = np.bincount(owner[rows], minlength=trace.sequences)
+    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    return RoutingTrace(
+        trace.experts[rows], starts, num_experts=trace.num_experts, model=trace.model, phase=trace.phase[rows]
+    )
+
+
+def table(found: Mapping[str, Any]) -> str:
+    lines = [f"{'model, kind':<36}{'at once':>8}{'slots':>7}{'least':>9}" + "".join(f"{name:>12}" for name in POLICIES)]
+    for cells in _by_place(found):
+        first = cells[0]
+        ratios = "".join(f"{cell['over_bound']:>12.3f}" for cell in cells)
+        place = f"{first['model']}, {first['kind']}"
+        lines.append(f"{place:<36}{first['at_once']:>8}{first['slots']:>7}{first['bound']:>9,}{ratios}")
+    return "\n".join([*lines, "loads over the least that knows the trace and may pass experts through"])
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    models = list(dict.fromkeys(cell["model"] for cell in found["cells"]))
+    figure, panels = panels_of(1, len(models), height=3.2)
+    for panel, model in zip(panels, models, strict=True):
+        places = [cells for cells in _by_place(found) if cells[0]["model"] == model]
+        arms = {name: [{"mean": cells[n]["over_bound"]} for cells in places] for n, name in enumerate(POLICIES)}
+        grouped_bars(panel, [f"{cells[0]['kind']},\n{cells[0]['at_once']} at once" for cells in places], arms)
+        panel.set_ylim(1, None)
+        panel.set_title(model, fontsize=9)
+        panel.set_ylabel("loads over the least possible")
+        panel.tick_params(axis="x", labelsize=7)
+        tidy(panel)
+    legend_below(figure, panels)
+    save(figure, path)
+
+
+def _by_place(found: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """A list for each model, kind and concurrency: its cells, one a policy."""
+    cells = found["cells"]
+    return [cells[at : at + len(POLICIES)] for at in range(0, len(cells), len(POLICIES))]
