@@ -3,10 +3,12 @@
     python -m benchmarks.decision_cost [--rounds N] [--json PATH]
 
 Random routing and random weights of a model's shape: what is foreseen is worthless, what it costs is not. Each policy
-gets what the engine tells it, through the engine's own ``Predictions``; only what fetches is left out. With ``+ router``
-the next layers' routers answer too, after the path. Policies take turns within a round. Microseconds are the
-thread's processor time a layer, what a step's begin costs shared out among its layers; p95 is over layers. By part: of
-turns of their own, each part without those that it calls. The last line is one JSON object.
+gets what the engine tells it, through the engine's own ``Predictions``; only what fetches is left out. With
+``+ router`` the next layers' routers answer too, after the path. Policies take turns within a round.
+
+Microseconds are the thread's processor time a layer, what a step's begin costs shared out among its layers; p95 is over
+layers, without it. By part: of turns of their own, each part without those that it calls. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -39,7 +41,6 @@ from greenroom.experts.deciding.prefetcher import Prefetcher
 from greenroom.policies.base.events import ROUTER, Artifact, LayerRouting, Phase, Prediction, Step
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.policies.duoserve.blend import Blend
 from greenroom.policies.duoserve.path_predictor import PathPredictor
 from greenroom.policies.duoserve.path_weights import PATH
 from greenroom.policies.duoserve.policy import DuoServe
@@ -53,11 +54,10 @@ AIM_US: Final = 60.0
 PARTS: Final[tuple[tuple[str, type, tuple[str, ...]], ...]] = (
     ("path, add", PathPredictor, ("on_layer_routed",)),
     ("path, answer", PathPredictor, ("on_step_started", "answer")),
-    ("blend", Blend, ("chances",)),
     ("learn", DuoServe, ("_learn",)),
-    ("expect", DuoServe, ("_expect",)),
+    ("blend, expect", DuoServe, ("on_prediction",)),
     ("reuse", ReuseChances, ("add", "logits")),
-    ("wants", Reuse, ("_want_later",)),
+    ("wants", Reuse, ("_want_later", "_want_foreseen")),
 )
 REST: Final = "the rest"
 
@@ -142,7 +142,7 @@ def reuse_artifact(catalogue: Catalogue, seed: int = 0) -> Artifact:
     random = np.random.default_rng(seed)
     keep = np.array([0.5, 0.8, 0.92, 0.97, 0.99], dtype=np.float32)
     pairs = sum(2 * width * width for width in catalogue.experts_per_layer.tolist())
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "keep": keep,
         "weights": random.random((catalogue.layers, len(keep) + 1), dtype=np.float32) / 5,
         "bias": np.zeros(catalogue.size, dtype=np.float32),
@@ -154,7 +154,7 @@ def reuse_artifact(catalogue: Catalogue, seed: int = 0) -> Artifact:
 def path_artifact(catalogue: Catalogue, window: int, seed: int = 0) -> Artifact:
     """Random weights of paths."""
     random, widths = np.random.default_rng(seed), catalogue.experts_per_layer.tolist()
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "window": np.array([window], dtype=np.float32),
         "weights": random.normal(scale=0.2, size=weights_of(widths, window)).astype(np.float16),
         "bias": random.normal(size=(LAYERS_AHEAD, catalogue.size)).astype(np.float32),
@@ -258,11 +258,13 @@ def found_of(arms: Sequence[Arm]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"{'µs a layer':<30}{'all':>20}{'p95':>8}{'over reuse':>20}{'ratio':>14}"]
+    lines = [f"{'µs a layer':<30}{'all':>22}{'p95':>8}{'over reuse':>24}{'ratio':>15}"]
     for row in rows:
         ratio = row["ratio"]
-        lines.append(f"{row['name']:<30}{median_range(row['us_a_layer'], 1):>20}{row['p95_us']:>8.1f}"
-                     f"{median_range(row['added_us'], 1):>20}{ratio['mean']:>7.2f} ± {ratio['within']:.2f}")  # fmt: skip
+        lines.append(
+            f"{row['name']:<30}{median_range(row['us_a_layer'], 1):>22}{row['p95_us']:>8.1f}"
+            f"{median_range(row['added_us'], 1):>24}{ratio['mean']:>8.2f} ± {ratio['within']:.2f}"
+        )
     names = list(rows[0]["parts_us"])
     lines.append(f"\n{'of it, medians':<30}" + "".join(f"{name:>14}" for name in names))
     lines += [
@@ -286,7 +288,11 @@ def main(
 ) -> None:  # fmt: skip
     if any(os.environ.get(name) != value for name, value in _ONE_THREAD.items()):
         # numpy has its threads already: once more, with one.
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.decision_cost", *sys.argv[1:]], {**os.environ, **_ONE_THREAD})  # noqa: S606, E501
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.decision_cost", *sys.argv[1:]],
+            {**os.environ, **_ONE_THREAD},
+        )
     shape = Shape(layers, experts, top_k, sequences)
     routing = Routing(shape)
     arms = arms_of(routing.catalogue, windows or (layers, min(4, layers)))
