@@ -36,10 +36,14 @@ class PathPredictor(PicksPredictor):
         if self._logits is not None:
             self._logits.begin(count)
 
+    def answers_at(self, routing: LayerRouting) -> bool:
+        """Whether it will answer, if it is asked at this layer."""
+        return self._logits is not None and routing.picks is not None and len(routing.picks) == routing.step.rows
+
     def on_layer_routed(self, routing: LayerRouting) -> None:
         if self._logits is None:
             return
-        if routing.picks is None or len(routing.picks) != routing.step.rows:
+        if routing.picks is None or not self.answers_at(routing):
             self._logits = None  # which row picked what is not known
             return
         self._logits.add(routing.layer, routing.picks if self._rows is None else routing.picks[self._rows])

@@ -110,7 +110,8 @@ class DuoServe(Reuse):
     def on_layer_routed(self, routing: LayerRouting) -> None:
         PrefetchingPolicy.on_layer_routed(self, routing)
         layer = self._layer = routing.layer
-        self._learn(routing)
+        if self._told:
+            self._learn(routing)
         self._from_paths = self._from_routers = None
         self._asked = self._path_request = None
         last = min(layer + 1 + self._layers, self.catalogue.layers)
@@ -120,8 +121,8 @@ class DuoServe(Reuse):
             if len(self._decoding) and self._weights is not None:
                 self._path_request = PredictionRequest(PATH, (layer + 1, last), step=routing.step.number)
                 self._ask(self._path_request)
-                if routing.picks is not None and len(self._decoding) == len(routing.picks) == self._rows:
-                    return  # the path answers at once, and then it is decided what is wanted
+                if len(self._decoding) == self._rows and self._path.answers_at(routing):
+                    return  # what is wanted is decided once, with that answer
         self._want_later(layer)
 
     def on_prediction(self, prediction: Prediction) -> None:

@@ -168,3 +168,17 @@ def test_the_blends_learn_as_steps_go_by() -> None:
         assert learnt[0] < before[ahead, True, False][0], "picks are drawn: what the path is sure of is wrong"
         assert policy._blended[True, False][:, ahead - 1].tolist() == learnt.astype(np.float32).tolist()
         assert policy._blends[ahead, True, True].weights.tolist() == before[ahead, True, True], "no router has spoken"
+
+
+def test_what_is_wanted_is_decided_without_a_path_that_will_not_answer() -> None:
+    """Weights that come within a step are used from the next one on, and picks may not have been recorded."""
+    policy = begun(Phase.DECODE, picks=(1,))
+    assert wanted(policy) == [EXPERTS + 2, 2 * EXPERTS + 3]
+    policy.on_artifact_swapped(onward())
+    step = Step("p", 1, np.arange(1), np.array([Phase.DECODE], dtype=np.uint8))
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 1, np.array([[2]])))
+    assert wanted(policy) == [2 * EXPERTS + 3], "no longer what lies behind, still what was foreseen two layers ahead"
+    policy.predictors[0].on_step_started(step)
+    nobody_knows = LayerRouting(POOL, step, 2, np.array([2 * EXPERTS]), np.array([1]))
+    policy.on_layer_routed(nobody_knows)
+    assert wanted(policy) == []
