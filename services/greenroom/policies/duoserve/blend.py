@@ -6,12 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Logits = NDArray[np.floating]
+Logits = NDArray[np.float32]
 
-_KEEP = 0.9998
+_KEEP = 0.999
 """What is kept of the evidence at each lesson."""
 _PRIOR = 200.0
-_MOST = 15.0
 
 
 class Blend:
@@ -22,26 +21,37 @@ class Blend:
     """
 
     def __init__(self, start: tuple[float, ...]) -> None:
-        self._weights: Array = np.array([*start, 0.0])
-        self._evidence: Array = np.eye(len(self._weights)) * _PRIOR
-
-    @property
-    def weights(self) -> Array:
+        self.weights: Array = np.array([*start, 0.0])
         """Of each predictor, and the bias."""
-        return self._weights
-
-    def chances(self, *logits: Logits) -> Array:
-        """Of each pair of a row and an expert, in the shape of the logits."""
-        total = np.full(logits[0].shape, self._weights[-1])
-        for weight, each in zip(self._weights.tolist(), logits, strict=False):
-            total += weight * each
-        found: Array = 1 / (1 + np.exp(-np.clip(total, -_MOST, _MOST)))
-        return found
+        self._evidence: Array = np.eye(len(self.weights)) * _PRIOR
 
     def learn(self, picked: NDArray[np.bool_], *logits: Logits) -> None:
         """``picked``, in the shape of the logits: what really happened."""
-        chance = self.chances(*logits).ravel()
-        inputs = np.stack([*(each.ravel().astype(np.float64) for each in logits), np.ones(chance.size)])
+        chance = 1 - missed(blended(self.weights.astype(np.float32), *logits)).ravel()
+        inputs = np.ones((len(self.weights), chance.size), dtype=np.float32)
+        for own, each in zip(inputs, logits, strict=False):
+            own.reshape(each.shape)[...] = each
         self._evidence *= _KEEP
         self._evidence += (inputs * (chance * (1 - chance))) @ inputs.T
-        self._weights += np.linalg.solve(self._evidence, inputs @ (picked.ravel() - chance))
+        self.weights = self.weights + np.linalg.solve(self._evidence, inputs @ (picked.ravel() - chance))
+
+
+def blended(weights: Logits, *logits: Logits) -> Logits:
+    """Σ wᵢ xᵢ + b of each pair of a row and an expert, in the shape ``[..., M]`` of the logits.
+
+    ``weights[predictors + 1]`` of all experts, or ``[predictors + 1, M]``. The bias is the last.
+    """
+    total: Logits = logits[0] * weights[0]
+    for weight, each in zip(weights[1:], logits[1:], strict=False):
+        total += each * weight
+    total += weights[-1]
+    return total
+
+
+def missed(logits: Logits) -> Logits:
+    """1 − σ(x) of each logit x, however large. Overwrites ``logits``."""
+    logits *= -0.5
+    np.tanh(logits, out=logits)
+    logits *= 0.5
+    logits += 0.5
+    return logits

@@ -19,27 +19,31 @@ class PathPredictor(PicksPredictor):
     kind = PATH
 
     def __init__(self) -> None:
-        self._weights: PathWeights | None = None
+        self._next: PathLogits | None = None  # of the weights in use from the next step on
         self._version = ""
         self._rows: NDArray[np.intp] | None = None  # those that decode; None: all of them
         self._logits: PathLogits | None = None
-        self._layer = -1
 
     def use(self, weights: PathWeights, version: str) -> None:
         """Predict by these weights from the next step on."""
-        self._weights, self._version, self._logits = weights, version, None
+        self._next, self._version, self._logits = PathLogits(weights), version, None
 
     def on_step_started(self, step: Step) -> None:
         decodes = step.row_phases == Phase.DECODE
         count = int(np.count_nonzero(decodes))
         self._rows = None if count == step.rows else np.flatnonzero(decodes)
-        self._logits = PathLogits(self._weights, count) if self._weights is not None and count else None
+        self._logits = self._next if count else None
+        if self._logits is not None:
+            self._logits.begin(count)
+
+    def answers_at(self, routing: LayerRouting) -> bool:
+        """Whether it will answer, if it is asked at this layer."""
+        return self._logits is not None and routing.picks is not None and len(routing.picks) == routing.step.rows
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
-        self._layer = routing.layer
         if self._logits is None:
             return
-        if routing.picks is None or len(routing.picks) != routing.step.rows:
+        if routing.picks is None or not self.answers_at(routing):
             self._logits = None  # which row picked what is not known
             return
         self._logits.add(routing.layer, routing.picks if self._rows is None else routing.picks[self._rows])
@@ -47,5 +51,4 @@ class PathPredictor(PicksPredictor):
     def answer(self, request: PredictionRequest) -> Prediction | None:
         if self._logits is None:
             return None
-        parts = [self._logits.of(layer, layer - self._layer) for layer in range(*request.layers)]
-        return Prediction(request, self._version, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
+        return Prediction(request, self._version, self._logits.of(*request.layers))

@@ -20,17 +20,19 @@ from greenroom.policies.base.events import (
     Step,
 )
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.duoserve.blend import Blend
+from greenroom.policies.duoserve.blend import Blend, blended, missed
 from greenroom.policies.duoserve.path_predictor import PathPredictor
 from greenroom.policies.duoserve.path_weights import PATH, PathWeights
 from greenroom.policies.prefetching.prefetching_policy import PrefetchingPolicy
 from greenroom.policies.reuse.chances import REUSE
 from greenroom.policies.reuse.policy import Reuse
 
-Logits = NDArray[np.floating]
+Logits = NDArray[np.float32]
 
 _ROWS = 4
 """Rows of a step that the blends learn from."""
+_LESSON_EVERY = 24
+"""They learn from every so-many-th layer, of each step others: they have few weights, and those change slowly."""
 _LEAST = 1e-4
 
 _START = {(True, True): (0.7, 0.7), (True, False): (1.0,), (False, True): (1.0,)}
@@ -58,14 +60,26 @@ class DuoServe(Reuse):
         if not 1 <= layers <= LAYERS_AHEAD:
             raise InvalidConfig("layers", layers, f"from 1 to {LAYERS_AHEAD}")
         super().__init__(catalogue, layers=layers, least=least, evict=evict)
-        self._sequence_gains: NDArray[np.float32] | None = None
+        self._weights: PathWeights | None = None
         self._blends = {(ahead, *has): Blend(start) for ahead in range(1, layers + 1) for has, start in _START.items()}
+        self._blended = {
+            has: np.tile(np.array([*start, 0], dtype=np.float32)[:, None], layers) for has, start in _START.items()
+        }
+        """The blends' weights, ``[predictors + 1, layers ahead]``."""
+        ends = (min(layer + 1 + layers, catalogue.layers) for layer in range(catalogue.layers))
+        self._places = [
+            np.repeat(np.arange(end - layer - 1), catalogue.experts_per_layer[layer + 1 : end])
+            for layer, end in enumerate(ends)
+        ]
+        """By the layer that asks: of each expert that is asked about, the place of its layer."""
         self._path = PathPredictor()
         self.predictors = (self._path,)
         self._path_request: PredictionRequest | None = None
-        self._answers: dict[str, Prediction] = {}
+        self._from_paths: Logits | None = None  # [decoding rows, M], with what is known of the sequences
+        self._from_routers: Logits | None = None  # [T, M]
+        self._of_sequences: Logits | None = None  # [decoding rows, N], from the step's first answer on
         self._told: dict[tuple[int, int], tuple[tuple[bool, bool], tuple[Logits, ...]]] = {}  # by layer, layers ahead
-        self._rows = 0
+        self._step = self._rows = 0
         self._decoding: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         self._sequences: Ids = np.empty(0, dtype=np.int64)
 
@@ -82,7 +96,7 @@ class DuoServe(Reuse):
                     weights = PathWeights.of_artifact(self.catalogue, artifact)
                 except InvalidConfig:
                     return  # its sender has reported it
-            self._sequence_gains = weights.sequence
+            self._weights = weights
             self._path.use(weights, artifact.version)
         else:
             super().on_artifact_swapped(artifact)
@@ -90,8 +104,9 @@ class DuoServe(Reuse):
     def on_step_started(self, step: Step) -> None:
         super().on_step_started(step)
         self._told.clear()
-        self._answers.clear()
+        self._from_paths = self._from_routers = self._of_sequences = None
         self._path_request = None
+        self._step = step.number
         self._rows = step.rows
         self._decoding = np.flatnonzero(step.row_phases == Phase.DECODE)
         self._sequences = step.row_sequences[self._decoding]
@@ -129,68 +144,74 @@ class DuoServe(Reuse):
     def on_layer_routed(self, routing: LayerRouting) -> None:
         PrefetchingPolicy.on_layer_routed(self, routing)
         layer = self._layer = routing.layer
-        self._learn(routing)
-        self._answers.clear()
+        if self._told:
+            self._learn(routing)
+        self._from_paths = self._from_routers = None
         self._asked = self._path_request = None
         last = min(layer + 1 + self._layers, self.catalogue.layers)
         if layer + 1 < last:
             self._asked = PredictionRequest(ROUTER, (layer + 1, last), step=routing.step.number)
             self._ask(self._asked)
-            if len(self._decoding) and self._sequence_gains is not None:
+            if len(self._decoding) and self._weights is not None:
                 self._path_request = PredictionRequest(PATH, (layer + 1, last), step=routing.step.number)
                 self._ask(self._path_request)
+                if len(self._decoding) == self._rows and self._path.answers_at(routing):
+                    return  # what is wanted is decided once, with that answer
         self._want_later(layer)
 
     def on_prediction(self, prediction: Prediction) -> None:
         if prediction.request is not self._asked and prediction.request is not self._path_request:
             return  # late, or the answer to another request
-        rows = self._rows if prediction.request.kind == ROUTER else len(self._decoding)
+        start, stop = prediction.request.layers
+        rows = self._rows if prediction.request is self._asked else len(self._decoding)
         if prediction.values.shape[:-1] != (rows,):
             return  # of other rows than it was asked about
-        self._answers[prediction.request.kind] = prediction
-        self._expect(*prediction.request.layers)
-        self._want_later(self._layer)
+        if prediction.request is self._asked:
+            self._from_routers = _logit(prediction.values)
+        else:
+            self._from_paths = self._with_sequences(prediction.values, start, stop)
+        self._expect(start, stop)
+
+    def _with_sequences(self, values: Logits, start: int, stop: int) -> Logits:
+        """A path's logits of the layers ``[start, stop)``, and what ``reuse`` knows of the rows' sequences.
+
+        No layer of them has been routed in this step, so that is what was known when the step began.
+        """
+        assert self._weights is not None
+        if self._of_sequences is None:
+            self._of_sequences = self.reuse.chances.logits(self._sequences)
+        keys = slice(self.catalogue.spans[start].start, self.catalogue.spans[stop - 1].stop)
+        found = self._of_sequences[:, keys] * self._weights.sequence[self._weights.columns_of(self._layer, start, stop)]
+        found += values
+        return found
 
     def _expect(self, start: int, stop: int) -> None:
-        """Tell the retention what all answers to this layer's requests together foresee."""
-        router, path = self._answers.get(ROUTER), self._answers.get(PATH)
-        if router is None and len(self._decoding) < self._rows:
+        """Tell the retention what all answers to this layer's requests together foresee, and want by it."""
+        paths, routers, decoding = self._from_paths, self._from_routers, self._decoding
+        mixed = len(decoding) < self._rows
+        if routers is None and mixed:
             return  # paths say nothing of prompt rows, which need more than any decoding row
+        has = (paths is not None, routers is not None)
+        given: tuple[Logits, ...] = ()
+        if paths is not None:
+            given = (paths,)
+        if routers is not None:
+            given = (*given, routers[decoding] if mixed else routers)
         spans = self.catalogue.spans
-        first = spans[start].start
-        keys = slice(first, spans[stop - 1].stop)
-        decoding = self._decoding
-        misses = np.ones(keys.stop - first)
-        known = from_routers = None
-        if path is not None and self._sequence_gains is not None:
-            known = self.reuse.chances.logits(self._sequences, keys)
-            known *= self._gains_of(keys)
-            known += path.values
-        if router is not None:
-            from_routers = _logit(router.values)
-        for layer in range(start, stop):
-            ahead, own = layer - self._layer, slice(spans[layer].start - first, spans[layer].stop - first)
-            if len(decoding):
-                has = (known is not None, from_routers is not None)
-                logits: tuple[Logits, ...] = ()
-                if known is not None:
-                    logits = (known[:, own],)
-                if from_routers is not None:
-                    logits = (*logits, from_routers[decoding][:, own])
-                chances = self._blends[ahead, *has].chances(*logits)
-                self._told[layer, ahead] = has, tuple(each[:_ROWS] for each in logits)
-                misses[own] = np.prod(1 - chances, axis=0)
-            if from_routers is not None and len(decoding) < len(from_routers):
-                prompts = np.delete(from_routers[:, own], decoding, axis=0)
-                misses[own] *= np.prod(1 - self._blends[ahead, False, True].chances(prompts), axis=0)
-        self.reuse.expect(keys, 1 - misses)
-
-    def _gains_of(self, keys: slice) -> NDArray[np.float32]:
-        """``[M]``: what the sequence's logit counts in each key's layer, as many layers ahead as it is."""
-        assert self._sequence_gains is not None
-        layers = self.catalogue.layer_of[keys]
-        gains: NDArray[np.float32] = self._sequence_gains[layers - self._layer - 1, layers]
-        return gains
+        keys = slice(spans[start].start, spans[stop - 1].stop)
+        places = self._places[self._layer]
+        none = np.multiply.reduce(missed(blended(self._blended[has].take(places, axis=1), *given)), axis=0)
+        if routers is not None and mixed:
+            prompts = np.delete(routers, decoding, axis=0)
+            none *= np.multiply.reduce(
+                missed(blended(self._blended[False, True].take(places, axis=1), prompts)), axis=0
+            )
+        for layer in range(start, stop) if len(decoding) else ():
+            if (layer + self._step) % _LESSON_EVERY == 0:
+                own = slice(spans[layer].start - keys.start, spans[layer].stop - keys.start)
+                self._told[layer, layer - self._layer] = has, tuple(each[:_ROWS, own] for each in given)
+        self.reuse.expect(keys, 1 - none)
+        self._want_later(self._layer)
 
     def _learn(self, routing: LayerRouting) -> None:
         for ahead in range(1, self._layers + 1):
@@ -203,11 +224,14 @@ class DuoServe(Reuse):
             picked = np.zeros((len(picks), experts), dtype=np.bool_)
             rows, places = np.nonzero(picks < experts)
             picked[rows, picks[rows, places]] = True
-            self._blends[ahead, *has].learn(picked, *logits)
+            blend = self._blends[ahead, *has]
+            blend.learn(picked, *logits)
+            self._blended[has][:, ahead - 1] = blend.weights
 
 
-def _logit(weights: NDArray[np.floating]) -> NDArray[np.float64]:
+def _logit(weights: NDArray[np.float32]) -> Logits:
     """Of weights between 0 and 1; NaN counts as 0."""
-    within = np.fmin(np.fmax(weights.astype(np.float64), _LEAST), 1 - _LEAST)
+    within = np.fmax(weights, np.float32(_LEAST))
+    np.fmin(within, np.float32(1 - _LEAST), out=within)
     within /= 1 - within
     return np.log(within, out=within)

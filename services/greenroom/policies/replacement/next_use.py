@@ -53,7 +53,7 @@ class NextUse(RankingPolicy):
         turns = (catalogue.layer_of - np.arange(catalogue.layers)[:, None] - 1) % catalogue.layers + 1
         self.discounts: NDArray[np.float64] = np.exp(step * turns)
         self._expected: NDArray[np.float64] = np.full(catalogue.size, np.nan)
-        self._expecting = False
+        self._expecting: slice | None = None  # where it is not all NaN
         self._worth: Worth | None = None  # until something changes
         self._host_target = HostTarget(catalogue, wanted=host)
 
@@ -72,20 +72,27 @@ class NextUse(RankingPolicy):
             average[routing.experts] += gain
         (fast, *_), (slow, *_) = self._averages
         np.add(fast[span], slow[span], out=self._chance[span])
-        if self._expecting:
+        if self._expecting is not None:
             self._expected[span] = np.nan
+            if span.start <= self._expecting.start:
+                left = slice(max(span.stop, self._expecting.start), self._expecting.stop)
+                self._expecting = left if left.start < left.stop else None
 
-    def expect(self, span: slice, chances: NDArray[np.float64]) -> None:
+    def expect(self, span: slice, chances: NDArray[np.floating]) -> None:
         """Use ``chances`` for the keys of ``span``: of a use in their layer's next turn. They hold until it has run."""
         self._expected[span] = chances
-        self._expecting = True
+        known = self._expecting
+        self._expecting = slice(
+            span.start if known is None else min(known.start, span.start),
+            span.stop if known is None else max(known.stop, span.stop),
+        )
         self._worth = None
 
     def expect_nothing(self) -> None:
         """Forget what ``expect`` was told."""
-        if self._expecting:
-            self._expected[:] = np.nan
-            self._expecting = False
+        if self._expecting is not None:
+            self._expected[self._expecting] = np.nan
+            self._expecting = None
             self._worth = None
 
     def next_turn(self) -> Worth:
@@ -95,7 +102,12 @@ class NextUse(RankingPolicy):
     def expected(self) -> Worth:
         """``[N]``: the chance of a use in the layer's next turn, with what ``expect`` was told."""
         soon = self.next_turn()
-        return np.where(np.isnan(self._expected), soon, self._expected) if self._expecting else soon
+        if self._expecting is None:
+            return soon
+        told = self._expected[self._expecting]
+        found = soon.copy()
+        np.copyto(found[self._expecting], told, where=~np.isnan(told), casting="same_kind")
+        return found
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
         if self._worth is None:

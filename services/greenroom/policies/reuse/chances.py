@@ -138,9 +138,9 @@ class ReuseChances:
         known = self._rows
         return np.array([known[one] if one in known else self._begin(one) for one in sequences.tolist()], dtype=np.intp)
 
-    def logits(self, sequences: Ids, keys: slice) -> Array:
-        """``[S, M]``: the logit of the chance that each sequence's next token uses each expert of ``keys``."""
-        return logit(1 - self._misses[self._rows_of(sequences), keys])
+    def logits(self, sequences: Ids) -> Array:
+        """``[S, N]``: the logit of the chance that each sequence's next token uses each expert."""
+        return logit(1 - self._misses[self._rows_of(sequences)])
 
     def end(self, sequence: int) -> None:
         """Forget an ended sequence."""

@@ -71,10 +71,21 @@ class Reuse(LookAhead):
         """Nothing: ``_want_later`` follows at every layer."""
 
     def _foreseen_chance(self, span: slice, ahead: Counts, chance: NDArray[np.float64]) -> None:
-        self._want_later(self._layer)
+        self._want_foreseen(span, chance)
+
+    def _want_foreseen(self, span: slice, chance: NDArray[np.floating]) -> None:
+        """Want the keys of ``span`` by this ``chance[M]``, all others as before."""
+        likely = chance >= self._least
+        if self._wants_any or likely.any():
+            priority = self._priority.copy()
+            priority[span] = chance * likely * self._decays[self._layer, span]
+            self._want(priority)
 
     def _want_later(self, layer: int) -> None:
-        chance = self.reuse.expected()
-        priority: Scores = (chance * (chance >= self._least)).astype(np.float32) * self._decays[layer]
-        if self._wants_any or priority.any():
+        later = slice(self.catalogue.spans[layer].stop, None)
+        chance = self.reuse.expected()[later]
+        likely = chance >= self._least
+        if self._wants_any or likely.any():
+            priority = np.zeros_like(self._priority)
+            priority[later] = chance * likely * self._decays[layer, later]
             self._want(priority)

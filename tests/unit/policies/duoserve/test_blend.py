@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from greenroom.policies.duoserve.blend import Blend
+from greenroom.policies.duoserve.blend import Blend, blended, missed
 
 
 def told(rng: np.random.Generator, *gains: float) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -30,13 +32,28 @@ def test_it_forgets_how_it_was_before() -> None:
 
 
 def test_before_any_lesson_it_believes_what_it_was_given() -> None:
-    logits = np.array([[-2.0, 0.0, 2.0]])
-    assert np.allclose(Blend((1.0,)).chances(logits), 1 / (1 + np.exp(-logits)))
+    logits = np.array([[-2.0, 0.0, 2.0]], dtype=np.float32)
+    assert np.array_equal(blended(Blend((1.0,)).weights.astype(np.float32), logits), logits)
 
 
 def test_no_logit_is_too_large() -> None:
     rng, blend = np.random.default_rng(0), Blend((1.0,))
     for sign in (1, -1):
-        blend.learn(rng.random((1, 8)) < 0.5, np.full((1, 8), sign * 1e9))
+        blend.learn(rng.random((1, 8)) < 0.5, np.full((1, 8), sign * 1e9, dtype=np.float32))
     assert np.isfinite(blend.weights).all()
-    assert np.isfinite(blend.chances(np.full((1, 8), 1e9))).all()
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=40))
+def test_what_is_missed_is_one_less_the_logistic_function(values: list[float]) -> None:
+    logits = np.array(values, dtype=np.float32)
+    plain = 1 / (1 + np.exp(np.clip(logits.astype(np.float64), -50, 50)))
+    assert np.abs(missed(logits) - plain).max() < 1e-6
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(0, 99))
+def test_a_blend_is_the_weighted_sum_of_its_logits_and_a_bias(count: int, rows: int, experts: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(scale=4, size=(count, rows, experts)).astype(np.float32)
+    weights = rng.normal(size=(count + 1, experts)).astype(np.float32)
+    plain = (logits.astype(np.float64) * weights[:-1, None]).sum(axis=0) + weights[-1]
+    assert np.abs(blended(weights, *logits) - plain).max() < 1e-4

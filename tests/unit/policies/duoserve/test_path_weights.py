@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from greenroom.core.artifacts.path_file import LAYERS_AHEAD, PathFile, targets_of, weights_of
 from greenroom.core.errors import InvalidConfig
@@ -42,31 +44,61 @@ def single_weights(file: PathFile, window: int) -> dict[tuple[int, int, int, int
     return found
 
 
-@pytest.mark.parametrize("window", [1, 2, 4])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_logits_are_the_bias_and_the_weights_of_all_picks_in_the_window(window: int, rows: int) -> None:
-    file = made(window)
+@given(
+    window=st.integers(1, LAYERS),
+    rows=st.sampled_from([1, 3, 33]),
+    scale=st.sampled_from([1e-3, 1.0, 300.0]),
+    shift=st.sampled_from([-1.0, 0.0, 1.0]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_logits_are_the_bias_and_the_weights_of_all_picks_in_the_window(
+    window: int, rows: int, scale: float, shift: float, seed: int
+) -> None:
+    """To the rounding of so many whole numbers, however large the weights are, and where all are of one sign."""
+    rng = np.random.default_rng(seed)
+    given_weights = scale * (rng.normal(size=weights_of(WIDTHS, window)) + 3 * shift)
+    file = made(window, weights=given_weights.astype(np.float16))
     weights = PathWeights.of_artifact(POOL, Artifact(PATH, "1", file.arrays))
     single = single_weights(file, window)
-    rng = np.random.default_rng(rows)
-    logits, picked = PathLogits(weights, rows), []
+    logits, picked = PathLogits(weights), []
+    logits.begin(rows + 1)
+    logits.add(0, np.zeros((rows + 1, 2), dtype=np.uint8))  # a step before, which is forgotten
+    logits.begin(rows)
     for layer, width in enumerate(WIDTHS):
         picks = np.stack([rng.permutation(width)[:2] for _ in range(rows)])
         picks[rows - 1, 1] = 255  # a row may have fewer picks
         picked.append(picks)
         logits.add(layer, picks.astype(np.uint8))
-        for ahead in range(1, LAYERS_AHEAD + 1):
+        for ahead in range(1, min(LAYERS_AHEAD, LAYERS - 1 - layer) + 1):
             target = layer + ahead
-            if target >= LAYERS:
-                continue
             first = int(POOL.first[target])
-            for row in range(rows):
+            found = logits.of(target, target + 1)
+            for row in {0, rows - 1}:
                 expected = file.bias[ahead - 1, first : first + WIDTHS[target]].astype(np.float64)
                 for source in range(max(0, layer - window + 1), layer + 1):
                     for pick in picked[source][row].tolist():
                         if pick < WIDTHS[source]:
                             expected += [single[source, pick, ahead, target, other] for other in range(WIDTHS[target])]
-                assert logits.of(target, ahead)[row].tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+                assert np.abs(found[row] - expected).max() <= weights.unit * (1 + 2 * (layer + 1)) / 2 * 1.001
+        if layer + LAYERS_AHEAD < LAYERS:
+            both = [logits.of(layer + ahead, layer + ahead + 1) for ahead in range(1, LAYERS_AHEAD + 1)]
+            assert np.array_equal(logits.of(layer + 1, layer + 1 + LAYERS_AHEAD), np.concatenate(both, axis=1))
+
+
+def test_the_unit_is_the_finest_that_a_byte_holds() -> None:
+    file = made(2)
+    weights = PathWeights.of_artifact(POOL, Artifact(PATH, "1", file.arrays))
+    assert weights.unit == pytest.approx(float(np.abs(file.weights).max()) / 127)
+    assert max(int(np.abs(into.astype(int)).max(initial=0)) for into in weights.into) == 127
+
+
+def test_weights_of_nothing_foresee_nothing() -> None:
+    file = made(2, weights=np.zeros(weights_of(WIDTHS, 2), dtype=np.float16), bias=np.zeros((2, SIZE), np.float32))
+    logits = PathLogits(PathWeights.of_artifact(POOL, Artifact(PATH, "1", file.arrays)))
+    logits.begin(1)
+    logits.add(0, np.array([[0, 1]]))
+    assert not logits.of(1, 3).any()
 
 
 def test_a_file_is_written_and_read_at_half_precision() -> None:

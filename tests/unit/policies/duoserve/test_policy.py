@@ -3,11 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from greenroom.policies.base.events import ROUTER, Artifact, LayerRouting, Phase, Prediction, Step
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.duoserve.path_weights import PATH
+from greenroom.policies.duoserve.path_weights import PATH, PathLogits, PathWeights
 from greenroom.policies.duoserve.policy import DuoServe
+from tests.contract.prepared_policies import path_arrays
 
 LAYERS, EXPERTS = 3, 4
 POOL = Catalogue.uniform("p", layers=LAYERS, experts=EXPERTS, top_k=1)
@@ -94,3 +96,89 @@ def test_without_weights_nothing_is_asked_of_paths() -> None:
     policy.on_artifact_swapped(Artifact(PATH, "2", {}))  # unusable: it goes on without
     policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 1, np.array([[1]])))
     assert [request.kind for request in policy.take_requests()] == [ROUTER]
+
+
+@pytest.mark.parametrize("phases", [(Phase.DECODE,) * 6, (Phase.DECODE, Phase.PREFILL) * 3])
+@pytest.mark.parametrize("with_router", [False, True])
+def test_chances_are_those_of_the_plain_formula(phases: tuple[Phase, ...], with_router: bool) -> None:
+    """1 − Π(1 − σ(w · (path + gain · sequence) + v · router + b)), prompt rows by their router alone."""
+    pool = Catalogue("p", experts_per_layer=[4, 6, 3, 5], top_k=[2] * 4, expert_bytes=[1] * 4)
+    rng, policy = np.random.default_rng(0), DuoServe(pool)
+    arrays = {**path_arrays(pool, window=3), "sequence": rng.random((2, 4)).astype(np.float32)}
+    policy.on_artifact_swapped(Artifact(PATH, "1", arrays))
+    decoding = [row for row, phase in enumerate(phases) if phase is Phase.DECODE]
+    for number in range(1, 5):
+        step = Step("p", number, np.arange(len(phases)), np.array(phases, dtype=np.uint8))
+        policy.on_step_started(step)
+        logits = PathLogits(PathWeights.of_artifact(pool, Artifact(PATH, "1", arrays)))
+        logits.begin(len(decoding))
+        for predictor in policy.predictors:
+            predictor.on_step_started(step)
+        for layer, width in enumerate(pool.experts_per_layer.tolist()):
+            picks = np.stack([rng.permutation(width)[:2] for _ in phases])
+            routing = LayerRouting.from_picks(pool, step, layer, picks)
+            policy.on_layer_routed(routing)
+            logits.add(layer, picks[decoding])
+            last = min(layer + 3, pool.layers)
+            requests = {request.kind: request for request in policy.take_requests()}
+            for predictor in policy.predictors:
+                predictor.on_layer_routed(routing)
+                if predictor.kind in requests and (answer := predictor.answer(requests[predictor.kind])) is not None:
+                    policy.on_prediction(answer)
+            if last <= layer + 1:
+                continue
+            keys = slice(int(pool.first[layer + 1]), int(pool.first[last]))
+            router = rng.random((len(phases), keys.stop - keys.start)).astype(np.float32)
+            if with_router:
+                policy.on_prediction(Prediction(requests[ROUTER], "", router))
+            elif len(decoding) < len(phases):
+                assert policy.reuse.expected().tolist() == policy.reuse.next_turn().tolist()
+                continue
+            own = pool.layer_of[keys]
+            known = policy.reuse.chances.logits(np.array(decoding))[:, keys] * arrays["sequence"][own - layer - 1, own]
+            path = known.astype(np.float64) + logits.of(layer + 1, last)
+            routers = np.log(np.clip(router, 1e-4, 1 - 1e-4) / (1 - np.clip(router, 1e-4, 1 - 1e-4)))
+            total = 0.7 * path + 0.7 * routers[decoding] if with_router else path
+            prompts = np.delete(routers, decoding, axis=0)[: None if with_router else 0]
+            plain = 1 - np.prod(1 / (1 + np.exp(total)), axis=0) * np.prod(1 / (1 + np.exp(prompts)), axis=0)
+            assert np.abs(policy.reuse.expected()[keys] - plain).max() < 1e-5
+            wanted_now = policy.prefetch.priority if policy.prefetch is not None else np.zeros(pool.size)
+            assert (wanted_now[keys] > 0).tolist() == (policy.reuse.expected()[keys] >= np.float32(0.7)).tolist()
+            assert not (wanted_now[: keys.start] > 0).any()
+
+
+def test_the_blends_learn_as_steps_go_by() -> None:
+    policy = DuoServe(POOL)
+    policy.on_artifact_swapped(onward())
+    before = {key: blend.weights.tolist() for key, blend in policy._blends.items()}
+    rng = np.random.default_rng(0)
+    for number in range(1, 60):
+        step = Step("p", number, np.arange(2), np.full(2, Phase.DECODE, dtype=np.uint8))
+        policy.on_step_started(step)
+        policy.predictors[0].on_step_started(step)
+        for layer in range(LAYERS):
+            routing = LayerRouting.from_picks(POOL, step, layer, rng.integers(EXPERTS, size=(2, 1)))
+            policy.on_layer_routed(routing)
+            policy.predictors[0].on_layer_routed(routing)
+            for request in policy.take_requests():
+                if request.kind == PATH and (answer := policy.predictors[0].answer(request)) is not None:
+                    policy.on_prediction(answer)
+    for ahead in (1, 2):
+        learnt = policy._blends[ahead, True, False].weights
+        assert learnt[0] < before[ahead, True, False][0], "picks are drawn: what the path is sure of is wrong"
+        assert policy._blended[True, False][:, ahead - 1].tolist() == learnt.astype(np.float32).tolist()
+        assert policy._blends[ahead, True, True].weights.tolist() == before[ahead, True, True], "no router has spoken"
+
+
+def test_what_is_wanted_is_decided_without_a_path_that_will_not_answer() -> None:
+    """Weights that come within a step are used from the next one on, and picks may not have been recorded."""
+    policy = begun(Phase.DECODE, picks=(1,))
+    assert wanted(policy) == [EXPERTS + 2, 2 * EXPERTS + 3]
+    policy.on_artifact_swapped(onward())
+    step = Step("p", 1, np.arange(1), np.array([Phase.DECODE], dtype=np.uint8))
+    policy.on_layer_routed(LayerRouting.from_picks(POOL, step, 1, np.array([[2]])))
+    assert wanted(policy) == [2 * EXPERTS + 3], "no longer what lies behind, still what was foreseen two layers ahead"
+    policy.predictors[0].on_step_started(step)
+    nobody_knows = LayerRouting(POOL, step, 2, np.array([2 * EXPERTS]), np.array([1]))
+    policy.on_layer_routed(nobody_knows)
+    assert wanted(policy) == []

@@ -36,10 +36,13 @@ def knows_nothing(experts: tuple[int, ...] = (EXPERTS,) * LAYERS) -> ReuseFile:
 def recall(made: PathFile, trace: RoutingTrace, ahead: int) -> float:
     """The share of picks that are the likeliest expert of their layer, of layers that are foreseen so far ahead."""
     weights = PathWeights.of_artifact(trace.catalogue(), Artifact(PATH, "1", made.arrays))
-    logits, found = PathLogits(weights, trace.tokens), []
+    logits, found = PathLogits(weights), []
+    logits.begin(trace.tokens)
     for layer in range(LAYERS - ahead):
         logits.add(layer, trace.experts[:, layer])
-        found.append((logits.of(layer + ahead, ahead).argmax(axis=1) == trace.experts[:, layer + ahead, 0]).mean())
+        found.append(
+            (logits.of(layer + ahead, layer + ahead + 1).argmax(axis=1) == trace.experts[:, layer + ahead, 0]).mean()
+        )
     return float(np.mean(found))
 
 
@@ -60,9 +63,10 @@ def test_the_window_is_as_long_as_it_has_to_be() -> None:
 def test_chances_are_calibrated_on_sequences_that_were_not_learnt_from() -> None:
     made, later = fit(onward(60, 60, noise=0.3), knows_nothing()), onward(20, 60, seed=9, noise=0.3)
     weights = PathWeights.of_artifact(later.catalogue(), Artifact(PATH, "1", made.arrays))
-    logits = PathLogits(weights, later.tokens)
+    logits = PathLogits(weights)
+    logits.begin(later.tokens)
     logits.add(0, later.experts[:, 0])
-    chance = 1 / (1 + np.exp(-logits.of(1, 1)))
+    chance = 1 / (1 + np.exp(-logits.of(1, 2)))
     picked = np.arange(EXPERTS) == later.experts[:, 1]
     for low, high in ((0, 0.2), (0.5, 1)):
         some = (chance >= low) & (chance < high)
