@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.duoserve.table3.predictors import Predictor
 from benchmarks.duoserve.table3.worlds import World
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, SequenceInfo, Step
 from greenroom.policies.registry import create_policy
@@ -53,26 +52,35 @@ class Foreseen:
     misses: int
 
 
-def foreseen(world: World, absent: Absent, predictors: Mapping[str, Predictor], ahead: int) -> dict[str, Foreseen]:
-    """By predictor. All misses of the rows count, also those of the first layers, which nobody foresees. An expert is
-    fetched where its score is above one bound for all layers.
+class Foresight:
+    """What predictors foresee of a cache's misses. An expert is fetched where its score is above one bound for all
+    layers. All misses of the world's rows count, also those of the first layer, which nobody foresees.
     """
-    trace, rows = world.measured, world.rows
-    spans = trace.catalogue().spans
-    picked = [
-        many_hot(trace.experts[rows, layer], span.stop - span.start).astype(np.bool_) & absent[rows, span]
-        for layer, span in enumerate(spans)
-    ]  # fmt: skip
-    misses = int(sum(map(np.count_nonzero, picked)))
-    found = {}
-    for name, predictor in predictors.items():
-        scores, hits = [], []
-        for layer in range(ahead, trace.layers):
-            away = absent[rows, spans[layer]]
-            scores.append(predictor.scores(layer)[away])
-            hits.append(picked[layer][away])
-        found[name] = Foreseen(at_precision(scores, hits, PRECISION) / max(misses, 1), misses)
-    return found
+
+    def __init__(self, world: World, absent: Absent) -> None:
+        """``absent``: see ``absent_experts``."""
+        trace = world.measured
+        self._away = [absent[world.rows, span] for span in trace.catalogue().spans]
+        self._missed = [
+            many_hot(trace.experts[world.rows, layer], away.shape[1]).astype(np.bool_) & away
+            for layer, away in enumerate(self._away)
+        ]
+        self._scores: dict[str, list[NDArray[np.floating]]] = {}
+        self._hits: dict[str, list[NDArray[np.bool_]]] = {}
+
+    def add(self, predictor: str, layer: int, scores: NDArray[np.floating]) -> None:
+        """What a predictor says of a layer, ``[rows, experts of the layer]``. Each layer once."""
+        away = self._away[layer]
+        self._scores.setdefault(predictor, []).append(scores[away])
+        self._hits.setdefault(predictor, []).append(self._missed[layer][away])
+
+    def found(self) -> dict[str, Foreseen]:
+        """By predictor."""
+        misses = int(sum(map(np.count_nonzero, self._missed)))
+        return {
+            name: Foreseen(at_precision(scores, self._hits[name], PRECISION) / max(misses, 1), misses)
+            for name, scores in self._scores.items()
+        }
 
 
 def at_precision(scores: Sequence[NDArray[np.floating]], hits: Sequence[NDArray[np.bool_]], precision: float) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.duoserve.table3.worlds import World
-from greenroom.core.artifacts.path_file import PathFile
+from greenroom.core.artifacts.path_file import LAYERS_AHEAD, PathFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.duoserve.path_weights import PathLogits, PathWeights
@@ -70,24 +71,28 @@ class BySequence:
         return self._last[1]
 
 
-def path_logits(world: World, path: PathFile) -> PathLogits:
-    """Of the world's rows, from all of their picks. What is foreseen of a layer needs only those before it."""
+def path_logits(world: World, path: PathFile) -> dict[tuple[int, int], Array]:
+    """By layer and how far ahead: ``[rows, experts of the layer]``, from what each row had picked by then."""
     trace = world.measured
     catalogue = trace.catalogue()
-    found = PathLogits(PathWeights.of_artifact(catalogue, artifact_of(catalogue, path, "fitted")), len(world.rows))
+    logits = PathLogits(PathWeights.of_artifact(catalogue, artifact_of(catalogue, path, "fitted")))
+    logits.begin(len(world.rows))
+    found = {}
     for layer in range(trace.layers):
-        found.add(layer, trace.experts[world.rows, layer])
+        logits.add(layer, trace.experts[world.rows, layer])
+        for target in range(layer + 1, min(layer + 1 + LAYERS_AHEAD, trace.layers)):
+            found[target, target - layer] = logits.of(target, target + 1)
     return found
 
 
 class ByPath:
     """What `duoserve` adds up of the token's own picks."""
 
-    def __init__(self, logits: PathLogits, ahead: int) -> None:
+    def __init__(self, logits: Mapping[tuple[int, int], Array], ahead: int) -> None:
         self._logits, self._ahead = logits, ahead
 
     def scores(self, layer: int) -> Array:
-        return self._logits.of(layer, self._ahead)
+        return self._logits[layer, self._ahead]
 
 
 class ByPathAndSequence:

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.duoserve.table3.accuracy import accuracy, named
 from benchmarks.duoserve.table3.kept import Kept
-from benchmarks.duoserve.table3.misses import absent_experts, foreseen
+from benchmarks.duoserve.table3.misses import Foresight, absent_experts
 from benchmarks.duoserve.table3.predictors import (
     ByAffinity,
     ByMlp,
@@ -95,22 +95,23 @@ def worlds(scale: Scale) -> Iterator[World]:
 def compared(world: World, scale: Scale, kept: Kept) -> dict[str, Any]:
     """All predictors on one model's routing."""
     layers = world.measured.layers
-    rows, seen = [], {}
     by_distance = predictors(world, scale, kept)
-    with progress(sum(len(each) for each in by_distance.values()) * layers, world.name, "layer") as bar:
+    slots = round(SLOTS * int(world.measured.experts_per_layer.sum()))
+    with progress(world.measured.tokens, f"{world.name}: next-use", "token") as bar:
+        foresight = Foresight(world, absent_experts(world.measured, slots, go_on=bar.update))
+    rows = []
+    with progress(sum(len(each) * (layers - ahead) for ahead, each in by_distance.items()), world.name, "layer") as bar:
         for ahead, each in by_distance.items():
             shares: dict[str, list[Any]] = {name: [] for name in each}
             for layer in range(ahead, layers):
                 picks = world.measured.experts[world.rows, layer]
                 for name, predictor in each.items():
-                    shares[name].append(named(predictor.scores(layer), picks))
+                    scores = predictor.scores(layer)
+                    shares[name].append(named(scores, picks))
+                    if ahead == 1:
+                        foresight.add(name, layer, scores)
                     bar.update()
             rows += [{"predictor": name, "ahead": ahead, **asdict(accuracy(own))} for name, own in shares.items()]
-    slots = round(SLOTS * int(world.measured.experts_per_layer.sum()))
-    with progress(world.measured.tokens, f"{world.name}: next-use", "token") as bar:
-        absent = absent_experts(world.measured, slots, go_on=bar.update)
-    for name, one in foreseen(world, absent, by_distance[1], 1).items():
-        seen[name] = asdict(one)
     return {
         "model": world.name,
         "top_k": world.top_k,
@@ -121,7 +122,7 @@ def compared(world: World, scale: Scale, kept: Kept) -> dict[str, Any]:
         "measured_tokens": len(world.rows),
         "rows": rows,
         "slots": slots,
-        "foreseen": seen,
+        "foreseen": {name: asdict(one) for name, one in foresight.found().items()},
     }
 
 

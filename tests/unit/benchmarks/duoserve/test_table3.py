@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.duoserve.table3 import QUICK, draw, stage, table
 from benchmarks.duoserve.table3.accuracy import Accuracy, accuracy, named
 from benchmarks.duoserve.table3.kept import Kept
-from benchmarks.duoserve.table3.misses import absent_experts, at_precision, foreseen
+from benchmarks.duoserve.table3.misses import Foresight, absent_experts, at_precision
 from benchmarks.duoserve.table3.worlds import World, world_of
 from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
@@ -91,7 +91,10 @@ class Knows:
 def test_who_knows_the_picks_foresees_all_misses_but_those_of_the_first_layer() -> None:
     world = world_of("tiny", drifting(10), 0.2)
     absent = absent_experts(world.measured, 12)
-    found = foreseen(world, absent, {"knows": Knows(world)}, 1)["knows"]
+    foresight = Foresight(world, absent)
+    for layer in range(1, LAYERS):
+        foresight.add("knows", layer, Knows(world).scores(layer))
+    found = foresight.found()["knows"]
     picked = np.concatenate([Knows(world).scores(layer) for layer in range(LAYERS)], axis=1) > 0
     missed = picked & absent[world.rows]
     assert found.misses == missed.sum()
