@@ -15,7 +15,8 @@ AIMS = {
     "prompt_loads_over_bound": Aim(1.1, at_least=False),
 }
 
-TEXT = """DuoServe-MoE and `duoserve`: what a token's path foresees, beside the paper's own predictor.
+TEXT = """DuoServe-MoE and `duoserve`: what a token's path foresees, beside the paper's own predictor, and
+what is loaded.
 
 Prints tables, draws pictures, and prints all of it as one JSON object on its last line. What is fitted is kept in the
 cache folder and made once.

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.duoserve.kept import Kept
 from benchmarks.duoserve.table3.accuracy import accuracy, named
-from benchmarks.duoserve.table3.kept import Kept
 from benchmarks.duoserve.table3.misses import Foresight, absent_experts
 from benchmarks.duoserve.table3.predictors import (
     ByAffinity,
@@ -25,7 +25,7 @@ from benchmarks.duoserve.table3.predictors import (
     Predictor,
     path_logits,
 )
-from benchmarks.duoserve.table3.worlds import World, world_of
+from benchmarks.duoserve.worlds import World, world_of
 from benchmarks.harness.inputs.bundled_routing import drawn_prompts, record_routing
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.reporting.progress import progress

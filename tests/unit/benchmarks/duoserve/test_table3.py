@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.duoserve.kept import Kept
 from benchmarks.duoserve.table3 import QUICK, draw, stage, table
 from benchmarks.duoserve.table3.accuracy import Accuracy, accuracy, named
-from benchmarks.duoserve.table3.kept import Kept
 from benchmarks.duoserve.table3.misses import Foresight, absent_experts, at_precision
-from benchmarks.duoserve.table3.worlds import World, world_of
+from benchmarks.duoserve.worlds import World, world_of
 from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Phase
