@@ -179,7 +179,7 @@ def test_what_is_measured_by_phase_is_what_the_engine_counted(checkpoint: Path, 
     counters, steps = tiered.worker.experts.refresh_counters(), "greenroom_expert_steps_total"
     assert measured[steps, "prefill"] + measured[steps, "decode"] == measured["greenroom_steps_total",]
     for phase, of in counters.phases.items():
-        assert min(of.steps, of.lookups, of.on_demand_fetches, of.stall_seconds) > 0
+        assert min(of.steps, of.lookups, of.on_demand_fetches) > 0
         for name, value in (
             ("steps", of.steps), ("lookups", of.lookups), ("hits", of.hits), ("stall_seconds", of.stall_seconds),
             ("on_demand_fetches", of.on_demand_fetches),

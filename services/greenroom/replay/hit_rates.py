@@ -28,6 +28,7 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.streaming import stream_slots
 from greenroom.policies.replacement.belady import belady
 from greenroom.replay.traces.steps import TraceStep, groups
 
@@ -64,6 +65,8 @@ class ReplayCache:
         self.lookups = 0
         self.hits = 0
         self.evictions = 0
+        self._streams = "streams" in policy.hooks
+        self._passage = stream_slots(1, self._least_fit)
         self._told_of_evictions = "on_evicted" in policy.hooks
         self._transfers = [
             Transfer(expert, Tier.DISK, Tier.DEVICE, Reason.ON_DEMAND)
@@ -91,7 +94,9 @@ class ReplayCache:
         if not absent:
             return
         missing = np.array(absent, dtype=np.int64)
-        if len(experts) > self._least_fit and self._bytes(experts) > self._budget:
+        if self._streams and len(absent) > self._passage and self.policy.streams(routing, missing):
+            self._pass_through(experts, missing)
+        elif len(experts) > self._least_fit and self._bytes(experts) > self._budget:
             self._in_waves(experts, missing)
         else:
             incoming = self._bytes(missing)
@@ -125,6 +130,24 @@ class ReplayCache:
                 raise BudgetTooSmall(f"expert {missing[0]} alone does not fit in {self._budget} bytes")
             self._bring(missing[:fitting], self._bytes(missing[:fitting]))
             missing = missing[fitting:]
+
+    def _pass_through(self, group: Keys, missing: Keys) -> None:
+        """As in the engine: a few are fetched, then each of the others once another has run. Residents have run by the
+        time that the first one lands."""
+        waiting = np.zeros_like(self.resident)
+        waiting[group] = True
+        for place in range(len(missing)):
+            if place == self._passage:
+                waiting[group] = False
+                waiting[missing] = True
+            if place >= self._passage:
+                waiting[missing[place - self._passage]] = False  # it has run
+            own = missing[place : place + 1]
+            lacking = self._bytes(own) - self.free_bytes
+            if lacking > 0:
+                evictable = self.resident & ~waiting
+                self._make_room(lacking, evictable if evictable.any() else self.resident, own)
+            self._bring(own, self._bytes(own))
 
     def _make_room(self, bytes_needed: int, evictable: Mask, missing: Keys) -> None:
         request = VictimRequest(

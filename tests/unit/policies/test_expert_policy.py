@@ -85,4 +85,5 @@ def test_a_policy_that_only_picks_victims_takes_every_other_call() -> None:
     assert policy.target is None
     assert policy.compute_order(routing, resident) is None
     assert policy.row_mask(step, 0, resident) is None
+    assert not policy.streams(routing, routing.experts)
     assert policy.report(1) == {}

@@ -26,9 +26,7 @@ from greenroom.experts.copying.transfers import Copies, DiskReads, StagedReads, 
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.policies.base.events import Reason, Tier, Transfer
 from greenroom.policies.base.expert_keys import Catalogue
-
-_SLOTS_A_PASSAGE = 48
-"""Least time on gpt-oss-20b's routing with a third of the experts resident, prompts of 200 rows."""
+from greenroom.policies.base.streaming import stream_slots
 
 
 class Tiers:
@@ -104,11 +102,8 @@ class Tiers:
 
     @property
     def stream_slots(self) -> int:
-        """How many slots a layer passes its missing experts through: as many as keep every link busy while one more is
-        computed, or a share of all. Some experts take longer to compute than to move, which more slots even out; each
-        of them costs about one load a layer.
-        """
-        return max(1 + sum(mover.depth for mover in self.movers), self.device.slots // _SLOTS_A_PASSAGE)
+        """Through so many a layer passes its missing experts, where the policy streams."""
+        return stream_slots(sum(mover.depth for mover in self.movers), self.device.slots)
 
     @property
     def moving(self) -> int:
