@@ -6,6 +6,7 @@ python -m benchmarks.duoserve --stage loads
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,8 +112,8 @@ def _cells(
     slots = round(SLOTS * catalogue.size)
     for at_once in CONCURRENT:
         steps = list(trace.steps(concurrent=at_once, tokens=rows))
-        used = [key for step in steps for layer in layers_of(catalogue, step) for key in layer]
-        bound = least_loads(used, slots)
+        uses = [layer for step in steps for layer in layers_of(catalogue, step)]
+        bound = least_loads(uses, slots)
         for name in POLICIES:
             policy = create_policy(name, catalogue=catalogue)
             for file in files:
@@ -123,7 +124,7 @@ def _cells(
             loads = round(found.bytes_moved / EXPERT_BYTES)
             yield {
                 "model": model, "kind": kind, "at_once": at_once, "policy": name, "slots": slots,
-                "rows": found.tokens, "uses": len(used), "loads": loads, "bound": bound,
+                "rows": found.tokens, "uses": sum(map(len, uses)), "loads": loads, "bound": bound,
                 "over_bound": loads / bound, "seconds": found.seconds,
             }  # fmt: skip
 
@@ -134,31 +135,24 @@ def _told(steps: Iterable[TraceStep], update: Any) -> Iterator[TraceStep]:
         update()
 
 
-def least_loads(used: Sequence[int], slots: int) -> int:
-    """The fewest loads that serve these uses in their order. Whatever is loaded may leave again at once.
+def least_loads(uses: Sequence[Sequence[int]], slots: int) -> int:
+    """The fewest loads that serve these layers' distinct experts, layer after layer, each layer's in any order.
 
-    Belady's rule with that freedom: of the residents and the one that has come, whichever is used last leaves.
+    Whatever is loaded may leave again at once. Belady's rule with that freedom: after each layer those stay, of the
+    residents and of what it has used, that are used again soonest.
     """
-    never = len(used)
-    following = [never] * len(used)
-    last: dict[int, int] = {}
-    for at in range(len(used) - 1, -1, -1):
-        following[at] = last.get(used[at], never)
-        last[used[at]] = at
-    resident: dict[int, int] = {}
-    farthest: list[tuple[int, int]] = []  # with entries that no longer hold
+    later: dict[int, deque[int]] = defaultdict(deque)
+    for at, layer in enumerate(uses):
+        for key in layer:
+            later[key].append(at)
+    resident: set[int] = set()
     loads = 0
-    for key, again in zip(used, following, strict=True):
-        if key not in resident:
-            loads += 1
-            if len(resident) == slots:
-                while resident.get(farthest[0][1]) != -farthest[0][0]:
-                    heapq.heappop(farthest)
-                if -farthest[0][0] <= again:
-                    continue
-                del resident[heapq.heappop(farthest)[1]]
-        resident[key] = again
-        heapq.heappush(farthest, (-again, key))
+    for layer in uses:
+        loads += len(set(layer) - resident)
+        for key in layer:
+            later[key].popleft()
+        able = [key for key in resident.union(layer) if later[key]]
+        resident = set(heapq.nsmallest(slots, able, key=lambda key: later[key][0]))
     return loads
 
 

@@ -23,7 +23,7 @@ artifact_every_option = click.option(
     default=10.0,
     show_default=True,
     help="Seconds after which it is looked again whether there is a newer version of what the policy predicts by "
-    "(moe-infinity's EAMC, reuse's coefficients), rebuilt from live traces; 0: never.",
+    "(moe-infinity's EAMC, reuse's coefficients, duoserve's weights), rebuilt from live traces; 0: never.",
 )
 
 

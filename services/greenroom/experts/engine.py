@@ -166,6 +166,7 @@ class ExpertEngine:
         self._row_masks = self._make_row_masks(config)
         self._firsts: list[int] = catalogue.first.tolist()
         confined = config.fidelity is not None and config.fidelity.name != "exact"
+        self._loads_no_row = config.fidelity is not None and config.fidelity.name == "paper"
         self._hears_layers = bool(policy.hooks & _LAYER_EVENTS)
         self._has_fast_path = (
             self._tiers.in_ram
@@ -191,16 +192,16 @@ class ExpertEngine:
         """As ``step``, with any phase a row: ``phases[T]``, values of Phase."""
         self._steps += 1
         self._step = Step(self.catalogue.pool, self._steps, sequences, phases)
-        self.counters.step_began(self._step, self._hardware.now())
-        if "on_step_started" in self.policy.hooks:
-            self.policy.on_step_started(self._step)
-        self._predictions.step_started(self._step)
-        if self._row_masks is not None:
-            self._row_masks.step_started(self._step)
         self._resident_layer = None
-        self._on_demand.begin_step()
         failed = True
+        self.counters.step_began(self._step, self._hardware.now())
         try:
+            if "on_step_started" in self.policy.hooks:
+                self.policy.on_step_started(self._step)
+            self._predictions.step_started(self._step)
+            if self._row_masks is not None:
+                self._row_masks.step_started(self._step)
+            self._on_demand.begin_step()
             yield
             self._on_demand.confirm_step()
             failed = False
@@ -436,10 +437,10 @@ class ExpertEngine:
         """How long moving the experts that are not on the device takes. Each link moves as fast as it has so far.
 
         ``disk_bytes_per_s``: the disk's rate until it has moved anything. Two links work side by side, so the one that
-        takes longer counts. None: the rate of a link is not known.
+        takes longer counts. None: the rate of a link is not known. Under fidelity ``paper`` no row needs them.
         """
         missing = self.catalogue.size - self._device.residents
-        if not missing:
+        if not missing or self._loads_no_row:
             return 0.0
         slot_bytes = self._tiers.slot_bytes
         disk, *upload = self._tiers.movers

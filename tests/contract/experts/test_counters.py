@@ -260,3 +260,17 @@ def run_step(engine: ExpertEngine, phases: list[Phase], *picks: list[list[int]])
             engine.layer_entered(layer)
             with engine.routed(layer, np.array(of_rows)) as landing:
                 list(landing)
+
+
+def test_a_step_whose_policy_fails_at_once_is_over_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SimulatedEngine(slots=4)
+
+    def fails(_step: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(world.engine._predictions, "step_started", fails)
+    with pytest.raises(ValueError, match="a defect"):
+        world.step([PREFILL], [0, 1])
+    world.engine.close()
+    assert world.engine.counters.running is world.engine.counters.between
+    assert world.engine.counters.prefill.steps == 1

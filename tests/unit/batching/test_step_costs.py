@@ -47,23 +47,35 @@ def test_computing_is_what_a_step_did_not_wait_for_experts() -> None:
     assert meter.costs().balanced_rows == pytest.approx(200)
 
 
-def test_a_step_of_many_rows_says_more_of_a_row_than_one_of_few() -> None:
+def test_steps_without_prompts_tell_what_rows_cost_from_what_a_step_costs() -> None:
+    meter = StepMeter(Moves(missing=0.02))
+    ran(meter, 0.0332, 16, 0)
+    assert meter.costs().row_seconds == pytest.approx(0.0332 / 16), "not told apart yet"
+    ran(meter, 0.0302, 0, 1)
+    costs = meter.costs()
+    assert costs.row_seconds == pytest.approx(0.0002)
+    assert costs.fixed_seconds == pytest.approx(0.03)
+    assert costs.balanced_rows == pytest.approx(150), "more than one prompt, though moving takes less than that"
+    assert costs.prompt_step_seconds(150) == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize(("seconds", "rows"), [(0.5, 9), (2.0, 1)])
+def test_steps_that_are_too_alike_or_dearer_without_prompts_tell_nothing_apart(seconds: float, rows: int) -> None:
     meter = StepMeter()
-    ran(meter, 1.0, 100, 0)
-    for _ in range(3):
-        ran(meter, 0.5, 1, 0)
-    assert meter.costs().row_seconds == pytest.approx(0.01, rel=0.05)
+    ran(meter, 1.0, 10, 0)
+    ran(meter, seconds, 0, rows)
+    assert meter.costs() == StepCosts(row_seconds=0.1, decode_seconds=seconds)
 
 
-def test_older_steps_are_forgotten_and_steps_without_prompts_say_nothing_of_a_row() -> None:
+def test_older_steps_are_forgotten() -> None:
     meter = StepMeter()
     ran(meter, 100.0, 100, 0)  # the first one compiles and allocates
     for _ in range(60):
         ran(meter, 1.0, 100, 0)
-        ran(meter, 0.25, 0, 4)
+        ran(meter, 0.04, 0, 4)
     costs = meter.costs()
     assert costs.row_seconds == pytest.approx(0.01, rel=0.05)
-    assert costs.decode_seconds == pytest.approx(0.25)
+    assert costs.decode_seconds == pytest.approx(0.04)
 
 
 class Watching(BatchPolicy):

@@ -88,7 +88,7 @@ class ExpertMlpFile(ArtifactFile):
             ("weights", (sum(out * (width + 1) for width, out in pairwise(self._widths)),)),
         ):
             array = self.arrays[name]
-            if array.shape != shape:
-                raise InvalidConfig(name, array.shape, str(shape))
+            if array.shape != shape or array.dtype != np.float16:
+                raise InvalidConfig(name, f"{array.shape} of {array.dtype}", f"{shape} of float16")
             if not np.isfinite(array).all():
                 raise InvalidConfig(name, "numbers that are none", "finite numbers")

@@ -226,13 +226,13 @@ def holds_scores(eager: bool, key_dim: int, value_dim: int) -> bool:
     return eager or key_dim != value_dim
 
 
-def packs_keys(itemsize: int) -> bool:
+def packs_keys(device: torch.device, itemsize: int) -> bool:
     """Whether sdpa's fast kernel copies all heads' keys and values once more, in the order that AMX multiplies them.
 
     On the CPU alone, and only numbers of two bytes. Where this torch does not tell of AMX, it is taken to be there.
     """
     announced = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return itemsize == 2 and (announced is None or bool(announced()))
+    return device.type == "cpu" and itemsize == 2 and (announced is None or bool(announced()))
 
 
 def rows_at_once(rows: int, keys: int, heads: int, itemsize: int) -> int:

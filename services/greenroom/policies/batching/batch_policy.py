@@ -86,14 +86,15 @@ class BatchLimits:
 class StepCosts:
     """What a step costs on this machine, in seconds, as far as it was measured. None: not known yet.
 
-    ``row_seconds``: computing a row of a step that has prompts. ``moving_seconds``: moving the experts that are
-    missing, nearly all of which such a step needs. ``decode_seconds``: a step of decode rows alone, waits for experts
-    included. Raises ValueError for what is no time.
+    ``row_seconds``: computing a row of a step that has prompts; ``fixed_seconds``: computing that such a step has
+    whatever its rows. ``moving_seconds``: moving the experts that are missing, nearly all of which it needs.
+    ``decode_seconds``: a step of decode rows alone, waits for experts included. Raises ValueError for what is no time.
     """
 
     row_seconds: float | None = None
     moving_seconds: float | None = None
     decode_seconds: float | None = None
+    fixed_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -103,20 +104,20 @@ class StepCosts:
 
     @property
     def balanced_rows(self) -> float | None:
-        """R*: with so many rows computing takes as long as moving. With fewer, another row costs no time.
+        """R*: with so many rows computing them takes as long as what the step costs without them, which is moving
+        experts, or what computing it has whatever its rows. Prompts in steps of their own would each pay that.
 
-        None where one of the two is not known, and where nothing is missing: then no row hides behind moving, and
-        there is no such number.
+        None where a row's or moving's time is not known, and where nothing is missing.
         """
         if not self.row_seconds or not self.moving_seconds:
             return None
-        return self.moving_seconds / self.row_seconds
+        return max(self.moving_seconds, self.fixed_seconds) / self.row_seconds
 
     def prompt_step_seconds(self, rows: int) -> float | None:
         """A step with prompts: computing and moving go on side by side. None: not known."""
         if self.row_seconds is None:
             return None
-        return max(self.moving_seconds or 0.0, rows * self.row_seconds)
+        return max(self.moving_seconds or 0.0, self.fixed_seconds + rows * self.row_seconds)
 
 
 UNKNOWN_COSTS = StepCosts()

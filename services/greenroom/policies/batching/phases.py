@@ -17,6 +17,8 @@ from greenroom.policies.batching.batch_policy import (
     never_fits,
 )
 
+_MOST_HOLD = 1e6
+
 
 class PhasesBatching(BatchPolicy):
     """For models whose experts do not all fit. A prompt's step moves nearly all missing experts, however few its rows.
@@ -41,8 +43,8 @@ class PhasesBatching(BatchPolicy):
     applies_prefill_chunk = False
 
     def __init__(self, *, apart: bool = False, hold: float = 0.0) -> None:
-        if not 0 <= hold < math.inf:
-            raise InvalidConfig("hold", hold, "a number, 0 (no prompt is held back) or more")
+        if not 0 <= hold <= _MOST_HOLD:
+            raise InvalidConfig("hold", hold, f"a number from 0 (no prompt is held back) to {_MOST_HOLD:g}")
         self._apart = apart
         self._hold = hold
         self.reads_waits = hold > 0

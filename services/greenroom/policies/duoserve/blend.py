@@ -32,6 +32,8 @@ class Blend:
         for own, each in zip(inputs, logits, strict=False):
             own.reshape(each.shape)[...] = each
         self._evidence *= _KEEP
+        # The prior stays: where logits are all alike, or leave no doubt, lessons are no evidence of their own.
+        self._evidence.flat[:: len(self.weights) + 1] += (1 - _KEEP) * _PRIOR
         self._evidence += (inputs * (chance * (1 - chance))) @ inputs.T
         self.weights = self.weights + np.linalg.solve(self._evidence, inputs @ (picked.ravel() - chance))
 

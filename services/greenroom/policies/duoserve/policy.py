@@ -80,6 +80,7 @@ class DuoServe(Reuse):
         self._of_sequences: Logits | None = None  # [decoding rows, N], from the step's first answer on
         self._told: dict[tuple[int, int], tuple[tuple[bool, bool], tuple[Logits, ...]]] = {}  # by layer, layers ahead
         self._step = self._rows = 0
+        self._part = slice(0, catalogue.size)  # of the experts, that the step's prompts run through
         self._decoding: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         self._sequences: Ids = np.empty(0, dtype=np.int64)
 
@@ -111,17 +112,28 @@ class DuoServe(Reuse):
         self._decoding = np.flatnonzero(step.row_phases == Phase.DECODE)
         self._sequences = step.row_sequences[self._decoding]
         if self._has_prompts:
+            self._part = self._part_of(step)
             self._expect_prompts(step.rows - len(self._decoding))
 
     @property
     def _has_prompts(self) -> bool:
         return len(self._decoding) < self._rows
 
+    def _part_of(self, step: Step) -> slice:
+        """The keys of the layers that prompts' rows of ``step`` run through."""
+        decoder_start = self.catalogue.decoder_start
+        begin = int(self.catalogue.first[decoder_start])
+        encodes = decoder_start > 0 and bool((step.row_phases == Phase.ENCODE).any())
+        return slice(0, begin) if encodes else slice(begin, self.catalogue.size)
+
     def _expect_prompts(self, rows: int) -> None:
-        """Each of ``rows`` picks an expert with the share that all sequences' tokens do: many rows leave no doubt."""
-        chances = self.reuse.chances
-        others = (1 - chances.over_all.astype(np.float64)) ** rows
-        self.reuse.expect(slice(0, self.catalogue.size), 1 - (1 - chances.soon) * others)
+        """Each of ``rows`` picks an expert with the share that all sequences' tokens do: many rows leave no doubt.
+
+        In an encoder-decoder a prompt's rows run through one part.
+        """
+        chances, part = self.reuse.chances, self._part
+        others = (1 - chances.over_all[part].astype(np.float64)) ** rows
+        self.reuse.expect(part, 1 - (1 - chances.soon[part]) * others)
 
     def _want_later(self, layer: int) -> None:
         """In a step with prompts only for the next layer. What that layer misses comes while this one's last experts
@@ -131,9 +143,10 @@ class DuoServe(Reuse):
             super()._want_later(layer)
             return
         span = self.catalogue.spans[min(layer + 1, self.catalogue.layers - 1)]
-        chance = self.reuse.expected()[span]
         priority: Scores = np.zeros(self.catalogue.size, dtype=np.float32)
-        priority[span] = chance * (chance >= self._least) * self._decays[layer][span]
+        chance = self.reuse.expected()[span]
+        if self._part.start <= span.start < self._part.stop:
+            priority[span] = chance * (chance >= self._least) * self._decays[layer][span]
         if self._wants_any or priority.any():
             self._want(priority)
 

@@ -83,7 +83,7 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
         copied = (key_dim + value_dim) * itemsize
     if scores and not eager:  # sdpa without its fast kernel: all in float32, the keys scaled as well
         copied += (2 * key_dim + value_dim) * _FLOAT32
-    if not scores and packs_keys(itemsize):
+    if not scores and packs_keys(ragged.device, itemsize):
         copied += (key_dim + value_dim) * itemsize
     at_once = rows_at_once(chunk, keys, heads, itemsize) if scores else 0
     masks = rows * (1 + itemsize * eager) + chunk * (_MASK_PARTS + itemsize)

@@ -12,7 +12,7 @@ from greenroom.worker.model.model_runtime import ModelRuntime
 
 PREFIX = "greenroom_"
 
-_PHASES = "In steps with prompt rows (prefill), in the others (decode), and between steps."
+_STEPS = "In steps with prompt rows (prefill) and in the others (decode)"
 
 
 class WorkerCollector(Collector):
@@ -61,7 +61,7 @@ class WorkerCollector(Collector):
         )  # fmt: skip
         moved = CounterMetricFamily(
             f"{PREFIX}expert_transfer_bytes",
-            f"Bytes moved over a link, for a layer that waited or ahead of any. {_PHASES}",
+            f"Bytes moved over a link, for a layer that waited or ahead of any. {_STEPS}, and between steps.",
             labels=["link", "phase", "reason"],
         )
         for phase, of in everywhere.items():
@@ -106,7 +106,8 @@ class WorkerCollector(Collector):
 
 
 def _by_phase(name: str, text: str, values: Mapping[str, float]) -> CounterMetricFamily:
-    family = CounterMetricFamily(PREFIX + name, f"{text} {_PHASES}", labels=["phase"])
+    where = f"{_STEPS}, and between steps." if "between" in values else f"{_STEPS}."
+    family = CounterMetricFamily(PREFIX + name, f"{text} {where}", labels=["phase"])
     for phase, value in values.items():
         family.add_metric([phase], value)
     return family

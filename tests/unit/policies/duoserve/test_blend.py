@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,3 +58,28 @@ def test_a_blend_is_the_weighted_sum_of_its_logits_and_a_bias(count: int, rows: 
     weights = rng.normal(size=(count + 1, experts)).astype(np.float32)
     plain = (logits.astype(np.float64) * weights[:-1, None]).sum(axis=0) + weights[-1]
     assert np.abs(blended(weights, *logits) - plain).max() < 1e-4
+
+
+def test_one_surprise_after_long_certainty_does_not_throw_it_away() -> None:
+    rng, blend = np.random.default_rng(0), Blend((1.0,))
+
+    def lesson(turned: int = 0) -> None:
+        picked = np.zeros((1, 32), dtype=np.bool_)
+        picked[0, rng.permutation(32)[:4]] = True
+        logits = (np.where(picked, 4, -6) + rng.normal(0, 0.5, picked.shape)).astype(np.float32)
+        blend.learn(np.roll(picked, turned, axis=1), logits)
+
+    for _ in range(20_000):
+        lesson()
+    before = blend.weights.copy()
+    for _ in range(3):
+        lesson(turned=1)
+    assert np.abs(blend.weights - before).max() < 2
+
+
+def test_logits_that_are_all_alike_teach_a_bias_and_nothing_breaks() -> None:
+    blend, picked = Blend((1.0,)), np.arange(8)[None] < 2
+    for _ in range(40_000):
+        blend.learn(picked, np.full((1, 8), -1, dtype=np.float32))
+    assert np.isfinite(blend.weights).all()
+    assert float(1 / (1 + np.exp(blend.weights[0] - blend.weights[1]))) == pytest.approx(0.25, abs=0.05)

@@ -188,3 +188,18 @@ def test_what_is_wanted_is_decided_without_a_path_that_will_not_answer() -> None
     nobody_knows = LayerRouting(POOL, step, 2, np.array([2 * EXPERTS]), np.array([1]))
     policy.on_layer_routed(nobody_knows)
     assert wanted(policy) == []
+
+
+@pytest.mark.parametrize(("phase", "own"), [(Phase.ENCODE, slice(0, 16)), (Phase.PREFILL, slice(16, 32))])
+def test_prompts_of_an_encoder_decoder_expect_only_the_part_that_they_run_through(phase: Phase, own: slice) -> None:
+    pool = Catalogue("p", experts_per_layer=[8] * 4, top_k=[2] * 4, expert_bytes=[1] * 4, decoder_start=2)
+    policy, first = DuoServe(pool), own.start // 8
+    step = Step("p", 1, np.zeros(50, dtype=np.int64), np.full(50, phase, dtype=np.uint8))
+    policy.on_step_started(step)
+    expected = policy.reuse.expected()
+    assert expected[own].min() > 0.99
+    assert np.delete(expected, np.r_[own]).max() < 0.5
+    for layer in (first, first + 1):
+        policy.on_layer_routed(LayerRouting.from_picks(pool, step, layer, np.tile([[0, 1]], (50, 1))))
+        ahead = wanted(policy)
+        assert ahead == ([*range(8 * first + 8, 8 * first + 16)] if layer == first else [])

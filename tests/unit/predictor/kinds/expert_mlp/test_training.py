@@ -98,6 +98,7 @@ def test_too_little_to_learn_from_says_how_much_is_needed() -> None:
         ("form", np.array([1, 1], np.uint16)),
         ("form", np.array([1, 1, 1], np.uint16)),  # many-hot: the weights are too few
         ("popularity", np.zeros((LAYERS, EXPERTS - 1), np.float16)),
+        ("popularity", np.zeros((LAYERS, EXPERTS), np.float32)),
         ("weights", np.zeros(7, np.float16)),
         ("affinity", np.full((LAYERS - 1, EXPERTS, EXPERTS), np.nan, np.float16)),
     ],
