@@ -185,8 +185,3 @@ class BatchPolicy(ABC):
 
     def on_prediction(self, prediction: Prediction) -> None:  # noqa: B027 - most policies have no use for it
         """Predicted routing of running sequences, for policies that group rows by it (ExpertFlow §3.3.3)."""
-
-
-def never_fits(waiting: WaitingSequence, limits: BatchLimits) -> str:
-    """Why a request that needs more KV than there is in all is refused."""
-    return f"it needs {waiting.kv_need} of KV memory and there are {limits.kv_total} in all"

@@ -10,8 +10,9 @@ from greenroom.policies.batching.batch_policy import (
     BatchState,
     Rows,
     StepPlan,
-    never_fits,
+    WaitingSequence,
 )
+from greenroom.policies.batching.in_order import admit_in_order
 
 
 class FcfsBatching(BatchPolicy):
@@ -40,23 +41,16 @@ class FcfsBatching(BatchPolicy):
             if running.phase is Phase.PREFILL and left:
                 left -= _take_chunk(rows, running.sequence, running.prefill_left, left, limits)
 
-        admit: list[int] = []
-        refuse: list[tuple[int, str]] = []
-        kv_free = state.kv_free
-        blocked = False
-        for waiting in state.waiting:
-            if waiting.kv_need > limits.kv_total:
-                refuse.append((waiting.sequence, never_fits(waiting, limits)))
-            elif not blocked:
-                full = len(state.running) + len(admit) >= limits.max_running
-                blocked = full or left == 0 or waiting.kv_need > kv_free
-                if not blocked:
-                    admit.append(waiting.sequence)
-                    kv_free -= waiting.kv_need
-                    left -= _take_chunk(rows, waiting.sequence, waiting.prefill_tokens, left, limits)
+        def take(waiting: WaitingSequence) -> bool:
+            nonlocal left
+            if left:
+                left -= _take_chunk(rows, waiting.sequence, waiting.prefill_tokens, left, limits)
+                return True
+            return False
 
+        admitted, refuse = admit_in_order(state, take)
         steps = (StepPlan(tuple(rows)),) if rows else ()
-        return BatchDecision(steps=steps, admit=tuple(admit), refuse=tuple(refuse))
+        return BatchDecision(steps=steps, admit=tuple(waiting.sequence for waiting in admitted), refuse=tuple(refuse))
 
 
 def _take_chunk(rows: list[Rows], sequence: int, wanted: int, left: int, limits: BatchLimits) -> int:

@@ -14,8 +14,8 @@ from greenroom.policies.batching.batch_policy import (
     Rows,
     StepPlan,
     WaitingSequence,
-    never_fits,
 )
+from greenroom.policies.batching.in_order import admit_in_order
 
 _MOST_HOLD = 1e6
 
@@ -63,22 +63,7 @@ class PhasesBatching(BatchPolicy):
                 break
         begun = bool(prompts.rows)
 
-        admitted: list[WaitingSequence] = []
-        refuse: list[tuple[int, str]] = []
-        kv_free = state.kv_free
-        blocked = False
-        for waiting in state.waiting:
-            if waiting.kv_need > limits.kv_total:
-                refuse.append((waiting.sequence, never_fits(waiting, limits)))
-            elif not blocked:
-                full = len(state.running) + len(admitted) >= limits.max_running
-                blocked = (
-                    full or waiting.kv_need > kv_free or not prompts.take(waiting.sequence, waiting.prefill_tokens)
-                )
-                if not blocked:
-                    admitted.append(waiting)
-                    kv_free -= waiting.kv_need
-
+        admitted, refuse = admit_in_order(state, lambda waiting: prompts.take(waiting.sequence, waiting.prefill_tokens))
         rows = prompts.rows
         if admitted and not begun and decoding and self._holds(state, admitted, rows, len(decoding)):
             admitted, rows = [], []
