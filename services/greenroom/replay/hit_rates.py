@@ -215,9 +215,10 @@ def replay(
 
 
 def optimum(catalogue: Catalogue, steps: Iterable[TraceStep], slots: int) -> ReplayResult:
-    """Belady's farthest next use over single accesses, for a cache of ``slots`` experts: the most hits possible.
+    """Belady's farthest next use over single accesses, for a cache of ``slots`` experts: the most hits possible in this
+    order of a layer's experts. It holds no expert for the rest of its layer.
 
-    It holds no expert for the rest of its layer, so it bounds every policy from above.
+    A policy may have a few more where a layer's residents are used before others come.
     """
     accesses = np.fromiter(itertools.chain.from_iterable(groups(catalogue, steps)), dtype=np.int64)
     hits = int(np.count_nonzero(belady(accesses, slots)))
