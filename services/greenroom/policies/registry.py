@@ -8,12 +8,17 @@ from collections.abc import Collection, Mapping
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import InvalidConfig, UnknownName
+from greenroom.policies.base.events import ROUTER
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.policies.batching.fcfs import FcfsBatching
 from greenroom.policies.batching.phases import PhasesBatching
+from greenroom.policies.coserve.management import CoServe
+from greenroom.policies.coserve.scheduling import CoServePlacement
+from greenroom.policies.duoserve.literal import LiteralDuoServe
 from greenroom.policies.duoserve.policy import DuoServe
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import Popularity
@@ -36,6 +41,7 @@ from greenroom.policies.reuse.policy import Reuse
 
 EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "belady": Belady,
+    "coserve": CoServe,
     "decayed": Decayed,
     "duoserve": DuoServe,
     "emoe": Emoe,
@@ -54,6 +60,12 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "top-k": TopK,
     "traced-top-k": TracedTopK,
 }
+VARIANTS: dict[str, tuple[str, type[ExpertPolicy]]] = {"duoserve": ("literal", LiteralDuoServe)}
+"""By policy: an option that, where it is true, chooses another class in its place."""
+SPELLINGS: dict[str, type[ExpertPolicy]] = EXPERT_POLICIES | {
+    f"{name}:{switch}=true": variant for name, (switch, variant) in VARIANTS.items()
+}
+"""All classes, as users write them."""
 BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching, "phases": PhasesBatching}
 PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {
     "edf": EdfPlacement,
@@ -61,6 +73,8 @@ PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {
     "emoe-literal": EmoeLiteralPlacement,
     "fcfs": FcfsPlacement,
 }
+EXECUTOR_POLICIES: dict[str, type[PlacementPolicy]] = {"coserve": CoServePlacement}
+"""Those that place among the executors of one worker, in a graph of whole models."""
 
 P = TypeVar("P")
 
@@ -70,15 +84,63 @@ def create_policy(name: str, *, catalogue: Catalogue, options: Mapping[str, Any]
 
     Raises UnknownName, listing what is known, for a name or an option that is not; InvalidConfig for a bad value.
     """
-    return _create("policy", EXPERT_POLICIES, name, options, catalogue)
+    if name not in VARIANTS:
+        return _create("policy", EXPERT_POLICIES, name, options, catalogue)
+    own, (switch, _) = dict(options or {}), VARIANTS[name]
+    switched = own.pop(switch, False)
+    _check_kind(switch, switched, (bool,))
+    if switched:
+        return _create("policy", SPELLINGS, f"{name}:{switch}=true", own, catalogue)
+    return _create("policy", EXPERT_POLICIES, name, own, catalogue, switches=(switch,))
 
 
-def check_taken(kind: str, name: str, policies: Collection[str]) -> None:
+def policy_class(name: str, options: Mapping[str, Any] | None = None) -> type[ExpertPolicy]:
+    """The class that ``create_policy`` makes one of. Raises UnknownName."""
+    if name not in EXPERT_POLICIES:
+        raise UnknownName("policy", name, EXPERT_POLICIES)
+    switch, variant = VARIANTS.get(name, ("", EXPERT_POLICIES[name]))
+    return variant if (options or {}).get(switch) is True else EXPERT_POLICIES[name]
+
+
+def spelling(name: str, options: Mapping[str, Any] | None = None) -> str:
+    """How users write the policy, without options that leave its class as it is. Raises UnknownName."""
+    made = policy_class(name, options)
+    return next(written for written, each in SPELLINGS.items() if each is made)
+
+
+Chosen = tuple[str, Mapping[str, Any]]
+"""A policy's name and options."""
+
+
+def check_taken(kind: str, name: str, policies: Collection[Chosen]) -> None:
     """Raises InvalidConfig where none of ``policies`` takes the artifact ``name`` of this ``kind``."""
-    taking = [policy for policy, made in EXPERT_POLICIES.items() if kind in made.artifacts]
-    if not set(taking).intersection(policies):
-        own, others = " and ".join(policies), " or ".join(taking)
-        raise InvalidConfig(kind, name, f"{own} takes no {kind}: leave it out, or choose the policy {others}")
+    if any(kind in policy_class(*policy).artifacts for policy in policies):
+        return
+    taking = [policy for policy, made in SPELLINGS.items() if kind in made.artifacts]
+    own, others = " and ".join(dict.fromkeys(spelling(*policy) for policy in policies)), " or ".join(taking)
+    raise InvalidConfig(kind, name, f"{own} takes no {kind}: leave it out, or choose the policy {others}")
+
+
+def check_given(kinds: Collection[str], name: str, options: Mapping[str, Any]) -> None:
+    """Raises InvalidConfig where the policy needs an artifact of a kind that is not among those given."""
+    for kind in sorted(policy_class(name, options).needs.difference(kinds)):
+        made_by = ARTIFACT_FILES[kind].MADE_BY
+        option, said = kind.replace("_", "-"), spelling(name, options)
+        where = f"name one with --{option} or {kind}=, or put it into the model's folder as {kind}.safetensors"
+        raise InvalidConfig(kind, None, f"a file that `{made_by}` makes, which {said} can not do without: {where}")
+
+
+def runs_routers_ahead(name: str, options: Mapping[str, Any] | None = None) -> bool:
+    """Whether the policy asks for what routers would pick. Raises UnknownName."""
+    return ROUTER in policy_class(name, options).asks
+
+
+def check_foresees(name: str, policy: str, options: Mapping[str, Any]) -> None:
+    """Raises InvalidConfig where ``policy`` asks no router ahead, in whose place the file ``name`` would answer."""
+    if not runs_routers_ahead(policy, options):
+        asking = " or ".join(each for each, made in SPELLINGS.items() if ROUTER in made.asks)
+        allowed = f"{spelling(policy, options)} runs no router ahead: leave it out, or choose the policy {asking}"
+        raise InvalidConfig("residual", name, allowed)
 
 
 def spelt(field: str, text: str) -> tuple[str, dict[str, Any]]:
@@ -109,14 +171,27 @@ def create_placement_policy(name: str, *, options: Mapping[str, Any] | None = No
     return _create("scheduling", PLACEMENT_POLICIES, name, options)
 
 
-def _create(field: str, known: Mapping[str, type[P]], name: str, options: Mapping[str, Any] | None, *args: object) -> P:
+def create_executor_policy(name: str, *, options: Mapping[str, Any] | None = None) -> PlacementPolicy:
+    """A new placement policy for a worker's executors; errors as create_policy."""
+    return _create("scheduling", EXECUTOR_POLICIES, name, options)
+
+
+def _create(
+    field: str,
+    known: Mapping[str, type[P]],
+    name: str,
+    options: Mapping[str, Any] | None,
+    *args: object,
+    switches: tuple[str, ...] = (),
+) -> P:
+    """``switches``: further options that may be given, and are not the class's."""
     try:
         policy = known[name]
     except KeyError:
         raise UnknownName(field, name, known) from None
     options = options or {}
     parameters = inspect.signature(policy).parameters.values()
-    allowed = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    allowed = [*switches, *(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)]
     for option in options:
         if option not in allowed:
             if not allowed:

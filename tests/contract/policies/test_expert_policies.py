@@ -34,6 +34,7 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
+from greenroom.policies.coserve.management import Dependencies
 from greenroom.policies.duoserve.path_weights import PATH
 from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
@@ -156,7 +157,8 @@ class World:
         self._room_for([], tier, Reason.BUDGET)
 
     def sequences(self, a: int, b: int, c: int) -> None:
-        sequence = SequenceInfo(self.steps * 100 + a, "classify" if b % 2 else "unknown", b, c)
+        task, expert = "classify" if b % 2 else "unknown", a % self.catalogue.size
+        sequence = SequenceInfo(self.steps * 100 + a, task, b, c, expert)
         if sequence.sequence not in self.running:
             self.policy.on_sequence_queued(sequence)
             self.running.add(sequence.sequence)
@@ -337,9 +339,14 @@ words = st.one_of(st.just("layer"), st.just("layer"), st.sampled_from(sorted(OPE
 histories = st.lists(st.tuples(words, numbers, numbers, numbers), max_size=60).map(
     lambda history: [("step", 0, 1, 2), *history]
 )
+DEPENDENCIES = Dependencies(
+    np.linspace(0.9, 0.1, 8), tuple(map(frozenset, [[], [], [0], [0, 1], [2], [2, 3], [], [6]]))
+)  # fmt: skip
 WITH_OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "coserve, literal": ("coserve", {"literal": True}),
     "decayed, host": ("decayed", {"host": True}),
     "next-use, host": ("next-use", {"host": True}),
+    "duoserve, literal": ("duoserve", {"literal": True}),
     "emoe, paper": ("emoe", {"fidelity": "paper"}),
     "moe-infinity, literal": ("moe-infinity", {"literal": True}),
     "static, random": ("static", {"share": 0.4, "seed": 3}),
@@ -351,6 +358,8 @@ often = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 
 def policy_of(name: str, shape: str) -> ExpertPolicy:
     policy, options = WITH_OPTIONS.get(name, (name, {}))
+    if policy == "coserve" and shape == "whole models":
+        options = {**options, "dependencies": DEPENDENCIES}
     return create_policy(policy, catalogue=CATALOGUES[shape], options=options)
 
 

@@ -10,21 +10,28 @@ from greenroom.policies.placement.placement_policy import (
     Costs,
     PendingRequest,
     PlacedRequest,
+    PlacementPolicy,
     PlacementState,
     WorkerView,
 )
-from greenroom.policies.registry import PLACEMENT_POLICIES, create_placement_policy
+from greenroom.policies.registry import (
+    EXECUTOR_POLICIES,
+    PLACEMENT_POLICIES,
+    create_executor_policy,
+    create_placement_policy,
+)
 
 TASKS = ["unknown", "classify", "never heard of"]
 VARIANTS: list[tuple[str, dict[str, object]]] = [
-    *((name, {}) for name in sorted(PLACEMENT_POLICIES)),
+    *((name, {}) for name in sorted([*PLACEMENT_POLICIES, *EXECUTOR_POLICIES])),
+    ("coserve", {"arranging": False}),
+    ("coserve", {"assigning": False}),
     ("emoe", {"estimator": "processor-sharing"}),
     ("emoe", {"patience_s": 0.5}),
     ("emoe", {"patience_s": None}),
 ]
-every_variant = pytest.mark.parametrize(
-    ("name", "options"), VARIANTS, ids=[" ".join([name, *map(str, options.values())]) for name, options in VARIANTS]
-)
+NAMES = [" ".join([name, *(f"{key}={value}" for key, value in options.items())]) for name, options in VARIANTS]
+every_variant = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=NAMES)
 slos = st.none() | st.floats(-1e6, 1e9, allow_nan=False)
 costs = st.builds(
     Costs,
@@ -32,6 +39,10 @@ costs = st.builds(
     load_ms_by_task=st.dictionaries(st.sampled_from(TASKS), st.floats(0, 1e6)),
     token_ms_by_rows=st.lists(st.floats(0, 1e3), max_size=3).map(tuple),
     prefill_token_ms=st.none() | st.floats(0, 1e3),
+    batch_ms=st.floats(0, 1e3),
+    load_ms_by_expert=st.dictionaries(st.integers(0, 4), st.floats(0, 1e6)),
+    request_ms_by_expert=st.dictionaries(st.integers(0, 4), st.floats(0, 1e3)),
+    batch_ms_by_expert=st.dictionaries(st.integers(0, 4), st.floats(0, 1e3)),
 )
 
 
@@ -48,6 +59,7 @@ def requests(draw: st.DrawFn, name: str) -> PendingRequest:
         slo_ttft_ms=draw(slos),
         slo_e2e_ms=draw(slos),
         priority=draw(st.integers(-3, 3)),
+        expert=draw(st.none() | st.integers(0, 4)),
     )
 
 
@@ -76,15 +88,19 @@ def states(draw: st.DrawFn) -> PlacementState:
     return PlacementState(pending, tuple(workers))
 
 
+def create(name: str, options: dict[str, object]) -> PlacementPolicy:
+    return (create_executor_policy if name in EXECUTOR_POLICIES else create_placement_policy)(name, options=options)
+
+
 @every_variant
 @settings(deadline=None, max_examples=60)
 @given(state=states(), now_ms=st.floats(0, 2000))
 def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
     name: str, options: dict[str, object], state: PlacementState, now_ms: float
 ) -> None:
-    decision = create_placement_policy(name, options=options).decide(state, now_ms)
+    decision = create(name, options).decide(state, now_ms)
 
-    assert create_placement_policy(name, options=options).decide(state, now_ms) == decision
+    assert create(name, options).decide(state, now_ms) == decision
     pending = {request.request_id: request for request in state.pending}
     fates = [placement.request_id for placement in decision.place] + [shed.request_id for shed in decision.shed]
     assert len(set(fates)) == len(fates)
@@ -110,7 +126,7 @@ def test_an_idle_worker_takes_something_that_fits(name: str, options: dict[str, 
     idle = WorkerView("idle", (), (), max_running=8, max_queued=0, kv_total=120, kv_free=120)
     with_idle = PlacementState(state.pending, (*state.workers, idle))
 
-    decision = create_placement_policy(name, options=options).decide(with_idle, -1.0)
+    decision = create(name, options).decide(with_idle, -1.0)
 
     largest = max(worker.kv_total for worker in with_idle.workers)
     too_large = {one.request_id for one in state.pending if max(one.kv_need, one.input_tokens) > largest}

@@ -70,13 +70,14 @@ class SequenceInfo:
     """A request that is queued or generated here. ``sequence`` is never used again while the process lives.
 
     ``expected_tokens``: how many tokens it is expected to generate (profiled for its task, or the request's
-    own limit).
+    own limit). ``expert``: in a graph of whole models, the key of the one that it waits for.
     """
 
     sequence: int
     task: str = UNKNOWN_TASK
     prompt_tokens: int = 0
     expected_tokens: int = 0
+    expert: int | None = None
 
 
 _DECODE: Final = np.uint8(Phase.DECODE)

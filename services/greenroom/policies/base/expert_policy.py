@@ -122,6 +122,10 @@ class ExpertPolicy(ServiceInterface, ABC):
     """Whether the class differs from a replacement rule only by what it wants ahead of need. Then a replay that fetches
     on demand alone shows nothing of its own."""
 
+    slot_by_slot: ClassVar[bool] = False
+    """Whether what is wanted ahead comes into each slot as soon as the slot's expert has run. Else a layer gives up its
+    slots together, unless others of its own experts wait for them, which takes the engine less."""
+
     predictors: tuple[PicksPredictor, ...] = ()
     """Of the policy's own, which the engine runs. They answer kinds that it ``asks``."""
 

@@ -15,6 +15,9 @@ class ServiceInterface:
     artifacts: ClassVar[frozenset[str]] = frozenset()
     """Kinds of artifacts that this class predicts by. The worker hands over their newest versions."""
 
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Those of them without which the policy is refused."""
+
     def fill_order(self) -> Keys | None:
         """The order in which the tiers are filled at the start: a permutation of all keys.
 

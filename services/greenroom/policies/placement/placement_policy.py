@@ -6,6 +6,7 @@ for the executors of a graph of whole models (CoE). Times are milliseconds on on
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from abc import ABC, abstractmethod
@@ -93,7 +94,8 @@ class Costs:
     ``token_ms``: generating a token (eMoE's c; CoServe's K for a request). ``token_ms_by_rows[b - 1]``: the same while
     b requests generate, where known. ``prefill_token_ms``: reading a token of a prompt, where known. ``batch_ms``: a
     batch, whatever its size (CoServe's B). ``load_ms_by_task``: loading the experts that a request of the task brings
-    with it (eMoE's ΔE). ``load_ms_by_expert``: loading one model, by key.
+    with it (eMoE's ΔE). ``load_ms_by_expert``: loading one model, by key. ``request_ms_by_expert`` and
+    ``batch_ms_by_expert``: CoServe's K and B of a model, by key, where models differ.
     """
 
     token_ms: float = 0.0
@@ -102,6 +104,20 @@ class Costs:
     load_ms_by_expert: Mapping[int, float] = field(default_factory=dict)
     token_ms_by_rows: tuple[float, ...] = ()
     prefill_token_ms: float | None = None
+    request_ms_by_expert: Mapping[int, float] = field(default_factory=dict)
+    batch_ms_by_expert: Mapping[int, float] = field(default_factory=dict)
+
+    def request_ms(self, expert: int | None) -> float:
+        """A request more in a batch of this model (CoServe's K)."""
+        return self.token_ms if expert is None else self.request_ms_by_expert.get(expert, self.token_ms)
+
+    def batch_ms_of(self, expert: int | None) -> float:
+        """A batch of this model, whatever its size (CoServe's B)."""
+        return self.batch_ms if expert is None else self.batch_ms_by_expert.get(expert, self.batch_ms)
+
+    def load_ms(self, expert: int | None) -> float:
+        """Loading this model."""
+        return 0.0 if expert is None else self.load_ms_by_expert.get(expert, 0.0)
 
     def generated_ms(self, rows: int) -> float:
         """A token while ``rows`` requests generate. More rows than were profiled count as the most profiled."""
@@ -113,13 +129,22 @@ class Costs:
         return self.generated_ms(rows) if self.prefill_token_ms is None else self.prefill_token_ms
 
 
+@dataclass(frozen=True, slots=True)
+class QueuedGroup:
+    """Requests of one expert that lie side by side in a queue."""
+
+    expert: int | None
+    requests: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerView:
     """One worker or executor, as the caller last heard of it.
 
     ``running`` and ``queued`` (in its own order) are what was placed there. ``max_running`` and ``kv_free`` are
     what it can still be given: the policy must exceed neither. ``resident``: experts it holds, where whole
-    models are placed.
+    models are placed. ``groups``: in place of ``queued`` where that may be long, its groups in its order. ``busy_ms``:
+    predicted until what it runs and loads now is done, where the caller knows.
     """
 
     worker: str
@@ -131,6 +156,20 @@ class WorkerView:
     kv_free: int
     costs: Costs = Costs()
     resident: Keys = field(default_factory=lambda: NO_KEYS)
+    groups: tuple[QueuedGroup, ...] = ()
+    busy_ms: float = 0.0
+
+    @property
+    def queue_groups(self) -> tuple[QueuedGroup, ...]:
+        """Of the whole queue."""
+        return self.groups or tuple(
+            QueuedGroup(expert, len(list(group)))
+            for expert, group in itertools.groupby(self.queued, key=lambda request: request.expert)
+        )
+
+    @property
+    def queue_length(self) -> int:
+        return sum(group.requests for group in self.groups) if self.groups else len(self.queued)
 
 
 @dataclass(frozen=True, slots=True)

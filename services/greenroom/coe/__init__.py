@@ -1,0 +1,1 @@
+"""Collaboration of experts (CoE): pipelines of whole models, of which each request needs one after another."""

@@ -1,0 +1,116 @@
+"""Requests are given to an executor when they arrive, and wait in its queue (CoServe, section 4.2; its baselines)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory, Run
+from greenroom.coe.dispatch.grouped_queue import GroupedQueue
+from greenroom.policies.placement.placement_policy import (
+    Costs,
+    PendingRequest,
+    PlacedRequest,
+    PlacementPolicy,
+    PlacementState,
+    Shed,
+    WorkerView,
+)
+
+_ROOM = 1 << 30
+"""The queues hold whatever was accepted: how much that is, is bounded where requests come in."""
+
+
+@dataclass(slots=True)
+class Executor:
+    """``costs``: K, B and loading, by expert. ``most[expert]``: the largest batch. ``begun_ms``: of what it runs."""
+
+    name: str
+    memory: ExpertMemory
+    costs: Costs
+    most: Mapping[int, int]
+    queue: GroupedQueue = field(default_factory=GroupedQueue)
+    runs: Run | None = None
+    begun_ms: float = 0.0
+
+    def busy_ms(self, now_ms: float) -> float:
+        """Predicted until it has computed what it computes now."""
+        if self.runs is None:
+            return 0.0
+        expert = self.runs.expert
+        takes = self.costs.batch_ms_of(expert) + len(self.runs.requests) * self.costs.request_ms(expert)
+        return max(0.0, self.begun_ms + takes - now_ms)
+
+
+class EarlyBinding(Dispatcher):
+    """``placement`` chooses the executor and the place in its queue.
+
+    An executor takes as many requests of its first group as a batch may have. While it computes, the next group's
+    expert is brought.
+    """
+
+    def __init__(self, placement: PlacementPolicy, executors: Sequence[Executor]) -> None:
+        self._placement = placement
+        self._executors = {executor.name: executor for executor in executors}
+        self._pending: dict[str, PendingRequest] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._pending) + sum(len(executor.queue) for executor in self._executors.values())
+
+    def arrived(self, requests: Sequence[PendingRequest], now_ms: float) -> tuple[Shed, ...]:
+        self._pending.update((request.request_id, request) for request in requests)
+        views = tuple(self._view(executor, now_ms) for executor in self._executors.values())
+        decision = self._placement.decide(PlacementState(tuple(self._pending.values()), views), now_ms)
+        for one in decision.place:
+            request, executor = self._pending.pop(one.request_id), self._executors[one.worker]
+            executor.queue.insert(request, one.position)
+            executor.memory.waits(request)
+        for shed in decision.shed:
+            del self._pending[shed.request_id]
+        return decision.shed
+
+    def finished(self, executor: str, now_ms: float) -> None:
+        own = self._executors[executor]
+        assert own.runs is not None
+        own.memory.release(own.runs.expert)
+        own.runs = None
+
+    def next_runs(self, now_ms: float) -> list[Run]:
+        runs: list[Run] = []
+        for executor in self._executors.values():
+            if executor.runs is None and executor.queue:
+                self._begin(executor, now_ms)
+                runs += [] if executor.runs is None else [executor.runs]
+        # Only now, since in a memory that they share one's next expert would take the place of what another begins.
+        for executor in self._executors.values():
+            following = executor.queue.first_but(None if executor.runs is None else executor.runs.expert)
+            if following is not None:
+                executor.memory.fetch(following)
+        return runs
+
+    def _begin(self, executor: Executor, now_ms: float) -> None:
+        expert = executor.queue.head
+        assert expert is not None
+        if executor.memory.has(expert):
+            requests = tuple(executor.queue.take(executor.most[expert]))
+            executor.memory.hold(expert, requests)
+            executor.runs, executor.begun_ms = Run(executor.name, expert, requests), now_ms
+
+    def _view(self, executor: Executor, now_ms: float) -> WorkerView:
+        running: tuple[PlacedRequest, ...] = ()
+        if executor.runs is not None:
+            running = tuple(PlacedRequest(request, executor.begun_ms, 0, 1) for request in executor.runs.requests)
+        return WorkerView(
+            executor.name,
+            running,
+            queued=(),
+            max_running=_ROOM,
+            max_queued=_ROOM,
+            kv_total=_ROOM,
+            kv_free=_ROOM,
+            costs=executor.costs,
+            resident=executor.memory.residents,
+            groups=executor.queue.groups(),
+            busy_ms=executor.busy_ms(now_ms),
+        )

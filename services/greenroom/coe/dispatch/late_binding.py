@@ -1,0 +1,96 @@
+"""Requests wait by their expert until an executor is free: ``pull``, our own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory, Run
+from greenroom.policies.placement.placement_policy import PendingRequest, Shed
+
+
+class LateBinding(Dispatcher):
+    """One memory for all executors. A free executor takes a full batch of the group that has waited longest of those
+    whose expert is there. Meanwhile the expert of the missing group that has waited longest is brought, ``ahead`` at a
+    time.
+
+    An expert that requests wait for leaves only for a group that has waited ``age_ms``, and longer than every group
+    whose expert is there. So no group waits for ever, and what was brought for one is not taken away before it has run.
+    """
+
+    def __init__(
+        self,
+        memory: ExpertMemory,
+        executors: Sequence[str],
+        most: Mapping[int, int],
+        *,
+        age_ms: float = 5000.0,
+        ahead: int = 1,
+    ) -> None:
+        self._memory = memory
+        self._most = most
+        self._age_ms = age_ms
+        self._ahead = ahead
+        self._runs: dict[str, Run | None] = dict.fromkeys(executors)
+        self._groups: dict[int, deque[PendingRequest]] = {}
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def arrived(self, requests: Sequence[PendingRequest], now_ms: float) -> tuple[Shed, ...]:
+        """Sheds none."""
+        for request in requests:
+            assert request.expert is not None
+            self._groups.setdefault(request.expert, deque()).append(request)
+            self._memory.waits(request)
+        return ()
+
+    def finished(self, executor: str, now_ms: float) -> None:
+        run = self._runs[executor]
+        assert run is not None
+        self._memory.release(run.expert)
+        self._runs[executor] = None
+
+    def next_runs(self, now_ms: float) -> list[Run]:
+        runs: list[Run] = []
+        if not self._bring(now_ms):
+            return runs  # what is computed now is in the way of a group that has waited too long: until it has ended
+        for name, run in self._runs.items():
+            if run is None and (there := self._waiting_for(there=True)):
+                expert = there[0][1]
+                group = self._groups[expert]
+                requests = tuple(group.popleft() for _ in range(min(self._most[expert], len(group))))
+                if not group:
+                    del self._groups[expert]
+                self._memory.hold(expert, requests)
+                runs.append(Run(name, expert, requests))
+                self._runs[name] = runs[-1]
+        self._bring(now_ms)  # for nobody may wait now for what these requests waited for
+        return runs
+
+    def _waiting_for(self, *, there: bool) -> list[tuple[float, int]]:
+        """Of the groups whose expert is there, or is not: since when the first request waits, and the expert; the
+        longest first."""
+        return sorted(
+            (group[0].arrived_ms, expert) for expert, group in self._groups.items() if self._memory.has(expert) == there
+        )
+
+    def _bring(self, now_ms: float) -> bool:
+        """Of the missing groups bring those that have waited longest, as few as keep the link busy.
+
+        False: there is no room for one that has waited ``age_ms`` and longer than all that could run, and only what is
+        computed now is in its way.
+        """
+        if self._memory.loading >= self._ahead:
+            return True
+        there = self._waiting_for(there=True)
+        for group in self._waiting_for(there=False):
+            if self._memory.loading >= self._ahead:
+                break
+            arrived_ms, expert = group
+            # Else two groups that have both waited long would take each other's place, and neither would run.
+            forces = now_ms - arrived_ms >= self._age_ms and not (there and there[0] < group)
+            if not self._memory.fetch(expert, whoever=forces):
+                return not forces
+        return True
