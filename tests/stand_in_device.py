@@ -10,7 +10,7 @@ Its name in torch is ``maia``, a backend that torch knows and no build has kerne
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -260,7 +260,8 @@ class StandInAccelerator(FakeAccelerator):
         super().__init__(eagerness=1.0, eager=("compute",))
         self.device = DEVICE
         self._lateness = lateness
-        self._polls: dict[int, int] = {}
+        self._polls: dict[tuple[str, int], int] = {}
+        self._computes_beside = False
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return StandInTensor(super().allocate(nbytes))
@@ -268,16 +269,30 @@ class StandInAccelerator(FakeAccelerator):
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Mark | None) -> Mark:
         return super().copy(raw(target), source, after)
 
+    def beside(self, work: Callable[[], None]) -> Mark:
+        def whole() -> None:
+            self._computes_beside = True
+            try:
+                work()
+            finally:
+                self._computes_beside = False
+
+        return super().beside(torch.inference_mode()(whole))
+
     def later(self, work: Any) -> None:
+        if self._computes_beside:
+            work()  # its mark stands behind the copy
+            return
         with self._lock:
             self._queues["compute"].append(work)
 
     def polled(self, point: Point) -> None:
-        if point.queue != "compute" or self.done["compute"] >= point.position:
+        asked = point.queue, point.position
+        if point.queue == "copy" or self.done[point.queue] >= point.position:
             return
-        self._polls[point.position] = self._polls.get(point.position, 0) + 1
-        if self._polls[point.position] > self._lateness:
-            self.run("compute", point.position)
+        self._polls[asked] = self._polls.get(asked, 0) + 1
+        if self._polls[asked] > self._lateness:
+            self.run(*asked)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from greenroom import LLM, SamplingParams
+from greenroom.core.errors import BudgetTooSmall
 from greenroom.demo.tasks import TASKS, samples
 from tests.pipeline.commands import result_of
 
@@ -70,6 +71,14 @@ def test_the_plan_says_what_steps_for_whole_prompts_cost(cache: Path) -> None:
         assert f"{config.tokens_per_step} rows a step (--tokens-per-step auto)" in llm.worker.describe()
     with LLM(expert_memory="33%", tokens_per_step="auto", cache_dir=cache, threads=1) as llm:
         assert llm.worker.config.tokens_per_step == 512
+
+
+@pytest.mark.parametrize(("batching", "chunked"), [("fcfs", True), ("phases", False)])
+def test_a_refusal_names_chunks_only_where_they_would_help(batching: str, chunked: bool, cache: Path) -> None:
+    with pytest.raises(BudgetTooSmall) as refusal:
+        LLM(kv_memory="100TiB", batching=batching, cache_dir=cache, threads=1)
+    assert "fewer --tokens-per-step" in str(refusal.value)
+    assert ("--prefill-chunk" in str(refusal.value)) is chunked
 
 
 def test_the_command_takes_it(pack_cache: None) -> None:

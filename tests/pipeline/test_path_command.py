@@ -14,6 +14,7 @@ from greenroom.policies.duoserve.policy import DuoServe
 from greenroom.replay import RoutingTrace
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.model_runtime import ModelRuntime
+from tests.pipeline.commands import complaint_of
 from tests.pipeline.commands import output_of as run
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
@@ -43,6 +44,10 @@ def test_weights_are_fitted_to_traces_shown_and_replayed_with(tmp_path: Path) ->
     shown = json.loads(run("path", "show", out, "--json"))
     assert (shown["sequences"], len(shown["held_out_loss"])) == (40, 2)
     assert max(shown["held_out_loss"]) < 0.2, "a layer says all of the next two"
+    reuse = str(tmp_path / "r.safetensors")
+    run("reuse", "fit", "--trace", monday, "--averages-only", "--out", reuse)
+    run("path", "fit", "--trace", monday, "--rounds", "1", "--reuse", reuse, "--out", str(tmp_path / "own.safetensors"))
+    assert "Did you mean" in complaint_of("path", "fit", "--trace", monday, "--reuse-file", reuse)
     later = onward(tmp_path / "later.npz", 10, 40, seed=7)
     common = (
         "replay", later, "--policy", "duoserve", "--policy", "reuse", "--budget", "50%", "--jobs", "1",

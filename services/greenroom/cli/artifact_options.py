@@ -12,17 +12,21 @@ from greenroom.cli.stack import stack
 
 class PolicyArtifact(NamedTuple):
     """``policies``: which take it. ``made_by``: the command that makes it. ``without``: what they do where there is
-    none. ``needed``: whether that is much worse.
+    none. ``needed``: whether that is much worse. ``refused``: whether they can not do without (``ExpertPolicy.needs``).
     """
 
     policies: str
     made_by: str
     without: str
     needed: bool = False
+    refused: bool = False
 
 
 POLICY_ARTIFACTS: Final = {
     "eamc": PolicyArtifact("moe-infinity", "greenroom eamc build", "moe-infinity only caches", needed=True),
+    "expert_mlp": PolicyArtifact(
+        "duoserve:literal=true", "greenroom expert-mlp fit", "duoserve:literal=true is refused", refused=True
+    ),
     "path": PolicyArtifact("duoserve", "greenroom path fit", "duoserve predicts as reuse does", needed=True),
     "reuse": PolicyArtifact(
         "reuse or duoserve", "greenroom reuse fit", "reuse predicts by another model's coefficients"
@@ -33,7 +37,7 @@ POLICY_ARTIFACTS: Final = {
 artifact_options = stack(
     *(
         click.option(
-            f"--{kind}",
+            f"--{kind.replace('_', '-')}",
             type=click.Path(dir_okay=False, path_type=Path),
             help=f"What `{one.made_by}` made, for --policy {one.policies}.  "
             f"[default: {kind}.safetensors in its folder]",
@@ -45,7 +49,7 @@ artifact_options = stack(
 replayed_artifact_options = stack(
     *(
         click.option(
-            f"--{kind}",
+            f"--{kind.replace('_', '-')}",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             help=f"What {one.policies} predicts by, a file of `{one.made_by}`.  [default: none: {one.without}]",
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from greenroom.cli.seconds import above_0
@@ -23,16 +26,15 @@ artifact_every_option = click.option(
     default=10.0,
     show_default=True,
     help="Seconds after which it is looked again whether there is a newer version of what the policy predicts by "
-    "(moe-infinity's EAMC, reuse's coefficients, duoserve's weights), rebuilt from live traces; 0: never.",
+    "(moe-infinity's EAMC, reuse's coefficients, duoserve's weights or network), rebuilt from live traces; 0: never.",
 )
 
 
-def artifacts_taken(policy: str) -> frozenset[str]:
+def artifacts_taken(policy: str, options: Mapping[str, Any]) -> frozenset[str]:
     """The kinds that the policy predicts by; none for one that is not known, which is said elsewhere."""
-    from greenroom.policies.registry import EXPERT_POLICIES
+    from greenroom.policies.registry import EXPERT_POLICIES, policy_class
 
-    known = EXPERT_POLICIES.get(policy)
-    return frozenset() if known is None else known.artifacts
+    return policy_class(policy, options).artifacts if policy in EXPERT_POLICIES else frozenset()
 
 
 def forecast_predictor(given: str | None, policy: str, *, all_fit: bool = False) -> str:

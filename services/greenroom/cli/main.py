@@ -10,6 +10,7 @@ import click
 from greenroom import __version__
 from greenroom.cli.demo import demo
 from greenroom.cli.eamc import eamc
+from greenroom.cli.expert_mlp import expert_mlp
 from greenroom.cli.gateway import gateway
 from greenroom.cli.generate import generate
 from greenroom.cli.info import info
@@ -21,6 +22,7 @@ from greenroom.cli.predictor import predictor
 from greenroom.cli.predictor_train import predictor_train
 from greenroom.cli.profile import profile
 from greenroom.cli.replay import replay
+from greenroom.cli.residual import residual
 from greenroom.cli.reuse import reuse
 from greenroom.cli.scheduler import scheduler
 from greenroom.cli.serve import serve
@@ -64,6 +66,8 @@ def main(log_level: str) -> None:
       greenroom eamc build MODEL --prompts FILE            what --policy moe-infinity predicts by
       greenroom reuse fit --prompts FILE                   what --policy reuse predicts by
       greenroom path fit --prompts FILE                    what --policy duoserve predicts by
+      greenroom expert-mlp fit --prompts FILE              what --policy duoserve:literal=true predicts by
+      greenroom residual fit --prompts FILE                what foresees more than routers run ahead
       greenroom keywords learn FILE --output mine.json     what tells your kinds of tasks apart
       greenroom keys add ann                               who may use a server that others can reach
 
@@ -88,5 +92,7 @@ main.add_command(predictor_train)
 main.add_command(keywords)
 main.add_command(eamc)
 main.add_command(path)
+main.add_command(expert_mlp)
 main.add_command(reuse)
+main.add_command(residual)
 main.add_command(demo)

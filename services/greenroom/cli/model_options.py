@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli.artifact_options import POLICY_ARTIFACTS, artifact_options
+from greenroom.cli.forecast_options import artifacts_taken
 from greenroom.cli.stack import F, stack
 from greenroom.demo import bundled_model_path
 
@@ -62,7 +64,12 @@ runtime_options = stack(
     ),
     click.option("--host-memory", default="auto", show_default=True, help="A tier between disk and device, likewise."),
     click.option("--kv-memory", default="auto", show_default=True, help="Memory for keys and values: auto or a size."),
-    click.option("--policy", default="look-ahead", show_default=True, help="Who stays, leaves, is fetched ahead."),
+    click.option(
+        "--policy",
+        default="look-ahead",
+        show_default=True,
+        help="Who stays, leaves, is fetched ahead; with options as in duoserve:literal=true.",
+    ),
     click.option("--policy-options", default="{}", show_default=True, help="Options of the policy, as JSON."),
     click.option(
         "--fidelity",
@@ -84,6 +91,12 @@ runtime_options = stack(
         help="What `greenroom profile` measured of the model by task type.  [default: profile.json in its folder]",
     ),
     artifact_options,
+    click.option(
+        "--residual",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="What `greenroom residual fit` made: foresees picks in the place of routers run ahead.  "
+        "[default: residual.safetensors in its folder]",
+    ),
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
     click.option(
         "--products",
@@ -104,7 +117,7 @@ runtime_options = stack(
         default="fcfs",
         show_default=True,
         help="Which rows form a step: fcfs (prompts in chunks), or phases (prompts whole and together, while moving "
-        "experts takes longer than computing); with options as in phases:hold=0.25.",
+        "experts takes longer than computing; no --prefill-chunk); with options as in phases:hold=0.25.",
     ),
     click.option("--max-running", type=int, default=32, show_default=True, help="Requests running at once."),
     click.option("--max-waiting", type=int, default=256, show_default=True, help="Requests waiting at most."),
@@ -114,10 +127,15 @@ runtime_options = stack(
         metavar="ROWS|auto",
         default=512,
         show_default=True,
-        help="Rows in one forward; auto: as many as let prompts run whole with phases, at what the memory plan says.",
+        help="Rows in one forward; auto: 512, or more where the batch policy runs prompts whole, at what the memory "
+        "plan says.",
     ),
     click.option(
-        "--prefill-chunk", type=int, default=256, show_default=True, help="Most rows of one prompt in it, with fcfs."
+        "--prefill-chunk",
+        type=int,
+        default=256,
+        show_default=True,
+        help="Most rows of one prompt in it, unless the batch policy runs prompts whole.",
     ),
     click.option("--threads", type=int, help="Cores to compute on.  [default: all that are usable]"),
     click.option(
@@ -136,38 +154,60 @@ def model_options(command: F) -> F:
 def worker_config(options: dict[str, Any]) -> WorkerConfig:
     """Takes the options of ``model_options`` out of ``options``. Raises InvalidConfig, click.BadParameter."""
     from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
+    from greenroom.core.artifacts.residual_file import ResidualFile
     from greenroom.text.hub import local_folder
     from greenroom.worker.model.config import WorkerConfig
 
     known = {field.name for field in fields(WorkerConfig)}
+    policy, policy_options = expert_policy(options)
     chosen = {name: options.pop(name) for name in list(options) if name in known}
-    try:
-        chosen["policy_options"] = json.loads(chosen["policy_options"])
-    except ValueError as error:
-        raise click.BadParameter(f"this is no JSON ({error})", param_hint="--policy-options") from error
-    if not isinstance(chosen["policy_options"], dict):
-        raise click.BadParameter('write a JSON object such as {"alpha": 0.9}', param_hint="--policy-options")
+    chosen["policy_options"] = policy_options
+    if policy is not None:
+        chosen["policy"] = policy
     if chosen["model"] is None:
         chosen["model"] = str(bundled_model_path())
         chosen["served_model_name"] = chosen.get("served_model_name") or "greenroom-understudy"
     folder = local_folder(chosen["model"], chosen.get("revision"))
     if chosen.get("profile") is None and folder is not None:
         chosen["profile"] = _profile_beside(folder)
-    for kind in _kinds_of(chosen.get("policy")):
+    for kind in _kinds_of(policy, policy_options):
         if chosen.get(kind) is None and folder is not None:
             chosen[kind] = _artifact_beside(folder, kind)
+    if chosen.get("residual") is None and folder is not None and _runs_routers_ahead(policy, policy_options):
+        chosen["residual"] = _residual_beside(folder)
     config = WorkerConfig(**chosen)
+    if config.residual is not None:
+        ResidualFile.read(config.residual)
     for kind, path in config.artifact_files.items():
         ARTIFACT_FILES[kind].read(path)  # refused before the model has been loaded
     return config
 
 
-def _kinds_of(policy: str | None) -> list[str]:
-    """The files that a policy predicts by. Of one that is not known none: it is refused later."""
-    from greenroom.policies.registry import EXPERT_POLICIES
+def expert_policy(options: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """The expert policy's name, None where it has no option, and its own options. Raises InvalidConfig,
+    click.BadParameter."""
+    from greenroom.worker.model.config import chosen_policy
 
-    known = EXPERT_POLICIES.get(policy or "")
-    return [] if known is None else [kind for kind in POLICY_ARTIFACTS if kind in known.artifacts]
+    try:
+        own = json.loads(options["policy_options"])
+    except ValueError as error:
+        raise click.BadParameter(f"this is no JSON ({error})", param_hint="--policy-options") from error
+    if not isinstance(own, dict):
+        raise click.BadParameter('write a JSON object such as {"alpha": 0.9}', param_hint="--policy-options")
+    return chosen_policy(options["policy"], own) if options.get("policy") is not None else (None, own)
+
+
+def _runs_routers_ahead(policy: str | None, options: Mapping[str, Any]) -> bool:
+    """Of a policy that is not known it is False: it is refused later."""
+    from greenroom.policies.registry import EXPERT_POLICIES, runs_routers_ahead
+
+    return policy in EXPERT_POLICIES and runs_routers_ahead(policy, options)
+
+
+def _kinds_of(policy: str | None, options: Mapping[str, Any]) -> list[str]:
+    """The files that a policy predicts by. Of one that is not known none: it is refused later."""
+    taken = artifacts_taken(policy or "", options)
+    return [kind for kind in POLICY_ARTIFACTS if kind in taken]
 
 
 def _artifact_beside(folder: Path, kind: str) -> Path | None:
@@ -176,14 +216,31 @@ def _artifact_beside(folder: Path, kind: str) -> Path | None:
 
     path, file, without = folder / f"{kind}.safetensors", ARTIFACT_FILES[kind], POLICY_ARTIFACTS[kind].without
     if not path.is_file():
+        if POLICY_ARTIFACTS[kind].refused:
+            return None  # by a message that says what makes one
         say = log.warning if POLICY_ARTIFACTS[kind].needed else log.info
         say("%s: there is no %s, and no --%s. `%s` makes one, and so does a predictor service, of live traces",
-            without, path, kind, file.MADE_BY)  # fmt: skip
+            without, path, kind.replace("_", "-"), file.MADE_BY)  # fmt: skip
         return None
     try:
         file.read(path)
     except InvalidConfig as error:
         log.warning("%s: the file in the model's folder can not be used: %s", without, error)
+        return None
+    return path
+
+
+def _residual_beside(folder: Path) -> Path | None:
+    from greenroom.core.artifacts.residual_file import ResidualFile
+    from greenroom.core.errors import InvalidConfig
+
+    path = folder / "residual.safetensors"
+    if not path.is_file():
+        return None
+    try:
+        ResidualFile.read(path)
+    except InvalidConfig as error:
+        log.warning("routers are run ahead as they are: the file in the model's folder can not be used: %s", error)
         return None
     return path
 

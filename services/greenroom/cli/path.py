@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
+from greenroom.cli.stack import without
 
 if TYPE_CHECKING:
     from greenroom.core.artifacts.path_file import PathFile
@@ -29,7 +30,7 @@ def path() -> None:
     help="The file to write.",
 )
 @click.option(
-    "--reuse-file",
+    "--reuse",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="What is known of each token's sequence, a file of `greenroom reuse fit`.  [default: fitted first]",
 )
@@ -40,8 +41,9 @@ def path() -> None:
 )
 @click.option("--rounds", type=click.IntRange(min=1), default=6, show_default=True, help="Passes over all tokens.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed give the same.")
+@without("reuse")
 @source_options
-def fit(out: Path, reuse_file: Path | None, window: int | None, rounds: int, seed: int, **options: Any) -> None:
+def fit(out: Path, reuse: Path | None, window: int | None, rounds: int, seed: int, **options: Any) -> None:
     """Fit, to many sequences' routing, what a token's picks in earlier layers say of its picks one and two layers on.
 
     It is a logistic regression a layer, on the token's own picks and on what is known of its sequence. MODEL, a folder
@@ -51,11 +53,11 @@ def fit(out: Path, reuse_file: Path | None, window: int | None, rounds: int, see
     Examples:
       greenroom path fit --prompts prompts.jsonl
       greenroom path fit ./checkpoint --prompts prompts.txt --out ./checkpoint/path.safetensors
-      greenroom path fit --trace monday.npz --trace tuesday.npz --reuse-file reuse.safetensors
+      greenroom path fit --trace monday.npz --trace tuesday.npz --reuse reuse.safetensors
       greenroom replay wednesday.npz --link 2GiB/s --path path.safetensors --policy duoserve --policy reuse
     """
     check_source(options, out)
-    made = _fitted(recorded_of(options), reuse_file, window, rounds, seed)
+    made = _fitted(recorded_of(options), reuse, window, rounds, seed)
     write_artifact(made, out)
     click.echo(f"{out}: {_said(made)}")
 

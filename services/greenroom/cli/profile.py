@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom import __version__
+from greenroom.cli.artifact_options import POLICY_ARTIFACTS
 from greenroom.cli.model_options import checkpoint_options, runtime_options, worker_config
 from greenroom.cli.stack import F
 
@@ -18,7 +19,17 @@ if TYPE_CHECKING:
     from greenroom.profiling.prompts import TaskPrompts
     from greenroom.worker.model.config import WorkerConfig
 
-_OWN = ("policy", "policy_options", "fidelity", "profile", "eamc", "reuse", "warm_start", "max_waiting", "batching")
+_OWN = (
+    "policy",
+    "policy_options",
+    "fidelity",
+    "profile",
+    "warm_start",
+    "max_waiting",
+    "batching",
+    "residual",
+    *POLICY_ARTIFACTS,
+)
 """Options of a worker that a profile sets itself."""
 
 LABELLED_PER_TASK, LABELLED_QUICKLY = 400, 60

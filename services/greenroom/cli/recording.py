@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from greenroom.core.generation import Finished, GenerationRequest, SamplingParams
     from greenroom.experts.pack.layout import PackManifest
     from greenroom.moe.batch.completions import Completion
-    from greenroom.replay import RoutingTrace
+    from greenroom.moe.routing.row_recorder import Rows
+    from greenroom.replay import RoutingTrace, TraceRecorder
     from greenroom.worker.model.model_runtime import ModelRuntime
 
 Asked = tuple[Prompt, "GenerationRequest"]
@@ -24,22 +25,43 @@ Asked = tuple[Prompt, "GenerationRequest"]
 
 def record(worker: ModelRuntime, asked: Sequence[Asked]) -> tuple[RoutingTrace, list[Completion]]:
     """Each token's routing, and the answers, in the order of ``asked``; with a progress bar where one is seen."""
-    from tqdm import tqdm
-
-    from greenroom.moe.batch.completions import complete
     from greenroom.replay import TraceRecorder
 
     recorder = worker.experts.listener = TraceRecorder(worker.experts.catalogue)
+    answers = _answered(worker, asked)
+    worker.experts.listener = None
+    return _trace_of(worker, recorder, asked), answers
+
+
+def record_rows(worker: ModelRuntime, asked: Sequence[Asked]) -> tuple[RoutingTrace, Rows]:
+    """Each token's routing, and ``[T, layers, H]``: the rows that the layers' routers got."""
+    from greenroom.moe.routing.row_recorder import RowRecorder, recording
+
+    recorder = RowRecorder(worker.experts.catalogue)
+    with recording(worker.hooks, worker.experts, recorder):
+        _answered(worker, asked)
+    if recorder.is_full:
+        click.echo(f"only the first {recorder.tokens:,} tokens were kept: more take too much memory", err=True)
+    return _trace_of(worker, recorder, asked), recorder.rows()
+
+
+def _answered(worker: ModelRuntime, asked: Sequence[Asked]) -> list[Completion]:
+    from tqdm import tqdm
+
+    from greenroom.moe.batch.completions import complete
+
     shown = sys.stderr.isatty() if worker.config.progress is None else worker.config.progress
     with tqdm(total=len(asked), desc="recording", unit="prompt", disable=not shown) as bar:
 
         def finished(place: int, end: Finished) -> None:
             bar.update()
 
-        answers = complete(worker.loop, [request for _, request in asked], on_finished=finished)
-    worker.experts.listener = None
+        return complete(worker.loop, [request for _, request in asked], on_finished=finished)
+
+
+def _trace_of(worker: ModelRuntime, recorder: TraceRecorder, asked: Sequence[Asked]) -> RoutingTrace:
     trace = recorder.trace(model=worker.served.name, layer_ids=_layer_ids(worker.pack.manifest))
-    return replace(trace, request=tuple(request.request_id for _, request in asked)), answers
+    return replace(trace, request=tuple(request.request_id for _, request in asked))
 
 
 def requests_of(

@@ -135,7 +135,7 @@ def replay(
     from greenroom.core.pictures import check_plot
     from greenroom.core.units import parse_bytes
     from greenroom.policies.base.artifacts import artifact_of
-    from greenroom.policies.registry import check_taken
+    from greenroom.policies.registry import check_given, check_taken
     from greenroom.replay.sweeps import report
     from greenroom.replay.sweeps.plot import plot
     from greenroom.replay.sweeps.sweep import Sweep, slots_of, specs_of
@@ -173,7 +173,9 @@ def replay(
     specs = specs_of(policies, ahead=timed is not None)
     files = artifacts_from(artifacts)
     for kind, path in files.items():
-        check_taken(kind, str(path), [spec.name for spec in specs])
+        check_taken(kind, str(path), [(spec.name, spec.options) for spec in specs])
+    for spec in specs if timed is not None else ():
+        check_given(files.keys(), spec.name, spec.options)
     sweep = Sweep(
         trace=recorded,
         policies=specs,
@@ -244,6 +246,7 @@ def _timed(
     recall: float | None,
 ) -> TimedReplay:
     from greenroom.core.units import parse_bytes
+    from greenroom.moe.routing.expert_mlp import predictors_for
     from greenroom.replay.simulation.simulated_hardware import LinkProfile, parse_seconds
     from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
 
@@ -265,4 +268,5 @@ def _timed(
         ),
         host_slots=host,
         recall=recall,
+        predictors=predictors_for,
     )

@@ -18,7 +18,7 @@ from greenroom.cli.forecast_options import (
     forecast_predictor_option,
 )
 from greenroom.cli.gateway_options import gateway_config, gateway_options
-from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.model_options import expert_policy, model_options, worker_config
 from greenroom.cli.scheduling_options import parse_scheduling_options, scheduling_options
 from greenroom.cli.service_options import drain_option, refuse_taken, telemetry_options
 from greenroom.cli.service_process import named, say
@@ -77,7 +77,8 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
 
     _, traces = named("serve", options)
     front = gateway_config(options, drain_timeout_s=drain_timeout, model_root=hub_id(options["model"]))
-    policy, every = options["policy"], options["forecast_every"]
+    (policy, own), every = expert_policy(options), options["forecast_every"]
+    assert policy is not None, "it has a default"
     scheduling, scheduling_kwargs = parse_scheduling_options(options)
     config = EmbeddedConfig(
         scheduling=scheduling,
@@ -87,7 +88,7 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
         max_running=options["max_running"],
         forecast_every=(ForecastConfig().every if policy == "emoe" else 0) if every is None else every,
         forecast_predictor=forecast_predictor(options["forecast_predictor"], policy),
-        artifact_every_s=options["artifact_every"] if artifacts_taken(policy) else 0.0,
+        artifact_every_s=options["artifact_every"] if artifacts_taken(policy, own) else 0.0,
         predictor=PredictorConfig(state_dir=options["state_dir"]),
     )
     refuse_taken("port", front.host, front.port)

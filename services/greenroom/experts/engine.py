@@ -226,10 +226,17 @@ class ExpertEngine:
             raise RuntimeError("the device tier is RAM: there is nothing to wait for")
         return accelerator.mark()
 
+    def prepare(self, artifact: Artifact) -> Artifact:
+        """What takes long about swapping to it, done beforehand; in any thread. Raises InvalidConfig for one that can
+        not be predicted by."""
+        return self.policy.prepare(self._predictions.prepare(artifact))
+
     def swapped(self, artifact: Artifact) -> None:
         """From now on the policy predicts by another version of an artifact. To be called between steps."""
         self.policy.on_artifact_swapped(artifact)
-        self._prefetcher.pump()
+        self._predictions.swapped(artifact)
+        if not self._model_resident():  # where it is, a target that drops all others would only evict
+            self._prefetcher.pump()
 
     def layer_entered(self, layer: int) -> None:
         if self._model_resident():
@@ -237,6 +244,7 @@ class ExpertEngine:
         if "on_layer_entered" in self.policy.hooks:
             self.policy.on_layer_entered(self._step, layer)
         self._on_demand.deliver()
+        self._predictions.poll()
         # Where the policy hears of no layer, the fast path never says that experts may be evicted again.
         self._prefetcher.pump(freed=layer == 0 and not self._hears_layers)
 

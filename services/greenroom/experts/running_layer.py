@@ -15,6 +15,7 @@ from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.deciding.on_demand import OnDemandFetcher
 from greenroom.experts.deciding.predictions import Predictions
 from greenroom.experts.deciding.prefetcher import Prefetcher
+from greenroom.experts.held_outputs import HeldOutputs
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.source import Arriving
 from greenroom.policies.base.array_types import NO_KEYS
@@ -40,9 +41,11 @@ class RunningLayer(AbstractContextManager[Arriving]):
 
     Entering it queues the missing experts, and then what the policy wants next. The iterator hands out the resident
     experts first and the others as they land, or all in the policy's order if it has one.
+
+    In a step with prompts under a policy that ``streams`` none runs so early that many outputs wait (``HeldOutputs``).
     """
 
-    __slots__ = ("_context", "_first", "_passing", "_pinned", "_routing")
+    __slots__ = ("_context", "_first", "_held", "_passing", "_pinned", "_routing")
 
     def __init__(self, context: LayerContext, routing: LayerRouting, first: int) -> None:
         self._context = context
@@ -51,6 +54,8 @@ class RunningLayer(AbstractContextManager[Arriving]):
         self._pinned: dict[int, None] = {}
         self._passing: frozenset[int] | None = None
         """The missing experts, where the layer passes them through a few slots."""
+        bounded = "streams" in context.policy.hooks and routing.step.has_prompt_rows
+        self._held = HeldOutputs(routing) if bounded else None
 
     def __enter__(self) -> Arriving:
         context, routing = self._context, self._routing
@@ -69,6 +74,8 @@ class RunningLayer(AbstractContextManager[Arriving]):
             if all_resident:
                 context.prefetcher.pump()
                 context.predictions.layer_routed(routing)
+                if context.policy.slot_by_slot:
+                    return self._as_they_land(dict.fromkeys(keys), short_of_slots=False, in_order=order is not None)
                 return self._residents(keys)
             context.prefetcher.reorder()
             if "streams" in context.policy.hooks:
@@ -95,6 +102,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
             self._have_run(list(self._pinned))
         if "on_layer_done" in context.policy.hooks:
             context.policy.on_layer_done(routing.step, routing.layer)
+        context.predictions.poll()
         context.prefetcher.pump(freed=True)
 
     def _count_hits(self) -> bool:
@@ -117,17 +125,18 @@ class RunningLayer(AbstractContextManager[Arriving]):
         self, todo: dict[int, None], short_of_slots: bool, *, in_order: bool
     ) -> Iterator[tuple[int, ExpertWeights]]:
         """Each of ``todo`` once it can be computed. An expert that has run is unpinned at once where others wait for
-        its slot, and else together with the next ones.
+        its slot, or the policy wants it used, and else together with the next ones.
         """
-        context, layer = self._context, self._routing.layer
+        context, layer, slot_by_slot = self._context, self._routing.layer, self._context.policy.slot_by_slot
         while todo:
             ready = self._ready(todo, in_order=in_order)
             if not ready and short_of_slots and not context.tiers.moving:
                 ready = self._ready(todo, in_order=False)  # the first ones only get slots when these have run
-            if self._passing is not None and not in_order:
-                ready = self._next_passing(ready)
+            if not in_order and (self._passing is not None or self._held is not None):
+                ready = self._next_one(ready)
             if not ready:
                 context.on_demand.wait_for(todo)
+                context.predictions.poll()
                 short_of_slots = self._begin(list(todo))
                 continue
             run: list[int] = []
@@ -135,11 +144,16 @@ class RunningLayer(AbstractContextManager[Arriving]):
                 yield key - self._first, weights
                 del todo[key]
                 run.append(key)
-                if short_of_slots:
+                if self._held is not None:
+                    self._held.have_run(key)
+                if short_of_slots or slot_by_slot:
                     self._have_run(run)
                     run = []
                     context.on_demand.deliver()
                     short_of_slots = self._begin(list(todo))
+                    if slot_by_slot and not short_of_slots:
+                        context.prefetcher.pump(freed=True)
+                context.predictions.poll()
             if run:
                 self._have_run(run)
             context.on_demand.deliver()
@@ -155,7 +169,10 @@ class RunningLayer(AbstractContextManager[Arriving]):
             return on_demand.begin(todo, self._routing.experts)
         absent = self._context.tiers.device.state[todo] == State.ABSENT
         held = sum(key in self._passing for key, gone in zip(todo, absent.tolist(), strict=True) if not gone)
-        return on_demand.begin(todo, NO_KEYS, self._context.stream_slots - held)
+        most = self._context.stream_slots - held
+        if self._held is not None and todo and todo[0] == self._held.turn and absent[0]:
+            most = max(1, most)  # prefetched ones may hold all slots, and wait for this one
+        return on_demand.begin(todo, NO_KEYS, most)
 
     def _compute_order(self) -> list[int] | None:
         if "compute_order" not in self._context.policy.hooks:
@@ -171,10 +188,14 @@ class RunningLayer(AbstractContextManager[Arriving]):
             return keys[: computable.index(False)]
         return [key for key, can_run in zip(keys, computable, strict=True) if can_run]
 
-    def _next_passing(self, ready: list[int]) -> list[int]:
+    def _next_one(self, ready: list[int]) -> list[int]:
         """One at a time. One that passes comes first, since the link waits for its slot; residents fill the gaps."""
-        assert self._passing is not None
-        return [next((key for key in ready if key in self._passing), ready[0])] if ready else []
+        if self._held is not None:
+            allowed = [key for key in ready if self._held.may_run(key)]
+            # Where nothing moves, the one whose turn it is has no slot until another has run.
+            ready = allowed or ([] if self._context.tiers.moving else ready)
+        passing = self._passing or frozenset()
+        return [next((key for key in ready if key in passing), ready[0])] if ready else []
 
     def _have_run(self, keys: list[int]) -> None:
         run = np.array(keys, dtype=np.int64)

@@ -18,11 +18,11 @@ from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.loading.load_model import LoadedMoE, attach
-from tests.contract.prepared_policies import prepared_policy
+from tests.contract.prepared_policies import LITERAL, prepared_policy, prepared_predictors
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [30, 20, 10], [40, 41] * 11, [77], [200, 3, 150, 99, 98, 97, 96])
 NEW_TOKENS = 10
-PREFETCHING = ("look-ahead", "moe-infinity", "next-layer", "top-k", "traced-top-k")
+PREFETCHING = (LITERAL, "look-ahead", "moe-infinity", "next-layer", "top-k", "traced-top-k")
 TOP_K = 4  # of two picks the sum is the same in either order
 
 
@@ -57,8 +57,9 @@ class Model:
         """The model on a budget; the engine is audited and closed on the way out."""
         catalogue = catalogue_of(self.pack.manifest)
         slots = {"100%": catalogue.size, "33%": catalogue.size // 3, "smallest": int(catalogue.top_k.max())}[budget]
+        made = prepared_policy(policy, catalogue)
         engine = ExpertEngine(
-            self.pack, catalogue, prepared_policy(policy, catalogue), EngineConfig(device_slots=slots)
+            self.pack, catalogue, made, EngineConfig(device_slots=slots), predictors=prepared_predictors(made)
         )
         attach(self.loaded, engine)
         self.ragged.source = engine

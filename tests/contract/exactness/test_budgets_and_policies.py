@@ -16,8 +16,8 @@ from _pytest.mark import ParameterSet
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
-from greenroom.policies.registry import EXPERT_POLICIES
 from tests.contract.exactness.models import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits
+from tests.contract.prepared_policies import EVERY_POLICY
 from tests.random_checkpoints import DECODER_ONLY
 
 BUDGETS = ("100%", "33%", "smallest")
@@ -27,7 +27,7 @@ def combinations() -> list[ParameterSet]:
     """All of them; those beyond a pairwise cover are marked ``full``."""
     chosen = []
     for (f, family), (b, budget), (p, policy) in product(
-        enumerate(DECODER_ONLY), enumerate(BUDGETS), enumerate(sorted(EXPERT_POLICIES))
+        enumerate(DECODER_ONLY), enumerate(BUDGETS), enumerate(EVERY_POLICY)
     ):
         marks = () if (f + b + p) % 3 == 0 else (pytest.mark.full,)
         chosen.append(pytest.param(family, budget, policy, marks=marks, id=f"{family}-{budget}-{policy}"))

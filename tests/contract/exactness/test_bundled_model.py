@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ import transformers
 from greenroom import LLM, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.policies.registry import EXPERT_POLICIES
+from greenroom.worker.generation_engine import ArtifactVersion
+from tests.contract.prepared_policies import EVERY_POLICY, LITERAL, mlp_file
 
 PROMPTS = [one.prompt for task in TASKS for one in samples(task, 3, seed=77)]
+SHAPE, TOP_K = [16] * 6, 2
 BUDGETS = ("100%", "33%", "25%", "smallest")
 
 
@@ -45,7 +48,7 @@ def expected() -> list[list[int]]:
     [
         pytest.param(budget, policy, marks=() if (b + p) % 3 == 0 else pytest.mark.full)
         for b, budget in enumerate(BUDGETS)
-        for p, policy in enumerate(sorted(EXPERT_POLICIES))
+        for p, policy in enumerate(EVERY_POLICY)
     ],
 )
 def test_greedy_tokens_equal_generate(expected: list[list[int]], cache: Path, budget: str, policy: str) -> None:
@@ -57,8 +60,28 @@ def test_greedy_tokens_equal_generate(expected: list[list[int]], cache: Path, bu
 
 
 def _llm(budget: str, policy: str, cache: Path) -> LLM:
+    files: dict[str, Any] = {}
+    if policy == LITERAL:
+        files = {"expert_mlp": cache / "expert_mlp.safetensors"}
+        mlp_file(SHAPE, TOP_K).write(files["expert_mlp"])
     if budget != "smallest":
-        return LLM(expert_memory=budget, policy=policy, cache_dir=cache, warm_start=False, threads=1)
+        return LLM(expert_memory=budget, policy=policy, cache_dir=cache, warm_start=False, threads=1, **files)
     with LLM(expert_memory="100%", cache_dir=cache, warm_start=False, threads=1) as whole:
         least = int(whole.worker.experts.catalogue.top_k.max()) * whole.worker.plan.slot_bytes
-    return LLM(expert_memory=str(least), policy=policy, cache_dir=cache, warm_start=False, threads=1)
+    return LLM(expert_memory=str(least), policy=policy, cache_dir=cache, warm_start=False, threads=1, **files)
+
+
+def test_another_network_changes_no_token(expected: list[list[int]], cache: Path) -> None:
+    """Both are of random weights, so they foresee other experts."""
+    conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:3]]
+    with _llm("smallest", LITERAL, cache) as llm:
+        used = []
+        for seed in (0, 1):
+            file = mlp_file(SHAPE, TOP_K, seed=seed)
+            llm.worker.swap(llm.worker.prepare(file), ArtifactVersion.of(file))
+            before = llm.worker.experts.counters.prefetches_used
+            answers = [llm.chat([one], SamplingParams(temperature=0, max_tokens=48))[0] for one in conversations]
+            assert [list(answer.token_ids) for answer in answers] == expected[:3]
+            used.append(llm.worker.experts.counters.prefetches_used - before)
+        assert min(used) > 0
+        assert used[0] != used[1]

@@ -19,7 +19,7 @@ from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import attach, load
 from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.exactness.models import NEW_TOKENS, PREFETCHING, PROMPTS, Model, tokens_of
-from tests.contract.prepared_policies import prepared_policy
+from tests.contract.prepared_policies import LITERAL, prepared_policy, prepared_predictors
 from tests.random_checkpoints import save_random
 
 ENDS_WITHIN_S = 20.0
@@ -50,14 +50,15 @@ def dies_after(mover: Mover, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("link", ["disk", "disk under a host", "host-device"])
-@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse"])
+@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", LITERAL])
 def test_every_request_has_its_end_and_no_wrong_token(
     model: Model, monkeypatch: pytest.MonkeyPatch, policy: str, link: str
 ) -> None:
     """The worker ends. Its requests are other workers', where each goes on behind the tokens it had."""
     catalogue = catalogue_of(model.pack.manifest)
     config = EngineConfig(catalogue.size // 3, 0 if link == "disk" else catalogue.size // 4, transfer_timeout_s=60)
-    experts = ExpertEngine(model.pack, catalogue, prepared_policy(policy, catalogue), config)
+    made = prepared_policy(policy, catalogue)
+    experts = ExpertEngine(model.pack, catalogue, made, config, predictors=prepared_predictors(made))
     dies_after(experts.movers[link == "host-device"], 3 * catalogue.size, monkeypatch)
     attach(model.loaded, experts)
     model.ragged.source = experts

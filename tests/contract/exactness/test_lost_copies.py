@@ -25,7 +25,7 @@ from greenroom.moe.loading.load_model import attach, load
 from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.exactness.models import Model, batch_logits
 from tests.contract.exactness.troubled_store import TroubledStore
-from tests.contract.prepared_policies import prepared_policy
+from tests.contract.prepared_policies import LITERAL, prepared_policy, prepared_predictors
 from tests.random_checkpoints import save_random
 
 TIERS = ("disk, ram", "disk, host, ram", "disk, device", "disk, host, device")
@@ -114,6 +114,10 @@ class LossyDevice:
         assert isinstance(mark, _Copy)
         mark.make()
 
+    def beside(self, work: Callable[[], None]) -> Mark:
+        work()
+        return _Now()
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
@@ -129,7 +133,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("tiers", TIERS)
-@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse"])
+@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", LITERAL])
 def test_no_step_computes_with_bytes_that_did_not_come(
     model: Model, monkeypatch: pytest.MonkeyPatch, policy: str, tiers: str
 ) -> None:
@@ -149,7 +153,9 @@ def test_no_step_computes_with_bytes_that_did_not_come(
         catalogue.size // 3, catalogue.size // 4 if "host" in tiers else 0, transfer_timeout_s=20
     )  # fmt: skip
     hardware = RealHardware(accelerator=LossyDevice(losses) if "device" in tiers else None)
-    experts = ExpertEngine(store, catalogue, prepared_policy(policy, catalogue), config, hardware=hardware)
+    made = prepared_policy(policy, catalogue)
+    predictors = prepared_predictors(made, hardware.accelerator)
+    experts = ExpertEngine(store, catalogue, made, config, hardware=hardware, predictors=predictors)
     attach(model.loaded, experts)
     model.ragged.source = experts
     forward = model.ragged.forward

@@ -28,12 +28,11 @@ from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import attach, load
 from greenroom.moe.loading.packing import ensure_pack
 from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.policies.replacement.belady import Belady, Future
 from tests.contract.exactness.models import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits, tokens_of
 from tests.contract.exactness.troubled_store import TroubledStore
 from tests.contract.experts.engines import Recorder
-from tests.contract.prepared_policies import prepared_policy
+from tests.contract.prepared_policies import EVERY_POLICY, prepared_policy, prepared_predictors
 from tests.random_checkpoints import save_random, wide_heads
 
 ARITHMETICS = (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "torch"))
@@ -69,7 +68,9 @@ def running(
     """The model on a third of its experts; afterwards nothing is held."""
     size = policy.catalogue.size
     config = EngineConfig(device_slots=size // 3, host_slots=size // 4 if host else 0, transfer_timeout_s=20)
-    engine = ExpertEngine(store, policy.catalogue, policy, config, hardware=RealHardware(reads))
+    engine = ExpertEngine(
+        store, policy.catalogue, policy, config, hardware=RealHardware(reads), predictors=prepared_predictors(policy)
+    )
     attach(model.loaded, engine)
     model.ragged.source = engine
     try:
@@ -88,7 +89,7 @@ def cases() -> list[ParameterSet]:
             marks=() if (number + host) % 2 else pytest.mark.full,
             id=f"{policy}-{'host' if host else 'device'}",
         )
-        for (number, policy), host in product(enumerate(sorted(EXPERT_POLICIES)), (False, True))
+        for (number, policy), host in product(enumerate(EVERY_POLICY), (False, True))
     ]  # fmt: skip
 
 

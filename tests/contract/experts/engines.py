@@ -16,10 +16,9 @@ from greenroom.policies.base.array_types import Keys, Mask
 from greenroom.policies.base.events import LayerRouting, Prediction, Tier
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
-from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.policies.replacement.lru import Lru
 from greenroom.policies.replacement.next_use import NextUse
-from tests.contract.prepared_policies import prepared_policy
+from tests.contract.prepared_policies import EVERY_POLICY, prepared_policy, prepared_predictors
 from tests.unit.experts.fakes import FakeStore, manifest
 
 LAYERS, EXPERTS, TOP_K = 3, 6, 2
@@ -88,7 +87,7 @@ class BackwardStreaming(BackwardOrder):
 
 
 POLICIES: dict[str, Callable[[Catalogue], ExpertPolicy]] = {
-    **{name: partial(prepared_policy, name) for name in EXPERT_POLICIES},
+    **{name: partial(prepared_policy, name) for name in EVERY_POLICY},
     "restless": RestlessPrefetch,
     "restless-host": RestlessOnTwoTiers,
     "backward": BackwardOrder,
@@ -104,7 +103,8 @@ def make_engine(
     catalogue = catalogue_of(MANIFEST)
     store = FakeStore(MANIFEST, before_read)
     config = EngineConfig(device_slots=device_slots, host_slots=host_slots, transfer_timeout_s=20)
-    return ExpertEngine(store, catalogue, POLICIES[policy](catalogue), config), store
+    made = POLICIES[policy](catalogue)
+    return ExpertEngine(store, catalogue, made, config, predictors=prepared_predictors(made)), store
 
 
 def run_layer(engine: ExpertEngine, layer: int, picks: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,12 @@ from greenroom.experts.copying.cuda import accelerator_of
 from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.moe.routing.expert_mlp import ExpertMlpProvider
+from greenroom.policies.base.artifacts import artifact_of
+from greenroom.policies.base.events import LayerRouting, Phase, Prediction, PredictionRequest, Step
+from greenroom.policies.duoserve.literal import EXPERT_MLP
 from tests.contract.experts.engines import POLICIES, READS
+from tests.contract.prepared_policies import mlp_file
 from tests.unit.experts.fakes import FakeStore
 
 pytestmark = [
@@ -84,3 +90,30 @@ def test_the_bundled_model_answers_alike_with_all_and_a_quarter_of_its_experts(h
             assert llm.worker.experts.device.slots * 4 >= llm.worker.plan.experts
             assert "cuda" in llm.worker.describe()
     assert texts[0] == texts[1]
+
+
+@pytest.mark.usefixtures("no_device_synchronisation")
+def test_networks_compute_beside_the_model_and_are_polled() -> None:
+    """The answer is the CPU's up to rounding; it comes though the compute queue is busy; versions follow each other."""
+    accelerator = accelerator_of("cuda")
+    assert accelerator is not None
+    catalogue = catalogue_of(MANIFEST)
+    step = Step("fake", 1, np.arange(2), np.full(2, Phase.DECODE, dtype=np.uint8))
+    for seed in (0, 1):
+        here, there = ExpertMlpProvider(catalogue), ExpertMlpProvider(catalogue, accelerator)
+        file = mlp_file([EXPERTS] * LAYERS, TOP_K, seed=seed)
+        expected: Prediction | None = None
+        for provider in (here, there):
+            provider.on_artifact_swapped(artifact_of(catalogue, file, "random"))
+            provider.on_step_started(step)
+            provider.on_layer_routed(LayerRouting.from_picks(catalogue, step, 0, np.array([[0, 3], [5, 1]])))
+            asked = PredictionRequest(EXPERT_MLP, (1, 2), step=1)
+            found = provider.answer(asked)
+            assert (found is None) == (provider is there)
+            expected = expected or found
+        deadline = time.monotonic() + 30
+        while (found := there.poll()) is None:
+            assert time.monotonic() < deadline
+        assert expected is not None
+        np.testing.assert_allclose(found.values, expected.values, rtol=1e-2, atol=1e-2)
+        assert there.poll() is None

@@ -16,6 +16,7 @@ from greenroom import LLM, SamplingParams
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.llm import GenerationFailed
 from greenroom.worker.model.model_engine import ModelEngine
+from tests.contract.prepared_policies import LITERAL, mlp_file
 from tests.stand_in_device import Watch, stand_in, watched
 from tests.waiting import until
 
@@ -87,10 +88,19 @@ def texts(llm: LLM, prompts: list[str], sampling: Any = GREEDY) -> list[str]:
     return [completion.text for completion in llm.generate(prompts, sampling, progress=False)]
 
 
-@pytest.mark.parametrize(("memory", "host"), [("100%", "0%"), ("25%", "0%"), ("25%", "100%")])
-def test_a_step_waits_once_a_layer_and_once_for_its_tokens(device: Device, memory: str, host: str) -> None:
+@pytest.mark.parametrize(
+    ("memory", "host", "policy"),
+    [("100%", "0%", "look-ahead"), ("25%", "0%", "look-ahead"), ("25%", "100%", "look-ahead"), ("25%", "0%", LITERAL)],
+)
+def test_a_step_waits_once_a_layer_and_once_for_its_tokens(
+    device: Device, tmp_path: Path, memory: str, host: str, policy: str
+) -> None:
     """For the picks of each layer, and for the tokens of all rows, whatever is sampled and predicted."""
-    with device.llm(memory, host) as llm:
+    options = {}
+    if policy == LITERAL:
+        options["expert_mlp"] = tmp_path / "expert_mlp.safetensors"
+        mlp_file([16] * 6, 2).write(options["expert_mlp"])
+    with device.llm(memory, host, policy=policy, **options) as llm:
         texts(llm, PROMPTS[:3])  # whatever is made once
         engine, before = llm.worker.experts, llm.worker.experts.counters.steps
         with device.watch() as watch:
@@ -98,6 +108,7 @@ def test_a_step_waits_once_a_layer_and_once_for_its_tokens(device: Device, memor
                 texts(llm, PROMPTS[:3], sampling)
         steps = engine.counters.steps - before
         assert steps >= 12
+        assert memory == "100%" or engine.counters.prefetches_used > 0, "what is predicted is said in time"
         assert len(watch.blocking) == steps * (engine.catalogue.layers + 1), sorted(set(watch.blocking))
 
 

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.held_outputs import most_held
+from greenroom.policies.base.events import Reason
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.replacement.next_use import NextUse
 from tests.contract.experts.engines import Streaming, run_layer
@@ -101,3 +105,75 @@ def test_what_has_landed_runs_before_residents_and_frees_its_slot() -> None:
                 order = [expert for expert, _ in landing]
     assert order[0] != 0
     assert sorted(order) == list(range(6))
+
+
+LONG = np.random.default_rng(3).random((1500, EXPERTS)).argsort(axis=1)[:, :4]
+"""A prompt of many rows, each with four experts."""
+
+
+def waiting_outputs(order: list[int], picks: NDArray[np.int64]) -> list[int]:
+    """After each expert of this order: rows of outputs that wait, because one of a lower number has not run."""
+    rows = np.bincount(picks.ravel(), minlength=EXPERTS)
+    found = []
+    for count in range(1, len(order) + 1):
+        turn = min(order[count:], default=EXPERTS)
+        found.append(int(sum(rows[expert] for expert in order[:count] if expert > turn)))
+    return found
+
+
+def test_few_outputs_of_a_prompt_wait_for_their_turn_where_layers_stream() -> None:
+    """Residents run while the first two experts are on their way, until as many rows wait as the step has."""
+    catalogue, reads = catalogue_of(MANIFEST), GatedReads(0, 1, experts=EXPERTS)
+    engine = ExpertEngine(FakeStore(MANIFEST, reads), catalogue, Streaming(catalogue), EngineConfig(device_slots=SLOTS))
+    try:
+        engine.preload(range(2, EXPERTS))
+        rows, order = np.zeros(len(LONG), dtype=np.int64), []
+        with engine.step(rows, rows == 0), engine.routed(0, LONG) as landing:
+            for expert, _ in landing:
+                order.append(expert)
+                if len(order) == 3:
+                    reads.let(0, 1)
+    finally:
+        reads.let(0, 1)
+        engine.close()
+    assert order[0] == 2, "what is here does not wait"
+    assert sorted(order) == list(range(EXPERTS))
+    assert max(waiting_outputs(order, LONG)) <= most_held(len(LONG))
+
+
+def test_prefetched_experts_that_fill_the_passage_wait_for_the_one_whose_turn_it_is() -> None:
+    catalogue, later = catalogue_of(MANIFEST), range(4, EXPERTS)
+    reads = GatedReads(*later, experts=EXPERTS)
+    engine = ExpertEngine(FakeStore(MANIFEST, reads), catalogue, Streaming(catalogue), EngineConfig(device_slots=SLOTS))
+    try:
+        assert len(later) > engine._tiers.stream_slots + 3, "so the layer may fetch nothing until some have run"
+        for key in later:
+            engine._tiers.fetch(key, Reason.PREFETCH)
+        rows, order = np.zeros(len(LONG), dtype=np.int64), []
+        with engine.step(rows, rows == 0), engine.routed(0, LONG) as landing:
+            reads.let(*later)
+            order = [expert for expert, _ in landing]
+    finally:
+        reads.let(*later)
+        engine.close()
+    assert sorted(order) == list(range(EXPERTS))
+    assert max(waiting_outputs(order, LONG)) <= most_held(len(LONG)), "there are free slots"
+
+
+@pytest.mark.parametrize("slots", range(4, 9))
+def test_it_ends_where_residents_hold_all_slots(slots: int) -> None:
+    """The first expert has no slot until a later one has run: that one runs, however many outputs wait then."""
+    catalogue = catalogue_of(MANIFEST)
+    engine = ExpertEngine(FakeStore(MANIFEST), catalogue, Streaming(catalogue), EngineConfig(device_slots=slots))
+    try:
+        engine.preload(range(EXPERTS - slots, EXPERTS))
+        rows = np.zeros(len(LONG), dtype=np.int64)
+        for _ in range(3):
+            with engine.step(rows, rows == 0):
+                order = run_layer(engine, 0, LONG)
+                assert sorted(order) == list(range(EXPERTS))
+                rows_of = np.bincount(LONG.ravel(), minlength=EXPERTS)
+                assert max(waiting_outputs(order, LONG)) <= most_held(len(LONG)) + rows_of.max()
+                engine.audit(idle=True)
+    finally:
+        engine.close()

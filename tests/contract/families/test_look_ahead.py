@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from greenroom.core.artifacts.residual_file import LayerMaps, ResidualFile, ResidualForm
 from greenroom.experts.copying.accelerator import Mark
 from greenroom.experts.source import PredictsFor
 from greenroom.moe.loading.load_model import attach
+from greenroom.moe.routing.residual_maps import ResidualMaps
 from greenroom.moe.routing.router_look_ahead import LookAhead
 from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
 from tests.contract.families.pairs import Pair, Pairs, logits, prompts
@@ -115,6 +117,43 @@ def test_rows_are_given_the_norm_of_the_layer_they_are_asked_for(pairs: Pairs, f
     _, picks = ahead._gates[1].outputs(there(residual))
     assert picked(values, picks.shape[1]) == torch.sort(picks, dim=1).values.tolist()
     pairs.forget(family)
+
+
+@pytest.mark.parametrize("family", DECODER_ONLY)
+@torch.inference_mode()
+def test_maps_of_the_residual_stream_answer_in_the_routers_place_and_change_nothing(pairs: Pairs, family: str) -> None:
+    """They foresee one layer ahead here: of the layer itself, and of those further on, the routers still speak."""
+    pair = pairs.get(family)
+    source = asking(pair)
+    plain = logits(pair, pair.loaded.model, prompts(2, 12)).clone()
+    by_routers = dict(source.answers)
+    ahead, layers = pair.loaded.hooks.look_ahead, pair.loaded.layers
+    assert isinstance(ahead, LookAhead)
+    form = ResidualForm(pair.loaded.model.config.hidden_size, 0, 1, False)
+    sure = [
+        LayerMaps(
+            None, np.zeros(0, dtype=np.float32), np.zeros((form.hidden, spec.experts), dtype=np.float16),
+            np.where(np.arange(spec.experts) == 1, 9, -9).astype(np.float32),
+        )
+        for spec in layers[1:]
+    ]  # fmt: skip
+    experts = tuple(spec.experts for spec in layers)
+    file = ResidualFile.of_layers(form, sure, model="", experts_per_layer=experts, sequences=1)
+    ahead.use(ResidualMaps(file, dtype=torch.float32))
+    mapped = logits(pair, pair.loaded.model, prompts(2, 12))
+
+    assert torch.equal(plain, mapped)
+    for layer, spec in enumerate(layers):
+        before, after = by_routers[layer].values, source.answers[layer].values
+        first, second = spec.experts, spec.experts + (layers[layer + 1].experts if layer + 1 < len(layers) else 0)
+        assert (before[:, :first] == after[:, :first]).all()
+        assert (before[:, second:] == after[:, second:]).all()
+        own = after[:, first:second]
+        assert own[:, 1:2].min(initial=1) > 0.99
+        assert np.delete(own, [1] if second > first else [], axis=1).max(initial=0) < 0.01
+    ahead.use(None)
+    logits(pair, pair.loaded.model, prompts(2, 12))
+    assert all((source.answers[layer].values == by_routers[layer].values).all() for layer in range(len(layers)))
 
 
 def test_routers_that_can_not_be_run_ahead_are_said_once_and_left_alone(

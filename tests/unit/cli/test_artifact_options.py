@@ -2,14 +2,15 @@ from __future__ import annotations
 
 from greenroom.cli.artifact_options import POLICY_ARTIFACTS
 from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
-from greenroom.policies.registry import EXPERT_POLICIES
+from greenroom.policies.registry import SPELLINGS
 
 
 def test_the_options_say_what_the_files_and_the_policies_say() -> None:
     """They are written out so that a --help imports neither."""
     assert {kind: one.made_by for kind, one in POLICY_ARTIFACTS.items()} == {
-        kind: ARTIFACT_FILES[kind].MADE_BY for policy in EXPERT_POLICIES.values() for kind in policy.artifacts
+        kind: ARTIFACT_FILES[kind].MADE_BY for policy in SPELLINGS.values() for kind in policy.artifacts
     }
     for kind, one in POLICY_ARTIFACTS.items():
-        takers = {name for name, policy in EXPERT_POLICIES.items() if kind in policy.artifacts}
+        takers = {name for name, policy in SPELLINGS.items() if kind in policy.artifacts}
         assert set(one.policies.split(" or ")) == takers
+        assert one.refused == any(kind in SPELLINGS[taker].needs for taker in takers)

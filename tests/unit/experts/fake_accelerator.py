@@ -52,9 +52,9 @@ class FakeAccelerator:
         self.device = torch.device("cpu")
         self.waiting_threads: set[int] = set()
         self.wrong: list[str] = []
-        self.done = {"compute": 0, "copy": 0}
+        self.done = {"compute": 0, "copy": 0, "prediction": 0}
         self.locked: dict[int, int] = {}  # first address: bytes
-        self._queues: dict[str, list[Callable[[], None]]] = {"compute": [], "copy": []}
+        self._queues: dict[str, list[Callable[[], None]]] = {"compute": [], "copy": [], "prediction": []}
         self._lock = threading.RLock()
         self._eagerness = eagerness
         self._eager = eager
@@ -104,6 +104,9 @@ class FakeAccelerator:
     def wait_for(self, mark: Mark) -> None:
         assert isinstance(mark, Point)
         self._queue("compute", lambda: self.run(mark.queue, mark.position))
+
+    def beside(self, work: Callable[[], None]) -> Mark:
+        return self._queue("prediction", work)
 
     # -- the test's ----------------------------------------------------------------------------------------------
 

@@ -112,6 +112,27 @@ def use(chances: ReuseChances, *sequences: int, pick: tuple[int, int] = (0, 1)) 
     chances.add(routing)
 
 
+def test_a_sequence_that_was_never_routed_is_expected_to_be_like_all() -> None:
+    """Also of more sequences than there was room for, before anything was added, and in some layers only."""
+    arrays = arrays_of()
+    chances = ReuseChances(POOL, coefficients_of(arrays))
+
+    def like_all() -> np.ndarray:
+        known = np.log(chances.over_all / (1 - chances.over_all))
+        return np.asarray(arrays["weights"].sum(axis=1)[POOL.layer_of] * known + arrays["bias"])
+
+    assert np.abs(chances.logits(np.arange(9)) - like_all()).max() < 1e-4
+    use(chances, 3)
+    found = chances.logits(np.array([3, 20]))
+    assert np.abs(found[1] - like_all()).max() < 1e-4
+    second = POOL.spans[1]
+    assert np.abs(found[0, second] - like_all()[second]).max() < 1e-4, "layer 1 has not routed it yet"
+    routed_in = np.log(chances.soon[POOL.spans[0]] / (1 - chances.soon[POOL.spans[0]]))
+    assert np.abs(found[0, POOL.spans[0]] - routed_in).max() < 1e-3
+    chances.end(3)
+    assert np.abs(chances.logits(np.array([30]))[0] - like_all()).max() < 1e-4, "in the row that the ended one had"
+
+
 def test_an_ended_sequence_uses_nothing_any_more_and_leaves_nothing_to_the_next_in_its_row() -> None:
     coefficients = coefficients_of(arrays_of())
     chances, other = ReuseChances(POOL, coefficients), ReuseChances(POOL, coefficients)

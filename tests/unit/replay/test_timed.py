@@ -8,6 +8,7 @@ import pytest
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
 from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction, PredictionRequest
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Prefetch
@@ -25,6 +26,7 @@ from greenroom.replay.simulation.timed_replay import (
     TimedResult,
     TracePredictions,
 )
+from tests.contract.prepared_policies import mlp_file, prepared_predictors
 from tests.unit.replay.traces import trace_of
 
 PAGE = 4096
@@ -172,6 +174,22 @@ def test_one_run_after_the_other_goes_on_with_what_is_resident() -> None:
     assert warm.compute_seconds == pytest.approx(2 * 0.25)
 
 
+def test_time_passes_between_two_steps_and_never_back() -> None:
+    trace = one_pick_each(0, 1)
+    setup = timed(trace)
+
+    with TimedEngine(setup, Lru(setup.catalogue()), 2) as engine:
+        first, second = trace.steps()
+        engine.step(first)
+        assert engine.now() == pytest.approx(1.0)
+        engine.rest_until(5.0)
+        engine.rest_until(3.0)
+        assert engine.now() == pytest.approx(5.0)
+        engine.step(second)
+        assert engine.now() == pytest.approx(6.0)
+        assert engine.experts.counters.stall_seconds == pytest.approx(2.0)
+
+
 def test_prompts_and_answers_are_told_apart() -> None:
     picks = np.array([[[0]], [[1]], [[0]], [[2]]], dtype=np.uint8)
     phase = np.array([Phase.PREFILL, Phase.PREFILL, Phase.DECODE, Phase.DECODE], dtype=np.uint8)
@@ -205,6 +223,29 @@ def test_prompts_and_answers_are_the_whole(name: str, host_slots: int) -> None:
         assert getattr(prefill, measure) + getattr(decode, measure) == getattr(result, measure)
     for part in (prefill, decode):
         assert 0 <= part.bytes_on_demand <= part.bytes_moved
+
+
+def test_networks_answer_on_recorded_routing_too() -> None:
+    """Four picks a layer come on demand in the first, and in the others where the network was wrong."""
+    trace = trace_of(20, 20, layers=3, k=2, experts=6)
+    setup = timed(trace, compute=ComputeProfile(layer_s=2.0, expert_s=1.0), predictors=prepared_predictors)
+    without = timed(trace, compute=setup.compute)
+    policies = [create_policy("duoserve", catalogue=setup.catalogue(), options={"literal": True}) for _ in range(3)]
+    other = artifact_of(setup.catalogue(), mlp_file([6] * 3, 2, seed=5), "another")
+
+    found = setup.run(policies[0], trace.steps(), 2)
+    swapped = setup.run(policies[1], trace.steps(), 2, artifacts=[other])
+    on_demand = without.run(policies[2], trace.steps(), 2)
+
+    assert (on_demand.prefetches, on_demand.on_demand_fetches, on_demand.hits) == (0, 40 * 3 * 2, 0)
+    assert found.prefetches == swapped.prefetches == 40 * 2 * 2, "each layer but the first is foreseen"
+    assert 0 < found.prefetches_used < found.prefetches
+    assert found.on_demand_fetches == 40 * 3 * 2 - found.prefetches_used
+    assert found.prefetches_used != swapped.prefetches_used
+    assert found.bytes_moved == (found.on_demand_fetches + found.prefetches) * PAGE
+    assert found.seconds < on_demand.seconds, "what is wrong came while nothing else could be moved"
+    with pytest.raises(InvalidConfig, match=r"expert_mlp: 'version 1: .*top-3"):
+        setup.run(policies[0], (), 2, artifacts=[artifact_of(setup.catalogue(), mlp_file([6] * 3, 3), "wrong")])
 
 
 def test_of_a_second_run_only_that_is_told() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
-from greenroom.core.units import GIB, MIB
+from greenroom.core.units import GIB, MIB, format_bytes
 from greenroom.worker.model.memory_plan import (
     LEAST_CONTEXT,
     ROWS_SHARE,
@@ -204,11 +204,13 @@ def test_a_refusal_names_the_options_that_help_and_what_they_are_about(
     assert "attention over it takes 16 GiB" in said
 
 
-def rows_of(available: int, longest: int, expert: str = "auto", kv: str = "auto") -> tuple[MemoryPlan, int]:
+def rows_of(
+    available: int, longest: int, expert: str = "auto", kv: str = "auto", holds: int = 1 << 20
+) -> tuple[MemoryPlan, int]:
     def plan_at(rows: int) -> tuple[MemoryPlan, int]:
         return plan(available, replace(NEEDS, workspace=100 * MIB + rows * 64 * 1024), expert, kv=kv), 4096
 
-    planned, _, rows = plan_rows(plan_at, 512, longest)
+    planned, _, rows = plan_rows(plan_at, 512, longest, holds=lambda _: holds)
     return planned, rows
 
 
@@ -220,7 +222,10 @@ def test_rows_are_doubled_while_that_is_worth_the_experts_memory() -> None:
     assert planned.device_slots < fewer.device_slots
     assert planned.workspace - fewer.workspace <= ROWS_SHARE * fewer.expert_bytes
     lost = fewer.device_slots - planned.device_slots
-    note = f"1024 rows a step (--tokens-per-step auto), which takes 32 MiB and {lost} experts more than 512"
+    kv = f" and {format_bytes(fewer.kv - planned.kv)} of KV" if planned.kv < fewer.kv else ""
+    note = (
+        f"1024 rows a step (--tokens-per-step auto), for which there are 32 MiB less than with 512: {lost} experts{kv}"
+    )
     assert note in planned.describe()
     assert planned.total - planned.base <= 2 * GIB
 
@@ -245,7 +250,38 @@ def test_no_request_is_shortened_for_more_rows() -> None:
     def plan_at(rows: int) -> tuple[MemoryPlan, int]:
         return plan(20 * GIB), lengths[rows]
 
-    assert plan_rows(plan_at, 512, 4096)[1:] == (4096, 1024)
+    assert plan_rows(plan_at, 512, 4096, holds=lambda _: 4096)[1:] == (4096, 1024)
+
+
+def test_no_more_rows_than_kv_holds_tokens() -> None:
+    assert rows_of(20 * GIB, 100_000)[1] == 2048
+    assert rows_of(20 * GIB, 100_000, holds=1025)[1] == 2048
+    assert rows_of(20 * GIB, 100_000, holds=1024)[1] == 1024
+    assert rows_of(20 * GIB, 100_000, holds=300)[1] == 512
+
+
+def test_rows_that_would_leave_kv_for_no_more_tokens_are_not_taken() -> None:
+    """KV shrinks as the workspace grows: 4096 tokens with 512 rows, 700 with 1024."""
+
+    def plan_at(rows: int) -> tuple[MemoryPlan, int]:
+        return replace(plan(20 * GIB), workspace=rows * MIB // 64), 4096
+
+    held = {8 * MIB: 4096, 16 * MIB: 500}
+    assert plan_rows(plan_at, 512, 4096, holds=lambda made: held[made.workspace])[2] == 512
+
+
+def test_the_plan_says_what_more_rows_take_from_kv() -> None:
+    fewer, more = replace(plan(20 * GIB), kv=80 * MIB), replace(plan(20 * GIB), kv=72 * MIB)
+    plans = {512: fewer, 1024: replace(more, workspace=fewer.workspace + 24 * MIB)}
+    said = plan_rows(lambda rows: (plans[rows], 4096), 512, 1024, holds=lambda _: 4096)[0].describe()
+    assert "for which there are 24 MiB less than with 512: 0 experts and 8 MiB of KV" in said
+
+
+def test_chunks_are_no_way_out_where_prompts_run_whole() -> None:
+    with pytest.raises(BudgetTooSmall) as refusal:
+        plan(1 * GIB, replace(NEEDS, chunked=False))
+    assert "fewer --tokens-per-step (" in str(refusal.value)
+    assert "--prefill-chunk" not in str(refusal.value)
 
 
 def test_what_does_not_fit_with_the_fewest_rows_is_refused() -> None:

@@ -42,7 +42,7 @@ class ExpertMlpFile(ArtifactFile):
     """
 
     KIND: ClassVar[str] = "expert_mlp"
-    MADE_BY: ClassVar[str] = "greenroom predictor --build expert_mlp"
+    MADE_BY: ClassVar[str] = "greenroom expert-mlp fit"
 
     form: npt.NDArray[np.uint16]
     popularity: npt.NDArray[np.float16]

@@ -1,8 +1,9 @@
 """What the engine needs of a device that has its own memory and works asynchronously: the seam for CUDA.
 
-Such a device has two queues of work (CUDA's streams). The *compute* queue is filled by the model's forward, on the
-thread that owns the model. The *copy* queue belongs to the engine and is filled by the movers' threads. Work in one
-queue runs in the order in which it was queued. Only marks order work between the two. Nothing here waits for a whole
+Such a device has three queues of work (CUDA's streams). The *compute* queue is filled by the model's forward, on the
+thread that owns the model. The *copy* queue belongs to the engine and is filled by the movers' threads. The
+*prediction* queue is for what is computed beside the model (DuoServe-MoE §5.3), by the thread that owns it. Work in one
+queue runs in the order in which it was queued. Only marks order work between the queues. Nothing here waits for a whole
 device.
 """
 
@@ -25,7 +26,7 @@ class Mark(Protocol):
 
 
 class Accelerator(Protocol):
-    """Thread-safe, except ``mark`` and ``wait_for``, which only the thread that owns the model may call."""
+    """Thread-safe, except ``mark``, ``wait_for`` and ``beside``, which only the thread that owns the model may call."""
 
     @property
     def device(self) -> torch.device: ...
@@ -48,4 +49,12 @@ class Accelerator(Protocol):
 
     def wait_for(self, mark: Mark) -> None:
         """Let all later work of the compute queue run only once ``mark`` is reached. Returns at once."""
+        ...
+
+    def beside(self, work: Callable[[], None]) -> Mark:
+        """Queue what ``work`` does to the device in the prediction queue. Returns its mark at once.
+
+        Tensors that it makes are for work of this queue alone. What it reads must have been made there, or be
+        page-locked RAM that stays as it is until the mark is reached.
+        """
         ...

@@ -1,4 +1,4 @@
-"""CUDA as an accelerator: the engine has its own stream for copies; events order it and the forward's stream."""
+"""CUDA as an accelerator: streams for copies and for predictions beside the forward's; events order them."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ class CudaAccelerator:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._copies = _cuda.Stream(device)
+        self._predictions = _cuda.Stream(device)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
@@ -81,6 +82,11 @@ class CudaAccelerator:
 
     def wait_for(self, mark: Mark) -> None:
         _cuda.current_stream(self.device).wait_event(_event(mark))
+
+    def beside(self, work: Callable[[], None]) -> Mark:
+        with _cuda.stream(self._predictions):
+            work()
+            return CudaMark(self._predictions)
 
 
 def _event(mark: Mark) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from greenroom.experts.deciding.prefetcher import Prefetcher
-from greenroom.policies.base.events import LayerRouting, Prediction, PredictionRequest, Step
+from greenroom.policies.base.events import Artifact, LayerRouting, Prediction, PredictionRequest, Step
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.picks_predictor import PicksPredictor
 
@@ -25,7 +25,9 @@ class Predictions:
         self._policy = policy
         self._prefetcher = prefetcher
         self._asks = asks
+        self._given = predictors
         self._predictors = [predictor for predictor in predictors if predictor.kind in asks]
+        self._late = [each for each in self._predictors if type(each).poll is not PicksPredictor.poll]
         self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
 
     def take_request(self, kind: str) -> PredictionRequest | None:
@@ -39,6 +41,17 @@ class Predictions:
         self._policy.on_prediction(prediction)
         self._prefetcher.pump()
 
+    def prepare(self, artifact: Artifact) -> Artifact:
+        """See PicksPredictor.prepare."""
+        for predictor in self._given:
+            artifact = predictor.prepare(artifact)
+        return artifact
+
+    def swapped(self, artifact: Artifact) -> None:
+        """To be called between steps."""
+        for predictor in self._predictors:
+            predictor.on_artifact_swapped(artifact)
+
     def step_started(self, step: Step) -> None:
         for predictor in self._predictors:
             predictor.on_step_started(step)
@@ -47,9 +60,12 @@ class Predictions:
         """To be called once the layer's own fetches are queued."""
         for predictor in self._predictors:
             predictor.on_layer_routed(routing)
-            prediction = predictor.poll()
-            if prediction is not None:
-                self.answered(prediction)
             request = self.take_request(predictor.kind)
             if request is not None and (prediction := predictor.answer(request)) is not None:
+                self.answered(prediction)
+
+    def poll(self) -> None:
+        """Pass on what predictors have answered since they were asked."""
+        for predictor in self._late:
+            if (prediction := predictor.poll()) is not None:
                 self.answered(prediction)

@@ -19,6 +19,11 @@ def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
+def in_ram(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """RAM for what ``device`` computes; page-locked unless that is the CPU."""
+    return torch.empty(shape, dtype=dtype) if device.type == "cpu" else page_locked(shape, dtype)
+
+
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """``host`` on the device, for work that is queued from now on. On the CPU it is ``host`` itself."""
     if device.type == "cpu":

@@ -11,13 +11,16 @@
 
 from __future__ import annotations
 
+import logging
 import types
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.activations import ACT2FN
 
+from greenroom.core.artifacts.residual_file import ResidualFile
 from greenroom.experts.source import ExpertSource
 from greenroom.moe.architecture.families import Family, family_of
 from greenroom.moe.architecture.moe_layers import MoeLayer
@@ -31,10 +34,13 @@ from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.moe.loading.skeleton import load_skeleton
-from greenroom.moe.routing.router_look_ahead import look_ahead_of
+from greenroom.moe.routing.residual_maps import ResidualMaps, check_fits
+from greenroom.moe.routing.router_look_ahead import LookAhead, look_ahead_of
 from greenroom.moe.routing.routers import find_router, wrap_router
 
 _DEFAULT_MODEL_LEN = 2048
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,22 @@ def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: Rou
     loaded.hooks.source = source
     loaded.hooks.on_router_logits = on_router_logits
     loaded.hooks.look_ahead = look_ahead_of(loaded.model, loaded.layers, source)
+
+
+def use_residual(loaded: LoadedMoE, path: Path) -> None:
+    """From now on a ``ResidualFile`` foresees picks in the place of routers that are run ahead. Where they can not be
+    run ahead it is logged that it does nothing.
+
+    Raises InvalidConfig where it can not be read, or is of another model.
+    """
+    file = ResidualFile.read(path)
+    embedding = loaded.model.get_input_embeddings().weight
+    hidden = loaded.model.config.get_text_config().hidden_size
+    check_fits(file, str(path), tuple(layer.experts for layer in loaded.layers), hidden)
+    if isinstance(loaded.hooks.look_ahead, LookAhead):
+        loaded.hooks.look_ahead.use(ResidualMaps(file, device=embedding.device, dtype=embedding.dtype))
+    else:
+        log.warning("%s does nothing here: the model's routers, in whose place it answers, are not run ahead", path)
 
 
 def _install(hook: LayerHook, model: Any, layer: MoeLayer) -> None:

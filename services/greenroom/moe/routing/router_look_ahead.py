@@ -2,13 +2,14 @@
 
 Pre-gated MoE (Hwang et al., ISCA 2024) trains each layer's gate to choose for the next layer. The residual stream
 changes little between layers, so a router that is run early sees nearly its later input. This gives most of the effect
-without retraining. It only predicts: the routers' real picks decide what is computed.
+without retraining. Maps that were fitted to the residual stream (``residual_maps``) foresee more, and answer in the
+routers' place where there are any. It only predicts: the routers' real picks decide what is computed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import nn
 from greenroom.experts.source import PredictsFor
 from greenroom.moe.architecture.moe_layers import MoeLayer
 from greenroom.moe.kernels.device_copies import Download
+from greenroom.moe.routing.residual_maps import ResidualMaps, chances
 from greenroom.moe.routing.routers import find_router
 from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import ROUTER, Prediction, PredictionRequest
@@ -37,11 +39,6 @@ class _Gate(NamedTuple):
     norm: Any  # a module with a weight and perhaps a bias, or None
     experts: int
     plain: bool = False  # it picks the largest of the logits, which are one linear map of the rows
-
-    @property
-    def width(self) -> int:
-        """Columns of its ``scores``."""
-        return self.experts if self.plain else self.experts + self.top_k
 
     def outputs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits ``[T, experts]`` and picks ``[T, k]``."""
@@ -69,11 +66,20 @@ class _Gate(NamedTuple):
         return _picks_first(_around_the_boundary(logits, self.top_k), picks.astype(np.int64))
 
 
+class _Part(NamedTuple):
+    """Of some layers' answer: ``scores[T, columns]`` on the rows' device, and what makes weights of them in RAM."""
+
+    scores: torch.Tensor
+    weights: Callable[[Scores], Scores]
+
+
 class LookAhead:
     """Answers requests for predictions of the kind ``router`` while a layer's experts are on their way.
 
     Values are ``[T, M]`` for the rows of the step, between 0 and 1. Experts that the router would pick are above 1/2.
-    The value depends on the logit's distance from the boundary between the picked and the other experts.
+    The value depends on the logit's distance from the boundary between the picked and the other experts. Where maps of
+    the residual stream are in ``use``, they answer in the routers' place, for the layers that they foresee: values are
+    chances then.
 
     On the CPU the answer is given at once. From a device it is copied while the layer's experts are queued, and given
     once it has arrived; no thread waits for it. A new answer replaces one that has not arrived.
@@ -82,36 +88,53 @@ class LookAhead:
     def __init__(self, gates: list[_Gate], source: PredictsFor) -> None:
         self._gates = gates
         self._source = source
+        self._maps: ResidualMaps | None = None
         self._renorms: dict[tuple[int, int], _Renorm | None] = {}
-        self._pending: tuple[PredictionRequest, Download] | None = None
+        self._pending: tuple[PredictionRequest, Download, list[_Part]] | None = None
+
+    def use(self, maps: ResidualMaps | None) -> None:
+        """From the next request on. Of the same model: see ``residual_maps.check_fits``."""
+        self._maps = maps
 
     def __call__(self, layer: int, rows: torch.Tensor) -> None:
         """The experts of ``layer`` get these ``rows[T, H]``. Answers the policy's request, if there is one."""
         request = self._source.take_request(ROUTER)
         if request is None:
             return
-        scores = [self.scores(layer, ahead, rows) for ahead in range(*request.layers)]
+        parts = self._parts(layer, *request.layers, rows)
         if rows.device.type == "cpu":
-            self._give(request, [part.numpy() for part in scores])
+            self._give(request, parts, [part.scores.numpy() for part in parts])
         else:
-            both = torch.cat(scores, dim=1) if len(scores) > 1 else scores[0]
-            self._pending = request, Download(both, self._source.mark)
+            both = torch.cat([part.scores for part in parts], dim=1) if len(parts) > 1 else parts[0].scores
+            self._pending = request, Download(both, self._source.mark), parts
 
     def answer(self) -> None:
         """Give the answer that is copied from a device, if it has arrived."""
         if self._pending is None:
             return
-        request, download = self._pending
+        request, download, parts = self._pending
         scores = download.take()
         if scores is None:
             return
         self._pending = None
-        widths = [self._gates[ahead].width for ahead in range(*request.layers)]
-        self._give(request, np.split(scores.numpy(), np.cumsum(widths)[:-1], axis=1))
+        widths = [part.scores.shape[1] for part in parts]
+        self._give(request, parts, np.split(scores.numpy(), np.cumsum(widths)[:-1], axis=1))
 
-    def _give(self, request: PredictionRequest, scores: Sequence[Scores]) -> None:
-        gates = [self._gates[ahead] for ahead in range(*request.layers)]
-        values = [gate.weights(part) for gate, part in zip(gates, scores, strict=True)]
+    def _parts(self, layer: int, start: int, stop: int, rows: torch.Tensor) -> list[_Part]:
+        """What foresees the layers ``[start, stop)``, in their order."""
+        targets = range(0) if self._maps is None else self._maps.targets(layer)
+        mapped = range(max(start, targets.start), min(stop, targets.stop))
+        parts = []
+        for ahead in range(start, stop):
+            if ahead not in mapped:
+                parts.append(_Part(self.scores(layer, ahead, rows), self._gates[ahead].weights))
+            elif ahead == mapped.start:
+                assert self._maps is not None
+                parts.append(_Part(self._maps.logits(layer, mapped.start, mapped.stop, rows), chances))
+        return parts
+
+    def _give(self, request: PredictionRequest, parts: Sequence[_Part], scores: Sequence[Scores]) -> None:
+        values = [part.weights(own) for part, own in zip(parts, scores, strict=True)]
         self._source.predicted(
             Prediction(request, "", np.concatenate(values, axis=1) if len(values) > 1 else values[0])
         )

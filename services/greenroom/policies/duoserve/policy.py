@@ -32,7 +32,8 @@ Logits = NDArray[np.float32]
 _ROWS = 4
 """Rows of a step that the blends learn from."""
 _LESSON_EVERY = 24
-"""They learn from every so-many-th layer, of each step others: they have few weights, and those change slowly."""
+"""They learn from every so-many-th layer, of each step others: they have few weights, and those change slowly. Of a
+model with fewer layers from about one a step."""
 _LEAST = 1e-4
 
 _START = {(True, True): (0.7, 0.7), (True, False): (1.0,), (False, True): (1.0,)}
@@ -60,6 +61,7 @@ class DuoServe(Reuse):
         if not 1 <= layers <= LAYERS_AHEAD:
             raise InvalidConfig("layers", layers, f"from 1 to {LAYERS_AHEAD}")
         super().__init__(catalogue, layers=layers, least=least, evict=evict)
+        self._lesson_every = min(_LESSON_EVERY, catalogue.layers)
         self._weights: PathWeights | None = None
         self._blends = {(ahead, *has): Blend(start) for ahead in range(1, layers + 1) for has, start in _START.items()}
         self._blended = {
@@ -131,9 +133,14 @@ class DuoServe(Reuse):
 
         In an encoder-decoder a prompt's rows run through one part.
         """
-        chances, part = self.reuse.chances, self._part
-        others = (1 - chances.over_all[part].astype(np.float64)) ** rows
-        self.reuse.expect(part, 1 - (1 - chances.soon[part]) * others)
+        part = self._part
+        self.reuse.expect(part, 1 - (1 - self.reuse.chances.soon[part]) * self._not_by_prompts(rows)[part])
+
+    def _not_by_prompts(self, rows: int) -> NDArray[np.float64]:
+        """``[N]``: the chance that none of ``rows`` prompt rows picks an expert."""
+        found: NDArray[np.float64] = np.ones(self.catalogue.size)
+        found[self._part] = (1 - self.reuse.chances.over_all[self._part].astype(np.float64)) ** rows
+        return found
 
     def _want_later(self, layer: int) -> None:
         """In a step with prompts only for the next layer. What that layer misses comes while this one's last experts
@@ -168,7 +175,7 @@ class DuoServe(Reuse):
             if len(self._decoding) and self._weights is not None:
                 self._path_request = PredictionRequest(PATH, (layer + 1, last), step=routing.step.number)
                 self._ask(self._path_request)
-                if len(self._decoding) == self._rows and self._path.answers_at(routing):
+                if self._path.answers_at(routing):
                     return  # what is wanted is decided once, with that answer
         self._want_later(layer)
 
@@ -202,8 +209,6 @@ class DuoServe(Reuse):
         """Tell the retention what all answers to this layer's requests together foresee, and want by it."""
         paths, routers, decoding = self._from_paths, self._from_routers, self._decoding
         mixed = len(decoding) < self._rows
-        if routers is None and mixed:
-            return  # paths say nothing of prompt rows, which need more than any decoding row
         has = (paths is not None, routers is not None)
         given: tuple[Logits, ...] = ()
         if paths is not None:
@@ -214,13 +219,16 @@ class DuoServe(Reuse):
         keys = slice(spans[start].start, spans[stop - 1].stop)
         places = self._places[self._layer]
         none = np.multiply.reduce(missed(blended(self._blended[has].take(places, axis=1), *given)), axis=0)
-        if routers is not None and mixed:
+        if mixed and routers is None:
+            none *= self._not_by_prompts(self._rows - len(decoding))[keys]
+        elif mixed:
+            assert routers is not None
             prompts = np.delete(routers, decoding, axis=0)
             none *= np.multiply.reduce(
                 missed(blended(self._blended[False, True].take(places, axis=1), prompts)), axis=0
             )
         for layer in range(start, stop) if len(decoding) else ():
-            if (layer + self._step) % _LESSON_EVERY == 0:
+            if (layer + self._step) % self._lesson_every == 0:
                 own = slice(spans[layer].start - keys.start, spans[layer].stop - keys.start)
                 self._told[layer, layer - self._layer] = has, tuple(each[:_ROWS, own] for each in given)
         self.reuse.expect(keys, 1 - none)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.activation_matrix import Rows, tokens_by_sequence
-from greenroom.policies.base.array_types import Ids, Keys
+from greenroom.policies.base.array_types import Ids, Keys, Mask
 from greenroom.policies.base.events import Artifact, LayerRouting, Step
 from greenroom.policies.base.expert_keys import Catalogue
 
@@ -121,6 +121,7 @@ class ReuseChances:
         self._averages: Array = np.zeros((0, rates + 1, size), dtype=np.float32)  # the last rate: ``over_all``
         self._recent: Array = np.zeros((0, LAST_TOKENS, size), dtype=np.float32)
         self._misses: Array = np.ones((0, size), dtype=np.float32)  # 1 - chance; 1 in free rows
+        self._unrouted: Mask = np.zeros((0, self.catalogue.layers), dtype=np.bool_)  # in layers where it is still 1
         self._step: Step | None = None
         self._step_rows: Rows = np.empty(0, dtype=np.intp)
 
@@ -139,8 +140,17 @@ class ReuseChances:
         return np.array([known[one] if one in known else self._begin(one) for one in sequences.tolist()], dtype=np.intp)
 
     def logits(self, sequences: Ids) -> Array:
-        """``[S, N]``: the logit of the chance that each sequence's next token uses each expert."""
-        return logit(1 - self._misses[self._rows_of(sequences)])
+        """``[S, N]``: the logit of the chance that each sequence's next token uses each expert.
+
+        In a layer in which a sequence was never routed, that of one like all sequences.
+        """
+        rows = self._rows_of(sequences)  # may make the arrays longer
+        chances = 1 - self._misses[rows]
+        unrouted = self._unrouted[rows]
+        for layer in np.flatnonzero(unrouted.any(axis=0)).tolist():
+            new = np.flatnonzero(unrouted[:, layer])
+            chances[new, self.catalogue.spans[layer]] = self._chances(layer, rows[new])
+        return logit(chances)
 
     def end(self, sequence: int) -> None:
         """Forget an ended sequence."""
@@ -162,6 +172,7 @@ class ReuseChances:
         if routing.step is not self._step:
             self._step, self._step_rows = routing.step, self._rows_of(routing.step.sequences)
         rows = self._step_rows
+        self._unrouted[rows, routing.layer] = False
         span = self.catalogue.spans[routing.layer]
         count = routing.step.rows
         kept = KEEP_OVER_ALL**count
@@ -246,10 +257,12 @@ class ReuseChances:
                 array: Array = getattr(self, name)
                 more = np.full((room, *array.shape[1:]), empty, dtype=np.float32)
                 setattr(self, name, np.concatenate((array, more)))
+            self._unrouted = np.concatenate((self._unrouted, np.zeros((room, self.catalogue.layers), dtype=np.bool_)))
         row = self._free.pop(0)
         self._rows[sequence] = row
         self._averages[row] = self.over_all
         self._recent[row] = 0
+        self._unrouted[row] = True
         return row
 
 

@@ -6,7 +6,7 @@ does. Only the times of links and computations are assumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from greenroom.experts.source import Arriving
 from greenroom.policies.base.events import (
     ROUTER,
     UNKNOWN_TASK,
+    Artifact,
     Prediction,
     PredictionRequest,
     SequenceEnd,
@@ -29,6 +30,7 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.picks_predictor import PicksPredictor
 from greenroom.replay.hit_rates import ReplayResult
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
 from greenroom.replay.traces.routing_trace import RoutingTrace
@@ -190,11 +192,20 @@ class SimulatedStore:
         pass
 
 
+MakesPredictors = Callable[[ExpertPolicy], Sequence[PicksPredictor]]
+"""See ``TimedReplay.predictors``. A function of a module, so that processes can be handed it."""
+
+
+def no_predictors(policy: ExpertPolicy) -> Sequence[PicksPredictor]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class TimedReplay:
     """What compared policies have in common: the model's shape, the machine, the budgets.
 
-    ``recall``: that of predictions (None: requests for predictions get no answer).
+    ``recall``: that of predictions (None: requests for predictions get no answer). ``predictors``: what the engine runs
+    beside the policy's own, made anew for each policy; they take no time.
     """
 
     trace: RoutingTrace
@@ -206,6 +217,7 @@ class TimedReplay:
     host_slots: int = 0
     queue_ahead: int = EngineConfig(1).queue_ahead
     recall: float | None = None
+    predictors: MakesPredictors = no_predictors
 
     def catalogue(self) -> Catalogue:
         """The experts that a policy for it is made for."""
@@ -220,19 +232,22 @@ class TimedReplay:
         *,
         resident: Sequence[int] = (),
         waits: list[list[float]] | None = None,
+        artifacts: Iterable[Artifact] = (),
     ) -> TimedResult:
         """Time and counts of ``steps`` under ``device_slots``. ``resident`` experts are loaded before, in this order.
 
-        ``waits``: see TimedEngine. Raises BudgetTooSmall as the engine does.
+        ``waits``, ``artifacts``: see TimedEngine. Raises BudgetTooSmall as the engine does, InvalidConfig for an
+        artifact that can not be predicted by.
         """
-        with TimedEngine(self, policy, device_slots, resident, waits=waits) as engine:
+        with TimedEngine(self, policy, device_slots, resident, waits=waits, artifacts=artifacts) as engine:
             return engine.run(steps)
 
 
 class TimedEngine:
     """An engine on simulated hardware for several runs of steps. A context manager.
 
-    ``compute`` and the disk may change between two runs. Each layer appends to ``waits``, where given, how many seconds
+    ``compute`` and the disk may change between two runs. ``artifacts``: for the policy and what predicts for it. Each
+    layer appends to ``waits``, where given, how many seconds
     it was blocked for each of its experts: 0 where one was resident, or landed while others ran.
     """
 
@@ -244,6 +259,7 @@ class TimedEngine:
         resident: Sequence[int] = (),
         *,
         waits: list[list[float]] | None = None,
+        artifacts: Iterable[Artifact] = (),
     ) -> None:
         self.compute = setup.compute
         self._waits = waits
@@ -257,7 +273,11 @@ class TimedEngine:
             transfer_timeout_s=LINK_DEADLINE_S,
         )
         store = SimulatedStore(setup.trace, setup.expert_bytes)
-        self._engine = ExpertEngine(store, policy.catalogue, policy, config, hardware=self._hardware)
+        self._engine = ExpertEngine(
+            store, policy.catalogue, policy, config, hardware=self._hardware, predictors=setup.predictors(policy)
+        )
+        for artifact in artifacts:
+            self._engine.swapped(self._engine.prepare(artifact))
         self._engine.preload(resident)
 
     def run(self, steps: Iterable[TraceStep]) -> TimedResult:
@@ -266,7 +286,7 @@ class TimedEngine:
         before, stalled_before, phases_before = _copy(counters), counters.stall_seconds, _phases(counters)
         tokens = 0
         for step in steps:
-            self._step(step)
+            self.step(step)
             tokens += len(step.picks)
         self._hardware.settle()
         counters, seconds = self._engine.refresh_counters(), self._hardware.now() - begin
@@ -281,20 +301,8 @@ class TimedEngine:
             **counted,
         )
 
-    def change_disk(self, link: LinkProfile) -> None:
-        """Read the disk at this speed from now on."""
-        self._hardware.change_disk(link)
-
-    def close(self) -> None:
-        self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _step(self, step: TraceStep) -> None:
+    def step(self, step: TraceStep) -> None:
+        """Run these rows; the clock then stands at their end."""
         engine, clock, compute = self._engine, self._hardware.clock, self.compute
         for sequence in step.started:
             info = SequenceInfo(sequence, UNKNOWN_TASK if self._tasks is None else self._tasks[sequence])
@@ -317,6 +325,33 @@ class TimedEngine:
                     self._compute(landing, rows * compute.row_s + compute.expert_s)
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
+
+    @property
+    def experts(self) -> ExpertEngine:
+        """The engine, for a batch loop that tells it of sequences itself."""
+        return self._engine
+
+    def now(self) -> float:
+        """Seconds since the start."""
+        return self._hardware.now()
+
+    def rest_until(self, now: float) -> None:
+        """Nothing is computed until then; the links go on. Does nothing for a time that has passed."""
+        self._hardware.clock.advance(max(0.0, now - self._hardware.now()))
+        self._hardware.settle()
+
+    def change_disk(self, link: LinkProfile) -> None:
+        """Read the disk at this speed from now on."""
+        self._hardware.change_disk(link)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _layers_of(self, picks: NDArray[np.int64]) -> list[int]:
         """The layers that run: in an encoder-decoder a step runs either part."""

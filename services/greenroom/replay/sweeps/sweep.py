@@ -53,7 +53,7 @@ def specs_of(texts: Iterable[str], *, ahead: bool) -> tuple[PolicySpec, ...]:
     """The policies that ``texts`` name, each once. Raises InvalidConfig.
 
     ``all`` is every policy that shows something of its own: without ``ahead`` none that fetches ahead. Never Belady's
-    oracle, nor policies that need forecasts or a profile.
+    oracle, nor policies that need forecasts, a profile or a graph.
     """
     specs = []
     for text in texts:
@@ -65,8 +65,8 @@ def specs_of(texts: Iterable[str], *, ahead: bool) -> tuple[PolicySpec, ...]:
     return tuple(dict.fromkeys(specs))
 
 
-_NOTHING_TO_SHOW = (BELADY, "popularity", "static")
-"""Left out of ``all``: the optimum stands beside it, and the others need forecasts or a profile."""
+_NOTHING_TO_SHOW = (BELADY, "coserve", "popularity", "static")
+"""Left out of ``all``: the optimum stands beside it, and the others need forecasts, a profile or a graph of models."""
 
 OPTIMUM = PolicySpec(BELADY, label=BELADY)
 """Without a link it is the bound of ``optimum``; with one it is the engine under Belady's policy."""
@@ -185,21 +185,20 @@ class Sweep:
         timed = None
         if self.timed is not None:
             policy = self._policy(self.timed.catalogue(), place, go_on)
-            timed = self.timed.run(policy, self._steps(place, go_on), slots)
+            timed = self.timed.run(policy, self._steps(place, go_on), slots, artifacts=self.artifacts)
         if self.belady and spec == OPTIMUM:
             counted = optimum(self.trace.catalogue(), self._steps(place, go_on), slots)
         elif timed is not None:
             counted = timed.cache
         else:
             policy = self._policy(self.trace.catalogue(), place, go_on)
+            for artifact in self.artifacts:
+                policy.on_artifact_swapped(artifact)
             counted = replay(policy, self._steps(place, go_on), slots, tasks=self.trace.task)
         return Cell(spec.label, slots, concurrent, self.rows, counted, timed)
 
     def _policy(self, catalogue: Catalogue, place: Place, go_on: Callable[[], object]) -> ExpertPolicy:
-        policy = place[1].create(catalogue, lambda: self._steps(place, go_on))
-        for artifact in self.artifacts:
-            policy.on_artifact_swapped(artifact)
-        return policy
+        return place[1].create(catalogue, lambda: self._steps(place, go_on))
 
     def _steps(self, place: Place, go_on: Callable[[], object]) -> Iterator[TraceStep]:
         concurrent = place[0]

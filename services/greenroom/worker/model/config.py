@@ -12,9 +12,17 @@ from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import parse_bytes
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import check_fidelity
 from greenroom.policies.batching.batch_policy import BatchLimits, BatchPolicy
-from greenroom.policies.registry import EXPERT_POLICIES, check_taken, create_batch_policy, create_policy, spelt
+from greenroom.policies.registry import (
+    check_foresees,
+    check_given,
+    check_taken,
+    create_batch_policy,
+    create_policy,
+    spelt,
+)
 from greenroom.worker.model.usable_memory import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -41,12 +49,14 @@ class WorkerConfig:
     - ``batching``: the batch policy, which says what rows form a step; its options as in ``NAME:OPTION=VALUE``.
     - ``threads``: cores to compute on (None: all that the process may use).
     - ``progress``: bars on stderr (None: on a terminal only).
+    - ``policy``: the expert policy; its options as in ``NAME:OPTION=VALUE`` or as ``policy_options``.
     - ``fidelity``: what happens to a row whose expert is not resident. ``exact``: the expert is loaded. ``sensitive``:
       it is loaded where the row's task is sensitive in the layer, else the row goes to resident experts. ``paper``:
       every row goes to resident experts.
     - ``await_target``: with these two, a layer waits for those of its experts that the policy has just decided to keep.
-    - ``profile``: a file made by `greenroom profile`. ``eamc``, ``path``, ``reuse``: artifacts of these kinds, for the
-      policies that predict by them.
+    - ``profile``: a file made by `greenroom profile`. ``eamc``, ``expert_mlp``, ``path``, ``reuse``: artifacts of
+      these kinds, for the policies that predict by them. ``residual``: a ResidualFile, for those that run routers
+      ahead.
 
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
@@ -69,8 +79,10 @@ class WorkerConfig:
     await_target: bool = True
     profile: Path | None = None
     eamc: Path | None = None
+    expert_mlp: Path | None = None
     path: Path | None = None
     reuse: Path | None = None
+    residual: Path | None = None
     max_model_len: int | None = None
     max_running: int = 32
     max_waiting: int = 256
@@ -101,9 +113,15 @@ class WorkerConfig:
             _size(name, getattr(self, name), whole)
         if isinstance(self.tokens_per_step, str) and self.tokens_per_step != "auto":
             raise InvalidConfig("tokens_per_step", self.tokens_per_step, "a number of rows, or auto")
-        _policy(self.policy, self.policy_options)
+        name, options = chosen_policy(self.policy, self.policy_options)
+        object.__setattr__(self, "policy", name)
+        object.__setattr__(self, "policy_options", options)
+        _policy(name, options)
         for kind, file in self.artifact_files.items():
-            check_taken(kind, str(file), [self.policy])
+            check_taken(kind, str(file), [(name, options)])
+        check_given(self.artifact_files.keys(), name, options)
+        if self.residual is not None:
+            check_foresees(str(self.residual), name, options)
         _ = self.limits(0)
         self.make_batch_policy()
 
@@ -145,9 +163,17 @@ class WorkerConfig:
         return create_batch_policy(name, options=options)
 
 
-def takes(policy: str, option: str) -> bool:
+def takes(policy: type[ExpertPolicy], option: str) -> bool:
     """Whether an expert policy has this option. ``profile`` and ``fidelity`` are given to the policies that do."""
-    return option in inspect.signature(EXPERT_POLICIES[policy]).parameters
+    return option in inspect.signature(policy).parameters
+
+
+def chosen_policy(policy: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """An expert policy's name and options out of ``NAME:OPTION=VALUE`` and options beside it. Raises InvalidConfig."""
+    name, spelt_out = spelt("policy", policy)
+    for option in spelt_out.keys() & options.keys():
+        raise InvalidConfig("policy", policy, f"{option} once: it is among the policy's options too")
+    return (name, {**options, **spelt_out}) if spelt_out else (name, options)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from greenroom.experts.held_outputs import most_held
 from greenroom.experts.pack.layout import PackManifest
 from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, rows_at_once
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.registry import policy_class
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.memory_plan import ALLOCATOR_SLACK, Needs
 
@@ -29,32 +32,63 @@ def needs_of(
     attention = attention_bytes(text, ragged, config, max_model_len)
     return Needs(
         dense=dense_bytes(model),
-        workspace=workspace_bytes(text, manifest, ragged, config) + attention,
+        workspace=workspace_bytes(text, manifest, ragged, config) + attention + foreseeing_bytes(config),
         experts=manifest.experts,
         slot_bytes=slot_bytes,
         least_slots=max(layer.top_k for layer in manifest.layers),
         kv_for_one=kv_for_one,
         kv_for_all=kv_for_one * config.max_running,
         attention=attention,
+        chunked=config.make_batch_policy().applies_prefill_chunk,
     )
+
+
+def foreseeing_bytes(config: WorkerConfig) -> int:
+    """What the given files that picks are foreseen by take in memory. One that can not be read counts nothing here: the
+    start fails where it is read.
+
+    Files are of half precision. Maps of the residual stream stay so, or nearly; a path's weights become bytes; the
+    linear layers of an ExpertMLP become single precision.
+    """
+    factors = {"expert_mlp": 2}
+    files = dict(config.artifact_files) | ({} if config.residual is None else {"residual": config.residual})
+    found = 0
+    for kind, file in files.items():
+        with suppress(OSError):
+            found += factors.get(kind, 1) * file.stat().st_size
+    return found
 
 
 def workspace_bytes(text: Any, manifest: PackManifest, ragged: RaggedModel, config: WorkerConfig) -> int:
     """An upper bound on what the largest step holds beside weights, KV and attention, in bytes, all as float32.
 
-    Counted are: some tensors of a row's width (residual, norms, queries, keys, values), the contributions of a row's
-    experts, the widest hidden layer, and the logits (also as float64 while sampling).
+    Counted are: some tensors of a row's width (residual, norms, queries, keys, values), the contributions of experts,
+    the widest hidden layer, and the logits (also as float64 while sampling).
     """
     rows = config.step_rows
-    top_k = max(layer.top_k for layer in manifest.layers)
     widest = max(max(spec.shape) for layer in manifest.layers for spec in layer.layout.tensors)
     widest = max(widest, getattr(text, "intermediate_size", 0) or 0)
     numbers = (
-        rows * text.hidden_size * (12 + 3 * top_k)
+        (rows * 12 + contribution_rows(manifest, config)) * text.hidden_size
         + rows * widest * 3
         + min(rows, config.max_running) * ragged.vocab_size * 6
     )
     return int(numbers) * _FLOAT32 + ALLOCATOR_SLACK
+
+
+def contribution_rows(manifest: PackManifest, config: WorkerConfig) -> int:
+    """Rows of experts' outputs that the largest step holds, with what one expert is computed by.
+
+    One expert has at most all rows, as inputs, products and scaled products. Outputs that wait for their turn are those
+    of all experts: top-k a row. Under a policy that streams they are fewer in steps with prompts (``HeldOutputs``, and
+    one expert more where it holds the only slot), and decoding rows are no more than requests run.
+    """
+    rows = config.step_rows
+    top_k = max(layer.top_k for layer in manifest.layers)
+    whole = 3 * top_k
+    if "streams" not in policy_class(config.policy, config.policy_options).hooks:
+        return rows * whole
+    return min(rows * whole, max(4 * rows + most_held(rows), min(rows, config.max_running) * whole))
 
 
 def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: int) -> int:

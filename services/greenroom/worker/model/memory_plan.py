@@ -46,7 +46,7 @@ ACCELERATOR_SLACK = 512 * MIB
 class Needs:
     """What the model needs, in bytes. ``least_slots``: the largest k of a router. ``kv_for_one``: the KV of one
     sequence at full length; ``kv_for_all``: that of as many sequences as may run. ``attention``: the part of the
-    workspace that grows with the length of a sequence.
+    workspace that grows with the length of a sequence. ``chunked``: the batch policy keeps to ``--prefill-chunk``.
     """
 
     dense: int
@@ -57,6 +57,7 @@ class Needs:
     kv_for_one: int
     kv_for_all: int
     attention: int = 0
+    chunked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class MemoryPlan:
         host = ("host tier", self.host_bytes, f"{self.host_slots} experts between disk and device")
         rows = [
             ("dense weights", self.dense, "attention, routers, embeddings: always in memory"),
-            ("workspace", self.workspace, "activations of the largest step, and allocator slack"),
+            ("workspace", self.workspace, "activations of the largest step, what foresees picks, allocator slack"),
             ("KV", self.kv, "running requests"),
             (
                 "experts",
@@ -224,28 +225,38 @@ def plan_to_fit(
 
 
 def plan_rows(
-    plan_at: Callable[[int], tuple[MemoryPlan, int]], fewest: int, longest: int
+    plan_at: Callable[[int], tuple[MemoryPlan, int]],
+    fewest: int,
+    longest: int,
+    *,
+    holds: Callable[[MemoryPlan], int],
 ) -> tuple[MemoryPlan, int, int]:
     """The plan, the length of a request, and the rows of a step: ``fewest``, doubled while that is worth its memory.
 
-    More rows let longer prompts run whole, up to ``longest``. They take workspace, which experts could have. So rows
-    are doubled while the workspace beyond that of ``fewest`` is at most ROWS_SHARE of what experts have with
-    ``fewest``, and no request has to be shorter for it. ``plan_at`` gives plan and length for so many rows, as
-    ``plan_to_fit``. Raises BudgetTooSmall where not even ``fewest`` fit.
+    More rows let longer prompts run whole, up to ``longest``, and no longer ones than the plan's KV ``holds`` tokens
+    of. They take workspace, which experts and KV could have. So rows are doubled while the workspace beyond that of
+    ``fewest`` is at most ROWS_SHARE of what experts have with ``fewest``, and no request has to be shorter for
+    attention's sake. ``plan_at`` gives plan and length for so many rows, as ``plan_to_fit``. Raises BudgetTooSmall
+    where not even ``fewest`` fit.
     """
     least, length = plan_at(fewest)
     chosen, rows = least, fewest
-    while rows < longest:
+    while rows < min(longest, holds(chosen)):
         try:
             made, made_length = plan_at(2 * rows)
         except BudgetTooSmall:
             break
-        if made.workspace - least.workspace > ROWS_SHARE * least.expert_bytes or made_length < length:
+        taken = made.workspace - least.workspace
+        if taken > ROWS_SHARE * least.expert_bytes or made_length < length or holds(made) <= rows:
             break
         chosen, rows = made, 2 * rows
-    lost = least.device_slots - chosen.device_slots
-    costs = f"{format_bytes(chosen.workspace - least.workspace)} and {lost} experts more than {fewest}"
-    note = f"{rows} rows a step (--tokens-per-step auto)" + (f", which takes {costs}" if rows > fewest else "")
+    note = f"{rows} rows a step (--tokens-per-step auto)"
+    if rows > fewest:
+        lost = [f"{least.device_slots - chosen.device_slots} experts"]
+        if chosen.kv < least.kv:
+            lost.append(f"{format_bytes(least.kv - chosen.kv)} of KV")
+        taken = chosen.workspace - least.workspace
+        note += f", for which there are {format_bytes(taken)} less than with {fewest}: {' and '.join(lost)}"
     return replace(chosen, notes=(*chosen.notes, note)), length, rows
 
 
@@ -256,7 +267,8 @@ def _ways(needs: Needs, *, expert_memory: str, host_memory: str, kv_memory: str)
     if needs.attention:
         ways.append(f"a shorter --max-model-len (attention over it takes {format_bytes(needs.attention)})")
     rest = format_bytes(max(0, needs.workspace - needs.attention))
-    ways.append(f"fewer --tokens-per-step, with a smaller --prefill-chunk (the rest of a step takes {rest})")
+    chunk = ", with a smaller --prefill-chunk" if needs.chunked else ""
+    ways.append(f"fewer --tokens-per-step{chunk} (the rest of a step takes {rest})")
     return ", ".join(ways)
 
 

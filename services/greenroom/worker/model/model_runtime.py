@@ -35,14 +35,15 @@ from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.row_limits import limits_for
 from greenroom.moe.kernels.expert_products import describe_products
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
-from greenroom.moe.loading.load_model import LoadedMoE, attach, load
+from greenroom.moe.loading.load_model import LoadedMoE, attach, load, use_residual
 from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.routing.expert_mlp import predictors_for
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import Fidelity, check_profile
-from greenroom.policies.registry import create_policy
+from greenroom.policies.registry import create_policy, policy_class, spelling
 from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.generation_engine import ArtifactVersion
 from greenroom.worker.model.config import WorkerConfig, takes
@@ -128,7 +129,9 @@ class ModelRuntime:
         self.plan: MemoryPlan
         rows = config.step_rows
         if config.wants_whole_prompts:
-            self.plan, length, rows = plan_rows(plan_at, rows, max_model_len)
+            self.plan, length, rows = plan_rows(
+                plan_at, rows, max_model_len, holds=lambda plan: ragged.layout.rows_within(plan.kv) + 1
+            )  # fmt: skip
         else:
             self.plan, length = plan_at(rows)
         self.config = config = replace(config, tokens_per_step=rows)
@@ -138,6 +141,9 @@ class ModelRuntime:
         self.experts = self._start_experts()
         try:
             attach(loaded, self.experts)
+            if config.residual is not None:
+                use_residual(loaded, config.residual)
+            self.hooks = loaded.hooks
             ragged.source = self.experts
             self.loop = self._start_loop(loaded, ragged, limit)
         except BaseException:
@@ -159,10 +165,6 @@ class ModelRuntime:
         else:
             policy = own(catalogue)
         self.artifacts: dict[str, ArtifactVersion | None] = dict.fromkeys(sorted(policy.artifacts))
-        for kind, path in self.config.artifact_files.items():
-            file = ARTIFACT_FILES[kind].read(path)
-            policy.on_artifact_swapped(artifact_of(catalogue, file, str(path)))
-            self.artifacts[kind] = ArtifactVersion.of(file)
         if self.config.policy == "belady" and "future" not in self.config.policy_options:
             log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
         slots = EngineConfig(
@@ -173,8 +175,13 @@ class ModelRuntime:
         )
         self.link = load_or_measure(self.pack, on_measure=self._say)
         hardware = RealHardware(None if self.link is None else self.link.reads, self.accelerator)
-        engine = ExpertEngine(self.pack, catalogue, policy, slots, hardware=hardware)
+        predictors = predictors_for(policy, self.accelerator)
+        engine = ExpertEngine(self.pack, catalogue, policy, slots, hardware=hardware, predictors=predictors)
         try:
+            for kind, path in self.config.artifact_files.items():
+                file = ARTIFACT_FILES[kind].read(path)
+                engine.swapped(engine.prepare(artifact_of(catalogue, file, str(path))))
+                self.artifacts[kind] = ArtifactVersion.of(file)
             remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
             order = policy.fill_order()
             wanted = first_residents(catalogue, remembered, policy.target, order)
@@ -194,7 +201,7 @@ class ModelRuntime:
     def prepare(self, file: ArtifactFile) -> Artifact:
         """The artifact of the file, made ready for ``swap``. In any thread. Raises InvalidConfig for one of another
         model."""
-        return self.experts.policy.prepare(artifact_of(self.experts.catalogue, file, f"version {file.version}"))
+        return self.experts.prepare(artifact_of(self.experts.catalogue, file, f"version {file.version}"))
 
     def swap(self, artifact: Artifact, version: ArtifactVersion) -> None:
         """Have the policy predict by the artifact from now on. On the thread that owns the experts, between steps."""
@@ -204,7 +211,8 @@ class ModelRuntime:
     def _policy_options(self) -> dict[str, Any]:
         """The options given for the policy, and the profile and the fidelity where the policy has such an option."""
         own = {"profile": self.profile, "fidelity": self.config.fidelity}
-        taken = {name: value for name, value in own.items() if takes(self.config.policy, name)}
+        policy = policy_class(self.config.policy, self.config.policy_options)
+        taken = {name: value for name, value in own.items() if takes(policy, name)}
         return {**taken, **self.config.policy_options}
 
     def _refuse_masking(self, why: str | None) -> None:
@@ -254,10 +262,12 @@ class ModelRuntime:
         reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
         link = "whole records (the pack is small: not measured)" if self.link is None else self.link.describe()
         kind = f"{self.checkpoint.config.model_type}, {self.pack.manifest.dtype} on {self._device}"
+        policy = spelling(self.config.policy, self.config.policy_options)
+        maps = "" if self.config.residual is None else f" with the maps of {self.config.residual}"
         return (
             f"model {self.served.name}: {kind}, "
             f"{len(self.pack.manifest.layers)} MoE layers, {self.served.max_model_len} tokens a request\n"
-            f"experts: policy {self.config.policy}, fidelity {self.config.fidelity}, "
+            f"experts: policy {policy}{maps}, fidelity {self.config.fidelity}, "
             f"read {reads} from {self.pack.path} ({format_bytes(self.pack.manifest.record_bytes)})\n"
             f"reads: {link}\n"
             f"products: {self._products}\n"

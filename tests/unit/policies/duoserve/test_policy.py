@@ -71,12 +71,13 @@ def test_in_a_batch_it_is_wanted_for_any_row() -> None:
     assert wanted(policy) == [EXPERTS + 2, EXPERTS + 3, 2 * EXPERTS, 2 * EXPERTS + 3]
 
 
-def test_prompt_rows_are_left_to_reuse_where_no_router_says_more() -> None:
-    mixed, plain = begun(Phase.DECODE, Phase.PREFILL, picks=(1, 3)), DuoServe(POOL)
-    step = Step("p", 1, np.arange(2), np.array([Phase.DECODE, Phase.PREFILL], dtype=np.uint8))
-    plain.on_step_started(step)
-    plain.on_layer_routed(LayerRouting.from_picks(POOL, step, 0, np.array([[1], [3]])))
-    assert mixed.reuse.expected().tolist() == plain.reuse.expected().tolist()
+def test_prompt_rows_pick_as_all_tokens_do_where_no_router_says_more_and_decoding_ones_by_their_path() -> None:
+    policy = begun(Phase.DECODE, Phase.PREFILL, picks=(1, 3))
+    chances = policy.reuse.expected()[EXPERTS:].reshape(2, EXPERTS)
+    assert wanted(policy) == [EXPERTS + 2], "of the next layer alone, as in every step with prompts"
+    assert chances[0, 2] > 0.99
+    assert chances[1, 3] > 0.99
+    assert np.abs(np.delete(chances, [2, EXPERTS + 3]) - 1 / EXPERTS).max() < 0.01
 
 
 def test_a_router_speaks_for_prompt_rows_and_with_the_path_for_decoding_ones() -> None:
@@ -107,11 +108,12 @@ def test_chances_are_those_of_the_plain_formula(phases: tuple[Phase, ...], with_
     rng, policy = np.random.default_rng(0), DuoServe(pool)
     arrays = {**path_arrays(pool, window=3), "sequence": rng.random((2, 4)).astype(np.float32)}
     policy.on_artifact_swapped(Artifact(PATH, "1", arrays))
+    policy._lesson_every = 1_000  # no lesson within these steps
     decoding = [row for row, phase in enumerate(phases) if phase is Phase.DECODE]
     for number in range(1, 5):
         step = Step("p", number, np.arange(len(phases)), np.array(phases, dtype=np.uint8))
-        chances, prompts = policy.reuse.chances, len(phases) - len(decoding)
-        by_shares = 1 - (1 - chances.soon.astype(np.float64)) * (1 - chances.over_all.astype(np.float64)) ** prompts
+        prompts = len(phases) - len(decoding)
+        not_by_shares = (1 - policy.reuse.chances.over_all.astype(np.float64)) ** prompts
         policy.on_step_started(step)
         logits = PathLogits(PathWeights.of_artifact(pool, Artifact(PATH, "1", arrays)))
         logits.begin(len(decoding))
@@ -134,16 +136,14 @@ def test_chances_are_those_of_the_plain_formula(phases: tuple[Phase, ...], with_
             router = rng.random((len(phases), keys.stop - keys.start)).astype(np.float32)
             if with_router:
                 policy.on_prediction(Prediction(requests[ROUTER], "", router))
-            elif len(decoding) < len(phases):
-                assert np.abs(policy.reuse.expected()[keys] - by_shares[keys]).max() < 1e-6
-                continue
             own = pool.layer_of[keys]
             known = policy.reuse.chances.logits(np.array(decoding))[:, keys] * arrays["sequence"][own - layer - 1, own]
             path = known.astype(np.float64) + logits.of(layer + 1, last)
             routers = np.log(np.clip(router, 1e-4, 1 - 1e-4) / (1 - np.clip(router, 1e-4, 1 - 1e-4)))
             total = 0.7 * path + 0.7 * routers[decoding] if with_router else path
             asked_of_prompts = np.delete(routers, decoding, axis=0)[: None if with_router else 0]
-            plain = 1 - np.prod(1 / (1 + np.exp(total)), axis=0) * np.prod(1 / (1 + np.exp(asked_of_prompts)), axis=0)
+            none = np.prod(1 / (1 + np.exp(total)), axis=0) * np.prod(1 / (1 + np.exp(asked_of_prompts)), axis=0)
+            plain = 1 - none * (1 if with_router else not_by_shares[keys])
             assert np.abs(policy.reuse.expected()[keys] - plain).max() < 1e-5
             wanted_now = policy.prefetch.priority if policy.prefetch is not None else np.zeros(pool.size)
             likely = policy.reuse.expected()[keys] >= np.float32(0.7)

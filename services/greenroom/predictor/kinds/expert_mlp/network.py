@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from greenroom.core.artifacts.expert_mlp_file import HIDDEN, ExpertMlpFile
-from greenroom.predictor.kinds.expert_mlp.states import StateConstructor
+from greenroom.moe.routing.expert_mlp import FoldedMlp
+from greenroom.policies.duoserve.mlp_states import StateConstructor
 
 DROPOUT = 0.1
 
@@ -58,18 +59,10 @@ class ExpertMlpPredictor:
     def __init__(self, file: ExpertMlpFile) -> None:
         self.states = StateConstructor.of_file(file)
         self._widths = file.experts_per_layer
-        self._layers = [
-            (torch.from_numpy(matrix.astype(np.float32)), torch.from_numpy(bias.astype(np.float32)))
-            for matrix, bias in file.linear_layers
-        ]
+        self._network = FoldedMlp(file)
 
     def logits(self, picks: npt.NDArray[np.integer], layer: int) -> npt.NDArray[np.float32]:
         """``[n, experts of the layer]``, of tokens with ``picks[n, L, k]``: see ``StateConstructor.states``."""
         states = torch.from_numpy(self.states.states(picks, np.full(len(picks), layer)))
-        with torch.inference_mode():
-            for place, (matrix, bias) in enumerate(self._layers):
-                states = nn.functional.linear(states, matrix, bias)
-                if place < len(self._layers) - 1:
-                    states.relu_()
-        found: npt.NDArray[np.float32] = states.numpy()[:, : self._widths[layer]]
+        found: npt.NDArray[np.float32] = self._network(states).numpy()[:, : self._widths[layer]]
         return found

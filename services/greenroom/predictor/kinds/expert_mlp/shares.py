@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.policies.duoserve.mlp_states import Array, MlpShares, many_hot
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
-Array = NDArray[np.float32]
+__all__ = ["Array", "ExpertShares", "many_hot"]
 
 _CHUNK = 8192
 """Tokens that are counted together."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpertShares:
-    """``popularity[L, E]`` (Eq. 2): how a layer's picks spread over its experts. ``affinity[L - a, E, E]`` (Eq. 3), for
-    picks ``ahead`` = a layers apart: how the picks of layer l + a spread, given that the token picked i in layer l.
+class ExpertShares(MlpShares):
+    """Counted. An affinity that was never seen is the popularity of the layer it leads to."""
 
-    Rows have the sum 1. An affinity that was never seen is the popularity of the layer it leads to. E is the largest
-    number of experts of a layer; a smaller layer has zeros behind its own.
-    """
-
-    ahead: int
-    popularity: Array
-    affinity: Array
+    __slots__ = ()
 
     @classmethod
     def of_trace(cls, trace: RoutingTrace, ahead: int = 1) -> ExpertShares:
@@ -50,10 +40,3 @@ class ExpertShares:
         counts = together.sum(axis=2, keepdims=True)
         affinity = np.where(counts > 0, together / np.maximum(counts, 1), popularity[ahead:, None])
         return cls(ahead, popularity.astype(np.float32), affinity.astype(np.float32))
-
-
-def many_hot(picks: NDArray[np.integer], experts: int) -> Array:
-    """``[..., experts]`` of ``picks[..., k]``: 1 where picked. A pick at or above ``experts`` is none."""
-    found: Array = np.zeros((*picks.shape[:-1], experts + 1), dtype=np.float32)
-    np.put_along_axis(found, np.minimum(picks.astype(np.intp), experts), 1, axis=-1)
-    return found[..., :experts]

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from greenroom.core.artifacts.expert_mlp_file import ExpertMlpFile
-from greenroom.core.errors import InvalidConfig
+from greenroom.policies.duoserve.mlp_states import StateConstructor
 from greenroom.predictor.kinds.expert_mlp.network import ExpertMlp
 from greenroom.predictor.kinds.expert_mlp.shares import ExpertShares, many_hot
-from greenroom.predictor.kinds.expert_mlp.states import StateConstructor
+from greenroom.replay.traces.held_out import sequences_to_learn_from
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
 LEAST_TOKENS: Final = 500
@@ -52,11 +52,8 @@ def train(
     to learn from.
     """
     began, options = time.monotonic(), options or TrainingOptions()
-    learnt_sequences = trace.sequences - max(1, round(trace.sequences * options.held_out))
-    learnt = trace.part(0, max(0, learnt_sequences))
-    if learnt.tokens < LEAST_TOKENS:
-        allowed = f"at least {LEAST_TOKENS:,} tokens beside the {options.held_out:.0%} of the sequences held out"
-        raise InvalidConfig("trace", f"{learnt.tokens:,} tokens", allowed)
+    learnt_sequences = sequences_to_learn_from(trace, options.held_out, least=LEAST_TOKENS)
+    learnt = trace.part(0, learnt_sequences)
     states = StateConstructor(
         ExpertShares.of_trace(learnt, options.ahead), int(trace.experts.shape[2]), options.many_hot
     )

@@ -22,6 +22,7 @@ from greenroom.policies.base.array_types import Counts
 from greenroom.policies.reuse.chances import Array
 from greenroom.predictor.kinds.adam import Adam
 from greenroom.predictor.kinds.reuse.fit import layer_samples
+from greenroom.replay.traces.held_out import sequences_to_learn_from
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
 MOST_BYTES: Final = 64 * MIB
@@ -71,11 +72,7 @@ def fit(
         raise InvalidConfig("reuse", reuse.shape, f"coefficients of the traced model, {trace.layers} layers")
     first = int(np.searchsorted(trace.seq_starts, trace.tokens - MOST_TOKENS))
     trace = trace.part(max(0, min(first, trace.sequences - 1)))
-    learnt_sequences = trace.sequences - max(1, round(trace.sequences * options.held_out))
-    learnt_rows = int(trace.seq_starts[max(learnt_sequences, 0)])
-    if learnt_rows < LEAST_TOKENS:
-        allowed = f"at least {LEAST_TOKENS:,} tokens beside the {options.held_out:.0%} of the sequences held out"
-        raise InvalidConfig("trace", f"{learnt_rows:,} tokens", allowed)
+    learnt_rows = int(trace.seq_starts[sequences_to_learn_from(trace, options.held_out, least=LEAST_TOKENS)])
     samples = _Samples(trace, learnt_rows)
     widths = tuple(trace.experts_per_layer.tolist())
     window = options.window or _window(samples, reuse, options)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.policies.duoserve.mlp_states import StateConstructor
 from greenroom.predictor.kinds.expert_mlp.shares import ExpertShares, many_hot
-from greenroom.predictor.kinds.expert_mlp.states import StateConstructor
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
 PICKS = np.array([[[0, 1], [2, 0]], [[0, 2], [2, 1]], [[1, 0], [0, 1]]], dtype=np.uint8)

@@ -86,7 +86,7 @@ def test_as_many_samples_as_asked_for_and_the_random_state_of_others_is_left_alo
 
 
 def test_too_little_to_learn_from_says_how_much_is_needed() -> None:
-    with pytest.raises(InvalidConfig, match="at least 500 tokens"):
+    with pytest.raises(InvalidConfig, match="at least 500 tokens, beside the"):
         train(onward(12))
 
 

@@ -105,7 +105,7 @@ def test_the_same_routing_and_seed_give_the_same_and_every_layer_is_told_of() ->
 
 
 def test_too_little_to_learn_from_says_how_much_is_needed() -> None:
-    with pytest.raises(InvalidConfig, match="at least 500 tokens"):
+    with pytest.raises(InvalidConfig, match="at least 500 tokens, beside the"):
         fit(onward(9, 60), knows_nothing())
 
 

@@ -1,4 +1,4 @@
-"""The network's input (DuoServe-MoE, §4.2, Eqs 4 and 5)."""
+"""The input of ExpertMLP (DuoServe-MoE, §4.2, Eqs 4 and 5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.artifacts.expert_mlp_file import ExpertMlpFile, MlpForm
-from greenroom.predictor.kinds.expert_mlp.shares import Array, ExpertShares, many_hot
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MlpShares:
+    """``popularity[L, E]`` (Eq. 2): how a layer's picks spread over its experts. ``affinity[L - a, E, E]`` (Eq. 3), for
+    picks ``ahead`` = a layers apart: how the picks of layer l + a spread, given that the token picked i in layer l.
+
+    Rows have the sum 1. E is the largest number of experts of a layer; a smaller layer has zeros behind its own.
+    """
+
+    ahead: int
+    popularity: Array
+    affinity: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,14 +35,14 @@ class StateConstructor:
     layer and expert, which is 1 where it was picked.
     """
 
-    shares: ExpertShares
+    shares: MlpShares
     top_k: int
     many_hot: bool = False
 
     @classmethod
     def of_file(cls, file: ExpertMlpFile) -> StateConstructor:
         form = file.of
-        shares = ExpertShares(form.ahead, file.popularity.astype(np.float32), file.affinity.astype(np.float32))
+        shares = MlpShares(form.ahead, file.popularity.astype(np.float32), file.affinity.astype(np.float32))
         return cls(shares, form.top_k, form.many_hot)
 
     @property
@@ -53,13 +67,21 @@ class StateConstructor:
         last = layers.astype(np.intp) - ahead
         from_last = known[np.arange(count), last]
         known[np.arange(known.shape[1]) > last[:, None]] = experts
-        rows = np.concatenate((shares.affinity, np.zeros_like(shares.affinity[:, :1])), axis=1)
+        affinity = shares.affinity[last[:, None], np.minimum(from_last, experts - 1)]
+        affinity[from_last == experts] = 0
         history = many_hot(known, experts) if self.many_hot else np.where(known < experts, known + 1, 0)
         return np.concatenate(
             (
                 history.reshape(count, -1).astype(np.float32),
                 shares.popularity[layers],
-                rows[last[:, None], from_last].reshape(count, -1),
+                affinity.reshape(count, -1),
             ),
             axis=1,
         )
+
+
+def many_hot(picks: NDArray[np.integer], experts: int) -> Array:
+    """``[..., experts]`` of ``picks[..., k]``: 1 where picked. A pick at or above ``experts`` is none."""
+    found: Array = np.zeros((*picks.shape[:-1], experts + 1), dtype=np.float32)
+    np.put_along_axis(found, np.minimum(picks.astype(np.intp), experts), 1, axis=-1)
+    return found[..., :experts]

@@ -1,0 +1,44 @@
+"""What a step's experts' outputs take, by the policy that orders them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greenroom.worker.model.config import WorkerConfig
+from greenroom.worker.model.memory_needs import contribution_rows, foreseeing_bytes
+from tests.unit.experts.fakes import manifest
+
+
+def rows_of(policy: str, top_k: int, **settings: Any) -> int:
+    config = WorkerConfig("model", policy=policy, **settings)
+    return contribution_rows(manifest(layers=2, experts=16, top_k=top_k), config)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4, 8])
+def test_a_policy_that_streams_holds_no_more_than_one_that_does_not(top_k: int) -> None:
+    for rows in (64, 512, 4096):
+        streamed = rows_of("duoserve", top_k, tokens_per_step=rows)
+        held = rows_of("reuse", top_k, tokens_per_step=rows)
+        assert held == 3 * top_k * rows
+        assert streamed <= held
+
+
+def test_of_long_prompts_it_holds_one_row_of_outputs_a_row_whatever_top_k_is() -> None:
+    assert rows_of("duoserve", 8, tokens_per_step=4096) == rows_of("duoserve", 4, tokens_per_step=4096) == 5 * 4096
+
+
+def test_decoding_rows_hold_all_their_outputs() -> None:
+    assert rows_of("duoserve", 8, tokens_per_step=512, max_running=512) == 3 * 8 * 512
+
+
+def test_files_that_picks_are_foreseen_by_count(tmp_path: Path) -> None:
+    residual, network = tmp_path / "residual.safetensors", tmp_path / "expert_mlp.safetensors"
+    residual.write_bytes(bytes(1000))
+    network.write_bytes(bytes(300))
+    assert foreseeing_bytes(WorkerConfig("model")) == 0
+    assert foreseeing_bytes(WorkerConfig("model", residual=residual)) == 1000
+    assert foreseeing_bytes(WorkerConfig("model", policy="duoserve:literal=true", expert_mlp=network)) == 600
+    assert foreseeing_bytes(WorkerConfig("model", residual=tmp_path / "missing")) == 0, "its reader says so"
