@@ -94,7 +94,7 @@ bench-emoe: $(STAMP) ## eMoE: prediction, loading, scheduling (within an hour; Q
 bench-moe-infinity: $(STAMP) ## MoE-Infinity and reuse: caching, prefetching, the engine (within an hour; QUICK=1: three minutes; TRACE=PATH)
 	$(BIN)/python -m benchmarks.moe_infinity $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
-bench-duoserve: $(STAMP) ## DuoServe-MoE and duoserve: what a token's path foresees, and what is loaded (QUICK=1: two minutes; TRACE=PATH: a recorded routing)
+bench-duoserve: $(STAMP) ## DuoServe-MoE and duoserve: what a token's path foresees, what is loaded, the engine, costs (QUICK=1: three minutes; TRACE=PATH: a recorded routing)
 	$(BIN)/python -m benchmarks.duoserve $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
 clean: ## Remove what the targets made

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.duoserve.fitted import QUICK_FIT, FitBoth, fitted_files
 from benchmarks.duoserve.kept import Kept
 from benchmarks.duoserve.worlds import World, world_of
 from benchmarks.harness.inputs.bundled_routing import drawn_prompts, record_routing
@@ -25,8 +26,6 @@ from greenroom.core.units import MIB
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Phase
 from greenroom.policies.registry import create_policy
-from greenroom.predictor.kinds.path import fit as path_fit
-from greenroom.predictor.kinds.reuse import fit as reuse_fit
 from greenroom.replay import RoutingTrace
 from greenroom.replay.simulation.simulated_hardware import LinkProfile
 from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
@@ -55,24 +54,22 @@ class Scale:
     sequences: int | None = None
     measured: float = 0.2
     rows: int = 10_000
-    path: path_fit.FitOptions = field(default_factory=path_fit.FitOptions)
-    reuse: reuse_fit.FitOptions = field(default_factory=reuse_fit.FitOptions)
+    fit: FitBoth = field(default_factory=FitBoth)
 
 
 QUICK = Scale(
     prompts=20,
     sequences=8,
     rows=600,
-    path=path_fit.FitOptions(rounds=1, steps=50, window=2),
-    reuse=reuse_fit.FitOptions(rounds=1, steps=50, followers=False),
+    fit=QUICK_FIT,
 )
 
 
 def run(scale: Scale) -> dict[str, Any]:
     """``cells``: of each model, kind, concurrency and policy the loads, and those over the bound."""
-    kept, cells = Kept.usual(), []
+    kept, cells = Kept.usual(), list[dict[str, Any]]()
     for world in _worlds(scale):
-        files = _fitted(world, scale, kept)
+        files = fitted_files(world.name, world.fitted, scale.fit, kept)
         for kind, trace in ((ALL, world.measured), (PROMPTS, prompts_of(world.measured))):
             cells += list(_cells(world.name, kind, trace, files, scale.rows))
     ratios = {(cell["model"], cell["kind"], cell["at_once"], cell["policy"]): cell["over_bound"] for cell in cells}
@@ -89,19 +86,6 @@ def _worlds(scale: Scale) -> Iterator[World]:
     if scale.trace is not None:
         trace = RoutingTrace.load(scale.trace).part(0, scale.sequences)
         yield world_of(scale.trace.stem, prompted(trace), scale.measured)
-
-
-def _fitted(world: World, scale: Scale, kept: Kept) -> tuple[ReuseFile, PathFile]:
-    with progress(2 * world.fitted.layers, f"{world.name}: fitting", "layer") as bar:
-        reuse = kept.get(
-            ReuseFile, world.digest, scale.reuse, (reuse_fit,),
-            lambda: reuse_fit.fit(world.fitted, scale.reuse, on_layer=lambda _: bar.update()),
-        )  # fmt: skip
-        path = kept.get(
-            PathFile, world.digest, (scale.reuse, scale.path), (reuse_fit, path_fit),
-            lambda: path_fit.fit(world.fitted, reuse, scale.path, on_layer=lambda _: bar.update()),
-        )  # fmt: skip
-    return reuse, path
 
 
 def _cells(

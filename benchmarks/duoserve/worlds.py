@@ -31,10 +31,15 @@ class World:
     @property
     def digest(self) -> str:
         """Of what is fitted to."""
-        found = hashlib.sha256(repr((self.fitted.experts.shape, self.fitted.experts_per_layer.tolist())).encode())
-        for array in (self.fitted.experts, self.fitted.seq_starts):
-            found.update(np.ascontiguousarray(array).tobytes())
-        return found.hexdigest()[:16]
+        return digest_of(self.fitted)
+
+
+def digest_of(trace: RoutingTrace) -> str:
+    """The same for the same routing of the same sequences."""
+    found = hashlib.sha256(repr((trace.experts.shape, trace.experts_per_layer.tolist())).encode())
+    for array in (trace.experts, trace.seq_starts):
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
 
 
 def world_of(name: str, trace: RoutingTrace, measured_share: float) -> World:

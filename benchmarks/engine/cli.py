@@ -58,7 +58,9 @@ def main(
     scale = dataclasses.replace(
         plan.QUICK if quick else plan.Scale(), **{name: value for name, value in given.items() if value is not None}
     )
-    names = policies or (("lfu", "lru") if quick else (*sorted(EXPERT_POLICIES), *scale.variants))
+    names = policies or (
+        ("lfu", "lru") if quick else (*(name for name in sorted(EXPERT_POLICIES) if name != "coserve"), *scale.variants)
+    )
     try:
         for name in names:
             parse_policy(name)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.experts.all_resident import ResidentExperts
+from greenroom.experts.copying.accelerator import Mark
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving
 from greenroom.moe.loading.checkpoint import resolve
@@ -64,6 +65,9 @@ class Watching(ResidentExperts):
     def take_request(self, kind: str) -> PredictionRequest | None:
         last = min(self.layer + 1 + AHEAD, self.layers)
         return PredictionRequest(ROUTER, (self.layer + 1, last)) if self.layer + 1 < last else None
+
+    def mark(self) -> Mark:
+        raise RuntimeError("the CPU computes in order")
 
     def predicted(self, prediction: Prediction) -> None:
         start, stop = prediction.request.layers

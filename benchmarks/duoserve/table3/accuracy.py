@@ -25,6 +25,35 @@ class Accuracy:
     recall: float
 
 
+@dataclass(frozen=True, slots=True)
+class Recalls:
+    """Of every token its recall over the layers, and which sequence it is of: ``values[n]``, ``sequences[n]``."""
+
+    values: NDArray[np.float64]
+    sequences: NDArray[np.integer]
+
+    @classmethod
+    def of(cls, shares: Sequence[NDArray[np.float64]], sequences: NDArray[np.integer]) -> Recalls:
+        """``shares``: of each layer what ``named`` found, the same tokens in every one. Tokens without a pick drop
+        out."""
+        every = np.stack(list(shares))
+        counted = ~np.isnan(every).all(axis=0)
+        return cls(np.nanmean(every[:, counted], axis=0), sequences[counted])
+
+    def less(self, other: Recalls) -> Recalls:
+        """The gain over another predictor on the same tokens."""
+        return Recalls(self.values - other.values, self.sequences)
+
+    def within(self, draws: int = 1000, seed: int = 0) -> tuple[float, float]:
+        """The mean's 95 % interval: sequences, whose tokens are alike, are drawn anew ``draws`` times."""
+        known, place = np.unique(self.sequences, return_inverse=True)
+        sums, counts = np.bincount(place, self.values), np.bincount(place)
+        drawn = np.random.default_rng(seed).integers(len(known), size=(draws, len(known)))
+        means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+        low, high = np.quantile(means, (0.025, 0.975))
+        return float(low), float(high)
+
+
 def named(scores: NDArray[np.floating], picks: NDArray[np.integer]) -> NDArray[np.float64]:
     """``[n]``: the share of each row's picks that are among the row's highest scores, as many as it picked.
 

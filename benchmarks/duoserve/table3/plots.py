@@ -8,11 +8,12 @@ from typing import Any
 
 from benchmarks.duoserve.table3.tables import MEASURES
 from benchmarks.harness.reporting.plots import grouped_bars, legend_below, panels_of, save, tidy
+from greenroom.core.artifacts.path_file import LAYERS_AHEAD
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
     models = found["models"]
-    distances = sorted({row["ahead"] for own in models for row in own["rows"]})
+    distances = range(1, LAYERS_AHEAD + 1)
     figure, panels = panels_of(len(models), len(distances), height=3.2)
     cells = [(own, ahead) for own in models for ahead in distances]
     for panel, (own, ahead) in zip(panels, cells, strict=True):

@@ -1,1 +1,1 @@
-"""Systems under measurement that run in child processes (`child.py`)."""
+"""Systems under measurement: in child processes (`child.py`), or expert engines in this one (`engine_arm.py`)."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from benchmarks.harness.arms.disk_link import DiskLink
 from benchmarks.harness.arms.routing_record import RoutingRecord
 from benchmarks.harness.arms.time_by_part import Inside
 from benchmarks.harness.children.process_memory import peak_bytes, reset_peak
@@ -17,8 +16,6 @@ from benchmarks.harness.turn import Turn, timed
 from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import MIB
-from greenroom.experts.pack.direct_io import DirectFile, page_aligned
-from greenroom.experts.pack.layout import PAGE_BYTES, align
 from greenroom.llm import LLM
 from greenroom.worker.generation_engine import ArtifactVersion
 
@@ -26,8 +23,6 @@ KV_MEMORY = "64MiB"
 """Stated, since what ``auto`` takes depends on what else runs on the machine."""
 
 READ_BYTES, READ_PASSES = 512 * MIB, 8
-LINK_READS = 16
-LINK_READERS = (1, 2, 4)
 
 
 class GreenroomArm:
@@ -61,12 +56,7 @@ class GreenroomArm:
         for kind, path in (artifacts or {}).items():
             file = ARTIFACT_FILES[kind].read(Path(path))
             self._llm.worker.swap(self._llm.worker.prepare(file), ArtifactVersion.of(file))  # nothing runs yet
-        self._random = np.random.default_rng(0)
-        self._file = DirectFile(self._llm.worker.pack.path)
-        record = align(self._llm.worker.plan.slot_bytes, PAGE_BYTES)
-        self._buffers = [page_aligned(record) for _ in range(max(LINK_READERS))]
-        for buffer in self._buffers:
-            buffer[:] = bytes(record)  # the first touch of a page is not the disk's doing
+        self._disk = DiskLink(self._llm.worker.pack.path, self._llm.worker.plan.slot_bytes)
 
     def _recorded(self, stream: dict[str, Any]) -> RoutingRecord:
         with LLM(**self._settings, policy="lru") as llm:
@@ -153,11 +143,8 @@ class GreenroomArm:
         return prompts if concurrency > 1 else 1
 
     def link(self) -> float:
-        """Bytes/s of unchecked direct reads from random places of the pack, each as long as a record.
-
-        The best of several numbers of readers. The engine reads in its own way; this is what it is measured against.
-        """
-        return max(self._read(readers) for readers in LINK_READERS)
+        """Bytes/s of the disk now (``DiskLink``)."""
+        return self._disk.bytes_per_s()
 
     def memory_read(self) -> float:
         """Bytes/s at which all cores read the memory: the best of a few passes over more than the caches hold."""
@@ -169,21 +156,8 @@ class GreenroomArm:
             speeds.append(words.nbytes / seconds[0])
         return max(speeds)
 
-    def _read(self, readers: int) -> float:
-        nbytes = len(self._buffers[0])
-        last = (self._file.size - nbytes) // PAGE_BYTES
-        places = (self._random.integers(0, last, LINK_READS, endpoint=True) * PAGE_BYTES).tolist()
-
-        def read(reader: int) -> None:
-            for place in places[reader::readers]:
-                self._file.read_into(place, self._buffers[reader])
-
-        with ThreadPoolExecutor(readers) as pool, timed() as seconds:
-            list(pool.map(read, range(readers)))
-        return nbytes * LINK_READS / seconds[0]
-
     def close(self) -> None:
-        self._file.close()
+        self._disk.close()
         self._llm.close()
 
 

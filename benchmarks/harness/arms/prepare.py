@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.arms.transformers_arms import write_offload_folder
-from benchmarks.harness.inputs.checkpoints import RandomMixtral, checkpoint_bytes, random_mixtral, widened
+from benchmarks.harness.inputs.checkpoints import checkpoint_bytes, random_mixtral, random_of_size, widened
 from greenroom.demo import bundled_model_path
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.packing import ensure_pack
@@ -21,7 +21,7 @@ class Prepare:
         elif model == "widened":
             folder = widened(expert_mib)
         else:
-            folder = random_mixtral(RandomMixtral(intermediate=_intermediate(expert_mib)))
+            folder = random_mixtral(random_of_size(expert_mib))
         checkpoint = resolve(str(folder))
         self._ready: dict[str, Any] = {
             "folder": str(folder),
@@ -37,9 +37,3 @@ class Prepare:
 
     def close(self) -> None:
         pass
-
-
-def _intermediate(expert_mib: float) -> int:
-    """The width, a multiple of 64, that gives a Mixtral's expert about this size. 21 MiB is the default's 3584."""
-    row = 3 * RandomMixtral().hidden * 2
-    return max(64, round(expert_mib * 2**20 / row / 64) * 64)

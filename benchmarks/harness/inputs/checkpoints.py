@@ -73,6 +73,12 @@ class RandomMixtral:
         }
 
 
+def random_of_size(expert_mib: float) -> RandomMixtral:
+    """With experts of about this size, their width a multiple of 64. 21 MiB is the default's 3584."""
+    row = 3 * RandomMixtral().hidden * 2
+    return RandomMixtral(intermediate=max(64, round(expert_mib * 2**20 / row / 64) * 64))
+
+
 def widened(expert_mib: float = EXPERT_MIB) -> Path:
     """The bundled model with experts of a real model's size."""
     content = xxhash.xxh3_64_hexdigest((bundled_model_path() / "model.safetensors").read_bytes())

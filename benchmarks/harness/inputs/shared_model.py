@@ -19,6 +19,8 @@ from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import attach, load
 from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.routing.residual_maps import ResidualMaps
+from greenroom.moe.routing.router_look_ahead import LookAhead
 from greenroom.text import TextProcessor
 
 KV_BYTES = 64 << 20
@@ -57,9 +59,11 @@ class SharedModel(Closing):
             (*own, *sorted(self.loaded.eos_token_ids)[:1]),
         )
 
-    def attach(self, experts: ExpertEngine) -> None:
-        """From now on the model computes with this engine's experts."""
+    def attach(self, experts: ExpertEngine, maps: ResidualMaps | None = None) -> None:
+        """From now on the model computes with this engine's experts. ``maps``: in the place of routers run ahead."""
         attach(self.loaded, experts)
+        if isinstance(self.loaded.hooks.look_ahead, LookAhead):
+            self.loaded.hooks.look_ahead.use(maps)
         self.model.source = experts
 
     def detach(self) -> None:

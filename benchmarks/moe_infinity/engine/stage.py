@@ -8,14 +8,16 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from benchmarks.harness.arms.learnt_files import Learnt
+from benchmarks.harness.arms.open_arms import Fleet
+from benchmarks.harness.arms.served_turn import ServedTurn
 from benchmarks.harness.children.child_rounds import TURN_TIMEOUT_S
 from benchmarks.harness.children.processes import ArmFailed, Children
 from benchmarks.harness.inputs.checkpoints import widened
 from benchmarks.harness.inputs.shared_model import Ask, SharedModel
+from benchmarks.harness.inputs.task_prompts import in_turn, shortened, stream_of
 from benchmarks.moe_infinity.engine.arms.compared_policies import KINDS, PAPER, SERVED, kind_of
-from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt, learn
-from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
+from benchmarks.moe_infinity.engine.arms.learnt_artifacts import learn
 from benchmarks.moe_infinity.engine.effort import Scale
 from benchmarks.moe_infinity.engine.parts import (
     at_a_third,
@@ -26,7 +28,6 @@ from benchmarks.moe_infinity.engine.parts import (
     one_record_or_tensors,
 )
 from benchmarks.moe_infinity.engine.parts.by_request_rate import Answer
-from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of
 from greenroom.core.errors import GreenroomError
 
 SHARE = 0.33

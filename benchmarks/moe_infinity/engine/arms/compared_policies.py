@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from benchmarks.harness.arms.policy_kind import Kind
 
 ON_DEMAND: Final = "lru"
 PAPER: Final = "moe-infinity"
@@ -17,15 +17,6 @@ DISK_OFFLOAD: Final = "disk_offload"
 
 AHEAD_LAYERS: Final = 12
 """How far the oracle that prefetches looks: two steps of the bundled model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """An arm before it is opened. ``options``: of its policy."""
-
-    name: str
-    policy: str
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 KINDS: Final = (

@@ -9,7 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.harness.arms.engine_arm import EngineArm
+from benchmarks.harness.arms.open_arms import Fleet
+from benchmarks.harness.arms.policy_clock import LOOK_UP, of_events
+from benchmarks.harness.arms.served_turn import ServedTurn
 from benchmarks.harness.inputs.shared_model import Ask
+from benchmarks.harness.inputs.task_prompts import in_turn
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rounds import in_turns
@@ -21,11 +26,6 @@ from benchmarks.moe_infinity.engine.arms.compared_policies import (
     ORACLES,
     PAPER,
 )
-from benchmarks.moe_infinity.engine.arms.engine_arm import EngineArm
-from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
-from benchmarks.moe_infinity.engine.arms.policy_clock import LOOK_UP, of_events
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
-from benchmarks.moe_infinity.engine.prompts import in_turn
 
 
 @dataclass

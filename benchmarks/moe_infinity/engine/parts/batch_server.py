@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.harness.arms.served_turn import ServedTurn
 from benchmarks.harness.inputs.shared_model import Ask
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 
 SETTLE_S = 0.1
 """Of an idle time that is really slept: what was still on its way to memory has landed by then."""

@@ -11,19 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.arms.learnt_files import Learnt
+from benchmarks.harness.arms.policy_kind import Kind
 from benchmarks.harness.children import cgroups
 from benchmarks.harness.children.child_rounds import Arm, Stage, run_stage
 from benchmarks.harness.children.processes import Children, ChildSpec
 from benchmarks.harness.inputs.prepared_models import WIDENED, Sizes, prepare
 from benchmarks.harness.inputs.shared_model import Ask
+from benchmarks.harness.inputs.task_prompts import stream_of
 from benchmarks.harness.machine import cache_folder
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import spread_json
 from benchmarks.harness.rows import GREENROOM, THIRD, Row, find, speed_ratio
 from benchmarks.moe_infinity.engine.arms.accelerate_server import SYSTEM
-from benchmarks.moe_infinity.engine.arms.compared_policies import DISK_OFFLOAD, LITERAL, PAPER, Kind
-from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
-from benchmarks.moe_infinity.engine.prompts import stream_of
+from benchmarks.moe_infinity.engine.arms.compared_policies import DISK_OFFLOAD, LITERAL, PAPER
 
 NAME = "bounded"
 OPEN_TIMEOUT_S = 300.0

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from benchmarks.harness.arms.open_arms import Fleet
+from benchmarks.harness.arms.served_turn import ServedTurn
 from benchmarks.harness.children.processes import ArmFailed
 from benchmarks.harness.inputs.shared_model import Ask, SharedModel
+from benchmarks.harness.inputs.task_prompts import mixed, shortened
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rounds import in_turns, rotated
 from benchmarks.moe_infinity.engine.arms.compared_policies import DISK_OFFLOAD
-from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from benchmarks.moe_infinity.engine.parts.by_request_rate import Answer
-from benchmarks.moe_infinity.engine.prompts import mixed, shortened
 
 
 def run(

@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness.arms.engine_arm import EngineArm
+from benchmarks.harness.arms.learnt_files import Learnt
+from benchmarks.harness.arms.open_arms import Fleet
+from benchmarks.harness.arms.policy_kind import Kind
+from benchmarks.harness.arms.served_turn import ServedTurn
 from benchmarks.harness.inputs.shared_model import SharedModel
+from benchmarks.harness.inputs.task_prompts import in_turn
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rounds import in_turns
-from benchmarks.moe_infinity.engine.arms.compared_policies import Kind
-from benchmarks.moe_infinity.engine.arms.engine_arm import EngineArm
-from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
-from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
-from benchmarks.moe_infinity.engine.prompts import in_turn
 
 WHOLE = Kind("resident", "lru")
 BOUNDS = (1.5, 2.0, 3.0, 5.0)

@@ -6,17 +6,17 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness.arms.open_arms import Fleet
+from benchmarks.harness.arms.served_turn import ServedTurn
 from benchmarks.harness.children.processes import ArmFailed
 from benchmarks.harness.inputs.arrivals import burst_times, recorded_arrivals
 from benchmarks.harness.inputs.shared_model import Ask
+from benchmarks.harness.inputs.task_prompts import mixed
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import Spread, percentile, spread_json
 from benchmarks.harness.rounds import in_turns, rotated
 from benchmarks.moe_infinity.engine.arms.compared_policies import DISK_OFFLOAD, ON_DEMAND
-from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from benchmarks.moe_infinity.engine.parts.batch_server import Batching, Served, serve
-from benchmarks.moe_infinity.engine.prompts import mixed
 
 Answer = Callable[[Sequence[Ask]], ServedTurn]
 

@@ -6,26 +6,49 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.duoserve.kept import Kept
 from benchmarks.duoserve.table3 import QUICK, draw, stage, table
-from benchmarks.duoserve.table3.accuracy import Accuracy, accuracy, named
+from benchmarks.duoserve.table3.accuracy import Accuracy, Recalls, accuracy, named
+from benchmarks.duoserve.table3.hidden import by_policy
 from benchmarks.duoserve.table3.misses import Foresight, absent_experts, at_precision
 from benchmarks.duoserve.worlds import World, world_of
+from benchmarks.harness.inputs.bundled_rows import RecordedRows
 from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
+from greenroom.moe.routing.router_look_ahead import LookAhead
 from greenroom.policies.base.events import Phase
 from greenroom.policies.registry import create_policy
 from greenroom.predictor.kinds.expert_mlp.shares import many_hot
+from greenroom.predictor.kinds.path import fit as path_fit
+from greenroom.predictor.kinds.reuse import fit as reuse_fit
 from greenroom.replay import RoutingTrace
 from greenroom.replay.hit_rates import replay
 
-LAYERS, EXPERTS = 4, 8
+LAYERS, EXPERTS, HIDDEN = 4, 8, 12
+
+
+class Routers:
+    """Run ahead they see the first expert that a token is about to pick, and not which follows."""
+
+    def weights(self, layer: int, ahead: int, rows: torch.Tensor) -> np.ndarray:
+        turned = np.roll(rows[:, :EXPERTS].float().numpy(), ahead - layer, axis=1)
+        return np.asarray(0.9 * turned + 0.05, dtype=np.float32)
+
+
+def with_rows(trace: RoutingTrace, seed: int = 0) -> RecordedRows:
+    """Rows that are ones at the picks of their layer, among small noise."""
+    noise = np.random.default_rng(seed).normal(0, 0.1, size=(trace.tokens, LAYERS, HIDDEN))
+    first = trace.experts[..., 0].astype(np.int64)
+    noise[np.arange(trace.tokens)[:, None], np.arange(LAYERS), first] = 1
+    return RecordedRows(trace, noise.astype(np.float16), cast(LookAhead, Routers()))
 
 
 def drifting(sequences: int, tokens: int = 30, *, seed: int = 0, noise: float = 0.2) -> RoutingTrace:
@@ -45,6 +68,43 @@ def test_a_pick_is_named_if_it_is_among_the_likeliest_as_many_as_were_picked() -
     found = named(scores, picks)
     assert found.tolist() == [1, 0.5, 0, 1]
     assert accuracy([found[:2], found[2:]]) == Accuracy(exact=0.5, half=0.75, one=0.75, recall=0.625)
+
+
+def test_the_interval_of_a_recall_is_that_of_sequences_drawn_anew() -> None:
+    alike = Recalls.of([np.array([0.0, 0, 1, 1]), np.array([0.5, 0.5, 1, 1])], np.array([3, 3, 8, 8]))
+    assert alike.values.tolist() == [0.25, 0.25, 1, 1]
+    assert alike.within() == (0.25, 1), "two sequences: either alone may be drawn"
+    many = Recalls(np.random.default_rng(0).random(4000), np.arange(4000))
+    low, high = many.within()
+    assert (low, high) == pytest.approx(
+        (0.5 - 1.96 * 12**-0.5 / 4000**0.5, 0.5 + 1.96 * 12**-0.5 / 4000**0.5), abs=0.01
+    )
+    gain = many.less(Recalls(many.values - 0.25, many.sequences))
+    assert gain.within() == pytest.approx((0.25, 0.25))
+    none = Recalls.of([np.array([np.nan, 1.0])], np.array([0, 1]))
+    assert (none.values.tolist(), none.sequences.tolist()) == ([1], [1])
+
+
+def test_the_policy_is_answered_on_the_row_that_decodes_and_names_what_it_was_told() -> None:
+    """Of an answer that knows the picks, between prompts of several rows, it makes the picks."""
+    phase = np.tile(np.array([Phase.PREFILL] * 6 + [Phase.DECODE] * 24, np.uint8), 40)
+    world = world_of("tiny", replace(drifting(40), phase=phase), 0.2)
+    reuse = reuse_fit.fit(world.fitted, QUICK.reuse)
+    path = path_fit.fit(world.fitted, reuse, QUICK.path)
+    picks = world.measured.experts
+    knowing = {
+        (layer, ahead): (0.98 * many_hot(picks[:, layer], EXPERTS) + 0.01).astype(np.float32)
+        for layer in range(1, LAYERS)
+        for ahead in range(1, min(layer, 2) + 1)
+    }
+    told = by_policy(world, reuse, path, knowing)
+    assert told.keys() == knowing.keys()
+    for (layer, _), scores in told.items():
+        assert named(scores[world.rows], picks[world.rows, layer]).mean() > 0.95
+        assert not scores[phase[-len(scores) :] == Phase.PREFILL].any(), "prompts' rows are not asked about"
+    blind = by_policy(world, reuse, path, {key: np.full_like(each, 0.5) for key, each in knowing.items()})
+    by_path = [named(scores[world.rows], picks[world.rows, layer]).mean() for (layer, _), scores in blind.items()]
+    assert 0.5 < np.mean(by_path) < 0.95, "a router that says nothing leaves the path and the sequence"
 
 
 def test_rows_without_a_pick_do_not_count() -> None:
@@ -119,8 +179,8 @@ def test_nobody_is_told_of_picks_that_are_not_routed_yet(ahead: int, tmp_path: P
     later[:, layer - ahead + 1 :] = (later[:, layer - ahead + 1 :] + 3) % EXPERTS
     other = replace(world, measured=replace(world.measured, experts=later))
     kept = Kept(tmp_path)
-    known = stage.predictors(world, QUICK, kept)[ahead]
-    for name, predictor in stage.predictors(other, QUICK, kept)[ahead].items():
+    known = stage.predictors(world, QUICK, kept)[0][ahead]
+    for name, predictor in stage.predictors(other, QUICK, kept)[0][ahead].items():
         if name not in (stage.SEQUENCE, stage.PATH_AND_SEQUENCE):  # these know the same layers of tokens before
             np.testing.assert_allclose(predictor.scores(layer), known[name].scores(layer), rtol=1e-4, err_msg=name)
 
@@ -157,7 +217,7 @@ def test_what_is_fitted_is_made_once_and_again_where_something_else_was_asked_fo
 
 
 def test_the_stage_has_a_row_for_each_predictor_and_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "record_routing", lambda _: drifting(40))
+    monkeypatch.setattr(stage, "record_bundled_rows", lambda _: with_rows(drifting(40)))
     monkeypatch.setattr(Kept, "usual", lambda: Kept(tmp_path / "kept"))
     drifting(50, seed=3).save(tmp_path / "recorded.npz")
     scale = replace(QUICK, trace=tmp_path / "recorded.npz", sequences=45)
@@ -169,6 +229,23 @@ def test_the_stage_has_a_row_for_each_predictor_and_distance(tmp_path: Path, mon
     assert [(row["predictor"], row["ahead"]) for row in recorded["rows"]] == [
         (name, ahead) for ahead in (1, 2) for name in names
     ]
+    bundled = found["models"][0]
+    seeing = [stage.ROUTER, *stage.MAPS, stage.ALL, stage.ALL_RESIDUAL]
+    assert [(row["predictor"], row["ahead"]) for row in bundled["rows"]] == [
+        *((name, ahead) for ahead in (1, 2) for name in (*names, *seeing)),
+        *((name, 3) for name in seeing[:-2]),
+    ]
+    recalls = {(row["predictor"], row["ahead"]): row["recall"] for row in bundled["rows"]}
+    for row in bundled["rows"]:
+        assert row["recall_low"] <= row["recall"] <= row["recall_high"]
+    for ahead in (1, 2):
+        assert recalls[stage.ROUTER, ahead] < 0.6, "one of two picks"
+        assert recalls[stage.RESIDUAL, ahead] > recalls[stage.ROUTER, ahead] + 0.1
+        assert recalls[stage.ALL_RESIDUAL, ahead] > recalls[stage.ROUTER, ahead] + 0.1
+    gain = 100 * (recalls[stage.ALL, 1] - recalls[stage.ROUTER, 1])
+    assert found["router_gain_points"] == bundled["gains"]["router_gain_points"] == pytest.approx(gain)
+    assert found["router_gain_points_2_low"] <= found["router_gain_points_2"] <= found["router_gain_points_2_high"]
+    assert set(bundled["cost_us"]) == {stage.ROUTER, *stage.MAPS}
     recalls = {(row["predictor"], row["ahead"]): row["recall"] for row in recorded["rows"]}
     for ahead in (1, 2):
         assert recalls["affinity", ahead] > recalls["popularity", ahead] + 0.2
@@ -180,5 +257,6 @@ def test_the_stage_has_a_row_for_each_predictor_and_distance(tmp_path: Path, mon
     assert (tmp_path / "table3.png").stat().st_size > 0
 
     without = stage.run(replace(scale, trace=None))
-    assert without["models"] == found["models"][:1], "what is kept gives the same figures"
+    (again,) = without["models"]
+    assert again | {"cost_us": 0} == bundled | {"cost_us": 0}, "what is kept gives the same figures"
     assert "trace_recall" not in without

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.harness.arms.policy_clock import LOOK_UP
+from benchmarks.harness.arms.served_turn import ServedTurn
 from benchmarks.harness.inputs.shared_model import Ask
 from benchmarks.harness.rounds import in_turns
 from benchmarks.moe_infinity.engine.arms.compared_policies import (
@@ -16,8 +18,6 @@ from benchmarks.moe_infinity.engine.arms.compared_policies import (
     REUSE,
     kind_of,
 )
-from benchmarks.moe_infinity.engine.arms.policy_clock import LOOK_UP
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from benchmarks.moe_infinity.engine.effort import QUICK, Scale
 from benchmarks.moe_infinity.engine.parts import at_a_third, by_budget, by_request_rate
 from benchmarks.moe_infinity.engine.parts.batch_server import Served

@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.harness.arms.learnt_files import Learnt
+from benchmarks.harness.arms.open_arms import Fleet
+from benchmarks.harness.arms.served_turn import ServedTurn
 from benchmarks.harness.arms.transformers_arms import write_offload_folder
 from benchmarks.harness.children.processes import ArmFailed
 from benchmarks.harness.inputs.shared_model import Ask, SharedModel
+from benchmarks.harness.inputs.task_prompts import in_turn, shortened, stream_of, to_learn_from
 from benchmarks.moe_infinity.engine import plots, stage, tables
 from benchmarks.moe_infinity.engine.arms.accelerate_server import DiskOffloadServer
 from benchmarks.moe_infinity.engine.arms.compared_policies import (
@@ -27,9 +31,6 @@ from benchmarks.moe_infinity.engine.arms.compared_policies import (
     REUSE,
     kind_of,
 )
-from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
-from benchmarks.moe_infinity.engine.arms.open_arms import Fleet
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from benchmarks.moe_infinity.engine.effort import Scale
 from benchmarks.moe_infinity.engine.parts import (
     batch_server,
@@ -38,7 +39,6 @@ from benchmarks.moe_infinity.engine.parts import (
     by_request_rate,
     one_record_or_tensors,
 )
-from benchmarks.moe_infinity.engine.prompts import in_turn, shortened, stream_of, to_learn_from
 from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import split_of

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness.arms.served_turn import ServedTurn
 from benchmarks.harness.inputs.shared_model import Ask
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from benchmarks.moe_infinity.engine.parts.batch_server import Batching, Served, serve
 
 BATCHING = Batching(most=4, wait_s=1.0)

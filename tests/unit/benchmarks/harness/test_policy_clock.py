@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.moe_infinity.engine.arms.policy_clock import LOOK_UP, PolicyClock, of_events
+from benchmarks.harness.arms.policy_clock import LOOK_UP, PolicyClock, of_events
 from greenroom.policies.base.events import SequenceEnd
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.policy import MoeInfinity

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 
+from benchmarks.harness.arms.engine_arm import EngineArm
+from benchmarks.harness.arms.learnt_files import Learnt
+from benchmarks.harness.arms.policy_kind import Kind
 from benchmarks.harness.closing import Closing
 from benchmarks.harness.inputs.shared_model import SharedModel
-from benchmarks.moe_infinity.engine.arms.compared_policies import Kind
-from benchmarks.moe_infinity.engine.arms.engine_arm import EngineArm
-from benchmarks.moe_infinity.engine.arms.learnt_artifacts import Learnt
 from greenroom.core.errors import GreenroomError
 
 

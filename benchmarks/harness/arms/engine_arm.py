@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from benchmarks.harness.arms.policy_clock import PolicyClock
+from benchmarks.harness.arms.policy_kind import Kind
 from benchmarks.harness.arms.routing_record import RoutingRecord
+from benchmarks.harness.arms.served_turn import PhaseTurn, ServedTurn
+from benchmarks.harness.closing import Closing
 from benchmarks.harness.inputs.shared_model import KV_BYTES, Ask, SharedModel, run_at_once
-from benchmarks.moe_infinity.engine.arms.compared_policies import Kind
-from benchmarks.moe_infinity.engine.arms.policy_clock import PolicyClock
-from benchmarks.moe_infinity.engine.arms.served_turn import ServedTurn
 from greenroom.core.generation import Event, FinishReason, GenerationRequest, SamplingParams, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
+from greenroom.moe.routing.expert_mlp import predictors_for
+from greenroom.moe.routing.residual_maps import ResidualMaps
 from greenroom.policies.base.events import Artifact
-from greenroom.policies.registry import create_policy
+from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.policies.replacement.belady import Future
+from greenroom.worker.model.expert_moves import EngineMoves
 from greenroom.worker.model.warm_start import first_residents
 
 MOST_AT_ONCE = 64
@@ -30,8 +33,12 @@ _COUNTED = (
 )  # fmt: skip
 
 
-class EngineArm:
-    """``share``: of all experts, in the budget. Raises GreenroomError if it can not be opened."""
+class EngineArm(Closing):
+    """``share``: of all experts, in the budget. ``batching`` and ``batch``: which rows form a step, and its limits.
+    ``maps``: of the residual stream, in the place of routers that are run ahead.
+
+    Raises GreenroomError if it can not be opened. A context manager.
+    """
 
     def __init__(
         self,
@@ -40,23 +47,28 @@ class EngineArm:
         share: float,
         artifacts: Iterable[Artifact] = (),
         future: Future | None = None,
+        *,
+        batching: BatchPolicy | None = None,
+        batch: BatchConfig | None = None,
+        maps: ResidualMaps | None = None,
     ) -> None:
         self.kind = kind
         self.share = share
         self._shared = shared
+        self._maps = maps
         catalogue = shared.catalogue
         self.slots = min(catalogue.size, max(int(share * catalogue.size), int(catalogue.top_k.max())))
-        options: dict[str, Any] = dict(kind.options) | ({} if future is None else {"future": future})
-        self.policy = create_policy(kind.policy, catalogue=catalogue, options=options)
-        for artifact in artifacts:
-            self.policy.on_artifact_swapped(artifact)
+        self.policy = kind.create(catalogue, **({} if future is None else {"future": future}))
         self.experts = ExpertEngine(
-            shared.pack, catalogue, self.policy, EngineConfig(self.slots), hardware=shared.hardware
+            shared.pack, catalogue, self.policy, EngineConfig(self.slots), hardware=shared.hardware,
+            predictors=predictors_for(self.policy),
         )  # fmt: skip
         try:
-            batch = BatchConfig(KV_BYTES, max_running=MOST_AT_ONCE, prefill_chunk=256)
+            for artifact in artifacts:
+                self.experts.swapped(self.experts.prepare(artifact))
             self._batch = BatchEngine(
-                shared.model, batch, eos_token_ids=shared.loaded.eos_token_ids, observer=self.experts
+                shared.model, batch or BatchConfig(KV_BYTES, max_running=MOST_AT_ONCE, prefill_chunk=256), batching,
+                eos_token_ids=shared.loaded.eos_token_ids, observer=self.experts, moves=EngineMoves(self.experts, None),
             )  # fmt: skip
             self.experts.preload(first_residents(catalogue, [], self.policy.target, self.policy.fill_order()))
         except BaseException:
@@ -69,8 +81,8 @@ class EngineArm:
 
         ``look_inside``: time the policy's calls.
         """
-        self._shared.attach(self.experts)
-        before = self._counts()
+        self._shared.attach(self.experts, self._maps)
+        before, phases = self._counts(), self._phases()
         clock = PolicyClock(self.policy) if look_inside else None
         ids: list[list[int]] = [[] for _ in asks]
         taken = [0.0] * len(asks)
@@ -97,6 +109,7 @@ class EngineArm:
             steps=int(spent["steps"]),
             request_seconds=taken,
             policy_seconds={} if clock is None else clock.seconds,
+            phases={name: _since(after, phases[name]) for name, after in self._phases().items()},
         )
 
     def recorded(self, asks: Sequence[Ask], at_once: int) -> tuple[ServedTurn, RoutingRecord]:
@@ -131,5 +144,22 @@ class EngineArm:
             "bytes": sum(counters.bytes_by_link.values()),
         }
 
+    def _phases(self) -> dict[str, PhaseTurn]:
+        return {
+            name: PhaseTurn(
+                part.steps, part.seconds, part.stall_seconds, sum(moved.total for moved in part.bytes_by_link.values())
+            )
+            for name, part in self.experts.refresh_counters().phases.items()
+        }
+
     def close(self) -> None:
         self.experts.close()
+
+
+def _since(after: PhaseTurn, before: PhaseTurn) -> PhaseTurn:
+    return PhaseTurn(
+        after.steps - before.steps,
+        after.seconds - before.seconds,
+        after.stall_seconds - before.stall_seconds,
+        after.bytes_moved - before.bytes_moved,
+    )
