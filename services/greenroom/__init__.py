@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """``LLM`` needs torch, which services that only route requests do not have; so it is imported when asked for."""
     if name in ("LLM", "Completion"):
+        from greenroom.moe.openmp_waits import wait_briefly
+
+        wait_briefly()  # before torch is imported, if nobody has yet
         from greenroom import llm
 
         return getattr(llm, name)

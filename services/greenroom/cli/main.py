@@ -30,6 +30,7 @@ from greenroom.cli.tasktype import tasktype
 from greenroom.cli.trace import trace
 from greenroom.cli.worker import worker
 from greenroom.core.command_group import CommandGroup
+from greenroom.moe.openmp_waits import wait_briefly
 from greenroom.moe.torch_compiler import compiler_on_demand
 
 
@@ -78,6 +79,7 @@ def main(log_level: str) -> None:
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )
     compiler_on_demand()
+    wait_briefly()
 
 
 for _command in (serve, gateway, tasktype, scheduler, predictor, worker, keys):

@@ -157,6 +157,8 @@ class RunningLayer(AbstractContextManager[Arriving]):
             if run:
                 self._have_run(run)
             context.on_demand.deliver()
+            if self._passing is not None and not short_of_slots:
+                context.prefetcher.pump(freed=True)  # the layer's last ones are on their way: the next layer's follow
 
     def _begin(self, todo: list[int]) -> bool:
         """Begin to fetch what is missing. True: some must wait.

@@ -10,32 +10,46 @@ Logits = NDArray[np.float32]
 
 _KEEP = 0.999
 """What is kept of the evidence at each lesson."""
-_PRIOR = 200.0
+_PRIOR = 2.0
+"""How much doubt, Σ p (1 − p) over pairs of a row and an expert of chance p, overrules the weights from before any
+lesson. Usual pairs leave a tenth each."""
+_PRIOR_BIAS = 4.0
+"""The same for an expert's bias, of its own pairs."""
 
 
 class Blend:
-    """An online logistic regression: chance = σ(Σ wᵢ xᵢ + b) over the logits xᵢ of several predictors.
+    """An online logistic regression: chance of expert j = σ(Σ wᵢ xᵢⱼ + bⱼ) over the logits xᵢ of several predictors.
 
-    Each lesson is one Newton step on all evidence so far, of which older lessons count less. ``start``: the weights
-    before any lesson, in which ``_PRIOR`` pairs of a row and an expert are believed.
+    Each lesson is one Newton step on all evidence so far, of which older lessons count less; the biases take theirs
+    each by itself. ``start``: the weights before any lesson. They are overruled after as many lessons whatever the size
+    of the logits: a predictor whose logits are small by nature gets its large weight as soon as another a small one.
     """
 
-    def __init__(self, start: tuple[float, ...]) -> None:
-        self.weights: Array = np.array([*start, 0.0])
-        """Of each predictor, and the bias."""
-        self._evidence: Array = np.eye(len(self.weights)) * _PRIOR
+    def __init__(self, start: tuple[float, ...], experts: int) -> None:
+        self.weights: Array = np.array(start)
+        """Of each predictor."""
+        self.bias: Array = np.zeros(experts)
+        self._evidence: Array = np.zeros((len(start), len(start)))
+        self._bias_evidence: Array = np.zeros(experts)
+        self._squares: Array = np.zeros(len(start))  # the mean of each predictor's squared logits, of recent lessons
+        self._lessons = 0
 
     def learn(self, picked: NDArray[np.bool_], *logits: Logits) -> None:
-        """``picked``, in the shape of the logits: what really happened."""
-        chance = 1 - missed(blended(self.weights.astype(np.float32), *logits)).ravel()
-        inputs = np.ones((len(self.weights), chance.size), dtype=np.float32)
-        for own, each in zip(inputs, logits, strict=False):
-            own.reshape(each.shape)[...] = each
+        """``picked[T, experts]``, in the shape of the logits: what really happened."""
+        inputs = np.stack(logits, dtype=np.float64)  # [predictors, T, experts]
+        chance = 1 - missed(np.asarray(np.tensordot(self.weights, inputs, 1) + self.bias, dtype=np.float32))
+        wrong, doubt = picked - chance, chance * (1 - chance)
+        self._lessons += 1
+        share = max(1 - _KEEP, 1 / self._lessons)
+        self._squares += share * (np.square(inputs).mean(axis=(1, 2)) - self._squares)
         self._evidence *= _KEEP
+        self._evidence += np.einsum("ite,jte,te->ij", inputs, inputs, doubt)
+        self._bias_evidence *= _KEEP
+        self._bias_evidence += doubt.sum(axis=0)
         # The prior stays: where logits are all alike, or leave no doubt, lessons are no evidence of their own.
-        self._evidence.flat[:: len(self.weights) + 1] += (1 - _KEEP) * _PRIOR
-        self._evidence += (inputs * (chance * (1 - chance))) @ inputs.T
-        self.weights = self.weights + np.linalg.solve(self._evidence, inputs @ (picked.ravel() - chance))
+        prior = np.diag(_PRIOR * np.maximum(self._squares, 1e-12))
+        self.weights = self.weights + np.linalg.solve(self._evidence + prior, np.einsum("ite,te->i", inputs, wrong))
+        self.bias = self.bias + wrong.sum(axis=0) / (self._bias_evidence + _PRIOR_BIAS)
 
 
 def blended(weights: Logits, *logits: Logits) -> Logits:

@@ -20,6 +20,7 @@ from greenroom.policies.base.events import (
     Step,
 )
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.duoserve.blend import Blend, blended, missed
 from greenroom.policies.duoserve.path_predictor import PathPredictor
 from greenroom.policies.duoserve.path_weights import PATH, PathWeights
@@ -32,8 +33,8 @@ Logits = NDArray[np.float32]
 _ROWS = 4
 """Rows of a step that the blends learn from."""
 _LESSON_EVERY = 24
-"""They learn from every so-many-th layer, of each step others: they have few weights, and those change slowly. Of a
-model with fewer layers from about one a step."""
+"""They learn from every so-many-th layer, of each step others: their weights change slowly. Of a model with fewer layers
+from about one a step."""
 _LEAST = 1e-4
 
 _START = {(True, True): (0.7, 0.7), (True, False): (1.0,), (False, True): (1.0,)}
@@ -56,24 +57,24 @@ class DuoServe(Reuse):
     artifacts = frozenset({REUSE, PATH})
     only_ahead = True
 
-    def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.7, evict: bool = True) -> None:
+    def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.5, evict: bool = True) -> None:
         """Raises InvalidConfig for values out of range."""
         if not 1 <= layers <= LAYERS_AHEAD:
             raise InvalidConfig("layers", layers, f"from 1 to {LAYERS_AHEAD}")
         super().__init__(catalogue, layers=layers, least=least, evict=evict)
         self._lesson_every = min(_LESSON_EVERY, catalogue.layers)
         self._weights: PathWeights | None = None
-        self._blends = {(ahead, *has): Blend(start) for ahead in range(1, layers + 1) for has, start in _START.items()}
+        self._blends: dict[tuple[int, int, tuple[bool, bool]], Blend] = {}
+        """By layer, how many layers ahead it was foreseen, and which had answered."""
+        ends = [min(layer + 1 + layers, catalogue.layers) for layer in range(catalogue.layers)]
+        asked = [int(catalogue.first[end] - catalogue.first[layer + 1]) for layer, end in enumerate(ends)]
+        self._block: list[int] = [0, *np.cumsum(asked).tolist()]
+        """By the layer that asks, where the columns of the experts that it asks about begin."""
         self._blended = {
-            has: np.tile(np.array([*start, 0], dtype=np.float32)[:, None], layers) for has, start in _START.items()
+            has: np.tile(np.array([*start, 0], dtype=np.float32)[:, None], self._block[-1])
+            for has, start in _START.items()
         }
-        """The blends' weights, ``[predictors + 1, layers ahead]``."""
-        ends = (min(layer + 1 + layers, catalogue.layers) for layer in range(catalogue.layers))
-        self._places = [
-            np.repeat(np.arange(end - layer - 1), catalogue.experts_per_layer[layer + 1 : end])
-            for layer, end in enumerate(ends)
-        ]
-        """By the layer that asks: of each expert that is asked about, the place of its layer."""
+        """The blends' weights and biases, ``[predictors + 1, columns]``."""
         self._path = PathPredictor()
         self.predictors = (self._path,)
         self._path_request: PredictionRequest | None = None
@@ -157,6 +158,10 @@ class DuoServe(Reuse):
         if self._wants_any or priority.any():
             self._want(priority)
 
+    def _waits_for(self, running: Worth, victim: float) -> bool:
+        """In a step with prompts for none: the layer's experts that have run are as good victims as its last ones."""
+        return not self._has_prompts and super()._waits_for(running, victim)
+
     def streams(self, routing: LayerRouting, missing: Keys) -> bool:
         """Always (§5.2): it evicts by the chance of a next use, whichever layer is running."""
         return True
@@ -217,22 +222,26 @@ class DuoServe(Reuse):
             given = (*given, routers[decoding] if mixed else routers)
         spans = self.catalogue.spans
         keys = slice(spans[start].start, spans[stop - 1].stop)
-        places = self._places[self._layer]
-        none = np.multiply.reduce(missed(blended(self._blended[has].take(places, axis=1), *given)), axis=0)
+        columns = self._columns(self._layer, start, stop)
+        none = np.multiply.reduce(missed(blended(self._blended[has][:, columns], *given)), axis=0)
         if mixed and routers is None:
             none *= self._not_by_prompts(self._rows - len(decoding))[keys]
         elif mixed:
             assert routers is not None
             prompts = np.delete(routers, decoding, axis=0)
-            none *= np.multiply.reduce(
-                missed(blended(self._blended[False, True].take(places, axis=1), prompts)), axis=0
-            )
+            none *= np.multiply.reduce(missed(blended(self._blended[False, True][:, columns], prompts)), axis=0)
         for layer in range(start, stop) if len(decoding) else ():
             if (layer + self._step) % self._lesson_every == 0:
                 own = slice(spans[layer].start - keys.start, spans[layer].stop - keys.start)
                 self._told[layer, layer - self._layer] = has, tuple(each[:_ROWS, own] for each in given)
         self.reuse.expect(keys, 1 - none)
         self._want_later(self._layer)
+
+    def _columns(self, asked_at: int, start: int, stop: int) -> slice:
+        """Of the blended weights, those of the experts of layers ``[start, stop)``, foreseen at layer ``asked_at``."""
+        first = self.catalogue.first
+        begin = int(self._block[asked_at] - first[asked_at + 1])
+        return slice(begin + int(first[start]), begin + int(first[stop]))
 
     def _learn(self, routing: LayerRouting) -> None:
         for ahead in range(1, self._layers + 1):
@@ -245,9 +254,14 @@ class DuoServe(Reuse):
             picked = np.zeros((len(picks), experts), dtype=np.bool_)
             rows, places = np.nonzero(picks < experts)
             picked[rows, picks[rows, places]] = True
-            blend = self._blends[ahead, *has]
+            key = routing.layer, ahead, has
+            blend = self._blends.get(key)
+            if blend is None:
+                blend = self._blends[key] = Blend(_START[has], experts)
             blend.learn(picked, *logits)
-            self._blended[has][:, ahead - 1] = blend.weights
+            columns = self._columns(routing.layer - ahead, routing.layer, routing.layer + 1)
+            self._blended[has][:-1, columns] = blend.weights[:, None]
+            self._blended[has][-1, columns] = blend.bias
 
 
 def _logit(weights: NDArray[np.float32]) -> Logits:

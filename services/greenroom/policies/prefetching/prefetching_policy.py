@@ -61,7 +61,7 @@ class PrefetchingPolicy(ExpertPolicy):
             running = request.resident & ~request.evictable
             if (
                 dearest == np.inf
-                or (kept[running] < dearest).any()
+                or self._waits_for(kept[running], dearest)
                 or not self._worthier(request.incoming, worth, dearest)
             ):
                 return NO_KEYS
@@ -70,6 +70,11 @@ class PrefetchingPolicy(ExpertPolicy):
     def _kept(self, worth: Worth) -> Worth:
         """``worth[N]``, raised for the experts that leave last."""
         return np.where(self._wanted, np.inf, worth)
+
+    def _waits_for(self, running: Worth, victim: float) -> bool:
+        """Whether a prefetch is to wait until experts that the ``running`` layer holds, of this worth, can leave in
+        place of a victim of that worth."""
+        return bool((running < victim).any())
 
     def _worthier(self, incoming: Keys, worth: Worth, victim: float) -> bool:
         """Whether ``incoming`` may displace a victim of this worth. Most rules can not tell, and allow it."""

@@ -16,15 +16,39 @@ def told(rng: np.random.Generator, *gains: float) -> tuple[np.ndarray, list[np.n
 
 
 def test_it_learns_how_far_each_predictor_is_to_be_believed() -> None:
-    rng, blend = np.random.default_rng(0), Blend((1.0, 1.0))
+    rng, blend = np.random.default_rng(0), Blend((1.0, 1.0), 16)
     for _ in range(2000):
         picked, logits = told(rng, 0.5, 0.0)
         blend.learn(picked, *logits)
-    assert np.abs(blend.weights - [0.5, 0.0, 0.0]).max() < 0.05
+    assert np.abs(blend.weights - [0.5, 0.0]).max() < 0.05
+    assert np.abs(blend.bias).max() < 0.2
+
+
+def test_small_logits_get_their_large_weight_as_soon() -> None:
+    def lessons_until(size: float) -> int:
+        rng, blend, lessons = np.random.default_rng(0), Blend((1.0,), 16), 0
+        while abs(blend.weights[0] * size - 2) > 0.4 and lessons < 1000:
+            picked, (logits,) = told(rng, 2.0)
+            blend.learn(picked, (logits * size).astype(np.float32))
+            lessons += 1
+        return lessons
+
+    assert max(lessons_until(1.0), lessons_until(0.1)) < 100
+
+
+def test_an_expert_that_is_picked_more_often_than_foretold_gets_a_bias() -> None:
+    rng, blend = np.random.default_rng(0), Blend((1.0,), 16)
+    bias = np.linspace(-2, 2, 16)
+    for _ in range(3000):
+        logits = rng.normal(scale=2, size=(4, 16))
+        picked = rng.random((4, 16)) < 1 / (1 + np.exp(-(logits + bias)))
+        blend.learn(picked, logits.astype(np.float32))
+    assert np.abs(blend.bias - bias).max() < 0.4
+    assert blend.weights[0] == pytest.approx(1, abs=0.1)
 
 
 def test_it_forgets_how_it_was_before() -> None:
-    rng, blend = np.random.default_rng(0), Blend((1.0,))
+    rng, blend = np.random.default_rng(0), Blend((1.0,), 16)
     for gain, lessons in ((1.0, 1000), (0.2, 15_000)):
         for _ in range(lessons):
             picked, logits = told(rng, gain)
@@ -33,15 +57,17 @@ def test_it_forgets_how_it_was_before() -> None:
 
 
 def test_before_any_lesson_it_believes_what_it_was_given() -> None:
-    logits = np.array([[-2.0, 0.0, 2.0]], dtype=np.float32)
-    assert np.array_equal(blended(Blend((1.0,)).weights.astype(np.float32), logits), logits)
+    logits, blend = np.array([[-2.0, 0.0, 2.0]], dtype=np.float32), Blend((1.0,), 3)
+    assert np.array_equal(blended(np.array([*blend.weights, 0], dtype=np.float32), logits), logits)
+    assert not blend.bias.any()
 
 
 def test_no_logit_is_too_large() -> None:
-    rng, blend = np.random.default_rng(0), Blend((1.0,))
+    rng, blend = np.random.default_rng(0), Blend((1.0,), 8)
     for sign in (1, -1):
         blend.learn(rng.random((1, 8)) < 0.5, np.full((1, 8), sign * 1e9, dtype=np.float32))
     assert np.isfinite(blend.weights).all()
+    assert np.isfinite(blend.bias).all()
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=40))
@@ -61,7 +87,7 @@ def test_a_blend_is_the_weighted_sum_of_its_logits_and_a_bias(count: int, rows: 
 
 
 def test_one_surprise_after_long_certainty_does_not_throw_it_away() -> None:
-    rng, blend = np.random.default_rng(0), Blend((1.0,))
+    rng, blend = np.random.default_rng(0), Blend((1.0,), 32)
 
     def lesson(turned: int = 0) -> None:
         picked = np.zeros((1, 32), dtype=np.bool_)
@@ -78,8 +104,8 @@ def test_one_surprise_after_long_certainty_does_not_throw_it_away() -> None:
 
 
 def test_logits_that_are_all_alike_teach_a_bias_and_nothing_breaks() -> None:
-    blend, picked = Blend((1.0,)), np.arange(8)[None] < 2
+    blend, picked = Blend((1.0,), 8), np.arange(8)[None] < 2
     for _ in range(40_000):
-        blend.learn(picked, np.full((1, 8), -1, dtype=np.float32))
+        blend.learn(np.roll(picked, _, axis=1), np.full((1, 8), -1, dtype=np.float32))
     assert np.isfinite(blend.weights).all()
-    assert float(1 / (1 + np.exp(blend.weights[0] - blend.weights[1]))) == pytest.approx(0.25, abs=0.05)
+    assert 1 / (1 + np.exp(blend.weights[0] - blend.bias)) == pytest.approx(np.full(8, 0.25), abs=0.05)
