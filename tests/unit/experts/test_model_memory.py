@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.copying.model_link import ModelLink
 from greenroom.experts.copying.scattered_reads import ScatteredReads
 from greenroom.experts.model_memory import Landed, ModelMemory, catalogue_of_models
-from greenroom.experts.pack.direct_io import ReadSettings
+from greenroom.experts.pack.direct_io import DirectFile, ReadSettings, page_aligned
 from greenroom.experts.pack.layout import DTYPES, PAGE_BYTES, PackLayer, PackManifest, RecordLayout, cut
 from greenroom.experts.pack.pack_file import PackFile, PackWriter
 from greenroom.policies.base.events import SequenceEnd
@@ -235,6 +236,20 @@ def test_misuse_is_refused(link: ModelLink) -> None:
     with pytest.raises(LedgerError):
         memory.forget(request, SequenceEnd.CANCELLED)
     memory.audit()
+
+
+def test_a_read_goes_into_more_pieces_than_one_call_takes(tmp_path: Path) -> None:
+    path, pages = tmp_path / "file", 2500
+    path.write_bytes(bytes(at // PAGE_BYTES % 251 for at in range(pages * PAGE_BYTES)))
+    file, memory = DirectFile(path), page_aligned(pages * PAGE_BYTES)
+    order = list(range(1, pages))
+    Random(0).shuffle(order)
+    pieces = [memory[at * PAGE_BYTES : (at + 1) * PAGE_BYTES] for at in order]
+    file.read_into(PAGE_BYTES, *pieces, memory[:0])
+    assert [piece[0] for piece in pieces] == [number % 251 for number in range(1, pages)]
+    with pytest.raises(EOFError):
+        file.read_into(PAGE_BYTES, *pieces, memory[:PAGE_BYTES])
+    file.close()
 
 
 def test_a_pack_of_layers_is_refused() -> None:
