@@ -19,7 +19,7 @@ from benchmarks.harness.inputs.prepared_models import MODELS
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.reporting.results import write_result
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.registry import EXPERT_POLICIES
+from greenroom.policies.registry import EXPERT_POLICIES, GRAPH_POLICIES
 
 EXAMPLES = """
 \b
@@ -59,7 +59,9 @@ def main(
         plan.QUICK if quick else plan.Scale(), **{name: value for name, value in given.items() if value is not None}
     )
     names = policies or (
-        ("lfu", "lru") if quick else (*(name for name in sorted(EXPERT_POLICIES) if name != "coserve"), *scale.variants)
+        ("lfu", "lru")
+        if quick
+        else (*(name for name in sorted(EXPERT_POLICIES) if name not in GRAPH_POLICIES), *scale.variants)
     )
     try:
         for name in names:

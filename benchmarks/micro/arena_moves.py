@@ -23,8 +23,8 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 from benchmarks.harness.reporting.progress import each
 from greenroom.core.units import KIB, MIB
-from greenroom.experts.bookkeeping.byte_arena import ByteArena, cut
-from greenroom.experts.pack.layout import PAGE_BYTES, align
+from greenroom.experts.bookkeeping.byte_arena import ByteArena
+from greenroom.experts.pack.layout import PAGE_BYTES, align, cut
 
 LEASTS = (None, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 """Of a piece; None: a record is one piece."""

@@ -29,6 +29,7 @@ from greenroom.policies.placement.fcfs import FcfsPlacement
 from greenroom.policies.placement.placement_policy import PlacementPolicy
 from greenroom.policies.prefetching.look_ahead import LookAhead
 from greenroom.policies.prefetching.next_layer import NextLayer, TopK, TracedTopK
+from greenroom.policies.pull.policy import Pull
 from greenroom.policies.replacement.belady import Belady
 from greenroom.policies.replacement.decayed_frequency import Decayed
 from greenroom.policies.replacement.fifo import Fifo
@@ -55,6 +56,7 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "next-layer": NextLayer,
     "next-use": NextUse,
     "popularity": Popularity,
+    "pull": Pull,
     "reuse": Reuse,
     "static": Static,
     "top-k": TopK,
@@ -66,6 +68,8 @@ SPELLINGS: dict[str, type[ExpertPolicy]] = EXPERT_POLICIES | {
     f"{name}:{switch}=true": variant for name, (switch, variant) in VARIANTS.items()
 }
 """All classes, as users write them."""
+GRAPH_POLICIES = frozenset({"coserve", "pull"})
+"""Made for graphs of whole models: a model of MoE layers shows nothing of their own."""
 BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching, "phases": PhasesBatching}
 PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {
     "edf": EdfPlacement,

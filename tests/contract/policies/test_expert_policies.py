@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Keys, Mask
+from greenroom.policies.base.dependencies import Dependencies
 from greenroom.policies.base.events import (
     Artifact,
     LayerRouting,
@@ -34,7 +35,6 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
-from greenroom.policies.coserve.management import Dependencies
 from greenroom.policies.duoserve.path_weights import PATH
 from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
@@ -344,6 +344,7 @@ DEPENDENCIES = Dependencies(
 )  # fmt: skip
 WITH_OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
     "coserve, literal": ("coserve", {"literal": True}),
+    "pull, counting": ("pull", {}),
     "decayed, host": ("decayed", {"host": True}),
     "next-use, host": ("next-use", {"host": True}),
     "duoserve, literal": ("duoserve", {"literal": True}),
@@ -358,7 +359,7 @@ often = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 
 def policy_of(name: str, shape: str) -> ExpertPolicy:
     policy, options = WITH_OPTIONS.get(name, (name, {}))
-    if policy == "coserve" and shape == "whole models":
+    if policy in ("coserve", "pull") and shape == "whole models" and name != "pull, counting":
         options = {**options, "dependencies": DEPENDENCIES}
     return create_policy(policy, catalogue=CATALOGUES[shape], options=options)
 

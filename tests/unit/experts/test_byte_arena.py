@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.experts.bookkeeping.byte_arena import ByteArena, Move, cut
+from greenroom.experts.bookkeeping.byte_arena import ByteArena, Move
 from greenroom.experts.bookkeeping.ledger import LedgerError
+from greenroom.experts.pack.layout import cut
 
 
 class Memory:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from greenroom.policies.base.array_types import Keys
+from greenroom.policies.base.events import SequenceEnd
 from greenroom.policies.placement.placement_policy import PendingRequest, Shed
 
 
@@ -20,6 +21,10 @@ class ExpertMemory(Protocol):
 
     def waits(self, request: PendingRequest) -> None:
         """It will be computed with an expert in this memory."""
+        ...
+
+    def forget(self, request: PendingRequest, end: SequenceEnd) -> None:
+        """It waits no more, and is not computed: it was cancelled or has failed."""
         ...
 
     def hold(self, expert: int, requests: Sequence[PendingRequest]) -> None:

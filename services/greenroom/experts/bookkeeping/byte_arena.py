@@ -38,25 +38,6 @@ class _Piece(NamedTuple):
     nbytes: int
 
 
-def cut(sizes: Sequence[int], least: int) -> list[int]:
-    """How many of the tensors each piece has: the next ones in order until they have ``least`` bytes together.
-
-    What is left at the end joins the last piece.
-    """
-    counts: list[int] = []
-    begun, nbytes = 0, 0
-    for size in sizes:
-        begun, nbytes = begun + 1, nbytes + size
-        if nbytes >= least:
-            counts.append(begun)
-            begun = nbytes = 0
-    if begun and counts:
-        counts[-1] += begun
-    elif begun:
-        counts.append(begun)
-    return counts
-
-
 class ByteArena:
     """Which owner's pieces lie where in ``nbytes``.
 
@@ -114,6 +95,18 @@ class ByteArena:
         for piece in pieces:
             self._give(piece.start, piece.nbytes)
 
+    def as_it_is(self) -> Callable[[], None]:
+        """What brings back everything as it is now: moves are undone here, not in memory."""
+        pieces = {owner: list(own) for owner, own in self._pieces.items()}
+        holes, start, end = list(self._holes), dict(self._start), dict(self._end)
+        free, moved_bytes = self.free, self.moved_bytes
+
+        def bring_back() -> None:
+            self._pieces, self._holes, self._start, self._end = pieces, holes, start, end
+            self.free, self.moved_bytes = free, moved_bytes
+
+        return bring_back
+
     def audit(self) -> None:
         """Raises LedgerError where an invariant does not hold."""
         at, after_hole, free = 0, False, 0
@@ -141,7 +134,7 @@ class ByteArena:
             size = pieces[number]
             start = self._fit(size)
             if start is None:
-                bring_back = bring_back or self._as_it_is()
+                bring_back = bring_back or self.as_it_is()
                 made = self._make_hole(size, movable)
                 start = self._fit(size)
                 if made is None or start is None:
@@ -153,16 +146,6 @@ class ByteArena:
             placed.append(_Piece(owner, number, start, size))
         placed.sort(key=lambda piece: piece.number)
         return moves
-
-    def _as_it_is(self) -> Callable[[], None]:
-        """What brings back everything as it is now."""
-        pieces = {owner: list(own) for owner, own in self._pieces.items()}
-        holes, start, end, free = list(self._holes), dict(self._start), dict(self._end), self.free
-
-        def bring_back() -> None:
-            self._pieces, self._holes, self._start, self._end, self.free = pieces, holes, start, end, free
-
-        return bring_back
 
     # -- holes ---------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -66,9 +67,13 @@ class Landing(NamedTuple):
 
 
 class Outbox:
-    """Messages from all movers to the engine's thread."""
+    """Messages from all movers to the engine's thread.
+
+    ``on_posted``: called on a mover's thread after each, for an owner that waits for other things too.
+    """
 
     def __init__(self) -> None:
+        self.on_posted: Callable[[], object] | None = None
         self._condition = threading.Condition(threading.Lock())
         self._posted: list[Job | Landing] = []
         self._defect: BaseException | None = None
@@ -77,12 +82,16 @@ class Outbox:
         with self._condition:
             self._posted.append(message)
             self._condition.notify()
+        if self.on_posted is not None:
+            self.on_posted()
 
     def fail(self, defect: BaseException) -> None:
         """A mover has died of a defect: the next ``collect`` raises."""
         with self._condition:
             self._defect = defect
             self._condition.notify()
+        if self.on_posted is not None:
+            self.on_posted()
 
     def collect(self) -> list[Job | Landing]:
         """The messages since the last call, in order. Does not wait. Raises ModelBroken if a mover has died."""

@@ -6,6 +6,7 @@ bytes have arrived.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
@@ -39,46 +40,71 @@ class Store(Protocol):
         ...
 
 
-class DiskReads:
-    """Direct reads into arenas in RAM, split as ``reads`` says. A read that fails is tried once more."""
-
-    def __init__(self, store: Store, catalogue: Catalogue, arenas: Mapping[Tier, Arena], reads: ReadSettings) -> None:
-        self.threads = reads.threads
-        self.depth = reads.depth
-        self._store = store
-        self._reads = reads
-        self._arenas = arenas
-        self._layers = catalogue.layer_of
-        self._indices = catalogue.index_of
-        self._sizes = np.array([layer.layout.nbytes for layer in store.manifest.layers])
-
-    def begin(self, job: Job) -> int:
-        nbytes = self._nbytes(job)
-        job.part_bytes = self._reads.part_bytes(nbytes, prefetch=job.reason is not Reason.ON_DEMAND)
-        self._target(job).contents[job.target_slot] = NOTHING
-        return -(-nbytes // job.part_bytes)
-
-    def move(self, job: Job, part: int) -> int:
-        start = part * job.part_bytes
-        buffer = self._buffer(job)[start : min(start + job.part_bytes, self._nbytes(job))]
-        for attempt in range(1, READ_ATTEMPTS + 1):
-            try:
-                self._store.read_part(*self._place(job), start, buffer)
-                break
-            except OSError:
-                if attempt == READ_ATTEMPTS:
-                    raise
-        return len(buffer)
-
-    def finish(self, job: Job) -> None:
-        self._check(job)
-        self._target(job).contents[job.target_slot] = job.expert
+class _NothingToDrop:
+    """What has been moved in part is nobody's, and nothing is to be closed."""
 
     def drop(self, job: Job) -> None:
         pass
 
     def close(self) -> None:
         pass
+
+
+class RecordReads(_NothingToDrop, ABC):
+    """Reads of whole records, split as ``reads`` says. A read that fails is tried once more."""
+
+    def __init__(self, reads: ReadSettings) -> None:
+        self.threads = reads.threads
+        self.depth = reads.depth
+        self._reads = reads
+
+    def begin(self, job: Job) -> int:
+        nbytes = self._nbytes(job)
+        job.part_bytes = self._reads.part_bytes(nbytes, prefetch=job.reason is not Reason.ON_DEMAND)
+        return -(-nbytes // job.part_bytes)
+
+    def move(self, job: Job, part: int) -> int:
+        start = part * job.part_bytes
+        stop = min(start + job.part_bytes, self._nbytes(job))
+        for attempt in range(1, READ_ATTEMPTS + 1):
+            try:
+                self._read(job, start, stop)
+                break
+            except OSError:
+                if attempt == READ_ATTEMPTS:
+                    raise
+        return stop - start
+
+    @abstractmethod
+    def _read(self, job: Job, start: int, stop: int) -> None:
+        """Read these bytes of the record to where they belong. Raises OSError."""
+
+    @abstractmethod
+    def _nbytes(self, job: Job) -> int:
+        """Of the record."""
+
+
+class DiskReads(RecordReads):
+    """Direct reads into arenas in RAM."""
+
+    def __init__(self, store: Store, catalogue: Catalogue, arenas: Mapping[Tier, Arena], reads: ReadSettings) -> None:
+        super().__init__(reads)
+        self._store = store
+        self._arenas = arenas
+        self._layers = catalogue.layer_of
+        self._indices = catalogue.index_of
+        self._sizes = np.array([layer.layout.nbytes for layer in store.manifest.layers])
+
+    def begin(self, job: Job) -> int:
+        self._target(job).contents[job.target_slot] = NOTHING
+        return super().begin(job)
+
+    def finish(self, job: Job) -> None:
+        self._check(job)
+        self._target(job).contents[job.target_slot] = job.expert
+
+    def _read(self, job: Job, start: int, stop: int) -> None:
+        self._store.read_part(*self._place(job), start, self._buffer(job)[start:stop])
 
     def _check(self, job: Job) -> None:
         """Raises PackError if the record that was read is not what was stored."""
@@ -160,16 +186,10 @@ def _hand_over(job: Job, record: torch.Tensor, device: DeviceArena, outbox: Outb
     device.contents[job.target_slot] = job.expert
 
 
-class _Undivided:
+class _Undivided(_NothingToDrop):
     """Jobs of one part, with nothing to do after it."""
 
     def finish(self, job: Job) -> None:
-        pass
-
-    def drop(self, job: Job) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 

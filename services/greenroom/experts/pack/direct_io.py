@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import mmap
 import os
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +53,14 @@ class ReadSettings:
         return f"{size}, {threads}, {self.depth} in flight"
 
 
-def page_aligned(nbytes: int) -> memoryview:
+_MOST_BUFFERS = 1024
+"""Of one call (IOV_MAX)."""
+
+
+def page_aligned(nbytes: int, *, exact: bool = False) -> memoryview:
     """Zeroed memory that starts on a page. Pages that are never touched take no memory.
+
+    ``exact``: no huge page reaches past the region's end. Else a little more than the region may be taken.
 
     If the region can hold a huge page, it asks for huge pages. A direct read into them is a few long transfers instead
     of thousands of single pages: twice as fast, and with less processor time (docs/decisions/0016).
@@ -61,10 +69,14 @@ def page_aligned(nbytes: int) -> memoryview:
     if size < HUGE_PAGE_BYTES:
         return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     region = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(region)) % HUGE_PAGE_BYTES
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
-            region.madvise(mmap.MADV_HUGEPAGE)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(region)) % HUGE_PAGE_BYTES
+            if exact:
+                region.madvise(mmap.MADV_NOHUGEPAGE)
+                region.madvise(mmap.MADV_HUGEPAGE, start, size // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES)
+            else:
+                region.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(region)[start : start + size]
 
 
@@ -86,16 +98,24 @@ class DirectFile:
             self._fd = os.open(path, flags)
         self.size = os.fstat(self._fd).st_size
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer``. Offset, address and length must be multiples of 4 KiB. Raises OSError, EOFError."""
+    def read_into(self, offset: int, *buffers: memoryview) -> None:
+        """Fill the ``buffers``, one after the other. Offset, addresses and lengths must be multiples of 4 KiB.
+
+        Raises OSError, EOFError.
+        """
+        left = deque(buffer for buffer in buffers if len(buffer))
         done = 0
-        while done < len(buffer):
-            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+        while left:
+            count = os.preadv(self._fd, tuple(itertools.islice(left, _MOST_BUFFERS)), offset + done)
             if count == 0:
                 raise EOFError(f"{self._fd}: the file ends within a record")
             done += count
+            while left and count >= len(left[0]):
+                count -= len(left.popleft())
+            if count:
+                left[0] = left[0][count:]
         if not self.direct:
-            os.posix_fadvise(self._fd, offset, len(buffer), os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._fd, offset, done, os.POSIX_FADV_DONTNEED)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Up to ``nbytes`` from ``offset`` (a multiple of 4 KiB), fewer at the file's end."""

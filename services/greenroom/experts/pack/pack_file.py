@@ -43,8 +43,14 @@ _HEADER = struct.Struct("<8sQQ")  # magic, bytes of the manifest, checksum of th
 _TRAILER_TAIL = struct.Struct("<Q8s")  # checksum of the record checksums, magic
 
 
-def _checksum(data: bytes | memoryview) -> int:
-    return int(xxhash.xxh3_64_intdigest(data))
+def _checksum(*parts: bytes | memoryview) -> int:
+    """Of all parts, one after the other."""
+    if len(parts) == 1:
+        return int(xxhash.xxh3_64_intdigest(parts[0]))
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    return int(checksum.intdigest())
 
 
 class _Geometry:
@@ -251,7 +257,11 @@ class PackFile:
 
         Raises OSError if the disk fails.
         """
-        self._file.read_into(int(self._geometry.offsets[self._geometry.number(layer, expert)]) + start, buffer)
+        self.read_pieces(layer, expert, start, [buffer])
+
+    def read_pieces(self, layer: int, expert: int, start: int, pieces: Sequence[memoryview]) -> None:
+        """As ``read_part``, into page-aligned ``pieces`` of whole pages, one after the other."""
+        self._file.read_into(int(self._geometry.offsets[self._geometry.number(layer, expert)]) + start, *pieces)
 
     def check(self, layer: int, expert: int, record: memoryview) -> None:
         """Compare the whole record with its checksum, unless that was done before.
@@ -259,10 +269,14 @@ class PackFile:
         Raises PackDamaged if they differ. It then marks the pack as damaged for the next start (``is_marked_damaged``),
         unless another pack has replaced it.
         """
+        self.check_pieces(layer, expert, [record])
+
+    def check_pieces(self, layer: int, expert: int, pieces: Sequence[memoryview]) -> None:
+        """As ``check``, of a record that lies in ``pieces``."""
         number = self._geometry.number(layer, expert)
         if self._checked[number]:
             return
-        if _checksum(record) != int(self._checksums[number]):
+        if _checksum(*pieces) != int(self._checksums[number]):
             with contextlib.suppress(OSError):
                 if self._file.is_at(self.path):
                     _damage_mark(self.path).touch()

@@ -28,7 +28,7 @@ from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged,
 from greenroom.core.files import write_whole
 from greenroom.core.units import format_bytes
 from greenroom.experts.pack.file_lock import file_lock
-from greenroom.experts.pack.layout import DTYPES, PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.layout import FLOATS, PackLayer, PackManifest, RecordLayout
 from greenroom.experts.pack.pack_file import FORMAT_VERSION, PackFile, PackWriter, is_marked_damaged, sweep_dead_writers
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan, Recipe
@@ -55,9 +55,9 @@ def default_cache_dir() -> Path:
 def resolve_dtype(checkpoint: Checkpoint, dtype: str = "auto") -> torch.dtype:
     """``auto`` is the checkpoint's own. Raises InvalidConfig for a dtype that experts can not have."""
     name = checkpoint.stored_dtype if dtype == "auto" else dtype
-    if name not in DTYPES:
-        raise InvalidConfig("dtype", name, f"use auto or one of {', '.join(sorted(DTYPES))}")
-    return DTYPES[name]
+    if name not in FLOATS:
+        raise InvalidConfig("dtype", name, f"use auto or one of {', '.join(sorted(FLOATS))}")
+    return FLOATS[name]
 
 
 def ensure_pack(

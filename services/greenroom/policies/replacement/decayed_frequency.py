@@ -46,12 +46,13 @@ class Decayed(RankingPolicy):
         self.target = self._host_target.of(self._sums, 0.0, self.target)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
-        self._use(routing.experts)
+        self.use(routing.experts)
 
     def worth(self, tier: Tier) -> tuple[Worth, Worth | None]:
         return self._sums, None
 
-    def _use(self, experts: Keys) -> None:
+    def use(self, experts: Keys) -> None:
+        """Count a use of each, in this order."""
         count = len(experts)
         if count >= len(self._powers):
             self._powers = _powers_up_to(2 * count, self._decay)

@@ -11,7 +11,7 @@ from greenroom.core.units import parse_bytes
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.policies.registry import EXPERT_POLICIES, create_policy, spelt
+from greenroom.policies.registry import EXPERT_POLICIES, GRAPH_POLICIES, create_policy, spelt
 from greenroom.policies.replacement.belady import Belady, Future
 from greenroom.replay.hit_rates import ReplayResult, optimum, replay
 from greenroom.replay.sweeps.processes import in_processes
@@ -65,7 +65,7 @@ def specs_of(texts: Iterable[str], *, ahead: bool) -> tuple[PolicySpec, ...]:
     return tuple(dict.fromkeys(specs))
 
 
-_NOTHING_TO_SHOW = (BELADY, "coserve", "popularity", "static")
+_NOTHING_TO_SHOW = GRAPH_POLICIES | {BELADY, "popularity", "static"}
 """Left out of ``all``: the optimum stands beside it, and the others need forecasts, a profile or a graph of models."""
 
 OPTIMUM = PolicySpec(BELADY, label=BELADY)

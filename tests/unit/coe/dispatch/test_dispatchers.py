@@ -16,8 +16,8 @@ from greenroom.coe.dispatch.early_binding import EarlyBinding, Executor
 from greenroom.coe.dispatch.late_binding import LateBinding
 from greenroom.coe.simulation.simulate import Served, Way, simulate
 from greenroom.coe.simulation.simulated_memory import SimulatedLink, SimulatedMemory
+from greenroom.policies.base.dependencies import Dependencies
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.coserve.management import Dependencies
 from greenroom.policies.coserve.scheduling import CoServePlacement
 from greenroom.policies.placement.placement_policy import Costs, PendingRequest, Shed
 from greenroom.policies.registry import create_policy
@@ -73,9 +73,13 @@ def served(kind: str, ways: Sequence[Way], executors: int = 2, share: float = 0.
     dependencies = Dependencies(usage, tuple(map(frozenset, [[], [], [0], [0, 1], [2], [2, 3], [], [6]])))
 
     def memory(nbytes: int) -> SimulatedMemory:
-        options = {"dependencies": dependencies, "literal": kind == "coserve, literal"}
-        policy = "lru" if kind in ("one memory", "as they come") else "coserve"
-        made = create_policy(policy, catalogue=catalogue, options=options if policy == "coserve" else {})
+        chosen: dict[str, tuple[str, dict[str, Any]]] = {
+            "coserve": ("coserve", {"dependencies": dependencies}),
+            "coserve, literal": ("coserve", {"dependencies": dependencies, "literal": True}),
+            "pull": ("pull", {"dependencies": dependencies}),
+        }
+        policy, options = chosen.get(kind, ("lru", {}))
+        made = create_policy(policy, catalogue=catalogue, options=options)
         return SimulatedMemory(made, max(nbytes, max(SIZES)), link)
 
     names, whole = [f"e{number}" for number in range(executors)], int(share * sum(SIZES))

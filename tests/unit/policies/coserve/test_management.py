@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.policies.base.dependencies import Dependencies
 from greenroom.policies.base.events import SequenceEnd, SequenceInfo, Tier, VictimRequest
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.coserve.management import CoServe, Dependencies
+from greenroom.policies.coserve.management import CoServe
 
 SIZES = [10, 20, 40, 30, 15, 5]
 CATALOGUE = Catalogue.of_models("board", SIZES)

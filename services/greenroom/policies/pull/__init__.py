@@ -1,0 +1,1 @@
+"""``pull``, our own, for graphs of whole models."""
