@@ -6,16 +6,34 @@ can read it straight into a slot.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from greenroom.core.units import MIB
+
 PAGE_BYTES = 4096
 TENSOR_ALIGNMENT = 64  # a cache line, and enough for every vector load
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+PIECE_BYTES = MIB
+"""A whole model's record can be cut into pieces of at least so many bytes (docs/decisions/0031)."""
+
+FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+"""What the experts of an MoE model are converted to."""
+
+DTYPES = FLOATS | {
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+"""What a record can hold: whole models have counters, positions and masks too."""
 
 
 ExpertWeights = tuple[torch.Tensor, ...]
@@ -24,6 +42,25 @@ ExpertWeights = tuple[torch.Tensor, ...]
 
 def align(count: int, to: int) -> int:
     return -(-count // to) * to
+
+
+def cut(sizes: Sequence[int], least: int) -> list[int]:
+    """How many of the tensors each piece has: the next ones in order until they have ``least`` bytes together.
+
+    What is left at the end joins the last piece.
+    """
+    counts: list[int] = []
+    begun, nbytes = 0, 0
+    for size in sizes:
+        begun, nbytes = begun + 1, nbytes + size
+        if nbytes >= least:
+            counts.append(begun)
+            begun = nbytes = 0
+    if begun and counts:
+        counts[-1] += begun
+    elif begun:
+        counts.append(begun)
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +82,22 @@ class RecordLayout:
     nbytes: int
 
     @staticmethod
-    def of(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> RecordLayout:
-        """The layout of ``(name, shape, dtype)`` in this order."""
+    def of(tensors: Iterable[tuple[str, tuple[int, ...], str]], *, piece_bytes: int | None = None) -> RecordLayout:
+        """The layout of ``(name, shape, dtype)`` in this order.
+
+        ``piece_bytes``: the record can be cut into pieces of at least so many bytes. So the first tensor of each begins
+        on a page. None: it lies whole.
+        """
+        described = [(name, tuple(shape), dtype) for name, shape, dtype in tensors]
+        sizes = [math.prod(shape) * DTYPES[dtype].itemsize for _, shape, dtype in described]
+        counts = [] if piece_bytes is None else cut(sizes, piece_bytes)
+        firsts = set(itertools.accumulate(counts))
         specs = []
         offset = 0
-        for name, shape, dtype in tensors:
-            nbytes = math.prod(shape) * DTYPES[dtype].itemsize
-            specs.append(TensorSpec(name, tuple(shape), dtype, offset, nbytes))
+        for number, ((name, shape, dtype), nbytes) in enumerate(zip(described, sizes, strict=True)):
+            if number in firsts:
+                offset = align(offset, PAGE_BYTES)
+            specs.append(TensorSpec(name, shape, dtype, offset, nbytes))
             offset = align(offset + nbytes, TENSOR_ALIGNMENT)
         return RecordLayout(tuple(specs), align(max(offset, 1), PAGE_BYTES))
 
@@ -59,6 +105,18 @@ class RecordLayout:
     def weight_bytes(self) -> int:
         """Bytes of the tensors alone, without padding."""
         return sum(spec.nbytes for spec in self.tensors)
+
+    def pieces(self, least: int = PIECE_BYTES) -> tuple[int, ...]:
+        """Bytes of the pieces that the record may be cut into: whole pages each, at least ``least`` unless the record
+        has less. A tensor lies in one piece.
+        """
+        starts = [0]
+        for spec in self.tensors:
+            if spec.offset % PAGE_BYTES == 0 and spec.offset - starts[-1] >= least:
+                starts.append(spec.offset)
+        if len(starts) > 1 and self.nbytes - starts[-1] < least:
+            starts.pop()
+        return tuple(stop - start for start, stop in itertools.pairwise([*starts, self.nbytes]))
 
     def views(self, record: torch.Tensor) -> ExpertWeights:
         """The expert's tensors as views of ``record`` (uint8, at least ``nbytes`` long)."""
@@ -70,12 +128,20 @@ class RecordLayout:
 
 @dataclass(frozen=True, slots=True)
 class PackLayer:
-    """One MoE layer: ``name`` is the dotted path of its experts module, ``top_k`` its router's picks a row."""
+    """One MoE layer: ``name`` is the dotted path of its experts module, ``top_k`` its router's picks a row.
+
+    Or one whole model, ``name`` being the expert's.
+    """
 
     name: str
     experts: int
     top_k: int
     layout: RecordLayout
+
+    @staticmethod
+    def of_model(name: str, tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> PackLayer:
+        """A whole model as the only expert of a layer of its own. ``tensors``: see ``RecordLayout.of``."""
+        return PackLayer(name, experts=1, top_k=0, layout=RecordLayout.of(tensors, piece_bytes=PIECE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

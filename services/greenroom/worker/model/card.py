@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from greenroom.core.messages import ModelCard
-from greenroom.moe.loading.safetensors_files import StoredTensor
+from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.text.digest import text_digest
 from greenroom.worker.model.model_runtime import ModelRuntime
 
