@@ -31,7 +31,8 @@ def batch_size(waiting: int, free_bytes: int, bytes_by_batch: Mapping[int, int],
 def bytes_of_batch(bytes_by_batch: Mapping[int, int], batch: int) -> int:
     """Bytes of the intermediates of a batch: between two measured sizes on the line between them, rounded up.
 
-    Beyond the largest on the line through the two last ones, or through nothing if there is one alone. Below the
+    Memory is the most of several lines, one an operation, so that is never too little. Beyond the largest size on the
+    line through the two last ones, or through nothing if there is one alone. Below the
     smallest as much as that. It never shrinks with ``batch``. Raises InvalidConfig without a measurement.
     """
     if not bytes_by_batch:

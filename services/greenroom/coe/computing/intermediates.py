@@ -16,16 +16,24 @@ from greenroom.experts.pack.layout import ExpertWeights
 
 _aten = torch.ops.aten
 _REORDERING: Final = frozenset(
-    {_aten.convolution, _aten.addmm, _aten.mm, _aten.bmm, _aten.baddbmm, _aten.scaled_dot_product_attention}
+    {
+        _aten.convolution,
+        _aten.addmm,
+        _aten.mm,
+        _aten.bmm,
+        _aten.baddbmm,
+        _aten._scaled_dot_product_flash_attention_for_cpu,
+    }
 )
-"""Kernels that may copy what they are given into an order of their own, where torch does not see it."""
+"""Kernels that may copy what they are given into orders of their own, where torch does not see it."""
+_COPIES: Final = 2
 
 
 def intermediate_bytes(computer: ExpertComputer, expert: int, inputs: list[Input], weights: ExpertWeights) -> int:
     """The most bytes that computing this batch holds at once: its prepared inputs and all that is computed of them.
 
-    It computes the batch once. On an accelerator it is what its allocator counts. On the CPU it is a bound: every
-    tensor that lives, and a copy of all that a product or convolution is given.
+    It computes the batch once. On an accelerator it is what its allocator counts. On the CPU it is an estimate: every
+    tensor that lives, and two copies of all that a product or convolution is given (docs/decisions/0031).
     """
     prepared = computer.prepare(expert, inputs)
     given = sum(tensor.nbytes for tensor in prepared.tensors.values())
@@ -35,7 +43,7 @@ def intermediate_bytes(computer: ExpertComputer, expert: int, inputs: list[Input
 
     if computer.device.type == "cuda":
         return given + _counted_by_cuda(forward, computer.device)
-    return given + _bounded(forward, [*weights, *prepared.tensors.values()])
+    return given + _estimated(forward, [*weights, *prepared.tensors.values()])
 
 
 def _counted_by_cuda(forward: Callable[[], Any], device: torch.device) -> int:
@@ -47,7 +55,7 @@ def _counted_by_cuda(forward: Callable[[], Any], device: torch.device) -> int:
     return int(torch.cuda.max_memory_allocated(device) - before)
 
 
-def _bounded(forward: Callable[[], Any], there: Iterable[torch.Tensor]) -> int:
+def _estimated(forward: Callable[[], Any], there: Iterable[torch.Tensor]) -> int:
     with _LiveBytes(there) as counted:
         forward()
     return int(counted.most)
@@ -65,12 +73,16 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        with self:  # inference mode hands on operations that are made of others, whose own tensors count as well
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is not NotImplemented:
+            return parts
         made = func(*args, **(kwargs or {}))
         for tensor in _tensors(made):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in self._there:
                 self._live[storage] = storage.nbytes()
-        copied = sum(tensor.nbytes for tensor in _tensors(args)) if func.overloadpacket in _REORDERING else 0
+        copied = _COPIES * sum(tensor.nbytes for tensor in _tensors(args)) if func.overloadpacket in _REORDERING else 0
         live: int = sum(self._live.values())  # type: ignore[no-untyped-call]
         self.most = max(self.most, live + copied)
         return made

@@ -38,9 +38,7 @@ def classifications(
             outcomes.append(_failed(expert))
             continue
         best = max(range(len(row)), key=row.__getitem__)
-        outcomes.append(
-            ExpertResult(labels[best], row[best], _by_label(zip(labels, row, strict=True)))
-        )
+        outcomes.append(ExpertResult(labels[best], row[best], _by_label(zip(labels, row, strict=True))))
     return outcomes
 
 

@@ -133,9 +133,7 @@ def test_another_pooling_is_refused(tmp_path: Path, pooling: dict[str, bool], me
 
 def test_a_step_that_is_not_known_is_refused(tmp_path: Path) -> None:
     folder = sentence_transformer(tmp_path / "one", pooling_mode_mean_tokens=True)
-    (folder / "modules.json").write_text(
-        json.dumps([{"path": "3_Dense", "type": "models.Dense"}])
-    )
+    (folder / "modules.json").write_text(json.dumps([{"path": "3_Dense", "type": "models.Dense"}]))
     with pytest.raises(UnsupportedModel, match="has a step 'Dense'"):
         collaborate(tmp_path / "one.toml", [folder])
 
@@ -180,8 +178,8 @@ def test_intermediates_grow_with_the_batch(tmp_path: Path, family: str) -> None:
     given = sum(tensor.nbytes for tensor in experts.computer.prepare(0, [one]).tensors.values())
     assert found[0] > given
     steps = np.diff(found) / np.array([1, 2, 4])
-    assert (steps > given).all()
-    assert steps.max() <= 1.3 * steps.min(), "a line: each further input takes as much"
+    assert steps[-1] > given
+    assert (np.diff(steps) >= 0).all(), "the most of several lines, so a line between two batches is never below it"
 
 
 def test_intermediates_are_counted_while_they_live(tmp_path: Path) -> None:
