@@ -7,8 +7,9 @@ once, whatever number of names it has. Buffers that no checkpoint holds stay as 
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -115,14 +116,15 @@ def load_model(checkpoint: ExpertCheckpoint, stored: Tensors, dtype: torch.dtype
     model_class = _class_of(checkpoint)
     try:
         config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False, local_files_only=True)
-        model, report = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=stored,
-            dtype=dtype,
-            ignore_mismatched_sizes=True,  # reported below, by name
-            output_loading_info=True,
-        )
+        with _without_bars():
+            model, report = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=stored,
+                dtype=dtype,
+                ignore_mismatched_sizes=True,  # reported below, by name
+                output_loading_info=True,
+            )
     except ImportError as error:
         raise UnsupportedModel(f"{checkpoint.model} needs what is not installed: {error}") from error
     except GreenroomError:
@@ -136,6 +138,18 @@ def load_model(checkpoint: ExpertCheckpoint, stored: Tensors, dtype: torch.dtype
             f"shape: {', '.join(wrong[:5])}"
         )
     return model.eval().requires_grad_(False)
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers would show one for each of hundreds of experts."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
 
 
 def _class_of(checkpoint: ExpertCheckpoint) -> Any:
