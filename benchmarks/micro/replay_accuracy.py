@@ -29,6 +29,7 @@ from benchmarks.harness.inputs.token_streams import Stream, task_stream
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.reporting.progress import each
 from benchmarks.harness.reporting.statistics import Spread, spread_json
+from greenroom.checkpoints.pack_cache import default_cache_dir
 from greenroom.core.generation import SamplingParams
 from greenroom.core.units import format_bytes
 from greenroom.experts.copying.disk_calibration import measure
@@ -38,7 +39,6 @@ from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving
 from greenroom.llm import LLM
-from greenroom.moe.loading.packing import default_cache_dir
 from greenroom.policies.base.events import Prediction, SequenceInfo, Step
 from greenroom.replay import RoutingTrace, TraceRecorder
 from greenroom.replay.simulation.simulated_hardware import LinkProfile

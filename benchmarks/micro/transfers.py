@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness.reporting.progress import each
+from greenroom.checkpoints.pack_cache import default_cache_dir
 from greenroom.core.units import format_bytes
 from greenroom.experts.bookkeeping.ledger import Ledger
 from greenroom.experts.bookkeeping.tiers import Tiers
@@ -33,7 +34,6 @@ from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings, page_aligned
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.moe.loading.packing import default_cache_dir
 from greenroom.policies.base.events import Reason
 
 READ_TIMEOUT_S = 60.0

@@ -30,8 +30,8 @@ from benchmarks.peers.measurement import Effort, Measurement, Subject, agreement
 from benchmarks.peers.rate_plot import plot
 from benchmarks.peers.results import RESIDENT, THIRD, summary
 from benchmarks.peers.tables import print_aims, print_memory, print_table
+from greenroom.checkpoints.pack_cache import default_cache_dir
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe.loading.packing import default_cache_dir
 
 MODELS = ("random", "widened")
 LEAST_AGREEMENT = 0.5

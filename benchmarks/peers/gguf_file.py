@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from greenroom.checkpoints.pack_cache import default_cache_dir
 from greenroom.core.errors import UnknownName, UnsupportedModel
 from greenroom.core.files import synchronise
-from greenroom.moe.loading.packing import default_cache_dir
 
 DTYPES = ("bf16", "f16")
 _VERSION = 1  # raised when the same checkpoint is to give another file

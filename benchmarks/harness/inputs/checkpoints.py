@@ -15,9 +15,9 @@ import xxhash
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from greenroom.checkpoints.pack_cache import default_cache_dir
 from greenroom.demo import bundled_model_path
 from greenroom.demo.widen import widen
-from greenroom.moe.loading.packing import default_cache_dir
 
 EXPERT_MIB = 11.0
 """Size of a widened expert at least."""

@@ -55,6 +55,7 @@ class InvalidConfig(GreenroomError):
         super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
         self.field = field
         self.value = value
+        self.allowed = allowed
 
 
 class UnknownName(InvalidConfig):
@@ -91,3 +92,7 @@ class PackDamaged(PackError):
 
 class TransferFailed(GreenroomError):
     """An expert did not arrive in its tier. The requests that need it fail; the engine goes on."""
+
+
+class ExpertFailed(GreenroomError):
+    """An expert has computed nothing that is of use. The requests of its batch fail; the executor goes on."""

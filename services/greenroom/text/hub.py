@@ -62,8 +62,17 @@ def _looks_like_path(model: str) -> bool:
     return model.startswith((".", "~", os.sep)) or model.count("/") > 1 or "\\" in model or Path(model).exists()
 
 
-def download(model: str, revision: str | None, offline: bool, cache_dir: Path | None, patterns: Sequence[str]) -> Path:
-    """Patterns are of the repository's top level: other formats of the same weights lie in its folders."""
+def download(
+    model: str,
+    revision: str | None,
+    offline: bool,
+    cache_dir: Path | None,
+    patterns: Sequence[str],
+    ignored: Sequence[str] = ("*/*",),
+) -> Path:
+    """Where the files lie that match ``patterns`` and none of ``ignored``. By default they are of the repository's top
+    level: other formats of the same weights lie in its folders. Raises InvalidConfig.
+    """
     try:
         return Path(
             huggingface_hub.snapshot_download(
@@ -72,7 +81,7 @@ def download(model: str, revision: str | None, offline: bool, cache_dir: Path | 
                 cache_dir=cache_dir,
                 local_files_only=offline,
                 allow_patterns=list(patterns),
-                ignore_patterns=["*/*"],
+                ignore_patterns=list(ignored),
             )
         )
     except HFValidationError as error:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import resource
 import shutil
@@ -18,12 +19,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from greenroom.checkpoints import pack_cache
+from greenroom.checkpoints.pack_cache import PackSource, default_cache_dir
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged, PackError
 from greenroom.experts.pack.pack_file import PackFile, PackWriter
 from greenroom.moe.loading import packing
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.conversion import ExpertPlan
-from greenroom.moe.loading.packing import default_cache_dir, ensure_pack
+from greenroom.moe.loading.packing import MoePackSource, ensure_pack
 from tests.random_checkpoints import save_random
 from tests.unit.experts.refused_locks import first_refusal
 from tests.unit.moe_loading.privileges import permissions_count
@@ -52,7 +55,8 @@ def change_an_expert(folder: Path) -> None:
 def forbidden(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
     with monkeypatch.context() as patch:
         for name in names:
-            patch.setattr(packing, name, lambda *_, name=name: pytest.fail(f"{name} was called"))
+            module = packing if name == "ShardReader" else pack_cache
+            patch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was called"))
         yield
 
 
@@ -162,7 +166,8 @@ def test_a_damaged_pack_is_made_anew(
     damage(path)
     assert pack(folder, cache) == path
     assert path.read_bytes() == whole
-    assert [record.message for record in caplog.records] == [f"the expert pack {path} is damaged; it is made anew"]
+    warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warned == [f"the expert pack {path} is damaged; it is made anew"]
     assert leftovers(cache) == [path.name]
     with pytest.MonkeyPatch.context() as patch, forbidden(patch, "_write", "_digest"):
         pack(folder, cache)
@@ -280,13 +285,13 @@ def test_an_interrupted_packing_leaves_nothing_behind(
 
 def test_two_threads_make_it_once(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
-    original = packing._write
+    original = pack_cache._write
 
-    def write(plan: ExpertPlan, cache: Path, progress: bool | None) -> str:
+    def write(source: PackSource, cache: Path, progress: bool | None) -> str:
         written.append(folder)
-        return original(plan, cache, progress)
+        return original(source, cache, progress)
 
-    monkeypatch.setattr(packing, "_write", write)
+    monkeypatch.setattr(pack_cache, "_write", write)
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(pack(folder, cache))) for _ in range(3)]
     for thread in threads:
@@ -300,17 +305,18 @@ def test_two_threads_make_it_once(folder: Path, cache: Path, monkeypatch: pytest
 PACK = """
 import sys
 from pathlib import Path
+from greenroom.checkpoints import pack_cache
 from greenroom.moe.loading import packing
 from greenroom.moe.loading.checkpoint import resolve
 
-original = packing._write
+original = pack_cache._write
 
 def write(*arguments):
     print("writing", flush=True)
     sys.stdin.readline()
     return original(*arguments)
 
-packing._write = write
+pack_cache._write = write
 print(packing.ensure_pack(resolve(sys.argv[1]), cache_dir=Path(sys.argv[2])))
 """
 
@@ -342,7 +348,7 @@ def test_two_processes_make_it_once(folder: Path, cache: Path, monkeypatch: pyte
 
 def test_waiting_for_another_process_has_an_end(folder: Path, cache: Path) -> None:
     checkpoint = resolve(str(folder))
-    lock = cache / "locks" / packing._identity(ExpertPlan(checkpoint, torch.bfloat16))
+    lock = cache / "locks" / pack_cache._identity(MoePackSource(ExpertPlan(checkpoint, torch.bfloat16)))
     lock.parent.mkdir(parents=True)
     with lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)  # a lock belongs to the open file, so this is as good as another process's
@@ -352,7 +358,7 @@ def test_waiting_for_another_process_has_an_end(folder: Path, cache: Path) -> No
 
 
 def test_waiting_for_another_thread_has_an_end(folder: Path, cache: Path) -> None:
-    with packing._PACKING, pytest.raises(PackError, match="another packing of this model has not ended"):
+    with pack_cache._PACKING, pytest.raises(PackError, match="another packing of this model has not ended"):
         pack(folder, cache, lock_wait_s=0.1)
 
 

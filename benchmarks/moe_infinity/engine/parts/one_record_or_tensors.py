@@ -14,12 +14,12 @@ from typing import Any
 
 from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rounds import in_turns
+from greenroom.checkpoints.safetensors_headers import read_header
 from greenroom.experts.pack.direct_io import DirectFile, page_aligned
 from greenroom.experts.pack.layout import PAGE_BYTES, align
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.packing import ensure_pack
-from greenroom.moe.loading.safetensors_files import read_header
 
 RECORD, TENSORS, SHARDS = "one record", "a tensor at a time", "a tensor at a time, from the checkpoint"
 WAYS = (RECORD, TENSORS, SHARDS)

@@ -26,12 +26,13 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from greenroom.checkpoints.safetensors_headers import StoredTensor
+from greenroom.checkpoints.shard_reader import torch_dtype
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import MoeLayer, blueprint, describe_layers
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.quantization import DequantizeMxfp4, dequantizing_converters
-from greenroom.moe.loading.safetensors_files import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,7 @@ class ExpertPlan:
             weights = []
             for stored, part in (feed.of(0) for feed in recipe.feeds):
                 shape = stored.shape if part is None else (1, *stored.shape[1:])
-                weights.append(torch.zeros((), dtype=stored.torch_dtype).expand(shape))
+                weights.append(torch.zeros((), dtype=torch_dtype(stored)).expand(shape))
             made |= self.make(recipe, weights)
         for tensor in layer.tensors:
             if tensor.name not in made:

@@ -1,4 +1,4 @@
-"""Quantised checkpoints: the one kind that is served, and advice for each other kind.
+"""Quantised checkpoints of MoE models: the one kind that is served.
 
 gpt-oss has its experts in MXFP4: blocks of 32 numbers of 4 bits, with a scale of 8 bits. transformers' own dequantiser
 dequantises them one by one while they are packed, so a pack is four times as large. The dense weights are not
@@ -14,29 +14,11 @@ import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from greenroom.checkpoints.quantized import advice, quantization_method
 from greenroom.core.errors import UnsupportedModel
 
-_ADVICE = {
-    "fp8": "make a bf16 copy once with transformers: from_pretrained(…, quantization_config=FineGrainedFP8Config("
-    "dequantize=True)), then save_pretrained",
-    "bitsandbytes": "use the checkpoint that it was quantised from, or dequantize() it with transformers and save that",
-    "bitsandbytes_4bit": "use the checkpoint that it was quantised from, or dequantize() it with transformers and save "
-    "that",
-    "bitsandbytes_8bit": "use the checkpoint that it was quantised from, or dequantize() it with transformers and save "
-    "that",
-}
 _MXFP4 = "mxfp4"
 _MXFP4_FAMILIES = ("gpt_oss",)
-_DEFAULT_ADVICE = "use the unquantised checkpoint that it was made from"
-
-
-def quantization_method(config: Mapping[str, Any]) -> str | None:
-    """The method that ``config.json`` names, or ``"unnamed"``. None: the checkpoint is not quantised."""
-    for holder in (config, config.get("text_config") or {}):
-        settings = holder.get("quantization_config") or holder.get("compression_config")
-        if settings:
-            return str(settings.get("quant_method") or "unnamed")
-    return None
 
 
 def refuse_quantized(config: Mapping[str, Any], model: str) -> None:
@@ -44,10 +26,9 @@ def refuse_quantized(config: Mapping[str, Any], model: str) -> None:
     method = quantization_method(config)
     if method is None or (method == _MXFP4 and config.get("model_type") in _MXFP4_FAMILIES):
         return
-    advice = _ADVICE.get(method, _DEFAULT_ADVICE)
     raise UnsupportedModel(
         f"{model} is quantised ({method}); greenroom serves checkpoints in float32, bfloat16 and float16, and gpt-oss "
-        f"in MXFP4: {advice}"
+        f"in MXFP4: {advice(method)}"
     )
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from greenroom.checkpoints.shard_reader import ShardReader, typed
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.architecture.moe_layers import CONSTRUCTING, MoeLayer, Outlined, model_class
 from greenroom.moe.kernels.experts_forward import IMPLEMENTATION
 from greenroom.moe.loading.conversion import ExpertPlan
-from greenroom.moe.loading.safetensors_files import ShardReader, typed
 
 
 def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> Any:

@@ -6,8 +6,8 @@ import hashlib
 import os
 from collections.abc import Iterable
 
+from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.messages import ModelCard
-from greenroom.moe.loading.safetensors_files import StoredTensor
 from greenroom.text.digest import text_digest
 from greenroom.worker.model.model_runtime import ModelRuntime
 

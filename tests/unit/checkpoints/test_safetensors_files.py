@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from greenroom.checkpoints.safetensors_headers import merge_headers, read_header
+from greenroom.checkpoints.shard_reader import ShardReader, torch_dtype, typed
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
-from greenroom.moe.loading.safetensors_files import ShardReader, merge_headers, read_header, typed
 from tests.unit.moe_loading.privileges import permissions_count
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
@@ -123,7 +124,7 @@ def test_a_format_of_quantised_weights_has_no_dtype(tmp_path: Path) -> None:
     stored = read_header(path)["a"]
     assert not stored.is_float
     with pytest.raises(UnsupportedModel, match="a is stored as F8_E4M3"):
-        _ = stored.torch_dtype
+        torch_dtype(stored)
 
 
 def test_a_file_cut_while_it_is_read_is_noticed(tmp_path: Path) -> None:

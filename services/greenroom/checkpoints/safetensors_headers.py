@@ -1,32 +1,21 @@
-"""Safetensors files: their contents from the headers alone, and their tensors.
+"""What safetensors files hold, from their headers alone. Without torch.
 
 Format: the header's length (8 bytes, little-endian), the header as JSON (name to dtype, shape and offsets), the data.
-Files are read, not mapped, because touched pages of a mapped file count towards the process's memory.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import msgspec
-import torch
 
-from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from greenroom.core.errors import CorruptCheckpoint
 
-_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_DTYPES = _FLOATS | {
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES = _FLOATS | {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -40,13 +29,6 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Raises UnsupportedModel for the formats of quantised weights."""
-        if self.dtype not in _DTYPES:
-            raise UnsupportedModel(f"{self.name} is stored as {self.dtype}; known: {', '.join(_DTYPES)}")
-        return _DTYPES[self.dtype]
 
     @property
     def is_float(self) -> bool:
@@ -73,7 +55,7 @@ def read_header(shard: Path) -> dict[str, StoredTensor]:
     except FileNotFoundError:
         raise CorruptCheckpoint(f"{shard} is missing") from None
     except OSError as error:
-        raise _unreadable(shard, error) from error
+        raise unreadable(shard, error) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(f"the header of {shard} can not be read: {error}") from error
     data = 8 + length
@@ -100,62 +82,16 @@ def _check_contiguous(shard: Path, tensors: dict[str, StoredTensor], data: int) 
         end, before = tensor.offset + tensor.nbytes, tensor.name
 
 
-def _unreadable(shard: Path, error: OSError) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"{shard} can not be read: {error.strerror or error}")
+def unreadable(path: Path, error: OSError) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"{path} can not be read: {error.strerror or error}")
 
 
 def _stored(shard: Path, name: str, entry: _Entry, data: int) -> StoredTensor:
     begin, end = entry.data_offsets
-    dtype = _DTYPES.get(entry.dtype)
-    if not 0 <= begin <= end or (dtype is not None and end - begin != math.prod(entry.shape) * dtype.itemsize):
+    item_bytes = _ITEM_BYTES.get(entry.dtype)
+    if not 0 <= begin <= end or (item_bytes is not None and end - begin != math.prod(entry.shape) * item_bytes):
         raise CorruptCheckpoint(f"the header of {shard} contradicts itself about {name}")
     return StoredTensor(name, shard, entry.dtype, tuple(entry.shape), data + begin, end - begin)
-
-
-class ShardReader:
-    """Open shards of a checkpoint; a context manager."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for fd in self._files.values():
-            os.close(fd)
-        self._files.clear()
-
-    def read(self, tensor: StoredTensor, part: int | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
-        """The tensor's bytes, or those of its ``part``-th slice along the first dimension, as uint8.
-
-        They are read into ``into`` if that has exactly their size, so the system need not clear new memory for each
-        read. Raises CorruptCheckpoint if the file is too short or can not be read.
-        """
-        nbytes = tensor.nbytes if part is None else tensor.nbytes // tensor.shape[0]
-        offset = tensor.offset + (0 if part is None else part * nbytes)
-        data = into if into is not None and into.numel() == nbytes else torch.empty(nbytes, dtype=torch.uint8)
-        view = data.numpy().data
-        while view:
-            try:
-                count = os.preadv(self._file(tensor.shard), [view], offset)
-            except OSError as error:
-                raise _unreadable(tensor.shard, error) from error
-            if count == 0:
-                raise CorruptCheckpoint(f"{tensor.shard} ended within {tensor.name}: it was changed while it was read")
-            view, offset = view[count:], offset + count
-        return data
-
-    def _file(self, shard: Path) -> int:
-        if shard not in self._files:
-            self._files[shard] = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
-        return self._files[shard]
-
-
-def typed(data: torch.Tensor, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
-    """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1."""
-    shape = tensor.shape if part is None else (1, *tensor.shape[1:])
-    return data.view(tensor.torch_dtype).view(shape)
 
 
 def merge_headers(shards: Mapping[Path, dict[str, StoredTensor]]) -> dict[str, StoredTensor]:

@@ -1,0 +1,32 @@
+"""Quantised checkpoints: what tells them, and what to do about each kind. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_BITSANDBYTES: Final = (
+    "use the checkpoint that it was quantised from, or dequantize() it with transformers and save that"
+)
+_ADVICE: Final = {
+    "fp8": "make a bf16 copy once with transformers: from_pretrained(…, quantization_config=FineGrainedFP8Config("
+    "dequantize=True)), then save_pretrained",
+    "bitsandbytes": _BITSANDBYTES,
+    "bitsandbytes_4bit": _BITSANDBYTES,
+    "bitsandbytes_8bit": _BITSANDBYTES,
+}
+_DEFAULT_ADVICE: Final = "use the unquantised checkpoint that it was made from"
+
+
+def quantization_method(config: Mapping[str, Any]) -> str | None:
+    """The method that ``config.json`` names, or ``"unnamed"``. None: the checkpoint is not quantised."""
+    for holder in (config, config.get("text_config") or {}):
+        settings = holder.get("quantization_config") or holder.get("compression_config")
+        if settings:
+            return str(settings.get("quant_method") or "unnamed")
+    return None
+
+
+def advice(method: str) -> str:
+    """What to do about a checkpoint that is quantised so and not served."""
+    return _ADVICE.get(method, _DEFAULT_ADVICE)

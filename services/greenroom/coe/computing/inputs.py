@@ -1,0 +1,207 @@
+"""From images and texts to a model's inputs, by the checkpoint's own image processor or tokenizer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+import xxhash
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer
+
+from greenroom.coe.computing.images import MAX_PIXELS, decode_image
+from greenroom.coe.loading.architecture import Architecture
+from greenroom.coe.loading.expert_checkpoint import IMAGE_SETTINGS, TOKENIZERS, ExpertCheckpoint, InputKind, Task
+from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+Input = bytes | str | Image.Image
+"""An image (PNG or JPEG, or decoded) or a text (UTF-8 where it is bytes)."""
+
+_SENTENCES: Final = "sentence_bert_config.json"
+_NO_LIMIT: Final = 10**9  # tokenizers without a limit name a number beyond it
+_TOKENIZER_FILES: Final = (
+    *TOKENIZERS, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    _SENTENCES,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch. ``tensors``: the model's arguments by name. ``sizes``: (height, width) of each image; of texts empty."""
+
+    tensors: dict[str, torch.Tensor] = field(repr=False)
+    sizes: tuple[tuple[int, int], ...] = ()
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Prepared:
+        """Numbers that are no integers become ``dtype``, as a model of that dtype needs them."""
+        moved = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in self.tensors.items()
+        }
+        return Prepared(moved, self.sizes)
+
+
+class Preparation(Protocol):
+    """May be used by several threads at once."""
+
+    def read(self, given: Input, name: str) -> Any:
+        """One input, decoded and checked. ``name``: what errors call it. Raises InvalidRequest."""
+        ...
+
+    def prepare(self, read: Sequence[Any]) -> Prepared:
+        """A batch of what ``read`` gave."""
+        ...
+
+
+def prepare_what_can_be(
+    preparation: Preparation, read: Sequence[Any]
+) -> tuple[Prepared | None, dict[int, InvalidRequest]]:
+    """A batch of those that can be prepared, in their order, and for the others, by their place, why not.
+
+    None: there is none that can.
+    """
+    try:
+        return (preparation.prepare(read) if read else None), {}
+    except Exception as error:  # inputs and settings are untrusted, so a processor may raise anything
+        log.warning("a batch of %d inputs can not be prepared, so each is tried alone: %r", len(read), error)
+    refused: dict[int, InvalidRequest] = {}
+    for place, one in enumerate(read):
+        try:
+            preparation.prepare([one])
+        except Exception as error:
+            refused[place] = InvalidRequest(f"the input can not be prepared: {error!s:.200}", code="invalid_input")
+    good = [one for place, one in enumerate(read) if place not in refused]
+    return (preparation.prepare(good) if good else None), refused
+
+
+class ImagePreparation:
+    """``processor``: a checkpoint's own image processor."""
+
+    def __init__(self, processor: Any, max_pixels: int = MAX_PIXELS) -> None:
+        self.processor = processor
+        self._max_pixels = max_pixels
+
+    def read(self, given: Input, name: str) -> Image.Image:
+        if isinstance(given, Image.Image):
+            return given
+        if isinstance(given, str):
+            raise InvalidRequest(f"{name} is a text; the expert needs an image", param=name, code="invalid_image")
+        return decode_image(given, name, self._max_pixels)
+
+    def prepare(self, read: Sequence[Image.Image]) -> Prepared:
+        made = self.processor(images=list(read), return_tensors="pt")
+        return Prepared(dict(made), tuple((image.height, image.width) for image in read))
+
+    def boxes(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Any]:
+        """Of each image a mapping with ``scores``, ``labels`` and ``boxes``, by the checkpoint's own processor."""
+        found: list[Any] = self.processor.post_process_object_detection(outputs, least_score, list(sizes))
+        return found
+
+
+class TextPreparation:
+    """``tokenizer``: a checkpoint's own. ``longest``: tokens; what is behind them is cut off. None: no limit."""
+
+    def __init__(self, tokenizer: Any, longest: int | None) -> None:
+        self.tokenizer = tokenizer
+        self.longest = longest
+        self._lock = threading.Lock()  # a call changes the tokenizer's settings of padding and truncation
+
+    def read(self, given: Input, name: str) -> str:
+        if isinstance(given, Image.Image):
+            raise InvalidRequest(f"{name} is an image; the expert needs a text", param=name, code="invalid_text")
+        try:
+            text = given if isinstance(given, str) else given.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"{name} is no UTF-8: {error}", param=name, code="invalid_text") from error
+        if not text.strip():
+            raise InvalidRequest(f"{name} is empty; send a text", param=name, code="invalid_text")
+        return text
+
+    def prepare(self, read: Sequence[str]) -> Prepared:
+        with self._lock:
+            made = self.tokenizer(
+                list(read), padding=True, truncation=self.longest is not None, max_length=self.longest,
+                return_tensors="pt",
+            )  # fmt: skip
+        return Prepared(dict(made))
+
+
+class Preparations:
+    """Experts' preparations. Experts whose files for it are equal share one: there may be hundreds."""
+
+    def __init__(self, max_pixels: int = MAX_PIXELS) -> None:
+        self._max_pixels = max_pixels
+        self._made: dict[str, Preparation] = {}
+
+    def of(self, checkpoint: ExpertCheckpoint, architecture: Architecture) -> Preparation:
+        """Raises CorruptCheckpoint, which names the file, if it can not be made."""
+        images = checkpoint.takes is InputKind.IMAGE
+        longest = None if images else longest_text(checkpoint.folder, architecture.model)
+        key = _digest(checkpoint, (IMAGE_SETTINGS,) if images else _TOKENIZER_FILES, longest)
+        if key not in self._made:
+            self._made[key] = self._images(checkpoint) if images else _texts(checkpoint, longest)
+        return self._made[key]
+
+    def _images(self, checkpoint: ExpertCheckpoint) -> ImagePreparation:
+        try:
+            processor = AutoImageProcessor.from_pretrained(
+                checkpoint.folder, backend="pil", trust_remote_code=False, local_files_only=True
+            )
+        except Exception as error:  # the JSON is untrusted, so transformers may raise anything
+            raise CorruptCheckpoint(f"{IMAGE_SETTINGS} of {checkpoint.model} is not valid: {error}") from error
+        if checkpoint.task is Task.OBJECT_DETECTION and not hasattr(processor, "post_process_object_detection"):
+            raise CorruptCheckpoint(
+                f"{IMAGE_SETTINGS} of {checkpoint.model} is of a {type(processor).__name__}, which finds no objects"
+            )
+        return ImagePreparation(processor, self._max_pixels)
+
+
+def longest_text(folder: Path, model: Any) -> int | None:
+    """How many tokens a text may have: as sentence-transformers' settings say, or as the model has positions.
+
+    Models whose positions count from behind the padding's number, as RoBERTa's, have fewer than embeddings of them.
+    None: neither says. Raises CorruptCheckpoint.
+    """
+    limits = []
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            limits.append(module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1))
+    try:
+        limits.append(int(json.loads((folder / _SENTENCES).read_text())["max_seq_length"]))
+    except (FileNotFoundError, KeyError):
+        pass
+    except (OSError, ValueError, TypeError) as error:
+        raise CorruptCheckpoint(f"{folder / _SENTENCES} can not be read: {error}") from error
+    return min(limits, default=None)
+
+
+def _texts(checkpoint: ExpertCheckpoint, longest: int | None) -> TextPreparation:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # its files are untrusted, so transformers may raise anything
+        raise CorruptCheckpoint(f"the tokenizer of {checkpoint.model} is not valid: {error}") from error
+    if tokenizer.pad_token is None:
+        raise CorruptCheckpoint(
+            f"the tokenizer of {checkpoint.model} has no pad token, without which texts form no batch: name one in "
+            "tokenizer_config.json"
+        )
+    own = tokenizer.model_max_length
+    limits = [limit for limit in (longest, own if own < _NO_LIMIT else None) if limit is not None]
+    return TextPreparation(tokenizer, min(limits, default=None))
+
+
+def _digest(checkpoint: ExpertCheckpoint, names: Sequence[str], longest: int | None) -> str:
+    total = xxhash.xxh3_128(f"{checkpoint.model_type} {checkpoint.task} {longest}".encode())
+    for name in names:
+        path = checkpoint.folder / name
+        data = path.read_bytes() if path.exists() else b""
+        total.update(f"{name} {len(data)}\n".encode() + data)
+    return str(total.hexdigest())

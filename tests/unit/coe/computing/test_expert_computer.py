@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from greenroom.coe.computing.expert_computer import ExpertComputer
+from greenroom.coe.computing.expert_result import ExpertResult
+from greenroom.coe.computing.inputs import Preparations, TextPreparation
+from greenroom.coe.computing.intermediates import intermediate_bytes
+from greenroom.core.errors import CorruptCheckpoint, ExpertFailed, InvalidRequest, UnsupportedModel
+from tests.contract.coe.single_expert import collaborate, record_of
+from tests.random_experts import FAMILIES, WORDS, encoded, random_image, save_expert, some_inputs
+
+
+def test_a_broken_input_leaves_the_batch(tmp_path: Path) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert("resnet", tmp_path / "one")])
+    record = record_of(experts, 0)
+    good = some_inputs("resnet", 2)
+    outcomes = experts.computer.compute(0, [good[0], b"no image", good[1], "a text"], record)
+    assert [type(outcome) for outcome in outcomes] == [ExpertResult, InvalidRequest, ExpertResult, InvalidRequest]
+    assert [outcomes[0], outcomes[2]] == experts.computer.compute(0, good, record)
+
+
+def test_nothing_but_broken_inputs(tmp_path: Path) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert("bert", tmp_path / "one")])
+    inputs: list[Any] = ["", "  ", b"\xff", random_image()]
+    outcomes = experts.computer.compute(0, inputs, record_of(experts, 0))
+    assert [str(outcome).partition(";")[0].partition(":")[0] for outcome in outcomes] == [
+        "the input is empty", "the input is empty", "the input is no UTF-8", "the input is an image",
+    ]  # fmt: skip
+
+
+def test_what_a_processor_can_not_take_leaves_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which images these are is the processor's own, so none is known beforehand."""
+    experts = collaborate(tmp_path / "one.toml", [save_expert("resnet", tmp_path / "one")])
+    preparation: Any = experts.computer._preparations[0]
+    original = preparation.processor
+
+    def picky(images: list[Any], **options: Any) -> Any:
+        if any(image.width == 7 for image in images):
+            raise ValueError("seven is not for me")
+        return original(images=images, **options)
+
+    monkeypatch.setattr(preparation, "processor", picky)
+    good = some_inputs("resnet", 2)
+    outcomes = experts.computer.compute(0, [good[0], encoded(random_image(width=7)), good[1]], record_of(experts, 0))
+    assert [type(outcome) for outcome in outcomes] == [ExpertResult, InvalidRequest, ExpertResult]
+    assert "seven is not for me" in str(outcomes[1])
+
+
+def test_weights_that_are_no_numbers_fail_every_request(tmp_path: Path) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert("resnet", tmp_path / "one")])
+    record = record_of(experts, 0)
+    record[0].fill_(float("nan"))
+    outcomes = experts.computer.compute(0, some_inputs("resnet", 3), record)
+    assert all(isinstance(outcome, ExpertFailed) for outcome in outcomes)
+
+
+def test_experts_with_equal_settings_share_their_preparation(tmp_path: Path) -> None:
+    folders = [save_expert("resnet", tmp_path / f"expert{seed}", seed=seed) for seed in range(3)]
+    settings = json.loads((folders[2] / "preprocessor_config.json").read_text())
+    (folders[2] / "preprocessor_config.json").write_text(json.dumps(settings | {"crop_pct": 0.5}))
+    experts = collaborate(tmp_path / "one.toml", folders)
+    first, second, third = experts.computer._preparations
+    assert first is second is not third
+
+
+@pytest.mark.parametrize(
+    ("family", "file", "content", "message"),
+    [
+        ("resnet", "preprocessor_config.json", '{"image_processor_type": "Mine"}', r"experts\.one: pre.* is not valid"),
+        ("yolos", "preprocessor_config.json", '{"image_processor_type": "ViTImageProcessor"}', r"finds no objects"),
+        ("bert", "tokenizer.json", "{}", r"experts\.one: the tokenizer of .* is not valid"),
+    ],
+)
+def test_settings_that_are_not_valid(tmp_path: Path, family: str, file: str, content: str, message: str) -> None:
+    folder = save_expert(family, tmp_path / "one")
+    (folder / file).write_text(content)
+    with pytest.raises(CorruptCheckpoint, match=message):
+        collaborate(tmp_path / "one.toml", [folder])
+
+
+@pytest.mark.parametrize(("family", "longest"), [("bert", 40), ("distilbert", 40), ("roberta", 38)])
+def test_long_texts_are_cut_where_the_model_has_no_more_positions(tmp_path: Path, family: str, longest: int) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert(family, tmp_path / "one")])
+    (preparation,) = experts.computer._preparations
+    assert isinstance(preparation, TextPreparation)
+    assert preparation.longest == longest
+    (outcome,) = experts.computer.compute(0, [" ".join(WORDS[4:] * 5)], record_of(experts, 0))
+    assert isinstance(outcome, ExpertResult)
+
+
+def sentence_transformer(folder: Path, **pooling: bool) -> Path:
+    save_expert("bert_embedding", folder)
+    steps = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    (folder / "modules.json").write_text(
+        json.dumps([{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in steps])
+    )
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12}))
+    return folder
+
+
+def test_an_embedding_is_pooled_as_its_files_say(tmp_path: Path) -> None:
+    folder = sentence_transformer(tmp_path / "one", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
+    experts = collaborate(tmp_path / "one.toml", [folder])
+    record = record_of(experts, 0)
+    prepared = experts.computer.prepare(0, ["a b c", " ".join(WORDS[4:24])])
+    assert prepared.tensors["input_ids"].shape == (2, 12)
+    hidden = experts.computer.forward(0, prepared, record).last_hidden_state[0, 0]
+    (outcome, _) = experts.computer.results(0, prepared, experts.computer.forward(0, prepared, record))
+    assert isinstance(outcome, ExpertResult)
+    assert outcome.embedding is not None
+    assert np.allclose(outcome.embedding, (hidden / hidden.norm()).numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "message"),
+    [({"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"), ({}, "pools by nothing")],
+)
+def test_another_pooling_is_refused(tmp_path: Path, pooling: dict[str, bool], message: str) -> None:
+    folder = sentence_transformer(tmp_path / "one", **pooling)
+    with pytest.raises(UnsupportedModel, match=rf"experts\.one: .*{message}; served"):
+        collaborate(tmp_path / "one.toml", [folder])
+
+
+def test_a_step_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    folder = sentence_transformer(tmp_path / "one", pooling_mode_mean_tokens=True)
+    (folder / "modules.json").write_text(json.dumps([{"path": "3_Dense", "type": "models.Dense"}]))
+    with pytest.raises(UnsupportedModel, match="has a step 'Dense'"):
+        collaborate(tmp_path / "one.toml", [folder])
+
+
+@pytest.mark.parametrize("family", ["resnet", "bert"])
+def test_executors_compute_beside_each_other(tmp_path: Path, family: str) -> None:
+    """Each has its own skeleton, and all share preparations and weights."""
+    folders = [save_expert(family, tmp_path / f"expert{seed}", seed=seed) for seed in range(2)]
+    experts = collaborate(tmp_path / "one.toml", folders)
+    records = [record_of(experts, expert) for expert in range(2)]
+    inputs = some_inputs(family, 3)
+    expected = [experts.computer.compute(expert, inputs, records[expert]) for expert in range(2)]
+    assert expected[0] != expected[1]
+    preparations = Preparations()
+    wrong: list[object] = []
+
+    def execute(first: int) -> None:
+        try:
+            computer = ExpertComputer(experts.collaboration, experts.architectures, preparations)
+            for turn in range(20):
+                expert = (first + turn) % 2
+                if computer.compute(expert, inputs, records[expert]) != expected[expert]:
+                    wrong.append((first, turn))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=execute, args=(first,)) for first in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_intermediates_grow_with_the_batch(tmp_path: Path, family: str) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert(family, tmp_path / "one")])
+    record = record_of(experts, 0)
+    (one,) = some_inputs(family, 1)
+    found = [intermediate_bytes(experts.computer, 0, [one] * count, record) for count in (1, 2, 4, 8)]
+    given = sum(tensor.nbytes for tensor in experts.computer.prepare(0, [one]).tensors.values())
+    assert found[0] > given
+    steps = np.diff(found) / np.array([1, 2, 4])
+    assert steps[-1] > given
+    assert (np.diff(steps) >= 0).all(), "the most of several lines, so a line between two batches is never below it"
+
+
+def test_intermediates_are_counted_while_they_live(tmp_path: Path) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert("resnet", tmp_path / "one")])
+    record = record_of(experts, 0)
+    inputs = some_inputs("resnet", 4)
+    prepared = experts.computer.prepare(0, inputs)
+    outputs: list[torch.Tensor] = []
+    (skeleton,) = experts.computer._skeletons.values()
+    with skeleton.using(record) as model, torch.no_grad():
+        for module in model.modules():
+            module.register_forward_hook(
+                lambda _, __, made: outputs.append(made) if isinstance(made, torch.Tensor) else None
+            )
+        model(**prepared.tensors)
+    largest = max(tensor.nbytes for tensor in outputs)
+    everything = sum(tensor.nbytes for tensor in outputs)
+    found = intermediate_bytes(experts.computer, 0, inputs, record)
+    assert largest < found < everything

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from greenroom.coe.computing.images import check_image, decode_image
+from greenroom.core.errors import InvalidRequest
+from tests.random_experts import encoded, random_image
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_an_image(kind: str) -> None:
+    image = random_image(width=31, height=17)
+    decoded = decode_image(encoded(image, kind))
+    assert (decoded.mode, decoded.size) == ("RGB", (31, 17))
+    assert check_image(encoded(image, kind)) == (31, 17)
+    if kind == "PNG":
+        assert np.array_equal(np.asarray(decoded), np.asarray(image))
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "I;16"])
+def test_other_modes_become_rgb(mode: str) -> None:
+    assert decode_image(encoded(Image.new(mode, (8, 9)))).mode == "RGB"
+
+
+def test_an_image_that_lies_on_its_side_is_turned() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    file = io.BytesIO()
+    random_image(width=31, height=17).save(file, "JPEG", exif=exif)
+    assert decode_image(file.getvalue()).size == (17, 31)
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """A header and no pixels: what is looked at before decoding."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+
+
+@pytest.mark.parametrize(("width", "height"), [(101, 100), (20_000, 20_000), (2**31 - 1, 2**31 - 1)])
+def test_too_many_pixels_are_refused_before_they_are_decoded(width: int, height: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"photo has .* pixels; at most 10000 are taken") as refused:
+        decode_image(png_that_claims(width, height), "photo", max_pixels=10_000)
+    assert (refused.value.param, refused.value.code) == ("photo", "image_too_large")
+
+
+def test_a_long_strip_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="photo has 2 × 201 pixels; one side may be 100 times"):
+        decode_image(encoded(random_image(width=2, height=201)), "photo")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no image",
+        b"\x89PNG\r\n\x1a\n",
+        encoded(random_image())[:300],
+        encoded(random_image(), "JPEG")[:300],
+        encoded(random_image(), "GIF"),
+    ],
+    ids=["empty", "text", "header", "half a PNG", "half a JPEG", "GIF"],
+)
+def test_what_is_no_image_is_named(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"photo (is empty|can not be decoded as PNG or JPEG)") as refused:
+        decode_image(data, "photo")
+    assert refused.value.param == "photo"
+
+
+@given(st.integers(0, 2_000), st.integers(1, 255), st.sampled_from(["PNG", "JPEG"]))
+@settings(max_examples=60, deadline=None)
+def test_altered_bytes_give_an_image_or_an_error(place: int, by: int, kind: str) -> None:
+    data = bytearray(encoded(random_image(), kind))
+    data[place % len(data)] ^= by
+    with contextlib.suppress(InvalidRequest):
+        assert decode_image(bytes(data), max_pixels=10_000).mode == "RGB"
