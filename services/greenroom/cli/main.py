@@ -8,6 +8,7 @@ import sys
 import click
 
 from greenroom import __version__
+from greenroom.cli.coe import coe
 from greenroom.cli.demo import demo
 from greenroom.cli.eamc import eamc
 from greenroom.cli.expert_mlp import expert_mlp
@@ -69,6 +70,7 @@ def main(log_level: str) -> None:
       greenroom expert-mlp fit --prompts FILE              what --policy duoserve:literal=true predicts by
       greenroom residual fit --prompts FILE                what foresees more than routers run ahead
       greenroom keywords learn FILE --output mine.json     what tells your kinds of tasks apart
+      greenroom coe demo DIR                               experts that inspect a circuit board, to try
       greenroom keys add ann                               who may use a server that others can reach
 
     \b
@@ -96,3 +98,4 @@ main.add_command(expert_mlp)
 main.add_command(reuse)
 main.add_command(residual)
 main.add_command(demo)
+main.add_command(coe)
