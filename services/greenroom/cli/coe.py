@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.coe_demo import demo
 from greenroom.cli.stack import stack
 from greenroom.core.units import format_bytes
 
@@ -25,7 +26,16 @@ _source = stack(
 
 @click.group()
 def coe() -> None:
-    """Pipelines of whole models, of which a request needs one after another."""
+    """Collaborations of experts (CoE): pipelines of whole models, of which a request needs one after another.
+
+    \b
+    Examples:
+      greenroom coe demo board                experts that inspect a circuit board, and crops to send them
+      greenroom coe check board/board.toml    is the definition sound, and what does it use
+    """
+
+
+coe.add_command(demo)
 
 
 @coe.command()

@@ -72,6 +72,7 @@ def main(log_level: str) -> None:
       greenroom residual fit --prompts FILE                what foresees more than routers run ahead
       greenroom keywords learn FILE --output mine.json     what tells your kinds of tasks apart
       greenroom coe check board.toml                       a pipeline of whole models: is it sound
+      greenroom coe demo DIR                               experts that inspect a circuit board, to try
       greenroom keys add ann                               who may use a server that others can reach
 
     \b

@@ -1,9 +1,15 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from greenroom.core.errors import GreenroomError, InvalidConfig
 
 PARTIAL = ".partial"
 """The suffix of files that are not whole yet. A crash may leave such a file."""
@@ -30,6 +36,32 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
         raise
     if durable:
         synchronise(path.parent)
+
+
+def check_new_folder(path: Path, field: str = "DIR") -> None:
+    """Raises InvalidConfig, which names ``field``, unless ``path`` is free or an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InvalidConfig(field, str(path), "it exists and is not empty; name a new folder")
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder beside ``path`` to write into. It becomes ``path``, which is free or an empty folder, when the block has
+    ended without an error, and is deleted otherwise.
+
+    Raises GreenroomError for an OSError.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.parent))
+        try:
+            yield draft
+            draft.chmod(0o755)
+            draft.replace(path)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise GreenroomError(f"could not write {path}: {error.strerror}; nothing was left behind") from error
 
 
 def synchronise(path: Path) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,8 @@ import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from greenroom.core.errors import CorruptCheckpoint, GreenroomError, InvalidConfig, UnsupportedModel
+from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, UnsupportedModel
+from greenroom.core.files import check_new_folder, whole_folder
 from greenroom.core.model_profile import dump_model_profile, load_model_profile
 from greenroom.core.units import MIB, format_bytes
 
@@ -103,8 +103,7 @@ def widen(model_dir: Path, out_dir: Path, expert_mib: float, *, progress: bool =
     if width < old:
         allowed = f"the experts have {format_bytes(row_bytes * old)} already; give more than that"
         raise InvalidConfig("--expert-mib", expert_mib, allowed)
-    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
-        raise InvalidConfig("DIR", str(out_dir), "it exists and is not empty; name a new folder")
+    check_new_folder(out_dir)
 
     tensors = [_resized(tensor, hidden, old, width) for tensor in tensors]
     total = sum(tensor.target_bytes for tensor in tensors)
@@ -114,8 +113,7 @@ def widen(model_dir: Path, out_dir: Path, expert_mib: float, *, progress: bool =
         allowed = f"it needs {format_bytes(total)}, the disk has {format_bytes(free)} free"
         raise InvalidConfig("DIR", str(out_dir), allowed)
 
-    draft = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".partial", dir=out_dir.parent))
-    try:
+    with whole_folder(out_dir) as draft:
         with tqdm(total=total, unit="B", unit_scale=True, desc="widening", disable=not progress) as bar:
             _write_shards(tensors, draft, total, bar)
         config["moe_intermediate_size"] = width
@@ -126,12 +124,6 @@ def widen(model_dir: Path, out_dir: Path, expert_mib: float, *, progress: bool =
         if (model_dir / _PROFILE).is_file():
             profile = msgspec.structs.replace(load_model_profile(model_dir / _PROFILE), costs=None)
             (draft / _PROFILE).write_bytes(dump_model_profile(profile))
-        draft.chmod(0o755)
-        draft.replace(out_dir)
-    except OSError as error:
-        raise GreenroomError(f"could not write {out_dir}: {error.strerror}; nothing was left behind") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     experts = sum(1 for tensor in tensors if tensor.name.endswith(".down_proj.weight"))
     return Widened(out_dir, width, row_bytes * width, total, experts)
 
