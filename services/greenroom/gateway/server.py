@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -29,6 +30,7 @@ from greenroom.gateway.doors.hosts import ANY, Hosts, Origins
 from greenroom.gateway.errors import model_not_found
 from greenroom.gateway.grpc.inference import InferenceApi, as_status
 from greenroom.gateway.http.endpoints import CALLER, Api
+from greenroom.gateway.http.infer_endpoints import InferApi
 from greenroom.gateway.http.middleware import Handler, name_reply, note_of, page_middleware, request_middleware
 from greenroom.gateway.http.openapi import openapi
 from greenroom.gateway.metrics import GatewayMetrics
@@ -42,20 +44,25 @@ _IDLE_CONNECTION_S = 75.0
 _READY_LOOK_S = 0.5
 _LINGER_LOOK_S = 0.02
 _RPC_GRACE_S = 1.0
-OPEN_PATHS = frozenset({"/health", "/live", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/live", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no key: what they say is no secret, and probes send none."""
 
 
 class Gateway:
     """OpenAI's HTTP API, and gRPC where ``config.grpc_port`` says so, in front of ``generator``.
 
-    ``text`` is the tokenizer and chat template of the model that the generator runs; ``registry`` is what /metrics
-    shows: the gateway's metrics and those of other parts. All of it runs on the event loop that ``start`` is called on.
-    Raises InvalidConfig where the file of keys can not be read, or an allowed host or origin is not one.
+    ``text`` is the tokenizer and chat template of the model that the generator runs, None where that is a collaboration
+    of experts. ``registry`` is what /metrics shows: the gateway's metrics and those of other parts. All of it runs on
+    the event loop that ``start`` is called on. Raises InvalidConfig where the file of keys can not be read, or an
+    allowed host or origin is not one.
     """
 
     def __init__(
-        self, config: GatewayConfig, generator: RequestGenerator, text: TextProcessor, registry: CollectorRegistry
+        self,
+        config: GatewayConfig,
+        generator: RequestGenerator,
+        text: TextProcessor | None,
+        registry: CollectorRegistry,
     ) -> None:
         self._config = config
         self._generator = generator
@@ -104,6 +111,7 @@ class Gateway:
         app.router.add_get("/live", self._live)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/openapi.json", self._openapi)
+        InferApi(self._requests).add_to(app.router)
         return app
 
     def _key_middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -235,7 +243,7 @@ class Gateway:
             owned_by="greenroom",
             root=self._config.model_root or model.name,
             parent=None,
-            max_model_len=model.max_model_len,
+            max_model_len=UNSET if model.collaboration is not None else model.max_model_len,
         )
 
     async def _health(self, request: web.Request) -> web.Response:

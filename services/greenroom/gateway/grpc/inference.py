@@ -104,7 +104,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
                 name=model.name,
                 max_model_len=model.max_model_len,
                 vocab_size=model.vocab_size,
-                has_chat_template=self._requests.text.has_chat,
+                has_chat_template=self._requests.has_chat,
             )
 
     async def _parts(
@@ -119,7 +119,7 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
             size = request.ByteSize()
             if size > self._requests.config.max_body_bytes:
                 raise too_large(self._requests.config.max_body_bytes)
-            model = self._requests.model_named(request.model or self._requests.model.name)
+            model = self._requests.text_model_named(request.model or self._requests.model.name)
             prepared = await self._requests.prepare(size, lambda: self._prepare(request, model, call))
             async with self._requests.run(prepared, call, arrived, tokens=True) as running:
                 while not running.generations.done:
