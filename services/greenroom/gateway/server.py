@@ -9,7 +9,7 @@ import hashlib
 import importlib.metadata
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -28,7 +28,9 @@ from greenroom.gateway.doors.admission import Admission
 from greenroom.gateway.doors.doorkeeper import Doorkeeper
 from greenroom.gateway.doors.hosts import ANY, Hosts, Origins
 from greenroom.gateway.errors import model_not_found
-from greenroom.gateway.grpc.inference import InferenceApi, as_status
+from greenroom.gateway.grpc.calls import as_status
+from greenroom.gateway.grpc.inference import InferenceApi
+from greenroom.gateway.grpc.open_inference import OpenInferenceApi
 from greenroom.gateway.http.endpoints import CALLER, Api
 from greenroom.gateway.http.infer_endpoints import InferApi
 from greenroom.gateway.http.middleware import Handler, name_reply, note_of, page_middleware, request_middleware
@@ -85,7 +87,10 @@ class Gateway:
             shutdown_timeout=1.0,
         )
         self._name_model()
-        self._rpc = _rpc_server(config, InferenceApi(self._requests, self._doorkeeper, metrics))
+        apis = [api(self._requests, self._doorkeeper, metrics) for api in (InferenceApi, OpenInferenceApi)]
+        # Images are larger than prompts; a prompt's size is looked at once more where it is read.
+        largest = config.max_body_bytes if text is not None else max(config.max_body_bytes, config.max_infer_body_bytes)
+        self._rpc = _rpc_server(config, apis, largest)
         self._drained = False
         self.tasks = Tasks("gateway")
         self.grpc_port: int | None = None
@@ -274,16 +279,16 @@ class _RpcConfig(ServerConfig):
         return [*others, (received, self.max_request_bytes)]
 
 
-def _rpc_server(config: GatewayConfig, api: InferenceApi) -> Server | None:
+def _rpc_server(config: GatewayConfig, apis: Sequence[object], largest: int) -> Server | None:
     if config.grpc_port is None:
         return None
     rpc = _RpcConfig(
         host=config.host,
         port=config.grpc_port,
         tls=None if config.tls is None else ServerTls(certificate=config.tls[0], key=config.tls[1]),
-        max_request_bytes=config.max_body_bytes,
+        max_request_bytes=largest,
     )
-    return Server(rpc, [api], shape=as_status)
+    return Server(rpc, apis, shape=as_status)
 
 
 @functools.cache  # there are few names, and finding the version reads a file

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import re
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -27,17 +26,25 @@ from greenroom.gateway.replies.infer_bodies import (
     ServerMetadata,
     TensorMetadata,
 )
-from greenroom.gateway.replies.output_tensors import OutputTensor, output_tensors, tensors_of
+from greenroom.gateway.replies.output_tensors import OutputTensor, TensorKind, output_tensors
+from greenroom.gateway.replies.reply_headers import INFER_LENGTH_HEADER
 from greenroom.gateway.requests.call_headers import call_headers
 from greenroom.gateway.requests.inferences.infer_body import decode_infer
-from greenroom.gateway.requests.inferences.infer_call import BYTES, InferCall
+from greenroom.gateway.requests.inferences.infer_call import InferCall
 from greenroom.gateway.requests.inferences.prepare_inferences import PreparedInferences, prepare_inferences
+from greenroom.gateway.requests.inferences.server_info import (
+    EXTENSIONS,
+    PLATFORM,
+    SERVER,
+    VERSION,
+    check_version,
+    inputs_of,
+    outputs_of,
+    server_version,
+)
 from greenroom.gateway.requests.request_handler import RequestHandler
 
-HEADER_LENGTH = "Inference-Header-Content-Length"
-EXTENSIONS = ("binary_tensor_data",)
-PLATFORM = "greenroom_coe"
-VERSION = "1"
+_NAME = "{name:(?:(?!/infer$|/versions/).)+}"
 _DIGITS = re.compile(r"[0-9]{1,12}")
 
 
@@ -52,13 +59,14 @@ class InferApi:
         router.add_get("/v2", self._server)
         router.add_get("/v2/health/live", self._live)
         router.add_get("/v2/health/ready", self._ready)
-        for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-            router.add_get(path, self._model)
-            router.add_get(path + "/ready", self._model_ready)
+        # A name may have slashes. What stands behind it is looked for first, and `infer` is the end of no name.
+        for path in (f"/v2/models/{_NAME}/versions/{{version}}", f"/v2/models/{_NAME}"):
             router.add_post(path + "/infer", self._infer)
+            router.add_get(path + "/ready", self._model_ready)
+            router.add_get(path, self._model)
 
     async def _server(self, request: web.Request) -> web.Response:
-        return _json(ServerMetadata(name="greenroom", version=server_version(), extensions=list(EXTENSIONS)))
+        return _json(ServerMetadata(name=SERVER, version=server_version(), extensions=list(EXTENSIONS)))
 
     async def _live(self, request: web.Request) -> web.Response:
         return _json(Live(live=True))
@@ -68,7 +76,18 @@ class InferApi:
         return _json(Ready(ready=True))
 
     async def _model(self, request: web.Request) -> web.Response:
-        return _json(model_metadata(self._requests, *_named(request)))
+        name, version = _named(request)
+        model, card = self._requests.collaboration_named(name)
+        check_version(version)
+        return _json(
+            ModelMetadata(
+                name=model.name,
+                versions=[VERSION],
+                platform=PLATFORM,
+                inputs=_metadata(inputs_of(card)),
+                outputs=_metadata(outputs_of(model)),
+            )
+        )
 
     async def _model_ready(self, request: web.Request) -> web.Response:
         name, version = _named(request)
@@ -93,6 +112,7 @@ class InferApi:
                 def prepare() -> PreparedInferences:
                     nonlocal asked
                     asked = decode_infer(raw, json_bytes)
+                    _check_agrees(asked, name, version)
                     return prepare_inferences(asked, model, card, call=call, config=self._config)
 
                 prepared = await self._requests.prepare(len(raw), prepare)
@@ -105,46 +125,25 @@ def _named(request: web.Request) -> tuple[str, str]:
     return request.match_info["name"], request.match_info.get("version", "")
 
 
-def check_version(version: str) -> None:
-    """Raises ApiError (404). Empty: any."""
-    if version not in ("", VERSION):
-        raise ApiError(
-            404,
-            f"the model has no version {version!r:.80} here; served: {VERSION}",
-            code="model_not_found",
-            param="version",
-        )
+def _check_agrees(asked: InferCall, name: str, version: str) -> None:
+    """Raises InvalidRequest where the body names another model or version than the path."""
+    for field, said, path in (("model_name", asked.model, name), ("model_version", asked.version, version or VERSION)):
+        if said not in (None, path):
+            raise InvalidRequest(f"{field} and the path differ; send one of them", param=field)
 
 
-@functools.cache
-def server_version() -> str:
-    return importlib.metadata.version("greenroom")
-
-
-def model_metadata(requests: RequestHandler, name: str, version: str) -> ModelMetadata:
-    """Raises ApiError (404), InvalidRequest for a model of text."""
-    model, card = requests.collaboration_named(name)
-    check_version(version)
-    inputs = [TensorMetadata(name=kind.value, datatype=BYTES, shape=[-1]) for kind in card.takes]
-    if card.parameter:
-        inputs.append(TensorMetadata(name=card.parameter, datatype=BYTES, shape=[-1]))
-    return ModelMetadata(
-        name=model.name,
-        versions=[VERSION],
-        platform=PLATFORM,
-        inputs=inputs,
-        outputs=[
-            TensorMetadata(name=kind.name, datatype=kind.datatype, shape=list(kind.shape)) for kind in tensors_of(card)
-        ],
-    )
+def _metadata(kinds: Iterable[TensorKind]) -> list[TensorMetadata]:
+    return [TensorMetadata(name=kind.name, datatype=kind.datatype, shape=list(kind.shape)) for kind in kinds]
 
 
 def _json_bytes(request: web.Request) -> int | None:
-    given = request.headers.getall(HEADER_LENGTH, ())
+    given = request.headers.getall(INFER_LENGTH_HEADER, ())
     if not given:
         return None
     if len(given) > 1 or not _DIGITS.fullmatch(given[0].strip()):
-        raise InvalidRequest(f"the header {HEADER_LENGTH} takes a number of bytes", param=HEADER_LENGTH.lower())
+        raise InvalidRequest(
+            f"the header {INFER_LENGTH_HEADER} takes a number of bytes", param=INFER_LENGTH_HEADER.lower()
+        )
     return int(given[0])
 
 
@@ -153,11 +152,11 @@ async def _read(request: web.Request, config: GatewayConfig) -> bytes:
     as Triton's client sends it, is taken only from what is no page. Raises ApiError: 415, 413, 408, 400."""
     typed = request.headers.get("Content-Type")
     json = typed is not None and request.content_type == "application/json"
-    if not (json or HEADER_LENGTH in request.headers or (typed is None and "Origin" not in request.headers)):
+    if not (json or INFER_LENGTH_HEADER in request.headers or (typed is None and "Origin" not in request.headers)):
         raise ApiError(
             415,
             "send the body as JSON, with the header Content-Type: application/json; with tensors in binary form behind "
-            f"it the header {HEADER_LENGTH} says how long the JSON is",
+            f"it the header {INFER_LENGTH_HEADER} says how long the JSON is",
             code="unsupported_media_type",
         )
     return await read_body(request, config.max_infer_body_bytes, config.body_timeout_s)
@@ -181,7 +180,7 @@ def _reply(model: str, asked: InferCall, tensors: list[OutputTensor]) -> web.Res
     head = msgspec.json.encode(reply)
     if not raws:
         return web.Response(body=head, content_type="application/json")
-    headers = {HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
+    headers = {INFER_LENGTH_HEADER: str(len(head)), "Content-Type": "application/octet-stream"}
     return web.Response(body=b"".join((head, *raws)), headers=headers)
 
 

@@ -134,6 +134,11 @@ class RequestHandler:
             raise takes_prompts(model.name)
         return model, model.collaboration
 
+    @property
+    def unready(self) -> str | None:
+        """Why no requests are taken now, None where they are."""
+        return self._admission.unready
+
     def check_ready(self) -> None:
         """Raises ApiError (503) where no requests are taken now."""
         self._admission.check_ready()

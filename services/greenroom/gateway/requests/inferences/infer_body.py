@@ -100,7 +100,7 @@ def _call_of(body: InferBody, binary: bytes) -> InferCall:
     if not isinstance(wants_binary, bool):
         raise InvalidRequest("binary_data_output is true or false", param="parameters.binary_data_output")
     outputs = tuple(checked_output(one.name, one.parameters) for one in body.outputs)
-    return InferCall(tuple(tensors), outputs, parameters, body.id, wants_binary)
+    return InferCall(tuple(tensors), outputs, parameters, body.id, wants_binary, body.model_name, body.model_version)
 
 
 def _binary_size(tensor: TensorBody) -> int:

@@ -32,20 +32,23 @@ class AskedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferCall:
-    """``outputs``: empty: all. ``binary``: outputs are wanted in binary form, unless one says otherwise."""
+    """``outputs``: empty: all. ``binary``: outputs are wanted in binary form, unless one says otherwise. ``model``,
+    ``version``: what the body says beside the path, None where it does not."""
 
     inputs: tuple[InputTensor, ...]
     outputs: tuple[AskedOutput, ...] = ()
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     id: str = ""
     binary: bool = False
+    model: str | None = None
+    version: str | None = None
 
 
 def checked_tensor(name: str, datatype: str, shape: tuple[int, ...], elements: list[bytes]) -> InputTensor:
     """Raises InvalidRequest, naming the input."""
     if datatype != BYTES:
         raise InvalidRequest(
-            f"the input {name!r} has the datatype {datatype!r}; send BYTES: each element is a PNG or JPEG file, or a text",
+            f"the input {name!r} has the datatype {datatype!r:.40}; send BYTES, an element for each file or text",
             param=f"inputs.{name}.datatype",
         )
     size = 1
