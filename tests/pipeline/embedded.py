@@ -31,7 +31,7 @@ async def embedded(
     registry: CollectorRegistry | None = None,
     front: GatewayConfig | None = None,
 ) -> AsyncIterator[tuple[GatewayService, CollectorRegistry]]:
-    """They are ready, with both APIs on free ports unless ``front`` says otherwise. The registry has the metrics of all."""
+    """They are ready, with both APIs on free ports unless ``front`` says otherwise. The registry has all metrics."""
     registry = registry or CollectorRegistry()
     gateway, parts = embedded_parts(
         config,

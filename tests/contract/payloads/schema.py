@@ -80,7 +80,7 @@ def _fields(name: str, old: Schema, new: Schema, records: Collection[str]) -> li
 
 
 def _more_records(was: str, now: str, records: Collection[str]) -> bool:
-    """Whether further kinds of record may stand there now. As with a new kind in a topic, readers are deployed first."""
+    """Whether further kinds of record may stand there now. As with a new kind in a topic, readers run first."""
     before, after = set(was.split(" | ")), set(now.split(" | "))
     return before < after and after <= set(records)
 
