@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--coe",
     is_flag=True,
-    help="The pool serves a collaboration of experts, which takes inferences: no tokenizer is read.",
+    help="The pool serves a collaboration of experts, so there are inferences and no tokenizer.",
 )
 @click.option("--pool", type=int, default=0, show_default=True, help="The pool whose model it serves.")
 @gateway_options(grpc_port="8001", linger_s=6.0)
@@ -76,9 +76,7 @@ def gateway(model: str | None, revision: str | None, offline: bool, coe: bool, p
     from greenroom.text.hub import hub_id, model_folder
 
     if coe and model is not None:
-        raise InvalidConfig(
-            "model", model, "a collaboration of experts (--coe) has no tokenizer; leave one of them out"
-        )
+        raise InvalidConfig("model", model, "with --coe there is no tokenizer to read; leave one of them out")
     config = gateway_config(options, drain_timeout_s=options["drain_timeout"], model_root=hub_id(model))
     text: TextProcessor | None = None
     digest: str | None = None

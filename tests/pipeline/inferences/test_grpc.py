@@ -16,7 +16,7 @@ from greenroom.core import bytes_tensors
 from greenroom.v1 import inference_pb2, inference_pb2_grpc, open_inference_pb2_grpc
 from greenroom.v1 import open_inference_pb2 as pb
 from greenroom.worker.inference_twin import InferenceTwin, twin_card
-from tests.pipeline.inferences.conftest import MODEL, Served
+from tests.pipeline.inferences.conftest import MODEL, Served, body
 from tests.pipeline.inferences.images import png
 from tests.pipeline.inferences.test_infer import images, said
 from tests.waiting import DEADLINE_S, until
@@ -85,10 +85,11 @@ async def test_what_it_says_of_itself(stub: Any) -> None:
 
 
 async def test_reflection_and_health_include_it(channel: grpc.aio.Channel) -> None:
-    health = health_pb2_grpc.HealthStub(channel)
+    health: Any = health_pb2_grpc.HealthStub(channel)
     serving = health_pb2.HealthCheckResponse.SERVING
     assert (await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))).status == serving
-    reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+    stubs: Any = reflection_pb2_grpc
+    reflection = stubs.ServerReflectionStub(channel)
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
     async for answer in reflection.ServerReflectionInfo(iter([ask])):
         assert SERVICE in [one.name for one in answer.list_services_response.service]
@@ -164,8 +165,6 @@ class TestHeld:
     async def test_an_idempotency_key_is_one_request_over_both(
         self, served: Served, stub: Any, twin: InferenceTwin
     ) -> None:
-        from tests.pipeline.inferences.conftest import body
-
         first = asyncio.create_task(served.post(body([png()]), headers={"Idempotency-Key": "k"}))
         await until(lambda: twin.state().waiting == 1)
         second = stub.ModelInfer(request([png()]), metadata=(("idempotency-key", "k"),))
