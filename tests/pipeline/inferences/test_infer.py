@@ -13,7 +13,7 @@ from greenroom.core import bytes_tensors
 from greenroom.core.collaboration import InputKind
 from greenroom.core.inference import InferenceInput
 from greenroom.core.inference_outputs import InferenceOutputs
-from greenroom.worker.inference_twin import SPOILED, InferenceTwin, twin_outputs
+from greenroom.worker.inference_twin import SPOILED, InferenceTwin, twin_card, twin_outputs
 from tests.pipeline.inferences.conftest import MODEL, Served, body, outputs_of
 from tests.pipeline.inferences.images import jpeg, png
 
@@ -244,3 +244,19 @@ async def test_an_unknown_model_and_an_unknown_path(served: Served) -> None:
         assert (response.status, list(await response.json())) == (404, ["error"])
     async with served.http.get(served.infer_url) as response:
         assert (response.status, response.headers["Allow"]) == (405, "POST")
+
+
+class TestNameWithSlashes:
+    @pytest.fixture
+    def twin(self) -> InferenceTwin:
+        return InferenceTwin(twin_card("org/board"))
+
+    async def test_it_is_found_at_every_path(self, served: Served) -> None:
+        url = f"{served.url}/v2/models/org/board"
+        for path in (url, f"{url}/ready", f"{url}/versions/1", f"{url}/versions/1/ready"):
+            async with served.http.get(path) as response:
+                assert (await response.json())["name"] == "org/board", path
+        async with served.http.post(f"{url}/versions/1/infer", json=body(images(1))) as response:
+            assert response.status == 200
+        async with served.http.post(f"{url}/infer", json=body(images(1), model_name="org/board")) as response:
+            assert response.status == 200
