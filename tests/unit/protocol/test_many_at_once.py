@@ -71,6 +71,27 @@ def test_all_are_placed_at_once_and_those_that_wait_there_return_without_a_loss(
     assert not bench.pool.entries["r9"].losses
 
 
+def test_two_workers_get_a_half_each() -> None:
+    bench = Many()
+    bench.come("w1")
+    bench.come("w2")
+    for n in range(100):
+        bench.inference(f"r{n}")
+    assert (len(bench.placed_on("w1")), len(bench.placed_on("w2"))) == (50, 50)
+
+
+def test_no_worker_gets_more_than_it_takes() -> None:
+    bench = Many()
+    bench.do(bench.pool.worker_reached("w", Capacity(max_running=3, max_queued=0, kv_tokens=0), bench.now))
+    bench.executes("w")
+    bench.do(bench.pool.listed("w", [], bench.now))
+    for n in range(5):
+        bench.inference(f"r{n}")
+    assert bench.placed_on("w") == {"r0", "r1", "r2"}
+    bench.finish("w", "r1")
+    assert bench.placed_on("w") == {"r0", "r2", "r3"}
+
+
 def test_three_losses_over_two_thousand_that_wait_and_all_are_served() -> None:
     """The issue's case: each kill meets another batch. Nothing runs alone, nothing is given up."""
     bench = Many()
