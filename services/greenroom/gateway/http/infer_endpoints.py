@@ -105,7 +105,9 @@ class InferApi:
         with self._requests.enter(call):
             model, card = self._requests.collaboration_named(name)
             check_version(version)
-            raw = await _read(request, self._config)
+            most, declared = self._config.max_infer_body_bytes, request.content_length
+            with self._requests.hold_bytes(most if declared is None else min(declared, most)):
+                raw = await _read(request, self._config)
             with self._requests.hold_bytes(len(raw)):
                 asked: InferCall | None = None
 
