@@ -103,7 +103,8 @@ class Cluster:
 
     async def journal(self) -> list[JournalRecord]:
         async with self.log.reader(JOURNAL, 0) as reader:
-            end, records = await reader.end(), []
+            end = await reader.end()
+            records: list[JournalRecord] = []
             while reader.position < end:
                 records += [decode(one.value or b"", JournalRecord) for one in await reader.poll(1.0)]
             return records
