@@ -6,13 +6,29 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
+from greenroom.core.collaboration import CollaborationCard
 from greenroom.core.inference import InferenceInput, InferenceRequest
 from greenroom.core.inference_outputs import InferenceOutputs
+from greenroom.core.messages import ModelCard
 from greenroom.worker.generation_engine import EngineState
 
 TAKES_AT_ONCE: Final = 4000
 """Requests that a worker with such an engine announces to take: the engine arranges them, and needs a queue for that. A
 scheduler reads 4096 ahead, and a server has as many calls."""
+
+
+def model_card(name: str, digest: str, collaboration: CollaborationCard, *, created: int = 0) -> ModelCard:
+    """What a worker with such an engine announces. ``digest``: of the definition and all weights, hexadecimal, which the
+    workers of a pool must share; ``created``: Unix time in s."""
+    return ModelCard(
+        name=name,
+        digest=digest,
+        text_digest="",
+        max_model_len=2,
+        vocab_size=1,
+        created=created,
+        collaboration=collaboration,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from greenroom.core.inference import InferenceInput, InferenceRequest
 from greenroom.core.inference_outputs import Box, InferenceOutputs
 from greenroom.core.messages import ModelCard
 from greenroom.worker.generation_engine import EngineState
-from greenroom.worker.inference_engine import InferenceResult
+from greenroom.worker.inference_engine import InferenceResult, model_card
 
 LABELS = ("good", "turned", "missing")
 SPOILED = b"spoiled"
@@ -25,20 +25,14 @@ def twin_card(
     name: str = "board", *, values: tuple[str, ...] = ("R0402", "R0603", "U7"), max_pixels: int = 0
 ) -> ModelCard:
     """What the twin says that it serves: images with a router by the parameter ``component``."""
-    return ModelCard(
-        name=name,
-        digest="twin",
-        text_digest="",
-        max_model_len=2,
-        vocab_size=1,
-        collaboration=CollaborationCard(
-            takes=(InputKind.IMAGE,),
-            parameter="component",
-            values=values,
-            gives=tuple(OutputKind),
-            max_pixels=max_pixels,
-        ),
+    collaboration = CollaborationCard(
+        takes=(InputKind.IMAGE,),
+        parameter="component",
+        values=values,
+        gives=tuple(OutputKind),
+        max_pixels=max_pixels,
     )
+    return model_card(name, "twin", collaboration)
 
 
 def twin_outputs(inputs: Sequence[InferenceInput], parameter: str | None) -> InferenceOutputs:
