@@ -18,8 +18,8 @@ scheduler reads 4096 ahead, and a server has as many calls."""
 
 
 def model_card(name: str, digest: str, collaboration: CollaborationCard, *, created: int = 0) -> ModelCard:
-    """What a worker with such an engine announces. ``digest``: of the definition and all weights, hexadecimal, which the
-    workers of a pool must share; ``created``: Unix time in s."""
+    """What a worker with such an engine announces. ``digest``: of the definition and all weights, in hexadecimal; the
+    workers of a pool must share it. ``created``: Unix time in s."""
     return ModelCard(
         name=name,
         digest=digest,
