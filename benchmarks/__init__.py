@@ -5,9 +5,5 @@ A folder imports the harness and itself, nothing of another folder.
 
 from pathlib import Path
 
-from greenroom.moe.openmp_waits import wait_briefly
-
-wait_briefly()  # as every process of greenroom's does, before torch is imported
-
 __path__ = [*__path__, str(Path(__file__).parent / "micro")]
 """`python -m benchmarks.budgets` finds `micro/budgets.py`: the short commands are what the documentation names."""

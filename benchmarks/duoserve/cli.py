@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from benchmarks.harness.reporting.aims import Aim
 from benchmarks.harness.stages import modules_command
+from greenroom.moe.openmp_waits import wait_briefly
+
+wait_briefly()  # as greenroom's own processes do; stages import torch when they begin
 
 STAGES = ("table3", "loads", "engine", "paper", "serving", "cost")
 

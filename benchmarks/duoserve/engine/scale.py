@@ -28,12 +28,12 @@ class Scale:
     many_prompts: int = 16
     at_once: int = 8
     rounds: int = 5
-    one_seconds: float = 270.0
-    many_seconds: float = 270.0
+    one_seconds: float = 240.0
+    many_seconds: float = 230.0
     random_prompts: int = 6
     random_many: int = 16
-    random_rounds: int = 3
-    random_seconds: float = 45.0
+    random_rounds: int = 5
+    random_seconds: float = 85.0
     rows: tuple[int, ...] = (30, 256, 900)
     prefills: int = 3
     prefill_seconds: float = 110.0

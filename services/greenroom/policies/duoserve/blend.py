@@ -36,19 +36,21 @@ class Blend:
 
     def learn(self, picked: NDArray[np.bool_], *logits: Logits) -> None:
         """``picked[T, experts]``, in the shape of the logits: what really happened."""
-        inputs = np.stack(logits, dtype=np.float64)  # [predictors, T, experts]
-        chance = 1 - missed(np.asarray(np.tensordot(self.weights, inputs, 1) + self.bias, dtype=np.float32))
+        inputs = np.array([each.ravel() for each in logits], dtype=np.float64)  # [predictors, T · experts]
+        experts = len(self.bias)
+        expected = (self.weights @ inputs).reshape(-1, experts) + self.bias
+        chance = 1 - missed(expected.astype(np.float32)).astype(np.float64)
         wrong, doubt = picked - chance, chance * (1 - chance)
         self._lessons += 1
         share = max(1 - _KEEP, 1 / self._lessons)
-        self._squares += share * (np.square(inputs).mean(axis=(1, 2)) - self._squares)
+        self._squares += share * ((inputs * inputs).mean(axis=1) - self._squares)
         self._evidence *= _KEEP
-        self._evidence += np.einsum("ite,jte,te->ij", inputs, inputs, doubt)
+        self._evidence += (inputs * doubt.ravel()) @ inputs.T
         self._bias_evidence *= _KEEP
         self._bias_evidence += doubt.sum(axis=0)
         # The prior stays: where logits are all alike, or leave no doubt, lessons are no evidence of their own.
         prior = np.diag(_PRIOR * np.maximum(self._squares, 1e-12))
-        self.weights = self.weights + np.linalg.solve(self._evidence + prior, np.einsum("ite,te->i", inputs, wrong))
+        self.weights = self.weights + np.linalg.solve(self._evidence + prior, inputs @ wrong.ravel())
         self.bias = self.bias + wrong.sum(axis=0) / (self._bias_evidence + _PRIOR_BIAS)
 
 
