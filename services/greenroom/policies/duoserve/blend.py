@@ -23,6 +23,10 @@ class Blend:
     Each lesson is one Newton step on all evidence so far, of which older lessons count less; the biases take theirs
     each by itself. ``start``: the weights before any lesson. They are overruled after as many lessons whatever the size
     of the logits: a predictor whose logits are small by nature gets its large weight as soon as another a small one.
+
+    A step does not trust how little doubt there was in the lesson itself. Where a predictor was sure and wrong that is
+    nearly none, and a plain Newton step would go far beyond the mark. So the lesson's own pairs count with the
+    curvature of the parabola that lies above their loss wherever the step leads (Jaakkola and Jordan, 2000).
     """
 
     def __init__(self, start: tuple[float, ...], experts: int) -> None:
@@ -37,19 +41,34 @@ class Blend:
     def learn(self, picked: NDArray[np.bool_], *logits: Logits) -> None:
         """``picked[T, experts]``, in the shape of the logits: what really happened."""
         inputs = np.stack(logits, dtype=np.float64)  # [predictors, T, experts]
-        chance = 1 - missed(np.asarray(np.tensordot(self.weights, inputs, 1) + self.bias, dtype=np.float32))
+        total = np.tensordot(self.weights, inputs, 1) + self.bias
+        chance = 1 - missed(total.astype(np.float32))
         wrong, doubt = picked - chance, chance * (1 - chance)
+        careful = np.maximum(_curvature_above(total) - doubt, 0)  # of this step alone
         self._lessons += 1
         share = max(1 - _KEEP, 1 / self._lessons)
         self._squares += share * (np.square(inputs).mean(axis=(1, 2)) - self._squares)
         self._evidence *= _KEEP
-        self._evidence += np.einsum("ite,jte,te->ij", inputs, inputs, doubt)
+        self._evidence += _products(inputs, doubt)
         self._bias_evidence *= _KEEP
         self._bias_evidence += doubt.sum(axis=0)
         # The prior stays: where logits are all alike, or leave no doubt, lessons are no evidence of their own.
-        prior = np.diag(_PRIOR * np.maximum(self._squares, 1e-12))
-        self.weights = self.weights + np.linalg.solve(self._evidence + prior, np.einsum("ite,te->i", inputs, wrong))
-        self.bias = self.bias + wrong.sum(axis=0) / (self._bias_evidence + _PRIOR_BIAS)
+        evidence = self._evidence + _products(inputs, careful) + np.diag(_PRIOR * np.maximum(self._squares, 1e-12))
+        self.weights = self.weights + np.linalg.solve(evidence, np.einsum("ite,te->i", inputs, wrong))
+        self.bias = self.bias + wrong.sum(axis=0) / (self._bias_evidence + careful.sum(axis=0) + _PRIOR_BIAS)
+
+
+def _products(inputs: Array, weights: Array) -> Array:
+    """``[i, j]``: Σ over pairs of the products of two predictors' logits ``inputs[predictors, T, experts]``."""
+    found: Array = np.einsum("ite,jte,te->ij", inputs, inputs, weights)
+    return found
+
+
+def _curvature_above(logits: Array) -> Array:
+    """tanh(x / 2) / 2x of each logit x, ¼ at 0."""
+    sizes = np.maximum(np.abs(logits), 1e-6)
+    found: Array = np.tanh(sizes / 2) / (2 * sizes)
+    return found
 
 
 def blended(weights: Logits, *logits: Logits) -> Logits:

@@ -33,8 +33,8 @@ Logits = NDArray[np.float32]
 _ROWS = 4
 """Rows of a step that the blends learn from."""
 _LESSON_EVERY = 24
-"""They learn from every so-many-th layer, of each step others: their weights change slowly. Of a model with fewer layers
-from about one a step."""
+"""They learn from every so-many-th layer, of each step others: their weights change slowly. Of a model with fewer
+layers from about one a step."""
 _LEAST = 1e-4
 
 _START = {(True, True): (0.7, 0.7), (True, False): (1.0,), (False, True): (1.0,)}
