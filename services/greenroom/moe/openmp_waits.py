@@ -2,8 +2,7 @@
 
 After each product the threads of GNU's OpenMP, which torch computes with on Linux, turn in a loop for some
 milliseconds, in case the next one follows. While a layer waits for an expert that is the whole wait, on a core that the
-read from the disk needs: reads took a fifth longer on two cores (docs/decisions/0032). Products of one step follow each other within
-tenths of a millisecond.
+read from the disk needs. Products of one step follow each other within tenths of a millisecond.
 """
 
 from __future__ import annotations
