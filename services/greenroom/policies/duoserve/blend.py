@@ -42,9 +42,9 @@ class Blend:
         """``picked[T, experts]``, in the shape of the logits: what really happened."""
         inputs = np.stack(logits, dtype=np.float64)  # [predictors, T, experts]
         total = np.tensordot(self.weights, inputs, 1) + self.bias
-        chance = 1 - missed(total.astype(np.float32))
+        chance: Array = 1 - missed(total.astype(np.float32)).astype(np.float64)
         wrong, doubt = picked - chance, chance * (1 - chance)
-        careful = np.maximum(_curvature_above(total) - doubt, 0)  # of this step alone
+        careful: Array = np.maximum(_curvature_above(total) - doubt, 0)  # of this step alone
         self._lessons += 1
         share = max(1 - _KEEP, 1 / self._lessons)
         self._squares += share * (np.square(inputs).mean(axis=(1, 2)) - self._squares)
