@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction, PredictionRequest, Step
+from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction, PredictionRequest, Reason, Step
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch
 from greenroom.policies.base.picks_predictor import PicksPredictor
@@ -280,8 +280,14 @@ def test_nothing_is_fetched_for_a_routed_layer_that_an_answer_no_longer_wants(
     engine = engine_of(_WantsByAnswers(catalogue()), slots=12)
     try:
         engine.preload([0, EXPERTS, EXPERTS + 1][: 3 if resident else 2])
-        begun, fetch = [], engine._tiers.fetch
-        monkeypatch.setattr(engine._tiers, "fetch", lambda key, *how: (begun.append(key), fetch(key, *how)))
+        begun: list[int] = []
+        fetch = engine._tiers.fetch
+
+        def seen(key: int, reason: Reason, priority: float = 0.0) -> None:
+            begun.append(key)
+            fetch(key, reason, priority)
+
+        monkeypatch.setattr(engine._tiers, "fetch", seen)
         with engine.step(ONE_ROW, ONE_ROW == 1), engine.routed(1, np.array([[0, 1]])) as landing:
             assert sorted(expert for expert, _ in landing) == [0, 1]
         engine.audit_idle()
