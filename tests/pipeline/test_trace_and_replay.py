@@ -190,6 +190,7 @@ def test_prompts_that_are_too_long_are_named_or_left_out(checkpoint: Path, tmp_p
         (("--link", "fast"), 1, "1.5GiB/s,0.2ms"),
         (("--link", "1GiB/s"), 1, "expert-bytes"),
         (("--recall", "0.5"), 2, "give --link"),
+        (("--policy", "duoserve:literal=true"), 2, "keeps nothing, so it has no hit rate without time: give --link"),
         (("--compute", "3ms", "--host-link", "1GiB/s"), 2, "--compute, --host-link is about time: give --link"),
         (("--link", "1GiB/s", "--recall", "2"), 2, "--recall"),
         (("--tokens", "-1"), 2, "--tokens"),

@@ -25,7 +25,8 @@ class Arm:
     @property
     def config(self) -> WorkerConfig:
         return WorkerConfig(
-            "gpt-oss-20b", batching=self.batching, tokens_per_step=self.rows, prefill_chunk=self.chunk
+            "gpt-oss-20b", policy="duoserve", batching=self.batching, tokens_per_step=self.rows,
+            prefill_chunk=self.chunk,
         )  # fmt: skip
 
     def policy(self) -> BatchPolicy:

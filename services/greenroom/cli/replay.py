@@ -135,7 +135,7 @@ def replay(
     from greenroom.core.pictures import check_plot
     from greenroom.core.units import parse_bytes
     from greenroom.policies.base.artifacts import artifact_of
-    from greenroom.policies.registry import check_given, check_taken
+    from greenroom.policies.registry import check_given, check_taken, policy_class, spelling
     from greenroom.replay.sweeps import report
     from greenroom.replay.sweeps.plot import plot
     from greenroom.replay.sweeps.sweep import Sweep, slots_of, specs_of
@@ -174,8 +174,12 @@ def replay(
     files = artifacts_from(artifacts)
     for kind, path in files.items():
         check_taken(kind, str(path), [(spec.name, spec.options) for spec in specs])
-    for spec in specs if timed is not None else ():
-        check_given(files.keys(), spec.name, spec.options)
+    for spec in specs:
+        if timed is not None:
+            check_given(files.keys(), spec.name, spec.options)
+        elif policy_class(spec.name, spec.options).slot_by_slot:
+            said = spelling(spec.name, spec.options)
+            raise click.UsageError(f"{said} keeps nothing, so it has no hit rate without time: give --link too")
     sweep = Sweep(
         trace=recorded,
         policies=specs,

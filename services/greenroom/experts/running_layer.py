@@ -72,8 +72,8 @@ class RunningLayer(AbstractContextManager[Arriving]):
             if order is not None:
                 keys = order
             if all_resident:
-                context.prefetcher.pump()
                 context.predictions.layer_routed(routing)
+                context.prefetcher.pump()
                 if context.policy.slot_by_slot:
                     return self._as_they_land(dict.fromkeys(keys), short_of_slots=False, in_order=order is not None)
                 return self._residents(keys)
@@ -83,8 +83,8 @@ class RunningLayer(AbstractContextManager[Arriving]):
                 if len(missing) > context.stream_slots and context.policy.streams(routing, missing):
                     self._passing = frozenset(missing.tolist())
             short_of_slots = self._begin(keys)
+            context.predictions.layer_routed(routing)  # before more of what was wanted until now is fetched
             context.prefetcher.pump()
-            context.predictions.layer_routed(routing)
             return self._as_they_land(dict.fromkeys(keys), short_of_slots, in_order=order is not None)
         except BaseException:
             self._unpin_all()

@@ -50,7 +50,7 @@ def dies_after(mover: Mover, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("link", ["disk", "disk under a host", "host-device"])
-@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", LITERAL])
+@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", "duoserve", LITERAL])
 def test_every_request_has_its_end_and_no_wrong_token(
     model: Model, monkeypatch: pytest.MonkeyPatch, policy: str, link: str
 ) -> None:

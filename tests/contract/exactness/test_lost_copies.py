@@ -133,7 +133,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("tiers", TIERS)
-@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", LITERAL])
+@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", "duoserve", LITERAL])
 def test_no_step_computes_with_bytes_that_did_not_come(
     model: Model, monkeypatch: pytest.MonkeyPatch, policy: str, tiers: str
 ) -> None:

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
-from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction
+from greenroom.policies.base.events import ROUTER, LayerRouting, Phase, Prediction, PredictionRequest, Reason, Step
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch
+from greenroom.policies.base.picks_predictor import PicksPredictor
 from greenroom.policies.prefetching.look_ahead import LookAhead
 from greenroom.policies.prefetching.next_layer import NextLayer
 from greenroom.policies.registry import create_policy
@@ -237,3 +238,59 @@ def test_prefetching_policies_do_prefetch(closing: list[ExpertEngine], name: str
     closing.append(engine)
     forced_stream(engine, 1, 1)
     assert engine.counters.prefetches_used > 0
+
+
+class _Foresees(PicksPredictor):
+    """Answers at once."""
+
+    kind = "foreseen"
+
+    def on_step_started(self, step: Step) -> None: ...
+
+    def on_layer_routed(self, routing: LayerRouting) -> None: ...
+
+    def answer(self, request: PredictionRequest) -> Prediction:
+        return Prediction(request, "", np.zeros((1, 1), dtype=np.float32))
+
+
+class _WantsByAnswers(Lru):
+    """Wants all of layer 1 from the start, and nothing from layer 1's answer on."""
+
+    asks = frozenset({"foreseen"})
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue)
+        self.predictors = (_Foresees(),)
+        self.prefetch = Prefetch(0, (catalogue.layer_of == 1).astype(np.float32))
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        super().on_layer_routed(routing)
+        if routing.layer == 1:
+            self._ask(PredictionRequest("foreseen", (2, 3), step=routing.step.number))
+
+    def on_prediction(self, prediction: Prediction) -> None:
+        self.prefetch = Prefetch(1, np.zeros(self.catalogue.size, dtype=np.float32))
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_nothing_is_fetched_for_a_routed_layer_that_an_answer_no_longer_wants(
+    resident: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy decides once a layer, when its predictor has answered; until then it says what it wanted before."""
+    engine = engine_of(_WantsByAnswers(catalogue()), slots=12)
+    try:
+        engine.preload([0, EXPERTS, EXPERTS + 1][: 3 if resident else 2])
+        begun: list[int] = []
+        fetch = engine._tiers.fetch
+
+        def seen(key: int, reason: Reason, priority: float = 0.0) -> None:
+            begun.append(key)
+            fetch(key, reason, priority)
+
+        monkeypatch.setattr(engine._tiers, "fetch", seen)
+        with engine.step(ONE_ROW, ONE_ROW == 1), engine.routed(1, np.array([[0, 1]])) as landing:
+            assert sorted(expert for expert, _ in landing) == [0, 1]
+        engine.audit_idle()
+        assert begun == ([] if resident else [EXPERTS + 1])
+    finally:
+        engine.close()

@@ -168,6 +168,15 @@ def test_rows_are_kept_in_the_order_of_the_trace_and_only_as_many_as_there_is_me
     assert rows[:, :, 0].tolist() == [[0, 1], [20, 21], [0, 1], [20, 21]]
 
 
+def test_numbers_beyond_half_precision_are_kept_as_the_largest_of_it() -> None:
+    pool = Catalogue.uniform("p", layers=1, experts=4, top_k=1)
+    recorder, step = RowRecorder(pool), Step("p", 0, np.arange(1), np.zeros(1, dtype=np.uint8))
+    recorder.layer_routed(step, 0, np.zeros((1, 1), dtype=np.int64))
+    recorder(0, torch.tensor([[1e6, -torch.inf, torch.nan, 1.5]]))
+    recorder.step_ended(step, failed=False)
+    assert recorder.rows()[0, 0].tolist() == [65504, -65504, 0, 1.5]
+
+
 def test_rows_are_in_memory_once_when_they_are_handed_over() -> None:
     pool, hidden, steps, rows = Catalogue.uniform("p", layers=2, experts=4, top_k=1), 256, 40, 64
     recorder = RowRecorder(pool)

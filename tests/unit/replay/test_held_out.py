@@ -20,6 +20,11 @@ def test_the_last_sequences_are_held_out_and_at_least_one() -> None:
     assert sequences_to_learn_from(trace_of(10, 10), 0.1, least=10) == 1
 
 
+def test_sequences_that_were_not_recorded_are_not_held_out_in_place_of_those_that_were() -> None:
+    assert sequences_to_learn_from(trace_of(*[10] * 20, *[0] * 80), 0.1, least=180) == 18
+    assert sequences_to_learn_from(trace_of(0, 10, 0, 10, 0), 0.1, least=10) == 3
+
+
 @pytest.mark.parametrize(
     ("lengths", "said"),
     [

@@ -38,7 +38,8 @@ def test_files_that_picks_are_foreseen_by_count(tmp_path: Path) -> None:
     residual, network = tmp_path / "residual.safetensors", tmp_path / "expert_mlp.safetensors"
     residual.write_bytes(bytes(1000))
     network.write_bytes(bytes(300))
-    assert foreseeing_bytes(WorkerConfig("model")) == 0
-    assert foreseeing_bytes(WorkerConfig("model", residual=residual)) == 1000
-    assert foreseeing_bytes(WorkerConfig("model", policy="duoserve:literal=true", expert_mlp=network)) == 600
-    assert foreseeing_bytes(WorkerConfig("model", residual=tmp_path / "missing")) == 0, "its reader says so"
+    assert foreseeing_bytes(WorkerConfig("model"), 2) == 0
+    assert foreseeing_bytes(WorkerConfig("model", residual=residual), 2) == 1000
+    assert foreseeing_bytes(WorkerConfig("model", residual=residual), 4) == 2000, "maps are of the model's own dtype"
+    assert foreseeing_bytes(WorkerConfig("model", policy="duoserve:literal=true", expert_mlp=network), 2) == 600
+    assert foreseeing_bytes(WorkerConfig("model", residual=tmp_path / "missing"), 2) == 0, "its reader says so"

@@ -71,7 +71,7 @@ def fit(
         on_layer(layer + 1)
     made = ResidualFile.of_layers(
         form, maps, model=trace.model, experts_per_layer=tuple(trace.experts_per_layer.tolist()),
-        sequences=trace.sequences,
+        sequences=int(np.count_nonzero(np.diff(trace.seq_starts))),
     )  # fmt: skip
     report = {
         "tokens": learnt,

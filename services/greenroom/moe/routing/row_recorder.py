@@ -20,6 +20,8 @@ from greenroom.replay.traces.recorder import TraceRecorder
 Rows = NDArray[np.float16]
 
 MOST_BYTES = 2 * GIB
+_MOST = float(np.finfo(np.float16).max)
+"""Some models have a few numbers beyond it. What is learnt needs to be told that they are large."""
 
 
 class RowRecorder(TraceRecorder):
@@ -42,7 +44,8 @@ class RowRecorder(TraceRecorder):
         return self._bytes > self._most_bytes
 
     def __call__(self, layer: int, rows: torch.Tensor) -> None:
-        self._now[layer] = rows.detach().float().cpu().numpy().astype(np.float16)
+        found = rows.detach().float().nan_to_num(0.0, _MOST, -_MOST).clamp_(-_MOST, _MOST)
+        self._now[layer] = found.cpu().numpy().astype(np.float16)
 
     def answer(self) -> None:
         """Nothing: it is asked nothing."""

@@ -23,6 +23,10 @@ class Blend:
     Each lesson is one Newton step on all evidence so far, of which older lessons count less; the biases take theirs
     each by itself. ``start``: the weights before any lesson. They are overruled after as many lessons whatever the size
     of the logits: a predictor whose logits are small by nature gets its large weight as soon as another a small one.
+
+    A step does not trust how little doubt there was in the lesson itself. Where a predictor was sure and wrong that is
+    nearly none, and a plain Newton step would go far beyond the mark. So the lesson's own pairs count with the
+    curvature of the parabola that lies above their loss wherever the step leads (Jaakkola and Jordan, 2000).
     """
 
     def __init__(self, start: tuple[float, ...], experts: int) -> None:
@@ -37,10 +41,10 @@ class Blend:
     def learn(self, picked: NDArray[np.bool_], *logits: Logits) -> None:
         """``picked[T, experts]``, in the shape of the logits: what really happened."""
         inputs = np.array([each.ravel() for each in logits], dtype=np.float64)  # [predictors, T · experts]
-        experts = len(self.bias)
-        expected = (self.weights @ inputs).reshape(-1, experts) + self.bias
-        chance = 1 - missed(expected.astype(np.float32)).astype(np.float64)
-        wrong, doubt = picked - chance, chance * (1 - chance)
+        total = (self.weights @ inputs).reshape(-1, len(self.bias)) + self.bias
+        half = np.tanh(total / 2)
+        wrong, doubt = picked - (1 + half) / 2, (1 - half * half) / 4
+        careful = np.maximum(_curvature_above(total, half) - doubt, 0)  # of this step alone
         self._lessons += 1
         share = max(1 - _KEEP, 1 / self._lessons)
         self._squares += share * ((inputs * inputs).mean(axis=1) - self._squares)
@@ -50,8 +54,15 @@ class Blend:
         self._bias_evidence += doubt.sum(axis=0)
         # The prior stays: where logits are all alike, or leave no doubt, lessons are no evidence of their own.
         prior = np.diag(_PRIOR * np.maximum(self._squares, 1e-12))
-        self.weights = self.weights + np.linalg.solve(self._evidence + prior, inputs @ wrong.ravel())
-        self.bias = self.bias + wrong.sum(axis=0) / (self._bias_evidence + _PRIOR_BIAS)
+        evidence = self._evidence + (inputs * careful.ravel()) @ inputs.T + prior
+        self.weights = self.weights + np.linalg.solve(evidence, inputs @ wrong.ravel())
+        self.bias = self.bias + wrong.sum(axis=0) / (self._bias_evidence + careful.sum(axis=0) + _PRIOR_BIAS)
+
+
+def _curvature_above(logits: Array, half: Array) -> Array:
+    """tanh(x / 2) / 2x of each logit x, ¼ at 0. ``half``: tanh(x / 2)."""
+    found = np.full_like(logits, 0.25)
+    return np.divide(half, 2 * logits, out=found, where=np.abs(logits) > 1e-6)
 
 
 def blended(weights: Logits, *logits: Logits) -> Logits:

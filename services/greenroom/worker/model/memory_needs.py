@@ -30,9 +30,10 @@ def needs_of(
     kv_for_one = ragged.layout.nbytes(max_model_len)
     text = model.config.get_text_config()
     attention = attention_bytes(text, ragged, config, max_model_len)
+    itemsize = model.get_input_embeddings().weight.itemsize
     return Needs(
         dense=dense_bytes(model),
-        workspace=workspace_bytes(text, manifest, ragged, config) + attention + foreseeing_bytes(config),
+        workspace=workspace_bytes(text, manifest, ragged, config) + attention + foreseeing_bytes(config, itemsize),
         experts=manifest.experts,
         slot_bytes=slot_bytes,
         least_slots=max(layer.top_k for layer in manifest.layers),
@@ -43,14 +44,14 @@ def needs_of(
     )
 
 
-def foreseeing_bytes(config: WorkerConfig) -> int:
-    """What the given files that picks are foreseen by take in memory. One that can not be read counts nothing here: the
-    start fails where it is read.
+def foreseeing_bytes(config: WorkerConfig, itemsize: int) -> int:
+    """What the given files that picks are foreseen by take in memory, in a model whose numbers have ``itemsize`` bytes.
+    A file that can not be read counts nothing here: the start fails where it is read.
 
-    Files are of half precision. Maps of the residual stream stay so, or nearly; a path's weights become bytes; the
-    linear layers of an ExpertMLP become single precision.
+    Files are of half precision. Maps of the residual stream become numbers like the model's; a path's weights become
+    bytes; the linear layers of an ExpertMLP become single precision.
     """
-    factors = {"expert_mlp": 2}
+    factors = {"expert_mlp": 2, "residual": itemsize // 2}
     files = dict(config.artifact_files) | ({} if config.residual is None else {"residual": config.residual})
     found = 0
     for kind, file in files.items():

@@ -103,6 +103,27 @@ def test_one_surprise_after_long_certainty_does_not_throw_it_away() -> None:
     assert np.abs(blend.weights - before).max() < 2
 
 
+@pytest.mark.parametrize("size", [5, 9.2])
+@pytest.mark.parametrize("names", [0, 8])
+def test_a_predictor_that_is_sure_and_wrong_is_left_behind_and_no_lesson_goes_beyond_the_mark(
+    size: float, names: int
+) -> None:
+    """It names ``names`` of 128 experts; eight others are picked."""
+    rng, blend, losses = np.random.default_rng(0), Blend((1.0,), 128), []
+    for _ in range(60):
+        picked, named = (np.zeros((4, 128), dtype=np.bool_) for _ in range(2))
+        for row in range(4):
+            picked[row, rng.choice(128, 8, replace=False)] = True
+            named[row, rng.choice(128, names, replace=False)] = True
+        logits = np.where(named, size, -size).astype(np.float32)
+        total = blend.weights[0] * logits + blend.bias
+        losses.append(float(np.mean(np.logaddexp(0, total) - picked * total)))
+        blend.learn(picked, logits)
+    # What knows nothing but the share that is picked has 0.234.
+    assert max(losses[1:]) < 1.0
+    assert np.mean(losses[30:]) < 0.32
+
+
 def test_logits_that_are_all_alike_teach_a_bias_and_nothing_breaks() -> None:
     blend, picked = Blend((1.0,), 8), np.arange(8)[None] < 2
     for _ in range(40_000):
