@@ -69,7 +69,9 @@ _MOST_EXECUTORS = 8
 @click.option("--largest-batch", type=click.IntRange(min=2), default=64, show_default=True, help="That is measured.")
 @click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Medians are over so many.")
 @click.option("--requests", type=click.IntRange(min=1), default=2000, show_default=True, help="Of a replay.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="What all that is drawn follows.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="What all that is drawn follows."
+)
 @click.option(
     "--dtype",
     default="auto",
@@ -113,7 +115,7 @@ def profile(
 
     By architecture: what a batch takes, from which size on larger ones are no faster, the memory of a batch, and
     loading. Then the number of executors, and how many experts memory should hold, are tried on a replayed burst of
-    requests. Writes one JSON file, which `serve --coe` and `worker --coe` read, and pictures. Run it on an idle machine.
+    requests. Writes one JSON file, which `serve --coe` and `worker --coe` read, and pictures. Let the machine be idle.
     docs/architecture/coe.md
 
     \b
@@ -193,7 +195,9 @@ def _check_free(path: Path, collaboration: Collaboration) -> None:
     try:
         earlier = load_coe_profile(path)
     except InvalidConfig:
-        raise InvalidConfig("output", str(path), "it exists and is no profile of a collaboration; name another") from None
+        raise InvalidConfig(
+            "output", str(path), "it exists and is no profile of a collaboration; name another"
+        ) from None
     if earlier.collaboration != collaboration.name:
         raise InvalidConfig(
             "output", str(path), f"it is the profile of {earlier.collaboration!r}, another collaboration; name another"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -17,11 +17,12 @@ from msgspec import Meta
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 
-FORMAT = "greenroom-coe-profile"
-PROFILE_FILE = "profile.json"
+FORMAT: Final = "greenroom-coe-profile"
+PROFILE_FILE: Final = "profile.json"
 """Its name beside the definition."""
-MAX_FILE_BYTES = 64 * MIB
-_MADE_BY = "a file made by `greenroom coe profile`"
+MAX_FILE_BYTES: Final = 64 * MIB
+_MADE_BY: Final = "a file made by `greenroom coe profile`"
+_ANEW: Final = "run `greenroom coe profile` on this definition"
 
 Above = Annotated[float, Meta(gt=0, le=1e15)]
 NotBelow = Annotated[float, Meta(ge=0, le=1e15)]
@@ -54,8 +55,8 @@ class ArchitectureCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Of one architecture on one kind of executor.
 
     ``load_ms``: to bring one of its experts into memory. ``bytes_by_batch``: of intermediates, beside the weights.
-    ``peak_by_batch``: what the process's own peak grew by, where the system tells. ``by_executors[n]``: with n executors
-    side by side.
+    ``peak_by_batch``: what the process's own peak grew by, where the system tells. ``by_executors[n]``: with n
+    executors side by side.
     """
 
     load_ms: NotBelow
@@ -69,7 +70,8 @@ class MemoryTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     ``residents``: the number of experts chosen, the most probable ones. ``expert_bytes``: of all executors together.
     ``per_s``: requests a second with them. ``window``: where the paper's method stops, as (lower, upper) experts.
-    ``drawn``: what its draw in that window gives. ``per_s_by_residents``: all that was tried.
+    ``drawn``: what its draw in that window gives. ``per_s_by_residents``: all that was tried, replayed.
+    ``served_per_s``: of these, what was really served, where that was tried.
     """
 
     residents: Count
@@ -77,7 +79,8 @@ class MemoryTrial(msgspec.Struct, frozen=True, kw_only=True):
     per_s: Above
     window: tuple[Annotated[int, Meta(ge=0)], Count]
     drawn: Count
-    per_s_by_residents: dict[Count, NotBelow]
+    per_s_by_residents: Annotated[dict[Count, NotBelow], Meta(min_length=1)]
+    served_per_s: dict[Count, NotBelow] = {}
 
 
 class ExecutorsProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +91,7 @@ class ExecutorsProfile(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     executors: Count
-    memory_bytes: Bytes
+    memory_bytes: Annotated[int, Meta(ge=1, le=1 << 60)]
     scheduling: str
     threads_by_executors: dict[Count, Count]
     architectures: Annotated[dict[str, ArchitectureCosts], Meta(min_length=1)]
@@ -154,9 +157,6 @@ class CoeProfile(msgspec.Struct, frozen=True, kw_only=True):
         return self.kinds[kind]
 
 
-_ANEW = "run `greenroom coe profile` on this definition"
-
-
 def load_coe_profile(path: Path) -> CoeProfile:
     """Raises InvalidConfig, naming the file and the place in it."""
     try:
@@ -199,6 +199,8 @@ def _check_kind(kind: ExecutorsProfile, profile: CoeProfile, place: str) -> None
             raise _wrong(f"{place}.trials[{count}]", f"experts have at most all {kind.memory_bytes} bytes")
         if not trial.window[0] < trial.window[1]:
             raise _wrong(f"{place}.trials[{count}]", "a window's upper bound is above its lower one")
+        if not {trial.residents, trial.drawn} <= trial.per_s_by_residents.keys():
+            raise _wrong(f"{place}.trials[{count}]", "per_s_by_residents has the numbers that were chosen and drawn")
     for key, costs in kind.architectures.items():
         if missing_counts := sorted(kind.trials.keys() - costs.by_executors.keys()):
             raise _wrong(f"{place}.architectures[{key!r}]", f"by_executors lacks {missing_counts[0]}")

@@ -35,7 +35,7 @@ def largest_batches(
     """
     own = profile.of_kind(kind)
     most: dict[str, int] = {}
-    for key in set(profile.experts[name] for name in names):
+    for key in {profile.experts[name] for name in names}:
         profiled = own.times(key, executors).most
         most[key] = batch_size(profiled, intermediate_bytes, own.architectures[key].bytes_by_batch, profiled)
     return {expert: most[profile.experts[name]] for expert, name in enumerate(names)}

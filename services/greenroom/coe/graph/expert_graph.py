@@ -87,7 +87,7 @@ class ExpertGraph:
         return np.minimum(found, 1.0)  # sums of shares may round above it
 
     def draw_path(self, draw: Callable[[], float]) -> tuple[int, ...]:
-        """The experts of one request, drawn by the probabilities that ``usage`` adds up. ``draw``: evenly from [0, 1)."""
+        """The experts of a request, drawn by the probabilities that ``usage`` adds up. ``draw``: evenly from [0, 1)."""
         first = _drawn(draw(), self._first)
         assert first is not None, "the first shares are 1 in sum"
         path = [first] if self._router is None else [self._router, first]

@@ -54,9 +54,7 @@ def batch_times(ms_by_batch: Mapping[int, float]) -> BatchTimes:
     sizes = sorted(ms_by_batch)
     run = [size for place, size in enumerate(sizes) if size <= most or place < _LEAST_POINTS]
     line = fit_line({size: ms_by_batch[size] for size in run})
-    return BatchTimes(
-        ms_by_batch=dict(ms_by_batch), request_ms=line.request_ms, batch_ms=line.batch_ms, most=most
-    )
+    return BatchTimes(ms_by_batch=dict(ms_by_batch), request_ms=line.request_ms, batch_ms=line.batch_ms, most=most)
 
 
 def furthest_off(times: BatchTimes) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from greenroom.core.errors import InvalidConfig, UnknownName
@@ -21,7 +21,7 @@ class CoeProfileConfig:
 
     memory_bytes: int
     executors: int
-    timing: TimingPlan = TimingPlan()
+    timing: TimingPlan = field(default_factory=TimingPlan)
     requests: int = 2000
     initial_percent: float = INITIAL_PERCENT
     scheduling: str = "coserve"

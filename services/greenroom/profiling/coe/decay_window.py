@@ -61,7 +61,7 @@ def decay_windows(experts: int, initial_percent: float = INITIAL_PERCENT) -> lis
 
 
 def expected_next(per_s: Sequence[float]) -> float:
-    """f(N + 1) of the line through the first N throughputs, f(N) = kN + b (Eq. 2). ``per_s``: of two windows at least."""
+    """f(N + 1) of the line f(N) = kN + b through the first N throughputs (Eq. 2). ``per_s``: two of them at least."""
     numbers = np.arange(1, len(per_s) + 1, dtype=np.float64)
     slope, start = np.polyfit(numbers, np.asarray(per_s, dtype=np.float64), 1)
     return float(slope * (len(per_s) + 1) + start)
@@ -95,27 +95,26 @@ def choose(
         return per_s[residents]
 
     windows, before = decay_windows(experts, initial_percent), list[float]()
-    place = 0
-    for place, window in enumerate(windows):
+    while True:
+        window = windows[len(before)]
         actual = tried(window.upper)
-        if deviates(before, actual, margin):
+        if deviates(before, actual, margin) or len(before) + 1 == len(windows):
             break
         before.append(actual)
-    window = windows[place]
     drawn = random.Random(seed).randint(max(1, window.lower), window.upper)
     tried(drawn)
-    search(windows, place, tried)
+    search(windows[len(before) :], tried)
     residents = max(per_s, key=lambda number: (per_s[number], -number))
     return Choice(window, drawn, residents, per_s)
 
 
-def search(windows: Sequence[Window], place: int, tried: Throughput) -> None:
-    """Ask for numbers in the window, more closely around the best of them.
+def search(windows: Sequence[Window], tried: Throughput) -> None:
+    """Ask for numbers in the first window, more closely around the best of them.
 
     The trend bends long before throughput falls if it rises ever less. So while the best number is at the window's
     upper end, the next one is searched too.
     """
-    for window in windows[place:]:
+    for window in windows:
         low, high = max(1, window.lower), window.upper
         while True:
             numbers = sorted({int(number) for number in np.linspace(low, high, _GRID).round()})

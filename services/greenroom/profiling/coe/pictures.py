@@ -132,12 +132,16 @@ def draw_trials(profile: CoeProfile, kind: str) -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.8))
     counts = sorted(own.trials)
     colours = [COLOURS[1] if count == own.executors else COLOURS[0] for count in counts]
-    left.bar([str(count) for count in counts], [own.trials[count].per_s for count in counts], color=colours, width=0.6)
+    places = range(len(counts))
+    left.bar(places, [own.trials[count].per_s for count in counts], color=colours, width=0.6)
+    left.set_xticks(places, [str(count) for count in counts])
     left.set_xlabel("executors")
     left.set_ylabel("requests a second")
     tried = sorted(trial.per_s_by_residents)
     right.axvspan(*trial.window, color=COLOURS[4], alpha=0.25, linewidth=0, label="window {}–{}".format(*trial.window))
-    right.plot(tried, [trial.per_s_by_residents[number] for number in tried], color=COLOURS[0], marker="o", markersize=5)
+    right.plot(
+        tried, [trial.per_s_by_residents[number] for number in tried], color=COLOURS[0], marker="o", markersize=5
+    )
     for number, colour, label in (
         (trial.drawn, COLOURS[2], f"drawn: {trial.drawn}"),
         (trial.residents, COLOURS[1], f"chosen: {trial.residents}"),
@@ -148,8 +152,14 @@ def draw_trials(profile: CoeProfile, kind: str) -> Figure:
             label=label,
         )  # fmt: skip
     right.set_xlabel(f"experts in memory, {own.executors} executor{'' if own.executors == 1 else 's'}")
-    right.set_ylim(bottom=0)
-    right.legend(frameon=False)
+    if trial.served_per_s:
+        served = sorted(trial.served_per_s)
+        right.plot(
+            served, [trial.served_per_s[number] for number in served],
+            color=COLOURS[3], marker="X", markersize=8, linestyle="none", label="really served",
+        )  # fmt: skip
+    right.set_ylim(0, 1.12 * max(*trial.per_s_by_residents.values(), *trial.served_per_s.values(), trial.per_s))
+    right.legend(frameon=False, loc="lower right")
     for axes in (left, right):
         _plain(axes)
     return figure

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import torch
 
 from greenroom.coe.computing.expert_computer import ExpertComputer
@@ -41,6 +42,8 @@ from greenroom.profiling.coe.sample_inputs import Samples, inputs_of
 
 OnProgress = Callable[[str, int, int], None]
 """What is done, how many steps of it are, and of how many."""
+Serve = Callable[[int, int], float]
+"""Requests a second of so many executors, of whose memory experts get so many bytes; 0 where that can not run."""
 
 CPU: Final = "cpu"
 _LINK_S: Final = 0.5
@@ -67,8 +70,11 @@ def profile_collaboration(
     *,
     dtype: str = "auto",
     cache_dir: Path | None = None,
+    really: Serve | None = None,
 ) -> CoeProfile:
     """Measures on the CPU, then replays. ``usage[N]``: the probability that a request needs each expert.
+
+    ``really``: serves some of the replayed points with a real engine; None: none is.
 
     Raises GreenroomError: BudgetTooSmall if no executor could run every expert; what is wrong with an expert, by name.
     """
@@ -83,7 +89,10 @@ def profile_collaboration(
         usage,
         drawn_paths(collaboration.graph, config.requests, config.seed),
     )
-    trials = try_executors(board, config, on_progress)
+    trials = try_executors(board, config, replayed(board, config), on_progress)
+    best = best_count(trials)
+    if really is not None:
+        trials[best] = serve_really(board, trials[best], best, really, on_progress)
     names = collaboration.graph.names
     return CoeProfile(
         format=FORMAT,
@@ -100,7 +109,7 @@ def profile_collaboration(
         usage={name: float(share) for name, share in zip(names, usage, strict=True)},
         kinds={
             CPU: ExecutorsProfile(
-                executors=best_count(trials),
+                executors=best,
                 memory_bytes=config.memory_bytes,
                 scheduling=config.scheduling,
                 threads_by_executors={count: threads_of(here.cores, count) for count in trials},
@@ -112,7 +121,19 @@ def profile_collaboration(
     )
 
 
-def try_executors(board: Board, config: CoeProfileConfig, on_progress: OnProgress) -> dict[int, MemoryTrial]:
+def replayed(board: Board, config: CoeProfileConfig) -> Serve:
+    """What the board's requests are served with on a virtual clock."""
+
+    def serve(executors: int, expert_bytes: int) -> float:
+        served = replay(board, config.scheduling, executors, config.memory_bytes, expert_bytes)
+        return 0.0 if served is None else served.per_s
+
+    return serve
+
+
+def try_executors(
+    board: Board, config: CoeProfileConfig, serve: Serve, on_progress: OnProgress
+) -> dict[int, MemoryTrial]:
     """By number of executors: how they best divide the memory, and what they serve then.
 
     Numbers for which the memory is too small are left out. Raises BudgetTooSmall if that is every one.
@@ -126,7 +147,7 @@ def try_executors(board: Board, config: CoeProfileConfig, on_progress: OnProgres
     trials = {}
     for done, count in enumerate(counts):
         on_progress("replaying", done, len(counts))
-        found = choose_residents(board, config, count)
+        found = choose_residents(board, config, serve, count)
         residents = found.drawn if config.draws else found.residents
         trials[count] = MemoryTrial(
             residents=residents,
@@ -140,16 +161,27 @@ def try_executors(board: Board, config: CoeProfileConfig, on_progress: OnProgres
     return trials
 
 
-def choose_residents(board: Board, config: CoeProfileConfig, executors: int) -> Choice:
-    """The decay window over what fits, with replayed throughput."""
+def choose_residents(board: Board, config: CoeProfileConfig, serve: Serve, executors: int) -> Choice:
+    """The decay window over what fits."""
+    return choose(
+        board.fitting(config.memory_bytes, executors),
+        lambda residents: serve(executors, board.expert_bytes(residents, executors)),
+        config.seed,
+        initial_percent=config.initial_percent,
+    )
 
-    def throughput(residents: int) -> float:
-        given = board.expert_bytes(residents, executors)
-        served = replay(board, config.scheduling, executors, config.memory_bytes, given)
-        return 0.0 if served is None else served.per_s
 
-    fitting = board.fitting(config.memory_bytes, executors)
-    return choose(fitting, throughput, config.seed, initial_percent=config.initial_percent)
+def serve_really(
+    board: Board, trial: MemoryTrial, executors: int, really: Serve, on_progress: OnProgress
+) -> MemoryTrial:
+    """The trial with the points that matter served by a real engine: fewest, window, drawn, chosen."""
+    points = sorted({min(trial.per_s_by_residents), trial.window[1], trial.drawn, trial.residents})
+    served = {}
+    for done, residents in enumerate(points):
+        on_progress("serving", done, len(points))
+        served[residents] = really(executors, board.expert_bytes(residents, executors))
+    on_progress("serving", len(points), len(points))
+    return msgspec.structs.replace(trial, served_per_s=served)
 
 
 def best_count(trials: Mapping[int, MemoryTrial]) -> int:
