@@ -14,8 +14,8 @@ import numpy as np
 
 INITIAL_PERCENT: Final = 15.0
 ERROR_MARGIN: Final = 0.05
-AS_GOOD: Final = 0.99
-"""So near to the best is as good."""
+_AS_GOOD: Final = 0.98
+"""So near to the best throughput is as good."""
 _LEAST_OF_A_LINE: Final = 2
 _GRID: Final = 6
 
@@ -115,7 +115,7 @@ def choose(
     for number in also:
         tried(number)
     best = max(per_s.values())
-    residents = max(number for number, one in per_s.items() if one >= AS_GOOD * best)
+    residents = max(number for number, one in per_s.items() if one >= _AS_GOOD * best)
     return Choice(window, drawn, residents, per_s)
 
 

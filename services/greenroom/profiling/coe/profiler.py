@@ -36,7 +36,7 @@ from greenroom.profiling.coe.batch_fit import batch_times
 from greenroom.profiling.coe.batch_memory import measure_bytes
 from greenroom.profiling.coe.batch_timing import Subject, measure_times, threads_of, warm_up
 from greenroom.profiling.coe.config import CoeProfileConfig
-from greenroom.profiling.coe.decay_window import AS_GOOD, Choice, choose
+from greenroom.profiling.coe.decay_window import Choice, choose
 from greenroom.profiling.coe.replayed_throughput import Board, drawn_paths, replay
 from greenroom.profiling.coe.sample_inputs import Samples, inputs_of
 
@@ -47,6 +47,8 @@ Serve = Callable[[int, int], float]
 
 CPU: Final = "cpu"
 _LINK_S: Final = 0.5
+_AS_GOOD: Final = 0.99
+"""More executors have to serve more than that allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ def serve_really(
 def best_count(trials: Mapping[int, MemoryTrial]) -> int:
     """The fewest executors that serve as much as any others, to 1 %."""
     best = max(trial.per_s for trial in trials.values())
-    return min(count for count, trial in trials.items() if trial.per_s >= AS_GOOD * best)
+    return min(count for count, trial in trials.items() if trial.per_s >= _AS_GOOD * best)
 
 
 def _measured(
