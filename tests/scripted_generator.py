@@ -15,6 +15,7 @@ from greenroom.core.generation import (
     Token,
     TokenLogprobs,
 )
+from greenroom.core.inference import InferenceRequest
 from greenroom.text import StopChecker, Tokenizer
 from tests.waiting import DEADLINE_S as DEADLINE_S
 
@@ -72,6 +73,9 @@ class ScriptedGenerator:
         words = TEXT.split(" ")
         first = (request.sampling.seed or 0) % len(words)
         return self.tokenizer.encode(" ".join(words[first:] + words[:first]), add_special_tokens=False)
+
+    def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
+        raise AssertionError("this generator's model is of text")
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
         number = len(self.seen)

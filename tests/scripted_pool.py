@@ -75,6 +75,7 @@ class _Pool:
             if running is not None:
                 running.cancel()
         elif running is None:
+            assert isinstance(record, Request)
             self._running[record.request_id] = asyncio.create_task(self._serve(record), name=record.request_id)
 
     async def _serve(self, record: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -36,6 +36,7 @@ from greenroom.scheduler.service import SchedulerService
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
 from greenroom.text import TextProcessor
 from greenroom.worker.generation_engine import GenerationEngine
+from greenroom.worker.inference_engine import TAKES_AT_ONCE, InferenceEngine
 from greenroom.worker.process import worker_parts
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ArtifactConfig, ForecastConfig, ServiceConfig, TraceConfig
@@ -43,6 +44,8 @@ from greenroom.worker.service_counters import ServiceCollector
 
 _LOG_BYTES = 64 * MIB
 """For what is on its way, and for outcomes that a retry may ask for."""
+_LOG_BYTES_OF_INPUTS = 512 * MIB
+"""Images on their way are larger than prompts."""
 _TTL_MS = 3_600_000
 """Who shares a process ends with it. A sleeping laptop or a throttled container stops all of them at once, and none of
 them is gone for its silence: hence no end of a worker's lease either."""
@@ -116,16 +119,20 @@ def embedded_parts(
     config: EmbeddedConfig,
     front: GatewayConfig,
     *,
-    engine: GenerationEngine,
+    engine: GenerationEngine | InferenceEngine,
     card: ModelCard,
-    text: TextProcessor,
+    text: TextProcessor | None,
     registry: CollectorRegistry,
     profile: ModelProfile | None = None,
 ) -> tuple[GatewayService, list[Service]]:
-    """The parts in the order of their start, the gateway among them by itself too. ``profile``: what was measured of
-    the model."""
+    """The parts in the order of their start, the gateway among them by itself too. ``text`` is None where ``engine`` is
+    a collaboration of experts, which takes as many requests at once as it can arrange. ``profile``: what was measured
+    of the model."""
     name = uuid.uuid4().hex[:8]
-    log, dialer = MemoryLog(MemoryBroker(max_bytes=_LOG_BYTES)), LocalDialer()
+    bytes_kept = _LOG_BYTES
+    if isinstance(engine, InferenceEngine):
+        config, bytes_kept = replace(config, max_running=TAKES_AT_ONCE), _LOG_BYTES_OF_INPUTS
+    log, dialer = MemoryLog(MemoryBroker(max_bytes=bytes_kept)), LocalDialer()
     directory = Directory(log)
     worker = WorkerService(config.worker(f"worker.{name}"), engine, card, log, dialer, directory, profile=profile)
     registry.register(ServiceCollector(worker.counters, worker.gauges))

@@ -16,24 +16,26 @@ from greenroom.gateway import GatewayConfig
 from greenroom.gateway.service import GatewayService
 from greenroom.text import TextProcessor
 from greenroom.worker.generation_engine import GenerationEngine
+from greenroom.worker.inference_engine import InferenceEngine
 from tests.waiting import DEADLINE_S, until
 
 
 @asynccontextmanager
 async def embedded(
     config: EmbeddedConfig,
-    engine: GenerationEngine,
+    engine: GenerationEngine | InferenceEngine,
     card: ModelCard,
-    text: TextProcessor,
+    text: TextProcessor | None,
     *,
     profile: ModelProfile | None = None,
     registry: CollectorRegistry | None = None,
+    front: GatewayConfig | None = None,
 ) -> AsyncIterator[tuple[GatewayService, CollectorRegistry]]:
-    """They are ready, with both APIs on free ports. The registry has the metrics of all."""
+    """They are ready, with both APIs on free ports unless ``front`` says otherwise. The registry has all metrics."""
     registry = registry or CollectorRegistry()
     gateway, parts = embedded_parts(
         config,
-        GatewayConfig(port=0, grpc_port=0, drain_timeout_s=0),
+        front or GatewayConfig(port=0, grpc_port=0, drain_timeout_s=0),
         engine=engine,
         card=card,
         text=text,

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 )
 @click.option("--revision", help="Branch, tag or commit of a model on the hub.")
 @click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network.")
+@click.option(
+    "--coe",
+    is_flag=True,
+    help="The pool serves a collaboration of experts, so there are inferences and no tokenizer.",
+)
 @click.option("--pool", type=int, default=0, show_default=True, help="The pool whose model it serves.")
 @gateway_options(grpc_port="8001", linger_s=6.0)
 @listen_options
@@ -41,8 +46,8 @@ if TYPE_CHECKING:
 @dialer_options
 @telemetry_options
 @drain_option
-def gateway(model: str | None, revision: str | None, offline: bool, pool: int, **options: Any) -> None:
-    """Serve a pool's model over HTTP (OpenAI's API) and gRPC, by way of a Kafka log.
+def gateway(model: str | None, revision: str | None, offline: bool, coe: bool, pool: int, **options: Any) -> None:
+    """Serve a pool's model over HTTP (OpenAI's API; /v2 with --coe) and gRPC, by way of a Kafka log.
 
     Several of these may stand side by side; each ends the streams of its own clients. SIGTERM or Ctrl-C: nothing new
     is taken, running requests may end within --drain-timeout.
@@ -53,8 +58,10 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
       greenroom gateway --host 0.0.0.0 --keys-file keys.json --rpc-ca ca.pem --rpc-cert gateway-1.pem \\
         --rpc-key gateway-1.key --listen 0.0.0.0:7000 --advertise gateway-1:7000
       greenroom gateway --model mistralai/Mixtral-8x7B-Instruct-v0.1 --pool 1 --port 9000 --grpc-port none
+      greenroom gateway --coe --pool 2 --port 9001
     """
     from greenroom.cli.service_process import live
+    from greenroom.core.errors import InvalidConfig
     from greenroom.fabric.announced_server import ServedEndpoint
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
@@ -68,9 +75,14 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
     from greenroom.text.digest import text_digest
     from greenroom.text.hub import hub_id, model_folder
 
+    if coe and model is not None:
+        raise InvalidConfig("model", model, "with --coe there is no tokenizer to read; leave one of them out")
     config = gateway_config(options, drain_timeout_s=options["drain_timeout"], model_root=hub_id(model))
-    folder = bundled_model_path() if model is None else model_folder(model, revision=revision, offline=offline)
-    text = TextProcessor.from_folder(folder)
+    text: TextProcessor | None = None
+    digest: str | None = None
+    if not coe:
+        folder = bundled_model_path() if model is None else model_folder(model, revision=revision, offline=offline)
+        text, digest = TextProcessor.from_folder(folder), text_digest(Path(folder))
     endpoint = endpoint_from(options)
 
     def make(log: MonitoredLog, registry: CollectorRegistry, instance: str) -> list[Service]:
@@ -86,7 +98,7 @@ def gateway(model: str | None, revision: str | None, offline: bool, pool: int, *
             instance=instance,
             log=log,
             directory=directory,
-            text_digest=text_digest(Path(folder)),
+            text_digest=digest,
             health=log.health,
         )
         tokens = ServedEndpoint("tokens", endpoint, [pipeline.tokens], owner=pipeline)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from greenroom.core.collaboration import CollaborationCard
 from greenroom.core.errors import InvalidRequest
+from greenroom.core.inference_outputs import InferenceOutputs
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -133,6 +135,8 @@ class Finished:
 
     ``queue_seconds``: how long it waited before it ran; its whole life if it never ran. ``approximated``: of all
     choices of experts for its tokens, one a layer, the share in which the router was kept from its own choice.
+    ``outputs``: of an inference that came to its own end. ``invalid``: it failed since it can not be served as it
+    stands.
     """
 
     reason: FinishReason
@@ -141,6 +145,8 @@ class Finished:
     error: str | None = None
     queue_seconds: float = field(default=0.0, compare=False)
     approximated: float = 0.0
+    outputs: InferenceOutputs | None = None
+    invalid: bool = False
 
 
 Event = Token | Finished
@@ -148,13 +154,15 @@ Event = Token | Finished
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a gateway must know of the model behind it. Lengths are in tokens."""
+    """What a gateway must know of the model behind it. Lengths are in tokens. ``collaboration``: it is one of whole
+    models, which takes inferences and has no tokens."""
 
     name: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     created: int
+    collaboration: CollaborationCard | None = None
 
 
 class Generator(Protocol):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import FinishReason, Token, TokenLogprobs
+from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.core.messages.journal import TokenLogprobArrays
 from greenroom.v1 import common_pb2, worker_pb2
 
@@ -75,6 +78,9 @@ def to_run_result(
     token_ids: Sequence[int],
     logprobs: TokenLogprobArrays | None,
     approximated: float = 0.0,
+    *,
+    outputs: InferenceOutputs | None = None,
+    invalid: bool = False,
 ) -> worker_pb2.RunResult:
     result = worker_pb2.RunResult(
         reason=to_end_reason(reason),
@@ -82,6 +88,8 @@ def to_run_result(
         prompt_tokens=prompt_tokens,
         token_ids=token_ids,
         approximated=approximated,
+        outputs=b"" if outputs is None else msgspec.msgpack.encode(outputs),
+        invalid=invalid,
     )
     if logprobs is not None:
         result.logprobs_chosen, result.logprobs_top_ids = logprobs.chosen, logprobs.top_ids
@@ -95,6 +103,11 @@ def logprobs_of(result: worker_pb2.RunResult) -> TokenLogprobArrays | None:
     return TokenLogprobArrays(
         chosen=result.logprobs_chosen, top_ids=result.logprobs_top_ids, top=result.logprobs_top, k=result.logprobs_k
     )
+
+
+def outputs_of(result: worker_pb2.RunResult) -> InferenceOutputs | None:
+    """Raises msgspec.MsgspecError for what no worker writes."""
+    return msgspec.msgpack.decode(result.outputs, type=InferenceOutputs) if result.outputs else None
 
 
 def from_share(number: float) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.hosts import is_loopback
-from greenroom.core.units import MIB
+from greenroom.core.units import KIB, MIB
 from greenroom.gateway.doors.limits import CANCELS_PER_MINUTE
 
 
@@ -28,6 +28,10 @@ class GatewayConfig:
     sequence; None leaves it to the model's context. ``max_in_flight``: requests at once, waiting ones included; more
     are answered 429. ``cancels_per_minute``: of one caller, for requests that are not known here; more are answered
     429. ``stream_buffer``: parts of text that wait for one client's connection; beyond them its generation waits.
+
+    Inferences. ``max_infer_body_bytes``: of one call, with its whole batch. ``max_input_bytes``: the inputs of one
+    element, which must fit into a record of the topic `requests`. ``max_inputs_held_bytes``: bodies of all calls that
+    are being answered; more are answered 429.
 
     Times. ``request_timeout_s``: for a request that does not set its own. ``max_request_timeout_s``: the longest that a
     request may set. ``slow_client_timeout_s``: a client that takes nothing for so long is cut off. ``keep_alive_s``:
@@ -51,6 +55,9 @@ class GatewayConfig:
     tls_key: Path | None = None
     max_body_bytes: int = MIB
     max_choices: int = 128
+    max_infer_body_bytes: int = 32 * MIB
+    max_input_bytes: int = 4 * MIB - 64 * KIB
+    max_inputs_held_bytes: int = 512 * MIB
     max_prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     max_in_flight: int = 1024
@@ -80,7 +87,8 @@ class GatewayConfig:
                 "grpc_port", self.grpc_port, "HTTP has that port already; each API takes one of its own"
             )
         for field in (
-            "max_body_bytes", "max_choices", "max_prompt_tokens", "max_new_tokens", "max_in_flight", "stream_buffer"
+            "max_body_bytes", "max_choices", "max_prompt_tokens", "max_new_tokens", "max_in_flight", "stream_buffer",
+            "max_infer_body_bytes", "max_input_bytes", "max_inputs_held_bytes",
         ):  # fmt: skip
             value = getattr(self, field)
             if value is not None and value < 1:

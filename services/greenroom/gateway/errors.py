@@ -14,6 +14,7 @@ from greenroom.core.errors import Conflict, GreenroomError, InvalidRequest, Satu
 from greenroom.core.generation import FinishReason
 from greenroom.fabric.log import LogError
 from greenroom.gateway.replies.choices import GenerationFailed
+from greenroom.gateway.replies.infer_bodies import InferErrorBody
 from greenroom.gateway.replies.reply_bodies import ErrorBody, ErrorDetail
 
 _LOG = logging.getLogger(__name__)
@@ -51,8 +52,14 @@ class ApiError(GreenroomError):
         detail = ErrorDetail(message=str(self), type=self.kind, param=self.param, code=self.code)
         return msgspec.json.encode(ErrorBody(error=detail))
 
-    def response(self) -> web.Response:
-        return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=self.headers)
+    def infer_body(self) -> bytes:
+        """The Open Inference Protocol's error object in JSON."""
+        return msgspec.json.encode(InferErrorBody(error=str(self)))
+
+    def response(self, *, infer: bool = False) -> web.Response:
+        """``infer``: of a path below /v2."""
+        body = self.infer_body() if infer else self.body()
+        return web.Response(status=self.status, body=body, content_type="application/json", headers=self.headers)
 
 
 class ClientGone(Exception):
@@ -79,8 +86,8 @@ def failed(message: str, code: str = "generation_failed") -> ApiError:
     return ApiError(500, message, code=code, kind=SERVER)
 
 
-def too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the request's body is larger than the {limit} bytes allowed here", code="body_too_large")
+def too_large(limit: int, what: str = "the request's body is") -> ApiError:
+    return ApiError(413, f"{what} larger than the {limit} bytes allowed here", code="body_too_large")
 
 
 def expired(message: str) -> ApiError:
@@ -90,6 +97,22 @@ def expired(message: str) -> ApiError:
 def model_not_found(name: str, served: str) -> ApiError:
     message = f"the model {name!r} does not exist here; served: {served}"
     return ApiError(404, message, code="model_not_found", param="model")
+
+
+def takes_inferences(name: str) -> InvalidRequest:
+    """For a prompt to a collaboration of experts."""
+    return InvalidRequest(
+        f"{name} is a collaboration of whole models and continues no text; POST its inputs to /v2/models/{name}/infer",
+        param="model",
+        code="takes_inferences",
+    )
+
+
+def takes_prompts(name: str) -> InvalidRequest:
+    """For an inference to a model of text."""
+    return InvalidRequest(
+        f"{name} generates text; POST to /v1/chat/completions or /v1/completions", param="model", code="takes_prompts"
+    )
 
 
 def as_api_error(error: Exception) -> ApiError | None:
@@ -119,6 +142,8 @@ def as_api_error(error: Exception) -> ApiError | None:
 
 
 def _ended(error: GenerationFailed) -> ApiError:
+    if error.invalid:
+        return ApiError(400, str(error), code="invalid_value")
     match error.reason:
         case FinishReason.CANCELLED:
             return unavailable(str(error), "cancelled")

@@ -9,11 +9,12 @@ import hashlib
 import importlib.metadata
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -27,8 +28,11 @@ from greenroom.gateway.doors.admission import Admission
 from greenroom.gateway.doors.doorkeeper import Doorkeeper
 from greenroom.gateway.doors.hosts import ANY, Hosts, Origins
 from greenroom.gateway.errors import model_not_found
-from greenroom.gateway.grpc.inference import InferenceApi, as_status
+from greenroom.gateway.grpc.calls import as_status
+from greenroom.gateway.grpc.inference import InferenceApi
+from greenroom.gateway.grpc.open_inference import OpenInferenceApi
 from greenroom.gateway.http.endpoints import CALLER, Api
+from greenroom.gateway.http.infer_endpoints import InferApi
 from greenroom.gateway.http.middleware import Handler, name_reply, note_of, page_middleware, request_middleware
 from greenroom.gateway.http.openapi import openapi
 from greenroom.gateway.metrics import GatewayMetrics
@@ -42,20 +46,25 @@ _IDLE_CONNECTION_S = 75.0
 _READY_LOOK_S = 0.5
 _LINGER_LOOK_S = 0.02
 _RPC_GRACE_S = 1.0
-OPEN_PATHS = frozenset({"/health", "/live", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/live", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no key: what they say is no secret, and probes send none."""
 
 
 class Gateway:
     """OpenAI's HTTP API, and gRPC where ``config.grpc_port`` says so, in front of ``generator``.
 
-    ``text`` is the tokenizer and chat template of the model that the generator runs; ``registry`` is what /metrics
-    shows: the gateway's metrics and those of other parts. All of it runs on the event loop that ``start`` is called on.
-    Raises InvalidConfig where the file of keys can not be read, or an allowed host or origin is not one.
+    ``text`` is the tokenizer and chat template of the model that the generator runs, None where that is a collaboration
+    of experts. ``registry`` is what /metrics shows: the gateway's metrics and those of other parts. All of it runs on
+    the event loop that ``start`` is called on. Raises InvalidConfig where the file of keys can not be read, or an
+    allowed host or origin is not one.
     """
 
     def __init__(
-        self, config: GatewayConfig, generator: RequestGenerator, text: TextProcessor, registry: CollectorRegistry
+        self,
+        config: GatewayConfig,
+        generator: RequestGenerator,
+        text: TextProcessor | None,
+        registry: CollectorRegistry,
     ) -> None:
         self._config = config
         self._generator = generator
@@ -78,7 +87,10 @@ class Gateway:
             shutdown_timeout=1.0,
         )
         self._name_model()
-        self._rpc = _rpc_server(config, InferenceApi(self._requests, self._doorkeeper, metrics))
+        apis = [api(self._requests, self._doorkeeper, metrics) for api in (InferenceApi, OpenInferenceApi)]
+        # Images are larger than prompts; a prompt's size is looked at once more where it is read.
+        largest = config.max_body_bytes if text is not None else max(config.max_body_bytes, config.max_infer_body_bytes)
+        self._rpc = _rpc_server(config, apis, largest)
         self._drained = False
         self.tasks = Tasks("gateway")
         self.grpc_port: int | None = None
@@ -104,6 +116,7 @@ class Gateway:
         app.router.add_get("/live", self._live)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/openapi.json", self._openapi)
+        InferApi(self._requests).add_to(app.router)
         return app
 
     def _key_middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -235,7 +248,7 @@ class Gateway:
             owned_by="greenroom",
             root=self._config.model_root or model.name,
             parent=None,
-            max_model_len=model.max_model_len,
+            max_model_len=UNSET if model.collaboration is not None else model.max_model_len,
         )
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -266,16 +279,16 @@ class _RpcConfig(ServerConfig):
         return [*others, (received, self.max_request_bytes)]
 
 
-def _rpc_server(config: GatewayConfig, api: InferenceApi) -> Server | None:
+def _rpc_server(config: GatewayConfig, apis: Sequence[object], largest: int) -> Server | None:
     if config.grpc_port is None:
         return None
     rpc = _RpcConfig(
         host=config.host,
         port=config.grpc_port,
         tls=None if config.tls is None else ServerTls(certificate=config.tls[0], key=config.tls[1]),
-        max_request_bytes=config.max_body_bytes,
+        max_request_bytes=largest,
     )
-    return Server(rpc, [api], shape=as_status)
+    return Server(rpc, apis, shape=as_status)
 
 
 @functools.cache  # there are few names, and finding the version reads a file

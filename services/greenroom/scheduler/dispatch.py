@@ -33,7 +33,7 @@ def dispatch(pool: PoolState, policy: PlacementPolicy, now: float) -> list[Effec
     waiting = tuple([  # a list, since it is the faster of the two and there may be a thousand
         entry.pending
         for entry in pool.waiting.values()
-        if entry.pending is not None and (not entry.losses or not suspect(pool, entry))
+        if entry.pending is not None and (not (entry.losses or entry.unsure) or not suspect(pool, entry))
     ])  # fmt: skip
     views = tuple(worker.view(now) for worker in pool.workers.values() if worker.takes(now) and not worker.reserved)
     if not waiting:
@@ -59,7 +59,7 @@ def _place_suspects(pool: PoolState, now: float) -> list[Effect]:
     for worker in pool.workers.values():
         worker.reserved = False
     effects: list[Effect] = []
-    suspects = [entry for entry in pool.waiting.values() if entry.losses and suspect(pool, entry)]
+    suspects = [entry for entry in pool.waiting.values() if (entry.losses or entry.unsure) and suspect(pool, entry)]
     for entry in suspects:
         usable = [worker for worker in pool.workers.values() if worker.takes(now) and not worker.reserved]
         if not usable:

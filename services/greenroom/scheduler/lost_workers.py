@@ -2,6 +2,11 @@
 
 A request that was there when ``alone_after`` workers were lost is a suspect and runs alone on its worker. One that was
 there when ``max_losses`` were lost is given up: it goes to the dead letters and fails.
+
+A worker that has many requests and arranges them itself says which of them it is executing. Its loss counts for those
+that it named last. The others wait again at once, without a loss. If it had named none of those that are still there,
+one of them may have ended it and nobody knows which: an *unsure* loss of all of them. Only ``max_losses`` of these
+make a suspect, and none is given up for them. A request that was there by itself is no unsure case.
 """
 
 from __future__ import annotations
@@ -22,25 +27,44 @@ def lose(pool: PoolState, name: str, now: float) -> list[Effect]:
     if worker is None:
         return []
     effects: list[Effect] = [Disconnect(name)]
-    lost = []
+    placed = [entry for entry in worker.placed.values() if entry.stage is RequestStage.PLACED]
+    lost, unsure = _counts_for(placed, worker.state.executing)
     for entry in worker.placed.values():
         entry.again_at = None
-        if entry.stage is RequestStage.PLACED:
-            entry.stage = RequestStage.LOSING
-            lost.append(entry)
-    if lost:
+    for entry in lost:
+        entry.stage, entry.loses_unsure = RequestStage.LOSING, unsure
+    if placed:
         pool.count("worker_lost")
+    if lost:
         effects += append_lost(pool, name, lost, now)
+    if len(lost) < len(placed):
+        spared = [entry for entry in placed if entry.stage is RequestStage.PLACED]
+        for entry in spared:
+            entry.begun = True  # it has waited there too, and is not to be shed for that
+        pool.wait_all(spared)
     return effects
 
 
+def _counts_for(placed: list[Entry], executing: frozenset[str] | None) -> tuple[list[Entry], bool]:
+    """The requests for which a worker's loss counts, and whether it is unsure."""
+    if executing is None or len(placed) < 2:
+        return placed, False
+    named = [entry for entry in placed if entry.request_id in executing]
+    return (named, False) if named else (placed, True)
+
+
 def append_lost(pool: PoolState, worker: str, entries: Collection[Entry], now: float) -> list[Effect]:
-    """Write to the journal that the worker was lost under these requests."""
-    attempts = [(entry.request_id, entry.attempt) for entry in entries if entry.attempt is not None]
-    lost = Lost(epoch=pool.epoch, worker=worker, attempts=tuple(attempts))
-    for entry in entries:
-        entry.asked_ms, entry.appending = now, lost
-    return [Append(lost)]
+    """Write to the journal that the worker was lost under these requests: sure and unsure losses apart."""
+    effects: list[Effect] = []
+    for unsure in (False, True):
+        alike = [entry for entry in entries if entry.loses_unsure is unsure]
+        attempts = [(entry.request_id, entry.attempt) for entry in alike if entry.attempt is not None]
+        if attempts:
+            lost = Lost(epoch=pool.epoch, worker=worker, attempts=tuple(attempts), unsure=unsure)
+            for entry in alike:
+                entry.asked_ms, entry.appending = now, lost
+            effects.append(Append(lost))
+    return effects
 
 
 def lost_append_ended(pool: PoolState, lost: Lost, now: float) -> list[Effect]:
@@ -58,25 +82,28 @@ def lost_append_ended(pool: PoolState, lost: Lost, now: float) -> list[Effect]:
 def loss_read(pool: PoolState, lost: Lost) -> list[Effect]:
     """The journal has the loss: each of its requests waits to run again, or is given up."""
     effects: list[Effect] = []
+    again: list[Entry] = []
+    early = pool.early_unsure if lost.unsure else pool.early_losses
     for request_id, attempt in lost.attempts:
         entry = pool.entries.get(request_id)
         if entry is None:
             if request_id not in pool.finished:  # after a restart: its task has not been read yet
-                pool.early_losses.setdefault(request_id, set()).add(attempt)
+                early.setdefault(request_id, set()).add(attempt)
             continue
-        entry.losses.add(attempt)
+        (entry.unsure if lost.unsure else entry.losses).add(attempt)
         if entry.stage is RequestStage.LOSING and entry.attempt == attempt:
             entry.begun, entry.appending = True, None
             if hopeless(pool, entry):
                 effects += give_up(pool, entry)
             else:
-                pool.wait(entry)
+                again.append(entry)
+    pool.wait_all(again)
     return effects
 
 
 def suspect(pool: PoolState, entry: Entry) -> bool:
     """Whether the request runs alone on its worker, so that it takes no other request with it."""
-    return len(entry.losses) >= pool.config.alone_after
+    return len(entry.losses) >= pool.config.alone_after or len(entry.unsure) >= pool.config.max_losses
 
 
 def hopeless(pool: PoolState, entry: Entry) -> bool:

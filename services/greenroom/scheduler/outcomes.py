@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from greenroom.core.generation import FinishReason
-from greenroom.core.messages import Outcome
+from greenroom.core.messages import Outcome, Request
 from greenroom.scheduler.effects import Append, CancelRun, Effect
 from greenroom.scheduler.pool_state import PoolState
 from greenroom.scheduler.request_entries import Entry, RequestStage, RunResult
@@ -51,7 +51,13 @@ def outcome_append_ended(pool: PoolState, entry: Entry, outcome: Outcome, now: f
     if refused and outcome.message != TOO_LARGE:
         pool.count("outcome_refused")
         entry.outcome = msgspec.structs.replace(
-            outcome, reason=FinishReason.FAILED, message=TOO_LARGE, token_ids=(), logprobs=None, approximated=0.0
+            outcome,
+            reason=FinishReason.FAILED,
+            message=TOO_LARGE,
+            token_ids=(),
+            logprobs=None,
+            approximated=0.0,
+            outputs=None,
         )
         return append_outcome(pool, entry, now)
     return append_outcome(pool, entry, now) if outcome.epoch != pool.epoch else []
@@ -70,9 +76,11 @@ def _outcome(epoch: int, entry: Entry, reason: FinishReason, message: str, resul
         attempt=None if result is None else entry.attempt,
         digest=b"" if request is None else request.digest,
         keyed=request is not None and request.keyed,
-        prompt_tokens=0 if request is None else len(request.prompt_ids),
+        prompt_tokens=len(request.prompt_ids) if isinstance(request, Request) else 0,
         task_type="" if entry.task is None else entry.task.task_type,
         worker="" if result is None else entry.worker or "",
         queue_ms=max(0.0, entry.placed_ms - request.accepted_ms) if request and entry.placed_ms else 0.0,
         approximated=0.0 if generated is None else generated.approximated,
+        outputs=None if generated is None else generated.outputs,
+        invalid=result is not None and result.invalid,
     )

@@ -20,6 +20,7 @@ from greenroom.core.journal import Verdict
 from greenroom.core.messages import (
     Cancel,
     Claim,
+    Inference,
     JournalRecord,
     Lost,
     Outcome,
@@ -156,7 +157,8 @@ class Pool(PoolState):
             return []
         self.finished[request_id] = now + self.config.remember_ms
         self.early_losses.pop(request_id, None)
-        if outcome.reason in COMPLETED:
+        self.early_unsure.pop(request_id, None)
+        if outcome.reason in COMPLETED and outcome.outputs is None:
             self._estimates.finished(outcome.task_type, len(outcome.token_ids))
         effects = self._release_unclaimed(request_id)
         entry = self.entries.get(request_id)
@@ -190,6 +192,7 @@ class Pool(PoolState):
         if entry is None:
             entry = self.entries[request_id] = Entry(request_id, next(self.orders))
             entry.losses = self.early_losses.pop(request_id, set())
+            entry.unsure = self.early_unsure.pop(request_id, set())
         entry.offsets.append(offset)
         match record:
             case Task():
@@ -234,6 +237,20 @@ class Pool(PoolState):
 
     def _pending(self, task: Task) -> PendingRequest:
         request = task.request
+        if isinstance(request, Inference):
+            return PendingRequest(
+                request_id=request.request_id,
+                arrived_ms=request.accepted_ms,
+                input_tokens=0,
+                kv_need=0,
+                expected_tokens=1,
+                deadline_ms=request.deadline_ms,
+                task=task.task_type,
+                slo_ttft_ms=request.slo.ttft_ms,
+                slo_e2e_ms=request.slo.e2e_ms,
+                priority=request.priority,
+                tenant=request.tenant,
+            )
         limit = request.sampling.max_tokens or 1
         return PendingRequest(
             request_id=request.request_id,
@@ -387,7 +404,7 @@ class Pool(PoolState):
         entry = self._placed(worker, request_id, attempt)
         if entry is None:
             return []
-        result = RunResult(FinishReason.FAILED, message=why)
+        result = RunResult(FinishReason.FAILED, message=why, invalid=True)
         return end(self, entry, FinishReason.FAILED, now, message=why, result=result)
 
     def given_back(self, worker: str, request_id: str, attempt: Attempt, now: float) -> list[Effect]:

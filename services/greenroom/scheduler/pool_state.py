@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from enum import Enum
 
 from greenroom.core.attempts import Attempt
@@ -54,6 +55,8 @@ class PoolState:
         """Requests that have ended, and until when each is remembered."""
         self.early_losses: dict[str, set[Attempt]] = {}
         """Losses that were read before the task of their request."""
+        self.early_unsure: dict[str, set[Attempt]] = {}
+        """The same, of losses that are unsure."""
         self.expected_workers: set[str] = set()
         """Members of the pool that have not said yet what they run."""
         self.listing_until = 0.0
@@ -87,11 +90,19 @@ class PoolState:
 
     def wait(self, entry: Entry) -> None:
         """Take the request off its worker and queue it again, at the place that its arrival gives it."""
-        self.unplace(entry)
-        entry.stage = RequestStage.WAITING
+        self.wait_all([entry])
+
+    def wait_all(self, entries: Collection[Entry]) -> None:
+        """The same for many. Sorts once."""
         last = next(reversed(self.waiting.values()), None)
-        self.waiting[entry.request_id] = entry
-        if last is not None and last.order > entry.order:
+        newest = -1 if last is None else last.order
+        in_order = True
+        for entry in entries:
+            self.unplace(entry)
+            entry.stage = RequestStage.WAITING
+            self.waiting[entry.request_id] = entry
+            in_order, newest = in_order and entry.order > newest, max(newest, entry.order)
+        if not in_order:
             self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].order))
 
     def unplace(self, entry: Entry) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from greenroom.core.attempts import Attempt
 from greenroom.policies.placement.latency_estimate import expected_left
-from greenroom.policies.placement.placement_policy import Costs, PlacedRequest, WorkerView
+from greenroom.policies.placement.placement_policy import Costs, PlacedRequest, QueuedGroup, WorkerView
 from greenroom.scheduler.request_entries import Entry
 
 
@@ -23,7 +23,8 @@ class Capacity:
 class WorkerState:
     """What a worker says of itself with every beat. ``generated``: tokens so far, by request. ``missing``: the share of
     the experts that are not on its device. ``experts``: how many its model has, all layers together; 0: it does not
-    say. ``model``: the name that it serves."""
+    say. ``model``: the name that it serves. ``executing``: the requests that are being executed, of a worker that has
+    many and arranges them itself; None: every request that it has may be."""
 
     draining: bool = False
     costs: Costs = field(default_factory=Costs)
@@ -31,6 +32,7 @@ class WorkerState:
     missing: float = 0.0
     experts: int = 0
     model: str = ""
+    executing: frozenset[str] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +65,8 @@ class PoolWorker:
     def view(self, now: float) -> WorkerView:
         """The worker as a policy sees it: its last ``state``, plus a token for each step that there was time for since.
         Without these tokens the view would be some hundred milliseconds old, as long as a short answer takes."""
+        if self.state.executing is not None:
+            return self._view_of_many()
         running: list[PlacedRequest] = []
         kv_used = 0
         rows = min(len(self.placed), self.capacity.max_running)
@@ -88,6 +92,21 @@ class PoolWorker:
             kv_total=self.capacity.kv_tokens,
             kv_free=free,
             costs=self.costs,
+        )
+
+    def _view_of_many(self) -> WorkerView:
+        """It arranges its requests itself, and has thousands. So a policy is told how many they are, and no more."""
+        count = len(self.placed)
+        return WorkerView(
+            worker=self.name,
+            running=(),
+            queued=(),
+            max_running=self.capacity.max_running,
+            max_queued=self.capacity.max_queued,
+            kv_total=self.capacity.kv_tokens,
+            kv_free=self.capacity.kv_tokens,
+            costs=self.costs,
+            groups=(QueuedGroup(None, count),) if count else (),
         )
 
     def _unread(self) -> int:

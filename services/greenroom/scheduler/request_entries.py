@@ -7,6 +7,7 @@ from enum import Enum
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import FinishReason
+from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.core.messages import Lost, Outcome, Task
 from greenroom.core.messages.journal import TokenLogprobArrays
 from greenroom.policies.placement.placement_policy import PendingRequest
@@ -28,8 +29,8 @@ class RequestStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a worker says at a run's end. ``reason``: stop, length, cancelled or failed. ``approximated``: as in
-    Outcome."""
+    """What a worker says at a run's end. ``reason``: stop, length, cancelled or failed. ``approximated``, ``outputs``,
+    ``invalid``: as in Outcome."""
 
     reason: FinishReason
     prompt_tokens: int = 0
@@ -37,6 +38,8 @@ class RunResult:
     logprobs: TokenLogprobArrays | None = None
     message: str = ""
     approximated: float = 0.0
+    outputs: InferenceOutputs | None = None
+    invalid: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +49,8 @@ class Entry:
     ``offsets``: the records of ``tasks`` that wait for its end. ``again_at``: when to call Run again after a broken
     call, else None. ``begun``: it has run before, so it is no longer shed for its waiting. ``appending``: the record
     whose append is under way; ``asked_ms``: when such an append last began or ended. ``estimates_ms``: the latency from
-    acceptance to end that each estimator gave when the request was placed.
+    acceptance to end that each estimator gave when the request was placed. ``unsure``: the attempts under which a
+    worker was lost that had many requests and had not said which of them it was executing.
     """
 
     request_id: str
@@ -60,6 +64,9 @@ class Entry:
     placed_ms: float = 0.0
     again_at: float | None = None
     losses: set[Attempt] = field(default_factory=set)
+    unsure: set[Attempt] = field(default_factory=set)
+    loses_unsure: bool = False
+    """While it is LOSING: whether that loss is unsure."""
     outcome: Outcome | None = None
     appending: Lost | Outcome | None = None
     asked_ms: float = 0.0

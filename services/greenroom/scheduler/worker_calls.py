@@ -11,12 +11,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
+import msgspec
 
 from greenroom.core.attempts import Attempt
+from greenroom.core.generation import FinishReason
 from greenroom.core.messages import Member, Task, encode
 from greenroom.fabric.current_request import fresh_context
 from greenroom.fabric.rpc import Dialer, outgoing, word_of
-from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, to_attempt
+from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, outputs_of, to_attempt
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
 from greenroom.scheduler.estimates import MOST_TASKS
@@ -154,21 +156,7 @@ class WorkerCalls:
         request_id, now, pool = task.request.request_id, self._clock(), self._pool
         match response.WhichOneof("end"):
             case "result":
-                result = response.result
-                return pool.result(
-                    worker,
-                    request_id,
-                    attempt,
-                    RunResult(
-                        from_end_reason(result.reason),
-                        result.prompt_tokens,
-                        tuple(result.token_ids),
-                        logprobs_of(result),
-                        result.message,
-                        from_share(result.approximated),
-                    ),
-                    now,
-                )
+                return pool.result(worker, request_id, attempt, _result(response.result), now)
             case "refused":
                 return self._refused(request_id, worker, attempt, response.refused, now)
             case "closed" if response.closed.why == _Closed.WHY_GIVEN_BACK:
@@ -321,10 +309,28 @@ class _LeaseStream:
             generated={run.request_id: run.generated for run in state.runs},
             missing=max(0.0, 1.0 - state.resident_experts / state.experts) if state.experts else 0.0,
             experts=state.experts,
+            executing=frozenset(state.executing) if state.arranges else None,
             model="" if self.member.model is None else self.member.model.name,
         )
         self._act(self._pool.beat(worker, heard, now))
         return worker in self._pool.workers
+
+
+def _result(result: worker_pb2.RunResult) -> RunResult:
+    try:
+        outputs = outputs_of(result)
+    except msgspec.MsgspecError as error:
+        return RunResult(FinishReason.FAILED, message=f"what its worker found can not be read: {error}")
+    return RunResult(
+        from_end_reason(result.reason),
+        result.prompt_tokens,
+        tuple(result.token_ids),
+        logprobs_of(result),
+        result.message,
+        from_share(result.approximated),
+        outputs,
+        result.invalid,
+    )
 
 
 def _costs(state: worker_pb2.WorkerState) -> Costs:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from greenroom.core.messages import (
     Cancel,
     DeadLetter,
+    Inference,
     Rejected,
     RequestRecord,
     Task,
@@ -16,8 +17,10 @@ from greenroom.core.messages import (
 )
 from greenroom.fabric.log import Record
 from greenroom.tasktype.extractor import Extractor
+from greenroom.tasktype.profile import UNKNOWN
 
 SERVICE = "tasktype"
+MAX_TASK_TYPE = 64
 MAX_REASON_CHARS = 1000
 
 
@@ -56,11 +59,18 @@ def decide(record: Record, extractor: Extractor, pools: int) -> Forward | Bury:
         return bury(record, reason, pools, request_id=request.request_id)
     if isinstance(request, Cancel):
         return Forward(request.pool, record.value, request.request_id)
-    if request.task_type is not None:
+    if isinstance(request, Inference):
+        task = Task(request=request, task_type=_type_of(request), source="client")
+    elif request.task_type is not None:
         task = Task(request=request, task_type=request.task_type, source="client")
     else:
         task = Task(request=request, task_type=extractor.extract(request.prompt).task_type, source="keywords")
     return Forward(request.pool, encode(task), request.request_id, task.task_type, task.source)
+
+
+def _type_of(inference: Inference) -> str:
+    """The router's value is what kind of task it is. Where a model routes nothing is known yet."""
+    return (inference.parameter or UNKNOWN)[:MAX_TASK_TYPE]
 
 
 def bury(

@@ -184,6 +184,8 @@ class WorkerState(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     LOAD_MS_BY_TASK_FIELD_NUMBER: _builtins.int
     ARTIFACTS_FIELD_NUMBER: _builtins.int
+    ARRANGES_FIELD_NUMBER: _builtins.int
+    EXECUTING_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     draining: _builtins.bool
     max_running: _builtins.int
@@ -201,6 +203,10 @@ class WorkerState(_message.Message):
     """Milliseconds to load one expert from the tier below, as measured."""
     token_ms: _builtins.float
     """Milliseconds of a step for one row, as measured."""
+    arranges: _builtins.bool
+    """It takes many requests at once and arranges them itself; `executing` says which of them are being executed. Its loss
+    counts for these alone.
+    """
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunProgress]: ...
     @_builtins.property
@@ -213,6 +219,8 @@ class WorkerState(_message.Message):
     def artifacts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """By kind: the version of each artifact that the expert policy predicts by ("eamc", "reuse")."""
 
+    @_builtins.property
+    def executing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -231,10 +239,12 @@ class WorkerState(_message.Message):
         runs: _abc.Iterable[Global___RunProgress] | None = ...,
         load_ms_by_task: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         artifacts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        arranges: _builtins.bool = ...,
+        executing: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "draining", b"draining", "expert_load_ms", b"expert_load_ms", "experts", b"experts", "kv_tokens", b"kv_tokens", "kv_tokens_free", b"kv_tokens_free", "load_ms_by_task", b"load_ms_by_task", "max_queued", b"max_queued", "max_running", b"max_running", "resident_experts", b"resident_experts", "running", b"running", "runs", b"runs", "token_ms", b"token_ms", "waiting", b"waiting", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arranges", b"arranges", "artifacts", b"artifacts", "draining", b"draining", "executing", b"executing", "expert_load_ms", b"expert_load_ms", "experts", b"experts", "kv_tokens", b"kv_tokens", "kv_tokens_free", b"kv_tokens_free", "load_ms_by_task", b"load_ms_by_task", "max_queued", b"max_queued", "max_running", b"max_running", "resident_experts", b"resident_experts", "running", b"running", "runs", b"runs", "token_ms", b"token_ms", "waiting", b"waiting", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -415,6 +425,8 @@ class RunResult(_message.Message):
     LOGPROBS_TOP_FIELD_NUMBER: _builtins.int
     LOGPROBS_K_FIELD_NUMBER: _builtins.int
     APPROXIMATED_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    INVALID_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.EndReason.ValueType
     message: _builtins.str
     prompt_tokens: _builtins.int
@@ -427,6 +439,10 @@ class RunResult(_message.Message):
     """Share of its routed tokens (a token in an MoE layer) that were routed to other experts than the router's own picks
     since those were not in memory. 0 where the worker is exact.
     """
+    outputs: _builtins.bytes
+    """Of an inference: InferenceOutputs in msgpack, as in the journal (docs/architecture/topics.md). Else empty."""
+    invalid: _builtins.bool
+    """It failed since it can never be served as it stands: its client is at fault."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -441,10 +457,12 @@ class RunResult(_message.Message):
         logprobs_top: _builtins.bytes = ...,
         logprobs_k: _builtins.int = ...,
         approximated: _builtins.float = ...,
+        outputs: _builtins.bytes = ...,
+        invalid: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approximated", b"approximated", "logprobs_chosen", b"logprobs_chosen", "logprobs_k", b"logprobs_k", "logprobs_top", b"logprobs_top", "logprobs_top_ids", b"logprobs_top_ids", "message", b"message", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approximated", b"approximated", "invalid", b"invalid", "logprobs_chosen", b"logprobs_chosen", "logprobs_k", b"logprobs_k", "logprobs_top", b"logprobs_top", "logprobs_top_ids", b"logprobs_top_ids", "message", b"message", "outputs", b"outputs", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,7 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.clock import SteadyClock
 from greenroom.core.errors import GreenroomError, InvalidRequest
 from greenroom.core.generation import Finished, FinishReason, Token
-from greenroom.core.messages import Member, MemberKind, ModelCard, Task
+from greenroom.core.messages import Member, MemberKind, ModelCard, Request, Task
 from greenroom.core.model_profile import ModelProfile
 from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import Log
@@ -27,14 +27,16 @@ from greenroom.worker.faults import fault_of
 from greenroom.worker.gateways.stream_edges import Members, StreamEdges
 from greenroom.worker.gateways.token_streams import TokenStreams
 from greenroom.worker.generation_engine import Events, GenerationEngine, RecordedRouting
+from greenroom.worker.inference_engine import InferenceEngine
 from greenroom.worker.predictions.artifact_updates import ArtifactFollower
 from greenroom.worker.predictions.forecasts import Forecaster
 from greenroom.worker.predictions.last_prompts import LastPrompts
 from greenroom.worker.predictions.predictor_calls import Predictors
 from greenroom.worker.runs import run_table
 from greenroom.worker.runs.leases import Leases
-from greenroom.worker.runs.results import closed, refused, reported, request_of
+from greenroom.worker.runs.results import closed, refused, reported
 from greenroom.worker.runs.run_table import RunRefused, RunTable
+from greenroom.worker.runs.task_engines import Generating, Inferring, TaskEngine
 from greenroom.worker.runs.waiting_calls import WaitingCalls
 from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.service_counters import ServiceCounters
@@ -60,8 +62,9 @@ class Directory(Members, Predictors, Protocol):
 class WorkerService(Part):
     """One worker of a pool, on one event loop. ``servicer.WorkerServicer`` is its gRPC side.
 
-    ``card``: the model that ``engine`` generates with; ``profile``: what was measured of it. ``changed`` is called when
-    ``member`` returns something else than before.
+    ``card``: the model that ``engine`` generates or judges with; ``profile``: what was measured of it. ``changed`` is
+    called when ``member`` returns something else than before. Routing, forecasts and artifacts are those of an
+    engine that generates.
 
     Nothing here waits for a gateway, the log or the predictor. The engine gets a request once its gateway has said what
     the client has had, or is certainly not there.
@@ -70,7 +73,7 @@ class WorkerService(Part):
     def __init__(
         self,
         config: ServiceConfig,
-        engine: GenerationEngine,
+        engine: GenerationEngine | InferenceEngine,
         card: ModelCard,
         to: Log,
         dialer: Dialer,
@@ -88,7 +91,9 @@ class WorkerService(Part):
         self.leases = Leases(self)
         self.streams = TokenStreams(StreamEdges(dialer, members, self, config.streams, self.counters, clock))
         self.changed: Callable[[], None] = lambda: None
-        self._engine = engine
+        generating = None if isinstance(engine, InferenceEngine) else engine
+        self._engine: TaskEngine = Inferring(engine) if isinstance(engine, InferenceEngine) else Generating(engine)
+        self._generating = generating
         self._members = members
         self._clock = clock
         self._unix_ms = unix_ms or SteadyClock()
@@ -104,35 +109,40 @@ class WorkerService(Part):
             TraceWriter(
                 to, TRACES, config.traces, self.counters, pool=config.pool, model=card.name, worker=config.instance
             )
-            if config.traces.enabled
+            if config.traces.enabled and generating is not None
             else None
         )
         self._last_prompts = LastPrompts(profile) if config.forecasts.by_previous else None
+        self._forecaster: Forecaster | None = None
+        self._follower: ArtifactFollower | None = None
+        if generating is None:
+            return
         self._forecaster = Forecaster(
             dialer,
             members,
             config.forecasts,
             self.counters,
             model=card.name,
-            experts=engine.state().experts,
+            experts=generating.state().experts,
             running=self._mix,
-            foresee=engine.foresee,
+            foresee=generating.foresee,
             sensitive=lambda task: profile is None or profile.insensitive_layers(task) < profile.layers,
             previous=lambda task: bytes if self._last_prompts is None else self._last_prompts.now(task),
         )
-
-        self._follower = ArtifactFollower(
-            dialer, members, config.artifacts, self.counters, engine, model=card.name
-        )  # fmt: skip
+        if config.artifacts.every_ms and generating.artifacts:
+            self._follower = ArtifactFollower(
+                dialer, members, config.artifacts, self.counters, generating, model=card.name
+            )
 
     # -- its life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._engine.listen(self._took)
+        self._engine.listen(self._took, self.leases.changed)
         self.tasks.start(self._tick(), name="tick", forever=True)
         self.tasks.start(self._watch(), name="model")
-        self.tasks.start(self._forecaster.run(), name="forecasts", forever=True)
-        if self.config.artifacts.every_ms and self._engine.artifacts:
+        if self._forecaster is not None:
+            self.tasks.start(self._forecaster.run(), name="forecasts", forever=True)
+        if self._follower is not None:
             self.tasks.start(self._follower.run(), name="artifacts", forever=True)
         if self._traces is not None:
             self.tasks.start(self._traces.run(), name="traces", forever=True)
@@ -213,6 +223,9 @@ class WorkerService(Part):
         """What a scheduler is told with every request for the lease."""
         async with self._stating:
             engine = await asyncio.to_thread(self._engine.state)
+        executing = self._engine.executing()
+        artifacts = {} if self._generating is None else self._generating.artifacts
+        runs = self.table.runs.values() if executing is None else ()
         return worker_pb2.WorkerState(
             worker=self.instance,
             draining=self.table.draining,
@@ -227,11 +240,10 @@ class WorkerService(Part):
             expert_load_ms=engine.expert_load_ms,
             token_ms=engine.token_ms,
             load_ms_by_task=engine.load_ms_by_task,
-            artifacts={kind: str(one.version) for kind, one in self._engine.artifacts.items() if one is not None},
-            runs=[
-                worker_pb2.RunProgress(request_id=run.request_id, generated=len(run.tokens))
-                for run in self.table.runs.values()
-            ],
+            artifacts={kind: str(one.version) for kind, one in artifacts.items() if one is not None},
+            runs=[worker_pb2.RunProgress(request_id=run.request_id, generated=len(run.tokens)) for run in runs],
+            arranges=executing is not None,
+            executing=executing or (),
         )
 
     def gauges(self) -> Iterable[tuple[str, str, float]]:
@@ -270,7 +282,7 @@ class WorkerService(Part):
         here = request_id in self.table.runs
         if not here:
             try:
-                self._engine.admit_check(request_of(task))
+                self._engine.check(task)
             except InvalidRequest as error:
                 self.counters.refused += 1
                 return refused(worker_pb2.RunRefused.WHY_INVALID, str(error))
@@ -282,7 +294,8 @@ class WorkerService(Part):
                 self.counters.attached += 1
             else:
                 self.counters.runs += 1
-                self._forecaster.prompt_begun()
+                if self._forecaster is not None:
+                    self._forecaster.prompt_begun()
             return await answer
         except RunRefused:
             self.counters.refused += 1
@@ -347,8 +360,9 @@ class WorkerService(Part):
         task = self._tasks_of.pop(number, None)
         if task is None:
             return  # it was stopped
-        if self.config.records_routing and finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            routed = self._engine.take_routing(number)
+        completed = finished.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if self._generating is not None and self.config.records_routing and completed:
+            routed = self._generating.take_routing(number)
             if routed is not None:
                 self._routed(task, routed)
         self._do(self.table.ended(number, finished, now))
@@ -369,11 +383,11 @@ class WorkerService(Part):
                 case run_table.Open(request_id, attempt, reply_to):
                     self.streams.open(request_id, attempt, reply_to)
                 case run_table.Start(number, task, prefix):
-                    if self._fault is not None:
+                    if self._fault is not None and isinstance(task.request, Request):
                         self._fault.begins(task.request.prompt)
                     self._tasks_of[number] = task
                     self.counters.prefix_tokens += len(prefix)
-                    self._engine.begin(number, request_of(task, prefix, now_ms=self._unix_ms()))
+                    self._engine.begin(number, task, prefix, self._unix_ms())
                 case run_table.Stop(number):
                     self._tasks_of.pop(number, None)
                     self._engine.cancel(number)

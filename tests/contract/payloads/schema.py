@@ -7,14 +7,27 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
-from greenroom.core.messages import Cancel, Claim, DeadLetter, Lost, Member, Outcome, Rejected, Request, Task, Trace
+from greenroom.core.messages import (
+    Cancel,
+    Claim,
+    DeadLetter,
+    Inference,
+    Lost,
+    Member,
+    Outcome,
+    Rejected,
+    Request,
+    Task,
+    Trace,
+)
 
-MESSAGES = (Request, Cancel, Task, Rejected, Claim, Lost, Outcome, Trace, DeadLetter, Member)
+MESSAGES = (Request, Inference, Cancel, Task, Rejected, Claim, Lost, Outcome, Trace, DeadLetter, Member)
 Schema = dict[str, Any]
 
 
@@ -37,17 +50,17 @@ def breaks(promised: Schema, now: Schema) -> list[str]:
         problems += [
             f"{name}: {key} was {old[key]!r}, is {new[key]!r}" for key in ("tag", "array") if old[key] != new[key]
         ]
-        problems += _fields(name, old, new)
+        problems += _fields(name, old, new, records={each for each, one in now.items() if one["tag"] is not None})
     return problems
 
 
-def _fields(name: str, old: Schema, new: Schema) -> list[str]:
+def _fields(name: str, old: Schema, new: Schema, records: Collection[str]) -> list[str]:
     problems = []
     for field, was in old["fields"].items():
         now = new["fields"].get(field)
         if now is None:
             problems.append(f"{name}.{field} is gone")
-        elif now["type"] != was["type"]:
+        elif now["type"] != was["type"] and not _more_records(was["type"], now["type"], records):
             problems.append(f"{name}.{field} was {was['type']}, is {now['type']}")
         elif now["required"] and not was["required"]:
             problems.append(f"{name}.{field} must be there now")
@@ -64,6 +77,12 @@ def _fields(name: str, old: Schema, new: Schema) -> list[str]:
     if old["array"] and list(new["fields"])[: len(kept)] != list(old["fields"]):
         problems.append(f"{name} is an array: new fields go to its end")
     return problems
+
+
+def _more_records(was: str, now: str, records: Collection[str]) -> bool:
+    """Whether further kinds of record may stand there now. As with a new kind in a topic, readers run first."""
+    before, after = set(was.split(" | ")), set(now.split(" | "))
+    return before < after and after <= set(records)
 
 
 def _name(kind: inspect.Type, found: Schema) -> str:

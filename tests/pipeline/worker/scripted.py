@@ -26,6 +26,7 @@ from greenroom.gateway.pipeline.tokens_service import _WHY
 from greenroom.policies.base.events import Prediction
 from greenroom.v1 import common_pb2, tokens_pb2, tokens_pb2_grpc, worker_pb2, worker_pb2_grpc
 from greenroom.worker.generation_engine import ArtifactVersion, EngineState, Events, GenerationEngine, RecordedRouting
+from greenroom.worker.inference_engine import InferenceEngine
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
 from greenroom.worker.servicer import WorkerServicer
@@ -361,7 +362,7 @@ class Stage:
     log: MemoryLog
     members: Members
     clock: Clock
-    generates: GenerationEngine
+    generates: GenerationEngine | InferenceEngine
     service: WorkerService
     stub: worker_pb2_grpc.WorkerStub
     epoch: int = 5
@@ -450,20 +451,21 @@ class Lease:
 
 @asynccontextmanager
 async def staged(
-    engine: GenerationEngine | None = None,
+    engine: GenerationEngine | InferenceEngine | None = None,
     card: ModelCard = CARD,
     *,
     profile: ModelProfile | None = None,
     **config: Any,
 ) -> AsyncIterator[Stage]:
     """A service that runs, audited at its end; on a script where no engine is given."""
-    clock, members, engine = Clock(), Members(), engine or ScriptedEngine()
+    clock, members = Clock(), Members()
+    generates: GenerationEngine | InferenceEngine = engine or ScriptedEngine()
     net: Net = NETS[chosen["net"]]()
     async with MemoryLog(MemoryBroker()) as log:
         await log.ensure([Topic("traces")])
         service = WorkerService(
             ServiceConfig(**{"instance": "worker-1", **config}),
-            engine,
+            generates,
             card,
             log,
             net.dialer,
@@ -474,7 +476,7 @@ async def staged(
         address = await net.serve("worker", WorkerServicer(service))
         await service.start()
         stub: worker_pb2_grpc.WorkerStub = net.dialer.stub(worker_pb2_grpc.WorkerStub, address)
-        stage = Stage(net, log, members, clock, engine, service, stub)
+        stage = Stage(net, log, members, clock, generates, service, stub)
         try:
             yield stage
             service.table.audit()

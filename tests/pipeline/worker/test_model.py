@@ -94,7 +94,7 @@ async def test_answers_are_the_models_own_wherever_an_earlier_attempt_was_cut(
         results = await asyncio.gather(*calls)
         for task, answer, response in zip(asked, whole, results, strict=True):
             assert tuple(response.result.token_ids) == answer
-            assert response.result.prompt_tokens == len(task.request.prompt_ids)
+            assert response.result.prompt_tokens == len(request_of(task).prompt_ids)
         await until(lambda: all(len(got) == LENGTH for got in gateway.got.values()))
         assert [tuple(gateway.got[task.request.request_id]) for task in asked] == whole
         assert stage.service.counters.tokens == sum(LENGTH - 5 * number for number in range(len(asked)))
@@ -119,7 +119,7 @@ async def test_the_trace_of_a_sequence_is_its_routing(model: ModelRuntime) -> No
         await until(lambda: stage.service.counters.traces == 1)
         (written,) = await stage.traces()
     trace: Trace = decode(written, Trace)
-    prompt = len(task.request.prompt_ids)
+    prompt = len(request_of(task).prompt_ids)
     assert (trace.rows, trace.prompt_rows, trace.task_type) == (prompt + LENGTH - 1, prompt, task.task_type)
     experts = np.frombuffer(trace.experts, dtype=trace.dtype).reshape(trace.rows, trace.layers, trace.k)
     assert np.array_equal(np.sort(experts, axis=2), np.sort(expected, axis=2))

@@ -38,6 +38,12 @@ def test_a_certificate_that_can_not_be_used(command: str, tmp_path: Path) -> Non
     )
 
 
+def test_a_collaboration_has_no_tokenizer() -> None:
+    done = CliRunner().invoke(main, ["gateway", "--coe", "--model", "some"])
+    assert done.exit_code == 1
+    assert "Error: model: 'some' is not allowed; with --coe there is no tokenizer to read" in done.output
+
+
 async def test_a_taken_port_is_told_with_the_option_that_chooses_another(tmp_path: Path) -> None:
     text = TextProcessor.from_folder(small_tokenizers.write_chat(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as other:

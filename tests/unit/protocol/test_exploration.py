@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from greenroom.gateway.pipeline.stream_book import StreamBook
 from greenroom.policies.emoe.scheduling import EmoePlacement
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.pool import Pool
+from greenroom.scheduler.pool_workers import Capacity
 from greenroom.worker.runs.run_table import RunTable
 from tests.unit.protocol.world import EPOCH_MS, GRACE_MS, LENGTH, Client, Faults, World
 
@@ -107,7 +109,7 @@ def outcomes_of(journal: list[JournalRecord]) -> tuple[dict[str, Outcome], dict[
             continue
         if isinstance(record, Outcome):
             found.setdefault(record.request_id, record)
-        elif isinstance(record, Lost):
+        elif isinstance(record, Lost) and not record.unsure:
             for request_id, attempt in record.attempts:
                 losses.setdefault(request_id, set()).add(attempt)
     return found, losses
@@ -165,6 +167,42 @@ def _by_slo(world: World) -> None:
 @pytest.mark.parametrize("seed", range(500, 504))
 def test_so_it_is_where_requests_are_placed_by_their_slos(kind: str, seed: int) -> None:
     check(explore(seed, KINDS[kind], _by_slo))
+
+
+def _many_at_once(world: World) -> None:
+    """Workers that take all that there is and execute two at a time."""
+    world.arranges = True
+    world.capacity = Capacity(max_running=50, max_queued=0, kv_tokens=10_000)
+    world.make_table = lambda: RunTable(grace_ms=GRACE_MS, max_runs=60)
+
+
+def check_losses(world: World) -> None:
+    """A loss that is sure counts for a request that its worker has named, or that was there by itself."""
+    fold = JournalFold()
+    for offset, record in enumerate(world.journal):
+        if fold.read(offset, record) is Verdict.COUNTS and isinstance(record, Lost) and not record.unsure:
+            unnamed = [name for name, _ in record.attempts if name not in world.named.get(record.worker, ())]
+            assert not unnamed or len(record.attempts) == 1, f"{unnamed} waited on {record.worker}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(700, 704))
+def test_so_it_is_where_workers_arrange_many_requests_themselves(kind: str, seed: int) -> None:
+    world = explore(seed, KINDS[kind], _many_at_once)
+    check(world)
+    check_losses(world)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_more_of_those_that_arrange(kind: str) -> None:
+    for seed in range(3_000, 3_150):
+        try:
+            world = explore(seed, KINDS[kind], _many_at_once)
+            check(world)
+            check_losses(world)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
 
 
 @pytest.mark.full
@@ -271,6 +309,27 @@ class _DoesNotWaitForAppends(Pool):
         for entry in self.entries.values():
             entry.appending = None
         return super().tick(now)
+
+
+class _CountsForAll(Pool):
+    """Takes all that a lost worker had for what it was executing."""
+
+    def beat(self, name, state, now):  # type: ignore[no-untyped-def]
+        placed = self.workers[name].placed if name in self.workers else ()
+        return super().beat(name, replace(state, executing=frozenset(placed)), now)
+
+
+def test_counting_a_loss_for_what_waits_is_found_out() -> None:
+    def change(world: World) -> None:
+        _many_at_once(world)
+        world.make_pool = _CountsForAll
+
+    for seed in range(40, 140):
+        try:
+            check_losses(explore(seed, HARSH, change))
+        except AssertionError:
+            return
+    pytest.fail("100 explorations found nothing wrong")
 
 
 def _tries_what_is_refused(world: World) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from greenroom.core.attempts import Attempt
 from greenroom.core.errors import Conflict
 from greenroom.core.generation import Event, Finished, FinishReason, Token, TokenLogprobs
+from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.core.logprobs import pack_logprobs, unpack_tokens
 from greenroom.core.messages import Outcome
 from greenroom.gateway.errors import ApiError
@@ -225,3 +226,15 @@ def test_packed_log_probabilities_come_back(given: list[tuple[int, float, list[t
     packed = pack_logprobs(made)
     assert (packed is None) == (not made)
     assert unpack_tokens([token.token_id for token in made], packed) == made
+
+
+def test_of_an_inference_its_outputs_are_dropped_to_make_room() -> None:
+    in_flight = InFlightRequests(StreamBook(), 16_384)
+    found = InferenceOutputs(path=("chip",), label="good", score=0.5, embedding=bytes(2_000))
+    for number in range(12):
+        in_flight.outcome(
+            Outcome(epoch=0, request_id=f"r{number}", reason=FinishReason.STOP, keyed=True, digest=b"d", outputs=found)
+        )
+    assert in_flight.known("r11", b"d") == [Finished(FinishReason.STOP, 0, 0, outputs=found)]
+    with pytest.raises(ApiError, match="dropped the answer"):
+        in_flight.known("r0", b"d")

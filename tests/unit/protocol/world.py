@@ -34,6 +34,7 @@ from greenroom.worker.runs import run_table
 
 EPOCH_MS = 1_000_000.0
 LENGTH = 6
+PROMPT = 3
 LEASE_MS = 300.0
 SILENT_MS = 600.0
 """For so long a gateway may be silent."""
@@ -245,18 +246,22 @@ class Scheduler(Node):
         if self.connections.get(instance) == number:
             del self.connections[instance]
 
-    def lease_asked(self, worker: Worker, number: int, asked_at: float, first: bool) -> None:
+    def told(self, worker: Worker, number: int, said: WorkerState) -> None:
+        """Between two requests for the lease: what it executes has changed. A stream keeps its order."""
+        if self.connections.get(worker.instance) == number and worker.instance in self.pool.workers:
+            self._do(self.pool.beat(worker.instance, said, self.world.now))
+
+    def lease_asked(self, worker: Worker, number: int, asked_at: float, first: bool, said: WorkerState) -> None:
         instance = worker.instance
         if self.connections.get(instance) != number or self.pool.epoch < 0:
             return
         now = self.world.now
         if first:
-            self._do(self.pool.worker_reached(instance, Capacity(max_running=2, max_queued=1, kv_tokens=10_000), now))
-        elif instance in self.pool.workers:
-            generated = {request_id: len(run.tokens) for request_id, run in worker.table.runs.items()}
-            self._do(self.pool.beat(instance, WorkerState(costs=self.world.costs, generated=generated), now))
-        else:
+            self._do(self.pool.worker_reached(instance, self.world.capacity, now))
+        elif instance not in self.pool.workers:
             return
+        if not first or self.world.arranges:
+            self._do(self.pool.beat(instance, said, now))
         caller = self._caller()
         self.tell(
             worker,
@@ -375,6 +380,8 @@ class Worker(Node):
         self.calls: dict[tuple[str, Attempt], tuple[Scheduler, int]] = {}
         self.streams: dict[tuple[str, Attempt], object] = {}
         self.connection: tuple[Scheduler, int] | None = None
+        self.batch: list[int] = []
+        self.said_until = 0.0
         self.every(7, self._step)
         self.every(50, self._tick)
 
@@ -401,12 +408,42 @@ class Worker(Node):
     def _ask(self, scheduler: Scheduler, number: int, first: bool) -> None:
         if self.connection != (scheduler, number):
             return
-        asked_at = self.world.now
+        asked_at, said = self.world.now, self._state()
         self.tell(
             scheduler,
-            lambda: scheduler.lease_asked(self, number, asked_at, first),
+            lambda: scheduler.lease_asked(self, number, asked_at, first, said),
             lost=lambda: self._ask(scheduler, number, first),
         )
+
+    def _state(self) -> WorkerState:
+        costs = self.world.costs
+        if not self.world.arranges:
+            generated = {request_id: len(run.tokens) for request_id, run in self.table.runs.items()}
+            return WorkerState(costs=costs, generated=generated)
+        executing = frozenset(
+            self.generating[number][0].request.request_id for number in self.batch if number in self.generating
+        )
+        self.world.named.setdefault(self.instance, set()).update(executing)
+        return WorkerState(costs=costs, executing=executing)
+
+    def _next_batch(self) -> list[int]:
+        """Two at a time, until both have ended. The scheduler is told before they begin; it may hear of it late."""
+        self.batch = [number for number in self.batch if number in self.generating]
+        if not self.batch and self.generating:
+            self.batch = list(self.generating)[:2]
+            if self.connection is not None:
+                (scheduler, number), said, instance = self.connection, self._state(), self.instance
+                late = self.world.random.uniform(0.1, 2.0)
+                if self.world.random.random() < self.world.faults.slow:
+                    late *= 20
+                self.said_until = max(self.said_until, self.world.now + late)
+
+                def tell() -> None:
+                    if scheduler.alive and self.instance == instance:
+                        scheduler.told(self, number, said)
+
+                self.world.at(self.said_until, tell)
+        return self.batch
 
     def granted(self, scheduler: Scheduler, number: int, caller: run_table.Caller, until: float) -> None:
         if self.connection != (scheduler, number):
@@ -452,7 +489,7 @@ class Worker(Node):
         self.tell(scheduler, lambda: scheduler.answered(instance, request_id, attempt, answer), lost=lost)
 
     def _step(self) -> None:
-        for number in list(self.generating):
+        for number in self._next_batch() if self.world.arranges else list(self.generating):
             if number not in self.generating:
                 continue
             task, ids = self.generating[number]
@@ -468,7 +505,7 @@ class Worker(Node):
             if len(ids) >= LENGTH:
                 del self.generating[number]
                 why = self.world.random.choice((FinishReason.LENGTH, FinishReason.STOP))
-                done = Finished(why, len(task.request.prompt_ids), LENGTH)
+                done = Finished(why, PROMPT, LENGTH)
                 self.do(self.table.ended(number, done, self.world.now))
         self.table.audit()
 
@@ -702,6 +739,11 @@ class World:
         self.make_pool: type[Pool] = Pool
         self.make_policy: Callable[[], PlacementPolicy] = FcfsPlacement
         self.costs = Costs()
+        self.capacity = Capacity(max_running=2, max_queued=1, kv_tokens=10_000)
+        self.arranges = False
+        """Workers take many requests, execute two at a time, and say which."""
+        self.named: dict[str, set[str]] = {}
+        """What each worker has ever said to be executing."""
         self.slos: tuple[Slo, ...] = (Slo(),)
         self.schedulers = [Scheduler(self, f"scheduler{i}") for i in range(schedulers)]
         self.workers = [Worker(self, f"worker{i}") for i in range(workers)]

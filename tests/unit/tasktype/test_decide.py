@@ -7,8 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenroom.core.collaboration import InputKind
 from greenroom.core.generation import SamplingParams, Slo
-from greenroom.core.messages import Cancel, Rejected, Request, Task, TaskRecord, decode, encode, without_payload
+from greenroom.core.inference import InferenceInput
+from greenroom.core.messages import (
+    Cancel,
+    Inference,
+    Rejected,
+    Request,
+    Task,
+    TaskRecord,
+    decode,
+    encode,
+    without_payload,
+)
 from greenroom.fabric.log import Record
 from greenroom.tasktype import Extractor, load_profile
 from greenroom.tasktype.decide import Bury, Forward, decide
@@ -42,6 +54,27 @@ def test_the_type_is_extracted(extractor: Extractor) -> None:
     assert task == Task(request=asked, task_type="summarise", source="keywords")
     assert (decision.partition, decision.request_id) == (1, "r1")
     assert (decision.task_type, decision.source) == ("summarise", "keywords")
+
+
+@pytest.mark.parametrize(("value", "task_type"), [("R0402", "R0402"), (None, "unknown"), ("x" * 99, "x" * 64)])
+def test_an_inference_has_the_routers_value_as_its_type(
+    extractor: Extractor, value: str | None, task_type: str
+) -> None:
+    image = InferenceInput(kind=InputKind.IMAGE, data=b"Summarise the following text")
+    asked = Inference(
+        request_id="r1", pool=1, model="board", inputs=(image,), accepted_ms=5, deadline_ms=9, parameter=value
+    )
+    decision, task = forwarded(decide(record(encode(asked)), extractor, POOLS))
+    assert task == Task(request=asked, task_type=task_type, source="client")
+    assert (decision.partition, decision.request_id, decision.task_type) == (1, "r1", task_type)
+
+
+def test_an_inference_that_can_not_be_read_is_buried_and_its_client_told(extractor: Extractor) -> None:
+    value = msgspec.msgpack.encode({"kind": "inference", "v": 1, "request_id": "r1", "pool": 1, "inputs": []})
+    decision = decide(record(value), extractor, POOLS)
+    assert isinstance(decision, Bury)
+    assert decision.rejected is not None
+    assert decision.rejected.request_id == "r1"
 
 
 @pytest.mark.parametrize("prompt", ["", "zzz"])

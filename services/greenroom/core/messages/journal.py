@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import FinishReason
+from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.core.messages.codec import Message
 from greenroom.core.messages.requests import Name, RequestId, TokenId
 
@@ -39,11 +40,13 @@ class Claim(Message, frozen=True, kw_only=True, tag="claim"):
 
 
 class Lost(Message, frozen=True, kw_only=True, tag="lost"):
-    """A worker was lost under these attempts. Written before their requests are attempted anew."""
+    """A worker was lost under these attempts. Written before their requests are attempted anew. ``unsure``: one of them
+    may have ended it, and nobody knows which."""
 
     epoch: Epoch
     worker: Name
     attempts: tuple[tuple[RequestId, Attempt], ...]
+    unsure: bool = False
 
 
 class Outcome(Message, frozen=True, kw_only=True, tag="outcome"):
@@ -52,7 +55,9 @@ class Outcome(Message, frozen=True, kw_only=True, tag="outcome"):
 
     ``attempt``: the one that generated it, None where none did. ``queue_ms``: from acceptance to the start of that
     attempt. ``approximated``: of all choices of experts for its tokens in that attempt, one a layer, the share in which
-    the router was kept from its own choice; 0 where the request did not come to its own end.
+    the router was kept from its own choice; 0 where the request did not come to its own end. ``outputs``: of an
+    inference that came to its own end, which has no tokens. ``invalid``: it failed since no worker can ever serve it as
+    it stands.
     """
 
     epoch: Epoch
@@ -69,6 +74,8 @@ class Outcome(Message, frozen=True, kw_only=True, tag="outcome"):
     worker: Name = ""
     queue_ms: Annotated[float, Meta(ge=0)] = 0.0
     approximated: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    outputs: InferenceOutputs | None = None
+    invalid: bool = False
 
 
 JournalRecord = Claim | Lost | Outcome

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from greenroom.core.collaboration import CollaborationCard
 from greenroom.core.messages.codec import Message
 from greenroom.core.messages.requests import Name, PoolNumber, TokenId
 
@@ -22,7 +23,10 @@ class MemberKind(StrEnum):
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The model that a worker serves. ``text_digest``: of the tokenizer's and template's files, which a gateway must
-    share; ``digest``: of the weights too, which the workers of a pool must share. Lengths are in tokens."""
+    share; ``digest``: of the weights too, which the workers of a pool must share. Lengths are in tokens.
+
+    ``collaboration``: it is one of whole models, which has no tokens: the lengths are the least allowed, and mean
+    nothing."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     digest: str
@@ -32,6 +36,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[TokenId, ...] = ()
     kv_bytes_per_token: Annotated[int, Meta(ge=0)] = 0
     created: Annotated[int, Meta(ge=0)] = 0
+    collaboration: CollaborationCard | None = None
 
 
 class QueueDepth(msgspec.Struct, frozen=True, kw_only=True):

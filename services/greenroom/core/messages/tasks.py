@@ -7,13 +7,15 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from greenroom.core.messages.codec import Message
+from greenroom.core.messages.inferences import Inference
 from greenroom.core.messages.requests import Cancel, PoolNumber, Request, RequestId
 
 
 class Task(Message, frozen=True, kw_only=True, tag="task"):
-    """A request and its task type. ``source``: where the task type comes from."""
+    """A request and its task type. ``source``: where the task type comes from; of an inference ``client``, since its
+    type is the parameter that came with it."""
 
-    request: Request
+    request: Request | Inference
     task_type: Annotated[str, Meta(min_length=1, max_length=64)]
     source: Literal["client", "keywords"] = "keywords"
 

@@ -15,10 +15,12 @@ from urllib.parse import urlsplit
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.hosts import is_loopback
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
+from greenroom.gateway.replies.reply_headers import HINTS_HEADER, INFER_LENGTH_HEADER, REPLY_ID_HEADER
 
 ANY = "*"
-EXPOSED = ("X-Request-Id", REPLY_ID_HEADER, HINTS_HEADER, "Retry-After", "WWW-Authenticate")
+EXPOSED = (
+    "X-Request-Id", REPLY_ID_HEADER, HINTS_HEADER, INFER_LENGTH_HEADER, "Retry-After", "WWW-Authenticate",
+)  # fmt: skip
 """Headers of a reply that a page of an allowed origin may read. Browsers allow a few others by themselves."""
 _PREFLIGHT_KEPT_S = 600
 _METHODS = "GET, POST"

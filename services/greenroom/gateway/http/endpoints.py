@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from aiohttp import web
 
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.doorkeeper import Caller
-from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect, too_large
+from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect
+from greenroom.gateway.http.bodies import read_body
 from greenroom.gateway.http.middleware import note_of
 from greenroom.gateway.http.sse import DONE, EventStream, error_frame, frame
 from greenroom.gateway.replies.choices import Delta, TokenRecord
@@ -63,7 +63,7 @@ class Api:
             def prepare() -> Prepared:
                 body = decode_body(raw, endpoint.body)
                 note.user, note.hints = body.user or body.safety_identifier, hints_in(body)
-                model = self._requests.model_named(body.model)
+                model = self._requests.text_model_named(body.model)
                 prepared: Prepared = endpoint.prepare(body, self._requests.text, model, call=call, config=self._config)
                 return prepared
 
@@ -82,7 +82,7 @@ class Api:
                     return await self._stream(request, running, writer)
                 return await self._whole(running, writer)
 
-    async def _whole(self, running: ActiveCall, writer: ReplyWriter) -> web.Response:
+    async def _whole(self, running: ActiveCall[Prepared], writer: ReplyWriter) -> web.Response:
         jobs = running.prepared.jobs
         texts: list[list[str]] = [[] for _ in jobs]
         records: list[list[TokenRecord]] = [[] for _ in jobs]
@@ -104,7 +104,9 @@ class Api:
         body = msgspec.json.encode(writer.whole(results, tally))
         return web.Response(body=body, content_type="application/json")
 
-    async def _stream(self, request: web.Request, running: ActiveCall, writer: ReplyWriter) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, running: ActiveCall[Prepared], writer: ReplyWriter
+    ) -> web.StreamResponse:
         """The headers go out with the first parts or the first keep-alive, so that a refusal before them has a status
         of its own. A choice is opened with its first part, since clients take the opening for its first token."""
         parts = await running.parts(self._config.keep_alive_s)
@@ -163,17 +165,4 @@ async def _read_json(request: web.Request, config: GatewayConfig) -> bytes:
         )
     if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
         raise ApiError(415, "send the body in UTF-8", code="unsupported_media_type")
-    if (request.content_length or 0) > config.max_body_bytes:
-        raise too_large(config.max_body_bytes)
-    try:
-        async with asyncio.timeout(config.body_timeout_s):
-            return await request.read()
-    except TimeoutError:
-        message = f"the body did not come within {config.body_timeout_s:g} seconds"
-        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise too_large(config.max_body_bytes) from None
-    except ConnectionError as error:
-        raise ClientGone("closed the connection before its request was complete") from error
-    except web.RequestPayloadError as error:
-        raise ApiError(400, f"the body can not be read: {error}", code="invalid_body") from error
+    return await read_body(request, config.max_body_bytes, config.body_timeout_s)

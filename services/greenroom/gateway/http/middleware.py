@@ -25,7 +25,14 @@ from greenroom.gateway.requests.call_headers import VISIBLE
 _LOG = logging.getLogger(__name__)
 CLIENT_CLOSED = 499
 _HEALTH = "/health"
-_PROBES = (_HEALTH, "/live", "/metrics")  # asked every few seconds, so not worth a line while all is well
+_READY = "/v2/health/ready"
+_PROBES = (
+    _HEALTH,
+    "/live",
+    "/metrics",
+    "/v2/health/live",
+    _READY,
+)  # asked every few seconds, so not worth a line while all is well
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -121,14 +128,15 @@ def page_middleware(hosts: Hosts, origins: Origins) -> Callable[..., Awaitable[w
 
 
 class _Levels:
-    """At which level a request is logged. An answer of /health is worth a line only where it differs from the last."""
+    """At which level a request is logged. An answer of a readiness probe is worth a line only where it
+    differs from the last."""
 
     def __init__(self) -> None:
-        self._unready: str | None = None
+        self._unready: dict[str, str | None] = {}
 
     def of(self, path: str, status: int, code: str | None) -> int:
-        if path == _HEALTH and status in (200, 503):
-            before, self._unready = self._unready, code
+        if path in (_HEALTH, _READY) and status in (200, 503):
+            before, self._unready[path] = self._unready.get(path), code
             return logging.DEBUG if code == before else logging.INFO
         return logging.DEBUG if path in _PROBES and status < 400 else logging.INFO
 
@@ -182,7 +190,12 @@ async def _answer(request: web.Request, handler: Handler, note: Note) -> web.Str
             _LOG.exception("%s failed", note.request_id)
             shaped = defect()
         note.failed(shaped)
-        return shaped.response()
+        return shaped.response(infer=_is_infer(request))
+
+
+def _is_infer(request: web.Request) -> bool:
+    """Whether its errors have the Open Inference Protocol's shape."""
+    return request.path == "/v2" or request.path.startswith("/v2/")
 
 
 def _check_id(note: Note) -> None:

@@ -10,6 +10,15 @@ import msgspec
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.keys import MAX_PRIORITY
 from greenroom.gateway.http.openapi_schemas import REF, Json, schemas_of
+from greenroom.gateway.replies.infer_bodies import (
+    InferErrorBody,
+    InferReply,
+    Live,
+    ModelMetadata,
+    ModelReady,
+    Ready,
+    ServerMetadata,
+)
 from greenroom.gateway.replies.reply_bodies import (
     ChatCompletion,
     Condition,
@@ -18,9 +27,10 @@ from greenroom.gateway.replies.reply_bodies import (
     ModelList,
     TextCompletion,
 )
-from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
+from greenroom.gateway.replies.reply_headers import HINTS_HEADER, INFER_LENGTH_HEADER, REPLY_ID_HEADER
 from greenroom.gateway.requests.bodies import ChatBody, CompletionBody
 from greenroom.gateway.requests.call_headers import PRIORITY_HEADER, SLO_HEADERS
+from greenroom.gateway.requests.inferences.infer_body import InferBody
 
 _ERRORS: Mapping[int, str] = {
     400: "The request can not be served as it stands; `param` names the field.",
@@ -97,6 +107,7 @@ def openapi(config: GatewayConfig) -> Json:
                     ],
                 }
             },
+            **_open_inference(config),
             "/health": {"get": _reading("health", "Whether requests are taken", Condition, (503,), config, open_=True)},
             "/live": {"get": _reading("live", "Whether the process answers", Condition, (), config, open_=True)},
             "/metrics": {"get": _metrics(config)},
@@ -135,6 +146,67 @@ def _generating(
         **operation,
         "parameters": _HEADERS,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
+    }
+
+
+def _open_inference(config: GatewayConfig) -> Json:
+    """/v2 and what is below it."""
+
+    def reading(
+        name: str, what: str, reply: type[msgspec.Struct], errors: Sequence[int], *, open_: bool = False
+    ) -> Json:
+        content = {"application/json": {"schema": _ref(reply)}}
+        operation = _operation(name, what, content, (400, 403, *errors), config, open_, error=InferErrorBody)
+        return {**operation, "parameters": [_REQUEST_ID]}
+
+    def named(operation: Json, *more: str) -> Json:
+        path = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in ("name", *more)
+        ]
+        return {**operation, "parameters": [*path, *operation["parameters"]]}
+
+    paths: Json = {
+        "/v2": {"get": reading("serverMetadata", "The server and its extensions", ServerMetadata, (401,))},
+        "/v2/health/live": {"get": reading("serverLive", "Whether the process answers", Live, (), open_=True)},
+        "/v2/health/ready": {"get": reading("serverReady", "Whether requests are taken", Ready, (503,), open_=True)},
+    }
+    for path, suffix, more in (
+        ("/v2/models/{name}", "", ()),
+        ("/v2/models/{name}/versions/{version}", "OfVersion", ("version",)),
+    ):
+        model = reading(f"modelMetadata{suffix}", "Its inputs and outputs", ModelMetadata, (401, 404, 503))
+        ready = reading(f"modelReady{suffix}", "Whether it takes requests", ModelReady, (401, 404, 503))
+        paths[path] = {"get": named(model, *more)}
+        paths[f"{path}/ready"] = {"get": named(ready, *more)}
+        paths[f"{path}/infer"] = {"post": named(_infer(f"modelInfer{suffix}", config), *more)}
+    return paths
+
+
+def _infer(name: str, config: GatewayConfig) -> Json:
+    content = {
+        "application/json": {"schema": _ref(InferReply)},
+        "application/octet-stream": {
+            "schema": {
+                "description": f"The same, and tensors in binary form behind it; {INFER_LENGTH_HEADER} says where."
+            }
+        },
+    }
+    operation = _operation(name, "Judge a batch", content, _GENERATING, config, False, error=InferErrorBody)
+    operation["responses"]["200"]["headers"][REPLY_ID_HEADER] = {
+        "description": "With which the ids of the batch's requests begin.",
+        "schema": {"type": "string"},
+    }
+    length = {
+        "name": INFER_LENGTH_HEADER,
+        "in": "header",
+        "description": "How many bytes of the body are JSON, where tensors in binary form follow.",
+        "schema": {"type": "integer", "minimum": 0},
+    }
+    return {
+        **operation,
+        "parameters": [length, *_HEADERS],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(InferBody)}}},
     }
 
 
@@ -177,7 +249,16 @@ def _metrics(config: GatewayConfig) -> Json:
     return _operation("metrics", "Prometheus's text format", content, errors, config, config.open_metrics)
 
 
-def _operation(name: str, what: str, content: Json, errors: Sequence[int], config: GatewayConfig, open_: bool) -> Json:
+def _operation(
+    name: str,
+    what: str,
+    content: Json,
+    errors: Sequence[int],
+    config: GatewayConfig,
+    open_: bool,
+    *,
+    error: type[msgspec.Struct] = ErrorBody,
+) -> Json:
     keys = config.keys_file is not None
     responses: Json = {"200": {"description": what, "headers": _reply_headers(200), "content": content}}
     for status in errors:
@@ -185,7 +266,7 @@ def _operation(name: str, what: str, content: Json, errors: Sequence[int], confi
             responses[str(status)] = {
                 "description": _ERRORS[status],
                 "headers": _reply_headers(status),
-                "content": {"application/json": {"schema": _ref(ErrorBody)}},
+                "content": {"application/json": {"schema": _ref(error)}},
             }
     security: Json = {"security": [{"key": []}]} if keys and not open_ else {}
     return {"operationId": name, "summary": what, "responses": responses, **security}

@@ -10,6 +10,7 @@ import msgspec
 from greenroom.core.generation import MAX_LOGPROBS, MAX_STOP_STRINGS
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.keys import MAX_PRIORITY
+from greenroom.gateway.replies.infer_bodies import INFER_REPLIES
 from greenroom.gateway.replies.reply_bodies import REPLIES
 from greenroom.gateway.replies.reply_headers import HINTS_HEADER
 from greenroom.gateway.requests.bodies import (
@@ -25,6 +26,7 @@ from greenroom.gateway.requests.bodies import (
     StreamOptions,
 )
 from greenroom.gateway.requests.chat_template import ROLES
+from greenroom.gateway.requests.inferences.infer_body import InferBody
 from greenroom.gateway.requests.prepare import MAX_TASK_TYPE
 from greenroom.gateway.requests.sampling_params import MAX_STOP_TOKEN_IDS
 
@@ -82,7 +84,9 @@ _CONTENT: Json = {
 
 def schemas_of(config: GatewayConfig) -> Json:
     """By name."""
-    _, schemas = msgspec.json.schema_components((ChatBody, CompletionBody, *REPLIES), ref_template=REF)
+    _, schemas = msgspec.json.schema_components(
+        (ChatBody, CompletionBody, InferBody, *REPLIES, *INFER_REPLIES), ref_template=REF
+    )
     for kind, neutral in _NEUTRAL.items():
         properties = schemas[kind.__name__]["properties"]
         for field in properties.keys() & neutral.keys():

@@ -213,6 +213,8 @@ def _finished(outcome: Outcome, error: str | None = None) -> Finished:
         error if error is not None else (outcome.message or None),
         outcome.queue_ms / 1000,
         outcome.approximated,
+        outcome.outputs,
+        outcome.invalid,
     )
 
 

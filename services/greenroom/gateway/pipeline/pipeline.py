@@ -10,8 +10,11 @@ from typing import Any
 from greenroom.core.clock import SteadyClock
 from greenroom.core.errors import InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, GenerationRequest, ServedModel
+from greenroom.core.inference import InferenceRequest
 from greenroom.core.messages import (
+    AcceptedRequest,
     Cancel,
+    Inference,
     Member,
     MemberKind,
     Outcome,
@@ -33,6 +36,7 @@ from greenroom.gateway.pipeline.served_model import PoolModel
 from greenroom.gateway.pipeline.stream_book import StreamBook
 from greenroom.gateway.pipeline.tokens_service import TokensService
 
+AnyRequest = GenerationRequest | InferenceRequest
 _LOG = logging.getLogger(__name__)
 _PROMPT_CHARS = 8192
 _CANCEL_AGAIN_S = 1.0
@@ -127,10 +131,17 @@ class Pipeline(Part):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Event]:
         """Tokens in order, then exactly one Finished. A second call under an idempotency key gets the events of the
         first, from the beginning. Raises before the first token: InvalidRequest, Saturated, Conflict, ApiError (503,
         409)."""
+        return self._events(request)
+
+    def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
+        """The same for an inference, which has no tokens: one Finished, with its outputs."""
+        return self._events(request)
+
+    async def _events(self, request: AnyRequest) -> AsyncIterator[Event]:
         began = self._clock()
         running = self.in_flight.join(request.request_id, request.digest)
         if running is not None and not request.keyed:
@@ -164,7 +175,7 @@ class Pipeline(Part):
         found = self.in_flight.find(request_id)
         return found if found is not None and found.keyed else None
 
-    def _begin(self, request: GenerationRequest) -> InFlightRequest:
+    def _begin(self, request: AnyRequest) -> InFlightRequest:
         """Puts it into the table and sends it. Raises InvalidRequest, Saturated."""
         self._check_room(request)
         record = self._record(request)
@@ -174,7 +185,7 @@ class Pipeline(Part):
         running.append = self._in_background(self._append(running, record), f"append {request.request_id}")
         return running
 
-    async def _append(self, running: InFlightRequest, record: Request) -> None:
+    async def _append(self, running: InFlightRequest, record: AcceptedRequest) -> None:
         """Sends it to the log. A failure becomes its end here."""
         failure: Exception
         try:
@@ -188,7 +199,7 @@ class Pipeline(Part):
             return
         except AppendRefused as error:
             _LOG.warning("request %s can not be queued: %s", record.request_id, error)
-            failure = InvalidRequest("the request is larger than can be queued here; shorten it", code="too_large")
+            failure = _larger_than_queued(record)
             maybe_taken = False
         except (AppendNotSent, LogFailed) as error:
             _LOG.warning("request %s was not sent: %s", record.request_id, error)
@@ -234,7 +245,7 @@ class Pipeline(Part):
                 f"request {request_id} was not cancelled: the log takes nothing now; cancel it again later", "not_sent"
             ) from error
 
-    def _give_up(self, running: InFlightRequest, request: GenerationRequest) -> None:
+    def _give_up(self, running: InFlightRequest, request: AnyRequest) -> None:
         """Its client has gone, or was told that it is unknown: a cancel goes the request's own way (rule 9). Nothing
         happens where it has ended."""
         self.tokens.hint_cancel(running.request_id)
@@ -284,7 +295,9 @@ class Pipeline(Part):
             timeout_s=self._config.append_timeout_s,
         )
 
-    def _record(self, request: GenerationRequest) -> Request:
+    def _record(self, request: AnyRequest) -> AcceptedRequest:
+        if isinstance(request, InferenceRequest):
+            return self._inference(request)
         return Request(
             request_id=request.request_id,
             pool=self._config.pool,
@@ -303,11 +316,28 @@ class Pipeline(Part):
             reply_to=self._instance,
         )
 
-    def _deadline(self, request: GenerationRequest) -> int:
+    def _inference(self, request: InferenceRequest) -> Inference:
+        return Inference(
+            request_id=request.request_id,
+            pool=self._config.pool,
+            model=self.model.name,
+            inputs=request.inputs,
+            accepted_ms=int(self._clock()),
+            deadline_ms=self._deadline(request),
+            parameter=request.parameter,
+            tenant=request.tenant,
+            keyed=request.keyed,
+            digest=request.digest,
+            slo=request.slo,
+            priority=request.priority,
+            reply_to=self._instance,
+        )
+
+    def _deadline(self, request: AnyRequest) -> int:
         timeout_s = min(request.timeout_s or self._config.default_timeout_s, self._config.max_timeout_s)
         return int(self._clock() + timeout_s * 1000)
 
-    def _check_room(self, request: GenerationRequest) -> None:
+    def _check_room(self, request: AnyRequest) -> None:
         """Rule 8: a request is refused before it is accepted. Raises Saturated.
 
         The depth is the larger of two: what the pool's scheduler last said, which is up to a quarter of a second old,
@@ -329,7 +359,7 @@ class Pipeline(Part):
         if waiting >= depth.limit:
             raise Saturated(f"{waiting} requests wait, as many as may", retry_after_s=max(1.0, depth.wait_ms / 1000))
 
-    def _with_clocks(self, end: Finished, began: float, request: GenerationRequest) -> Finished:
+    def _with_clocks(self, end: Finished, began: float, request: AnyRequest) -> Finished:
         now = self._clock()
         timeout_ms = self._deadline(request) - now
         return with_clocks(end, began, timeout_ms, now, keyed=request.keyed, health=self._health)
@@ -357,6 +387,13 @@ class Pipeline(Part):
     def journal_unreadable(self) -> int:
         """Records of the journal that could not be read and were passed over."""
         return self._journal.unreadable
+
+
+def _larger_than_queued(record: AcceptedRequest) -> Exception:
+    """A text is a request that can not be served; of an image its body is too large."""
+    if isinstance(record, Inference):
+        return ApiError(413, "the inputs of one request are larger than can be queued here", code="body_too_large")
+    return InvalidRequest("the request is larger than can be queued here; shorten it", code="too_large")
 
 
 def _no_outcome() -> ApiError:

@@ -25,7 +25,9 @@ class PoolModel:
         card = self._common_card()
         if card is None:
             raise unavailable(_NOT_KNOWN, "not_ready")
-        return ServedModel(card.name, card.max_model_len, card.vocab_size, card.eos_token_ids, card.created)
+        return ServedModel(
+            card.name, card.max_model_len, card.vocab_size, card.eos_token_ids, card.created, card.collaboration
+        )
 
     @property
     def unready(self) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from greenroom.core.errors import GreenroomError
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest, Token, TokenLogprobs
+from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.text import TextStream, Tokenizer
 
 _WHY = {
@@ -18,11 +19,13 @@ _WHY = {
 
 
 class GenerationFailed(GreenroomError):
-    """A generation that was not completed: ``reason`` is neither STOP nor LENGTH."""
+    """A generation that was not completed: ``reason`` is neither STOP nor LENGTH. ``invalid``: the request is at fault,
+    as no worker can serve it."""
 
-    def __init__(self, message: str, reason: FinishReason) -> None:
+    def __init__(self, message: str, reason: FinishReason, *, invalid: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
+        self.invalid = invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class TokenRecord:
 class Delta:
     """What one choice gained. ``tokens``: only where they were asked for. ``generated``: the choice's tokens so far.
 
-    The last part of a choice has ``finish`` and ``approximated`` (see Finished; None: not known).
+    The last part of a choice has ``finish`` and ``approximated`` (see Finished; None: not known). An inference has no
+    other part, and ``outputs`` in place of text.
     """
 
     index: int
@@ -59,6 +63,7 @@ class Delta:
     finish: FinishReason | None = None
     generated: int = 0
     approximated: float | None = None
+    outputs: InferenceOutputs | None = None
 
 
 class ChoiceAssembler:
@@ -100,7 +105,7 @@ class ChoiceAssembler:
 
     def _end(self, finished: Finished) -> Delta:
         if finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
-            raise GenerationFailed(finished.error or _WHY[finished.reason], finished.reason)
+            raise failure_of(finished)
         text = self._text.finish()
         finish = finished.reason if self._text.matched is None else FinishReason.STOP
         return self._last(text, finish, finished.approximated)
@@ -108,6 +113,11 @@ class ChoiceAssembler:
     def _last(self, text: str, finish: FinishReason, approximated: float | None = None) -> Delta:
         self.finish = finish
         return Delta(self._index, text, finish=finish, generated=self._generated, approximated=approximated)
+
+
+def failure_of(finished: Finished) -> GenerationFailed:
+    """Why a sequence or an inference was not completed."""
+    return GenerationFailed(finished.error or _WHY[finished.reason], finished.reason, invalid=finished.invalid)
 
 
 def _record(token: Token, offset: int) -> TokenRecord:

@@ -143,7 +143,7 @@ class Model(Struct, kw_only=True):
     owned_by: str
     root: str
     parent: None
-    max_model_len: int
+    max_model_len: int | UnsetType = UNSET
 
 
 class ModelList(Struct, kw_only=True):

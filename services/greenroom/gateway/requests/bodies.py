@@ -215,7 +215,7 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
     try:
         body: Body = _DECODERS[kind].decode(raw)
     except msgspec.ValidationError as error:
-        raise _not_valid(raw, kind, str(error)) from error
+        raise not_valid(raw, kind, str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         what = _lone_surrogate(raw) or str(error)
         raise InvalidRequest(f"the body is not valid JSON: {what}", code="invalid_json") from error
@@ -280,7 +280,8 @@ def _same(value: object, neutral: object) -> bool:
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
-def _not_valid(raw: bytes, kind: type[Struct], message: str) -> InvalidRequest:
+def not_valid(raw: bytes, kind: type[Struct], message: str) -> InvalidRequest:
+    """What a decoder's ``message`` says of a body that is no ``kind``, with the field at fault."""
     at = _AT.search(message)
     path = at[1] if at else ""
     named = _NAMED.search(message)

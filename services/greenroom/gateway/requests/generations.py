@@ -6,16 +6,36 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from greenroom.core.errors import Conflict, InvalidRequest, Saturated
 from greenroom.core.generation import Event, FinishReason, Generator, Token
+from greenroom.core.inference import InferenceRequest
 from greenroom.gateway.errors import ApiError
 from greenroom.gateway.metrics import SequenceMeter
-from greenroom.gateway.replies.choices import ChoiceAssembler, Delta, GenerationFailed, Job
+from greenroom.gateway.replies.choices import Delta, GenerationFailed, Job
+from greenroom.gateway.replies.inference_results import InferenceJob
 
 _LOG = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 10.0
+AnyJob = Job | InferenceJob
+
+
+class JobGenerator(Generator, Protocol):
+    """Answers sequences, and inferences where its model is a collaboration of experts."""
+
+    def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
+        """As ``generate``: one Finished, with the outputs."""
+        ...
+
+
+class Assembler(Protocol):
+    """From the events of one job to the parts of the reply."""
+
+    @property
+    def finish(self) -> FinishReason | None: ...
+
+    def push(self, event: Event) -> Delta | None: ...
 
 
 class Generations:
@@ -27,10 +47,10 @@ class Generations:
 
     def __init__(
         self,
-        generator: Generator,
-        jobs: Sequence[tuple[Job, ChoiceAssembler]],
+        generator: JobGenerator,
+        jobs: Sequence[tuple[AnyJob, Assembler]],
         *,
-        meter: Callable[[Job], SequenceMeter],
+        meter: Callable[[AnyJob], SequenceMeter],
         buffer: int,
         tasks: set[asyncio.Task[None]],
     ) -> None:
@@ -101,7 +121,7 @@ class Generations:
         for task in self._tasks:
             task.cancel()
 
-    async def _pump(self, job: Job, assembler: ChoiceAssembler) -> None:
+    async def _pump(self, job: AnyJob, assembler: Assembler) -> None:
         """Once the last part can be read, the generator is closed and the sequence counted. A sequence with an
         idempotency key goes on without its client, so it is not counted as ended when the client leaves."""
         meter = self._meter(job)
@@ -120,9 +140,13 @@ class Generations:
             meter.end(outcome)
         await self._buffer.put(last)
 
-    async def _run(self, job: Job, assembler: ChoiceAssembler, meter: SequenceMeter) -> Delta:
+    async def _run(self, job: AnyJob, assembler: Assembler, meter: SequenceMeter) -> Delta:
         """Buffers all parts but the last, and returns that one. Raises what the generator raises, GenerationFailed."""
-        events = self._generator.generate(job.request)
+        events = (
+            self._generator.infer(job.request)
+            if isinstance(job, InferenceJob)
+            else self._generator.generate(job.request)
+        )
         try:
             async for event in events:
                 if isinstance(event, Token):

@@ -8,20 +8,33 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
+from greenroom.core.collaboration import CollaborationCard
 from greenroom.core.errors import Conflict, GreenroomError, InvalidRequest, Saturated
-from greenroom.core.generation import FinishReason, Generator, ServedModel
+from greenroom.core.generation import FinishReason, ServedModel
+from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.admission import Admission
 from greenroom.gateway.doors.doorkeeper import Caller
 from greenroom.gateway.doors.limits import Limits, Refusal
-from greenroom.gateway.errors import ApiError, expired, model_not_found, too_many, unavailable
+from greenroom.gateway.errors import (
+    ApiError,
+    expired,
+    model_not_found,
+    saturated,
+    takes_inferences,
+    takes_prompts,
+    too_many,
+    unavailable,
+)
 from greenroom.gateway.metrics import GatewayMetrics, SequenceMeter
 from greenroom.gateway.pipeline.in_flight import InFlightRequest
-from greenroom.gateway.replies.choices import ChoiceAssembler, Delta, GenerationFailed, Job
+from greenroom.gateway.replies.choices import ChoiceAssembler, Delta, GenerationFailed
+from greenroom.gateway.replies.inference_results import InferenceAssembler, InferenceJob
 from greenroom.gateway.requests.call_headers import CallHeaders, owned_id
-from greenroom.gateway.requests.generations import CLOSE_TIMEOUT_S, Generations
+from greenroom.gateway.requests.generations import CLOSE_TIMEOUT_S, AnyJob, Assembler, Generations, JobGenerator
+from greenroom.gateway.requests.inferences.prepare_inferences import PreparedInferences
 from greenroom.gateway.requests.prepare import Prepared
 from greenroom.text import TextProcessor
 
@@ -29,7 +42,7 @@ _INLINE_BYTES = 16 * 1024
 """Bodies up to this size are tokenised on the event loop. It takes about a millisecond, less than a thread's trip."""
 
 
-class RequestGenerator(Generator, Protocol):
+class RequestGenerator(JobGenerator, Protocol):
     """A Generator whose requests with an idempotency key outlive their clients, and can be ended by their id."""
 
     def keyed_request(self, request_id: str) -> InFlightRequest | None:
@@ -42,11 +55,14 @@ class RequestGenerator(Generator, Protocol):
         ...
 
 
+P = TypeVar("P", Prepared, PreparedInferences)
+
+
 @dataclass(frozen=True, slots=True)
-class ActiveCall:
+class ActiveCall(Generic[P]):
     """One call while it is answered. ``deadline`` is monotonic."""
 
-    prepared: Prepared
+    prepared: P
     generations: Generations
     deadline: float
 
@@ -65,19 +81,33 @@ class RequestHandler:
         self,
         config: GatewayConfig,
         generator: RequestGenerator,
-        text: TextProcessor,
+        text: TextProcessor | None,
         metrics: GatewayMetrics,
         admission: Admission,
     ) -> None:
         self.config = config
-        self.text = text
+        self._text = text
         self._metrics = metrics
         self._admission = admission
         self._generator = generator
         self._limits = Limits(config.cancels_per_minute)
         self._active: dict[str, set[Generations]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+        self._bytes_held = 0
         self.tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def text(self) -> TextProcessor:
+        """Of the model that generates text. Raises ApiError (503) where this gateway has none."""
+        if self._text is None:
+            raise unavailable(
+                "the tokenizer of this model is not here; start the gateway with its --model", "not_ready"
+            )
+        return self._text
+
+    @property
+    def has_chat(self) -> bool:
+        return self._text is not None and self._text.has_chat
 
     @property
     def model(self) -> ServedModel:
@@ -89,6 +119,40 @@ class RequestHandler:
         if name != model.name:
             raise model_not_found(name, model.name)
         return model
+
+    def text_model_named(self, name: str) -> ServedModel:
+        """Raises ApiError (404), InvalidRequest for a collaboration of experts."""
+        model = self.model_named(name)
+        if model.collaboration is not None:
+            raise takes_inferences(model.name)
+        return model
+
+    def collaboration_named(self, name: str) -> tuple[ServedModel, CollaborationCard]:
+        """Raises ApiError (404), InvalidRequest for a model of text."""
+        model = self.model_named(name)
+        if model.collaboration is None:
+            raise takes_prompts(model.name)
+        return model, model.collaboration
+
+    @property
+    def unready(self) -> str | None:
+        """Why no requests are taken now, None where they are."""
+        return self._admission.unready
+
+    def check_ready(self) -> None:
+        """Raises ApiError (503) where no requests are taken now."""
+        self._admission.check_ready()
+
+    @contextmanager
+    def hold_bytes(self, size: int) -> Iterator[None]:
+        """So many bytes of inputs are held while the context is open. Raises ApiError (429) where they are too many."""
+        if self._bytes_held and self._bytes_held + size > self.config.max_inputs_held_bytes:
+            raise saturated(f"inputs of {self._bytes_held} bytes are being answered, as many as are allowed", 1.0)
+        self._bytes_held += size
+        try:
+            yield
+        finally:
+            self._bytes_held -= size
 
     @contextmanager
     def enter(self, call: CallHeaders) -> Iterator[None]:
@@ -114,7 +178,7 @@ class RequestHandler:
                 self._limits.hold(name, base)
                 running.at_end.append(lambda: self._limits.leave(name, base))
 
-    async def prepare(self, size: int, work: Callable[[], Prepared]) -> Prepared:
+    async def prepare(self, size: int, work: Callable[[], P]) -> P:
         """Runs ``work`` and returns its result. A body of more than a few kB (``size``, in bytes) is prepared in a
         thread, so that it does not hold up the event loop."""
         if size <= _INLINE_BYTES:
@@ -123,8 +187,8 @@ class RequestHandler:
 
     @asynccontextmanager
     async def run(
-        self, prepared: Prepared, call: CallHeaders, arrived: float, *, tokens: bool = False
-    ) -> AsyncIterator[ActiveCall]:
+        self, prepared: P, call: CallHeaders, arrived: float, *, tokens: bool = False
+    ) -> AsyncIterator[ActiveCall[P]]:
         """Generates while the context is open. ``tokens``: the parts carry tokens too. Raises InvalidRequest or
         ApiError (429) where the key may not have so many sequences. An error inside the context becomes ApiError (503)
         where the generator has died."""
@@ -145,16 +209,31 @@ class RequestHandler:
                 if not active:
                     self._active.pop(call.base, None)
 
-    def _generations(self, prepared: Prepared, arrived: float, tokens: bool) -> Generations:
+    async def infer(self, prepared: PreparedInferences, call: CallHeaders, arrived: float) -> list[InferenceOutputs]:
+        """What was found for each element of the batch, in its order. Raises what ``run`` and its parts raise: the
+        first failure is the call's, and ends the others."""
+        found: dict[int, InferenceOutputs] = {}
+        async with self.run(prepared, call, arrived) as running:
+            while not running.generations.done:
+                for part in await running.parts(self.config.keep_alive_s):
+                    assert part.outputs is not None, "an inference has one part"
+                    found[part.index] = part.outputs
+        return [found[job.index] for job in prepared.jobs]
+
+    def _generations(self, prepared: Prepared | PreparedInferences, arrived: float, tokens: bool) -> Generations:
         model = self.model
         metrics = self._metrics.of(model.name)
-        jobs = [
-            (job, ChoiceAssembler(job, self.text.tokenizer, model.eos_token_ids, tokens=tokens))
-            for job in prepared.jobs
-        ]
 
-        def meter(job: Job) -> SequenceMeter:
-            return SequenceMeter(metrics, len(job.request.prompt_ids), arrived)
+        def assembler(job: AnyJob) -> Assembler:
+            if isinstance(job, InferenceJob):
+                return InferenceAssembler(job)
+            return ChoiceAssembler(job, self.text.tokenizer, model.eos_token_ids, tokens=tokens)
+
+        jobs = [(job, assembler(job)) for job in prepared.jobs]
+
+        def meter(job: AnyJob) -> SequenceMeter:
+            prompt_tokens = 0 if isinstance(job, InferenceJob) else len(job.request.prompt_ids)
+            return SequenceMeter(metrics, prompt_tokens, arrived)
 
         return Generations(self._generator, jobs, meter=meter, buffer=self.config.stream_buffer, tasks=self.tasks)
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Slo
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.keys import MAX_PRIORITY
-from greenroom.gateway.requests.bodies import GenerationBody
+from greenroom.gateway.requests.bodies import SloBody
 from greenroom.gateway.requests.call_headers import PRIORITY_HEADER, SLO_HEADERS, CallHeaders
 
 
-def slo_of(body: GenerationBody, call: CallHeaders) -> Slo:
+class Urgency(Protocol):
+    """The fields of a body that say how soon it is wanted."""
+
+    @property
+    def slo(self) -> SloBody | None: ...
+
+    @property
+    def priority(self) -> int | None: ...
+
+    @property
+    def timeout(self) -> float | None: ...
+
+
+def slo_of(body: Urgency, call: CallHeaders) -> Slo:
     """From the body or the headers. Where both say a value, it must be the same. Raises InvalidRequest."""
     if body.slo is None:
         return call.slo
@@ -23,7 +38,7 @@ def slo_of(body: GenerationBody, call: CallHeaders) -> Slo:
     return Slo(**found)
 
 
-def priority_of(body: GenerationBody, call: CallHeaders) -> int:
+def priority_of(body: Urgency, call: CallHeaders) -> int:
     """The priority asked for, at most what the key allows. Absent: 0, or less where the key allows only that.
     Raises InvalidRequest."""
     most = call.caller.limits.max_priority
@@ -37,7 +52,7 @@ def priority_of(body: GenerationBody, call: CallHeaders) -> int:
     return min(0, most) if asked is None else asked
 
 
-def _asked_priority(body: GenerationBody, call: CallHeaders) -> int | None:
+def _asked_priority(body: Urgency, call: CallHeaders) -> int | None:
     if body.priority is None:
         return call.priority
     if abs(body.priority) > MAX_PRIORITY:
@@ -47,7 +62,7 @@ def _asked_priority(body: GenerationBody, call: CallHeaders) -> int | None:
     return body.priority
 
 
-def timeout_of(body: GenerationBody, call: CallHeaders, config: GatewayConfig) -> float:
+def timeout_of(body: Urgency, call: CallHeaders, config: GatewayConfig) -> float:
     """Seconds from the request's arrival to its end. Raises InvalidRequest."""
     wanted = config.request_timeout_s if body.timeout is None else body.timeout
     if not 0 < wanted <= config.max_request_timeout_s:

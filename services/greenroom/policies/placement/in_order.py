@@ -30,7 +30,7 @@ class InOrderPlacement(PlacementPolicy):
     def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
         place: list[Placement] = []
         shed: list[Shed] = []
-        load = {w.worker: len(w.running) + len(w.queued) for w in state.workers}
+        load = {w.worker: len(w.running) + w.queue_length for w in state.workers}
         kv_free = {w.worker: w.kv_free for w in state.workers}
         room = {w.worker: w.max_running + w.max_queued - load[w.worker] for w in state.workers}
         largest = max((w.kv_total for w in state.workers), default=None)

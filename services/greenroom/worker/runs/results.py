@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from greenroom.core.generation import Finished, GenerationRequest, Token
 from greenroom.core.logprobs import pack_logprobs
-from greenroom.core.messages import Task
+from greenroom.core.messages import Request, Task
 from greenroom.fabric.wire import to_run_result
 from greenroom.v1 import worker_pb2
 from greenroom.worker.runs.run_table import Closing, Refusal
@@ -29,8 +29,11 @@ _LEAST_SLO_MS = 1.0  # an objective that is missed already stays one
 
 
 def request_of(task: Task, prefix: tuple[Token, ...] = (), *, now_ms: float | None = None) -> GenerationRequest:
-    """What is asked of the engine. ``now_ms``: Unix time; of the SLO on the first token it gets what is left then."""
+    """What is asked of an engine that generates. ``now_ms``: Unix time; of the SLO on the first token it gets what is
+    left then. Raises TypeError for an inference."""
     request = task.request
+    if not isinstance(request, Request):
+        raise TypeError(f"{request.request_id} has no prompt")
     slo = request.slo
     if slo.ttft_ms is not None and now_ms is not None:
         age_ms = max(0.0, now_ms - request.accepted_ms)
@@ -57,5 +60,7 @@ def reported(finished: Finished, tokens: Sequence[Token]) -> worker_pb2.RunRespo
         [token.token_id for token in tokens],
         pack_logprobs(tokens),
         finished.approximated,
+        outputs=finished.outputs,
+        invalid=finished.invalid,
     )
     return worker_pb2.RunResponse(result=result)

@@ -76,8 +76,11 @@ def test_what_needs_a_key(config: GatewayConfig) -> None:
         assert with_key == set()
         assert "securitySchemes" not in document["components"]
         return
+    of_a_model = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     assert with_key == {
-        "post /v1/chat/completions", "post /v1/completions", "get /v1/models", "get /v1/models/{id}", "get /metrics"
+        "post /v1/chat/completions", "post /v1/completions", "get /v1/models", "get /v1/models/{id}", "get /metrics",
+        "get /v2", *(f"get {path}{end}" for path in of_a_model for end in ("", "/ready")),
+        *(f"post {path}/infer" for path in of_a_model),
     }  # fmt: skip
     for name, operation in operations(document).items():
         assert ("401" in operation["responses"]) == (name in with_key)

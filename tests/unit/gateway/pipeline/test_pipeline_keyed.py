@@ -77,7 +77,7 @@ async def test_it_goes_on_when_its_client_leaves(pipeline: Pipeline, generator: 
 
 
 async def test_a_retry_whose_answer_was_dropped_is_told_so_at_once(generator: ScriptedGenerator) -> None:
-    async with pipeline_to(generator, keep_outcomes_bytes=2_000) as pipeline:
+    async with pipeline_to(generator, keep_outcomes_bytes=2_200) as pipeline:
         await generator.allow(None)
         for number in range(12):
             await all_of(pipeline, request(f"r{number}"))

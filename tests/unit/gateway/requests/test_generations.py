@@ -44,7 +44,7 @@ def make(tokenizer: Tokenizer, registry: CollectorRegistry) -> Callable[..., Gen
         return Generations(
             generator,
             [(job, ChoiceAssembler(job, tokenizer, (4,))) for job in jobs],
-            meter=lambda job: SequenceMeter(metrics, len(job.request.prompt_ids), arrived=0.0),
+            meter=lambda job: SequenceMeter(metrics, 1, arrived=0.0),
             buffer=buffer,
             tasks=set(),
         )

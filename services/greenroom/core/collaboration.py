@@ -1,0 +1,41 @@
+"""What the services must know of a collaboration of experts: what it takes and what it gives."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class InputKind(StrEnum):
+    """What an input is."""
+
+    IMAGE = "image"
+    """A PNG or JPEG file."""
+    TEXT = "text"
+    """UTF-8."""
+
+
+class OutputKind(StrEnum):
+    """What an expert may give. By these names clients ask for it."""
+
+    PATH = "path"
+    LABEL = "label"
+    SCORE = "score"
+    SCORES = "scores"
+    BOXES = "boxes"
+    EMBEDDING = "embedding"
+
+
+class CollaborationCard(msgspec.Struct, frozen=True, kw_only=True):
+    """``takes``: the kinds of input that a request has, one of each. ``parameter``: the router's; empty where a model
+    routes. ``values``: those that the router knows; empty: any. ``gives``: the outputs that its experts have.
+    ``max_pixels``: of an image, width times height; 0: any."""
+
+    takes: Annotated[tuple[InputKind, ...], Meta(min_length=1)]
+    parameter: Annotated[str, Meta(max_length=256)] = ""
+    values: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=16_384)] = ()
+    gives: tuple[OutputKind, ...] = (OutputKind.PATH, OutputKind.LABEL, OutputKind.SCORE)
+    max_pixels: Annotated[int, Meta(ge=0)] = 0

@@ -1,0 +1,30 @@
+"""The bytes of a request's body, within a size and a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from greenroom.gateway.errors import ApiError, ClientGone, too_large
+
+
+async def read_body(request: web.Request, limit: int, timeout_s: float) -> bytes:
+    """At most ``limit`` bytes, as they are once decompressed. Raises ApiError: 413, 408, 400; ClientGone."""
+    if (request.content_length or 0) > limit:
+        raise too_large(limit)
+    parts = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in request.content.iter_any():
+                parts += part
+                if len(parts) > limit:
+                    raise too_large(limit)
+    except TimeoutError:
+        message = f"the body did not come within {timeout_s:g} seconds"
+        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+    except ConnectionError as error:
+        raise ClientGone("closed the connection before its request was complete") from error
+    except web.RequestPayloadError as error:
+        raise ApiError(400, f"the body can not be read: {error}", code="invalid_body") from error
+    return bytes(parts)

@@ -1,0 +1,1 @@
+"""Open Inference Protocol: from a call's tensors to inferences."""

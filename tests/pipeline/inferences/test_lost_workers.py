@@ -1,0 +1,167 @@
+"""Workers that are killed over a queue of thousands: only what they were executing counts a loss, and all is served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry
+
+from greenroom.core.messages import JournalRecord, Lost, Outcome, decode, encode
+from greenroom.fabric.announced_server import ServedEndpoint
+from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
+from greenroom.fabric.members import Directory
+from greenroom.fabric.rpc import LocalDialer, LocalEndpoint
+from greenroom.fabric.topics import JOURNAL, MEMBERS, Topics, all_topics
+from greenroom.gateway import Gateway, GatewayConfig
+from greenroom.gateway.pipeline.config import PipelineConfig
+from greenroom.gateway.pipeline.pipeline import Pipeline
+from greenroom.gateway.service import GatewayService
+from greenroom.scheduler.config import PoolConfig, SchedulerConfig
+from greenroom.scheduler.pool import Pool
+from greenroom.scheduler.service import SchedulerService
+from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
+from greenroom.worker.inference_engine import TAKES_AT_ONCE
+from greenroom.worker.inference_twin import InferenceTwin, twin_card
+from greenroom.worker.service import WorkerService
+from greenroom.worker.service_config import ServiceConfig
+from greenroom.worker.servicer import WorkerServicer
+from tests.pipeline.inferences.conftest import MODEL, body, outputs_of
+from tests.pipeline.inferences.images import png
+from tests.pipeline.inferences.test_infer import said
+from tests.waiting import DEADLINE_S, until
+
+LEASE_MS = 2_000.0
+"""So long that a busy event loop is no loss."""
+TTL_MS = 3_600_000
+CALLS, BATCH = 16, 125
+KILLS, EXECUTED = 3, 8
+
+
+class Worker:
+    """One that can be killed: its calls break, it says nothing more, and does not take its leave."""
+
+    def __init__(self, name: str, cluster: Cluster) -> None:
+        self.name = name
+        self.twin = InferenceTwin(twin_card(MODEL), held=True)
+        config = ServiceConfig(instance=name, max_running=TAKES_AT_ONCE, ttl_ms=TTL_MS)
+        log, dialer = cluster.log, cluster.dialer
+        self.service = WorkerService(config, self.twin, self.twin.card, log, dialer, cluster.directory)
+        self._server = dialer.serve(f"{name}:1", [WorkerServicer(self.service)])
+        self._log = log
+
+    async def start(self) -> None:
+        await self.service.start()
+        member = self.service.member()
+        record = type(member)(
+            member=member.member, instance=self.name, address=f"{self.name}:1", ttl_ms=TTL_MS, model=member.model
+        )
+        await self._log.append(MEMBERS, encode(record), key=self.name.encode())
+
+    async def kill(self) -> None:
+        await self._server.kill()
+        await self.service.tasks.stop()
+
+
+class Cluster:
+    """All services in this process, with leases that run out."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog(MemoryBroker())
+        self.dialer = LocalDialer()
+        self.directory = Directory(self.log)
+        registry = CollectorRegistry()
+        extractor = Extractor(load_profile(None))
+        config = SchedulerConfig(pool=PoolConfig(max_waiting=TAKES_AT_ONCE, lease_ms=LEASE_MS), ttl_ms=TTL_MS)
+        self.scheduler = SchedulerService(
+            config, instance="s", log=self.log, dialer=self.dialer, directory=self.directory, policy=config.make_policy
+        )
+        pipeline = Pipeline(PipelineConfig(ttl_ms=TTL_MS), instance="g", log=self.log, directory=self.directory)
+        front = GatewayConfig(port=0, drain_timeout_s=0)
+        self.gateway = GatewayService(Gateway(front, pipeline, None, registry))
+        self.parts: list[Any] = [
+            TaskTypeService(TaskTypeConfig(), self.log, extractor, TaskTypeMetrics(registry, extractor.names)),
+            self.scheduler,
+            ServedEndpoint("tokens", LocalEndpoint(self.dialer, "g"), [pipeline.tokens], owner=pipeline),
+            pipeline,
+            self.gateway,
+        ]
+
+    @property
+    def pool(self) -> Pool:
+        return self.scheduler.runners[0].pool
+
+    async def worker(self, name: str) -> Worker:
+        worker = Worker(name, self)
+        await worker.start()
+        await until(lambda: name in self.pool.workers and self.pool.workers[name].listed, f"{name} is known")
+        return worker
+
+    async def journal(self) -> list[JournalRecord]:
+        async with self.log.reader(JOURNAL, 0) as reader:
+            end = await reader.end()
+            records: list[JournalRecord] = []
+            while reader.position < end:
+                records += [decode(one.value or b"", JournalRecord) for one in await reader.poll(1.0)]
+            return records
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    made = Cluster()
+    async with AsyncExitStack() as stack:
+        for entered in (made.log, made.dialer):
+            await stack.enter_async_context(entered)
+        await made.log.ensure(all_topics(Topics(request_partitions=1)))
+        await stack.enter_async_context(made.directory)
+        for part in made.parts:
+            await part.start()
+            stack.push_async_callback(part.stop)
+        await until(lambda: 0 in made.scheduler.runners)
+        yield made
+
+
+async def queued(worker: Worker) -> None:
+    """All are in its engine, but for those that were executed at two kills: they wait until they can run alone."""
+    least = CALLS * BATCH - EXECUTED
+    await until(lambda: worker.twin.state().waiting >= least, "all wait in the engine")
+
+
+@pytest.mark.timeout(240)
+async def test_three_kills_over_two_thousand_that_wait_and_all_are_served(cluster: Cluster) -> None:
+    worker = await cluster.worker("w0")
+    await until(lambda: cluster.gateway.unready is None)
+    url = f"http://127.0.0.1:{cluster.gateway.port}/v2/models/{MODEL}/infer"
+    batches = [[png(tail=b"%d.%d" % (call, place)) for place in range(BATCH)] for call in range(CALLS)]
+
+    async def ask(http: aiohttp.ClientSession, images: list[bytes]) -> Any:
+        async with http.post(url, json=body(images)) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    executed = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
+        calls = [asyncio.create_task(ask(http, images)) for images in batches]
+        for kill in range(KILLS):
+            await queued(worker)
+            executing = frozenset(worker.twin.begin_batch())
+            executed.append(executing)
+            heard = cluster.pool.workers[worker.name]
+            await until(lambda: heard.state.executing == executing, "the scheduler knows")  # noqa: B023
+            await worker.kill()
+            worker = await cluster.worker(f"w{kill + 1}")
+        await queued(worker)
+        worker.twin.release()
+        replies = await asyncio.gather(*calls)
+    for images, reply in zip(batches, replies, strict=True):
+        assert outputs_of(reply)["label"]["data"] == [said(image).label for image in images]
+    records = await cluster.journal()
+    lost = [record for record in records if isinstance(record, Lost)]
+    assert [frozenset(name for name, _ in one.attempts) for one in lost] == executed
+    assert not any(one.unsure for one in lost)
+    assert len([record for record in records if isinstance(record, Outcome)]) == CALLS * BATCH
+    await worker.kill()

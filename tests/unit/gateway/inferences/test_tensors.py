@@ -1,0 +1,140 @@
+"""Tensors between bytes and values, images' heads, and infer bodies: what comes out is what went in."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenroom.core import bytes_tensors
+from greenroom.core.errors import InvalidRequest
+from greenroom.core.inference_outputs import Box, InferenceOutputs
+from greenroom.gateway.replies.output_tensors import output_tensors
+from greenroom.gateway.requests.inferences.image_size import image_size
+from greenroom.gateway.requests.inferences.infer_body import decode_infer
+from tests.pipeline.inferences.images import jpeg, png
+
+Elements = st.lists(st.binary(max_size=40), max_size=12)
+
+
+@given(Elements)
+def test_bytes_tensors_come_back(elements: list[bytes]) -> None:
+    assert bytes_tensors.split(bytes_tensors.join(elements)) == elements
+
+
+@given(Elements.filter(bool), st.data())
+def test_a_cut_tensor_is_no_other_tensor(elements: list[bytes], data: st.DataObject) -> None:
+    raw = bytes_tensors.join(elements)
+    cut = raw[: data.draw(st.integers(0, len(raw) - 1))]
+    try:
+        assert bytes_tensors.split(cut) == elements[: len(bytes_tensors.split(cut))], "cut between two elements"
+    except ValueError as error:
+        assert "element" in str(error)  # noqa: PT017
+
+
+@given(st.lists(Elements, min_size=1, max_size=4), st.text(max_size=10))
+def test_an_infer_body_with_tensors_in_binary_form_comes_back(tensors: list[list[bytes]], name: str) -> None:
+    raws = [bytes_tensors.join(elements) for elements in tensors]
+    inputs = [
+        {
+            "name": f"{name}{place}",
+            "shape": [len(elements), 1],
+            "datatype": "BYTES",
+            "parameters": {"binary_data_size": len(raw)},
+        }
+        for place, (elements, raw) in enumerate(zip(tensors, raws, strict=True))
+    ]
+    head = json.dumps({"id": name, "inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    call = decode_infer(b"".join((head, *raws)), len(head))
+    assert [list(one.elements) for one in call.inputs] == tensors
+    assert [one.shape for one in call.inputs] == [(len(elements), 1) for elements in tensors]
+    assert (call.id, call.binary, dict(call.parameters)) == (name, True, {})
+
+
+@given(Elements)
+def test_so_it_does_as_base64_in_json(elements: list[bytes]) -> None:
+    tensor = {
+        "name": "image",
+        "shape": [len(elements)],
+        "datatype": "BYTES",
+        "parameters": {"content_type": "base64"},
+        "data": [base64.b64encode(one).decode() for one in elements],
+    }
+    call = decode_infer(json.dumps({"inputs": [tensor]}).encode(), None)
+    assert list(call.inputs[0].elements) == elements
+
+
+def test_nested_and_flat_data_are_the_same() -> None:
+    def of(data: Any) -> tuple[bytes, ...]:
+        tensor = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": data}
+        return decode_infer(json.dumps({"inputs": [tensor]}).encode(), None).inputs[0].elements
+
+    assert of(["ä", "b"]) == of([["ä"], ["b"]]) == ("ä".encode(), b"b")
+
+
+@given(st.binary(max_size=200), st.none() | st.integers(0, 250))
+def test_no_body_is_more_than_refused(raw: bytes, length: int | None) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_infer(raw, length)
+
+
+@pytest.mark.parametrize("make", [png, jpeg])
+@given(width=st.integers(1, 65_535), height=st.integers(1, 65_535))
+def test_the_size_of_an_image_is_in_its_head(make: Any, width: int, height: int) -> None:
+    assert image_size(make(width, height)) == (width, height)
+
+
+@pytest.mark.parametrize("make", [png, jpeg])
+def test_a_head_that_is_cut_or_empty_is_no_image(make: Any) -> None:
+    whole = make(640, 480)
+    least = next(length for length in range(len(whole) + 1) if image_size(whole[:length]) is not None)
+    assert all(image_size(whole[:length]) == (640, 480) for length in range(least, len(whole) + 1))
+    assert image_size(make(0, 480)) is None
+    assert image_size(b"") is image_size(b"GIF89a") is image_size(b"\xff\xd8\xff\xda\x00\x08") is None
+
+
+@given(st.binary(max_size=60))
+def test_looking_at_any_bytes_ends(tail: bytes) -> None:
+    for head in (b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"):
+        size = image_size(head + tail)
+        assert size is None or min(size) > 0
+
+
+def _encoded(found: list[InferenceOutputs], name: str) -> Any:
+    (tensor,) = output_tensors([name], found)
+    size = 1
+    for length in tensor.shape:
+        size *= length
+    assert size == len(tensor.values)
+    if tensor.datatype == "BYTES":
+        assert bytes_tensors.split(tensor.raw()) == [str(value).encode() for value in tensor.values]
+    else:
+        values = struct.unpack(f"<{size}{'f' if tensor.datatype == 'FP32' else 'i'}", tensor.raw())
+        assert list(values) == pytest.approx(list(tensor.values))
+    return tensor.shape, list(tensor.values)
+
+
+def test_rows_of_unequal_length_are_filled_up() -> None:
+    found = [
+        InferenceOutputs(path=("a", "b"), label="x", score=0.5, boxes=(Box("x", 0.5, 1, 2, 3, 4),)),
+        InferenceOutputs(path=("c",), embedding=struct.pack("<2f", 0.25, 0.5), scores=(("y", 0.25),)),
+    ]
+    assert _encoded(found, "path") == ((2, 2), ["a", "b", "c", ""])
+    assert _encoded(found, "label") == ((2,), ["x", ""])
+    assert _encoded(found, "score") == ((2,), [0.5, 0.0])
+    assert _encoded(found, "boxes") == ((2, 1, 4), [1, 2, 3, 4, 0, 0, 0, 0])
+    assert _encoded(found, "box_labels") == ((2, 1), ["x", ""])
+    assert _encoded(found, "box_counts") == ((2,), [1, 0])
+    assert _encoded(found, "embedding") == ((2, 2), [0.0, 0.0, 0.25, 0.5])
+    assert _encoded(found, "labels") == ((2, 1), ["", "y"])
+    assert _encoded(found, "scores") == ((2, 1), [0.0, 0.25])
+
+
+def test_nothing_found_is_an_empty_tensor() -> None:
+    assert _encoded([InferenceOutputs()] * 3, "boxes") == ((3, 0, 4), [])
+    assert _encoded([InferenceOutputs()] * 3, "embedding") == ((3, 0), [])
