@@ -77,7 +77,7 @@ PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {
     "emoe-literal": EmoeLiteralPlacement,
     "fcfs": FcfsPlacement,
 }
-EXECUTOR_POLICIES: dict[str, type[PlacementPolicy]] = {"coserve": CoServePlacement}
+EXECUTOR_POLICIES: dict[str, type[PlacementPolicy]] = {"coserve": CoServePlacement, "fcfs": FcfsPlacement}
 """Those that place among the executors of one worker, in a graph of whole models."""
 
 P = TypeVar("P")
