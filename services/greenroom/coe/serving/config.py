@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from greenroom.coe.serving.memory_plan import AUTO
 from greenroom.coe.serving.selection import Selection
 from greenroom.core.errors import InvalidConfig
 
+AUTO = "auto"
 MOST_EXECUTORS = 64
 
 

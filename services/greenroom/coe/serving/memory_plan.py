@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from greenroom.coe.serving.config import AUTO
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
 from greenroom.core.units import format_bytes, parse_bytes
 from greenroom.experts.pack.layout import PAGE_BYTES, align
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)

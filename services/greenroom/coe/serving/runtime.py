@@ -23,13 +23,7 @@ from greenroom.coe.loading.architecture import Architecture, build_architectures
 from greenroom.coe.loading.collaboration import Collaboration, read_collaboration
 from greenroom.coe.loading.packing import ensure_pack
 from greenroom.coe.serving.config import ServingConfig
-from greenroom.coe.serving.costs import (
-    CollaborationCosts,
-    all_intermediates,
-    costs_of,
-    largest_batches,
-    measure_quickly,
-)
+from greenroom.coe.serving.costs import ExecutorCosts, measure_quickly
 from greenroom.coe.serving.engine import ServingEngine, Wake
 from greenroom.coe.serving.executor import Died, Ended, Executor
 from greenroom.coe.serving.memory_plan import MemoryPlan, plan_intermediates, plan_regions
@@ -79,12 +73,10 @@ class CollaborationRuntime:
         regions = plan_regions(config.expert_memory, graph.names, self.sizes, memories, available)
         preparations = Preparations(config.max_pixels or MAX_PIXELS)
         computers = [ExpertComputer(self.collaboration, self.architectures, preparations) for _ in self.names]
-        self.costs = self._costs(computers[0])
-        largest = all_intermediates(self.costs, config.most_batch)
-        self.plan = MemoryPlan(
-            regions, plan_intermediates(regions, count, config.expert_share, largest), count
-        )  # fmt: skip
-        self.most = largest_batches(self.costs, self.collaboration, self.plan.intermediates, config.most_batch)
+        self.costs = self._costs(computers[0]).limited(config.most_batch)
+        intermediates = plan_intermediates(regions, count, config.expert_share, self.costs.intermediates())
+        self.plan = MemoryPlan(regions, intermediates, count)
+        self.most = self.costs.largest_batches(graph.names, intermediates)
         self._start(computers)
 
     def _start(self, computers: list[ExpertComputer]) -> None:
@@ -109,15 +101,12 @@ class CollaborationRuntime:
         executors = [
             Executor(name, computer, post, self.threads) for name, computer in zip(self.names, computers, strict=True)
         ]
-        costs = costs_of(self.costs, self.collaboration, self.sizes)
-        dispatcher = selection.make_dispatcher(self.names, by_name, costs, self.most)
+        dispatcher = selection.make_dispatcher(self.names, by_name, self.costs.costs, self.most)
         self.engine = ServingEngine(graph, dispatcher, executors, by_name, wake, inbox=inbox)
         self._parts.callback(self.engine.close)
         self.engine.start()
 
-    def _costs(self, computer: ExpertComputer) -> CollaborationCosts:
-        if self.config.profile is not None:
-            return CollaborationCosts.read(self.config.profile, self.collaboration)
+    def _costs(self, computer: ExpertComputer) -> ExecutorCosts:
         with self._bar("measuring", len(self.architectures), unit="architecture") as bar:
             return measure_quickly(self.collaboration, computer, self.pack, functools.partial(bar.update, 1))
 

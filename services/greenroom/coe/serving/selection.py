@@ -6,23 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from greenroom.coe.dispatch.base import Dispatcher
+from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory
 from greenroom.coe.dispatch.early_binding import EarlyBinding
 from greenroom.coe.dispatch.early_binding import Executor as ExecutorQueue
 from greenroom.coe.dispatch.late_binding import LateBinding
 from greenroom.core.errors import InvalidConfig, UnknownName
-from greenroom.experts.model_memory import ModelMemory
 from greenroom.policies.base.dependencies import Dependencies
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.placement.placement_policy import Costs
-from greenroom.policies.registry import EXECUTOR_POLICIES, GRAPH_POLICIES, create_executor_policy, create_policy
+from greenroom.policies.registry import (
+    EXECUTOR_SCHEDULINGS,
+    GRAPH_POLICIES,
+    LATE_BINDING,
+    MODEL_POLICIES,
+    create_executor_policy,
+    create_policy,
+)
 
-PULL: Final = "pull"
 LATE_OPTIONS: Final = {"age_ms": float, "ahead": int}
-SCHEDULINGS: Final = (PULL, *sorted(EXECUTOR_POLICIES))
-MODEL_POLICIES: Final = ("pull", "coserve", "decayed", "fifo", "lfu", "lru")
-"""Expert policies that say something of whole models. The first is the default."""
 OWN_POLICY: Final = {"pull": "pull", "coserve": "coserve", "fcfs": "lru"}
 """By scheduling, the policy that goes with it."""
 
@@ -35,19 +37,19 @@ class Selection:
     Raises InvalidConfig.
     """
 
-    scheduling: str = PULL
+    scheduling: str = LATE_BINDING
     policy: str = ""
     scheduling_options: Mapping[str, Any] = field(default_factory=dict)
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     shared: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.scheduling not in SCHEDULINGS:
-            raise UnknownName("scheduling", self.scheduling, SCHEDULINGS)
+        if self.scheduling not in EXECUTOR_SCHEDULINGS:
+            raise UnknownName("scheduling", self.scheduling, EXECUTOR_SCHEDULINGS)
         object.__setattr__(self, "policy", self.policy or OWN_POLICY[self.scheduling])
         if self.policy not in MODEL_POLICIES:
             raise UnknownName("policy", self.policy, MODEL_POLICIES)
-        if self.scheduling == PULL:
+        if self.scheduling == LATE_BINDING:
             if self.shared is False:
                 raise InvalidConfig("shared", False, "with the scheduling pull all executors share one memory")
             for option, value in self.scheduling_options.items():
@@ -58,7 +60,7 @@ class Selection:
 
     @property
     def one_memory(self) -> bool:
-        return self.scheduling == PULL if self.shared is None else self.shared
+        return self.scheduling == LATE_BINDING if self.shared is None else self.shared
 
     def make_policy(self, catalogue: Catalogue, dependencies: Dependencies) -> ExpertPolicy:
         """One for each memory."""
@@ -68,10 +70,10 @@ class Selection:
         return create_policy(self.policy, catalogue=catalogue, options=options)
 
     def make_dispatcher(
-        self, names: Sequence[str], memories: Mapping[str, ModelMemory], costs: Costs, most: Mapping[int, int]
+        self, names: Sequence[str], memories: Mapping[str, ExpertMemory], costs: Costs, most: Mapping[int, int]
     ) -> Dispatcher:
         """``names``: of the executors, with their memories. ``most``: by expert, the largest batch."""
-        if self.scheduling == PULL:
+        if self.scheduling == LATE_BINDING:
             return LateBinding(memories[names[0]], names, most, **self.scheduling_options)
         placement = create_executor_policy(self.scheduling, options=self.scheduling_options)
         return EarlyBinding(placement, [ExecutorQueue(name, memories[name], costs, most) for name in names])
