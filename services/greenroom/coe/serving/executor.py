@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from greenroom.coe.computing.expert_computer import Computed, ExpertComputer
+from greenroom.coe.computing.expert_computer import Computed
 from greenroom.coe.computing.inputs import Input
 from greenroom.coe.dispatch.base import Run
 from greenroom.core.errors import ExpertFailed
@@ -21,6 +22,12 @@ from greenroom.experts.pack.layout import ExpertWeights
 log = logging.getLogger(__name__)
 
 _LOOKS_S = 1.0
+
+
+class Computer(Protocol):
+    """What an ExpertComputer does."""
+
+    def compute(self, expert: int, inputs: Sequence[Input], weights: ExpertWeights) -> list[Computed]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class Executor:
     """One batch at a time. ``post``: called on its thread, with what has become of each batch."""
 
     def __init__(
-        self, name: str, computer: ExpertComputer, post: Callable[[Ended | Died], object], threads: int | None = None
+        self, name: str, computer: Computer, post: Callable[[Ended | Died], object], threads: int | None = None
     ) -> None:
         """``threads``: cores for one operation; None: as torch has it."""
         self.name = name
