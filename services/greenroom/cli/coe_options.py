@@ -25,17 +25,19 @@ coe_options = stack(
     click.option(
         "--coe",
         metavar="FILE|demo",
-        help="Serve a collaboration of experts, a pipeline of whole models: its definition file, or `demo` for the bundled "
-        "board. --scheduling then says how executors get their requests.",
+        help="Serve a collaboration of experts, a pipeline of whole models: its definition file, or `demo` for the "
+        "bundled board. --scheduling then says how executors get their requests.",
     ),
     click.option("--executors", type=int, help="With --coe: threads that compute.  [default: by cores, at most 4]"),
     click.option(
         "--expert-share",
         type=float,
-        help="With --coe: the experts' part of the memory that they and what batches compute get; --expert-memory is the "
-        "experts'.  [default: batches get what the largest takes]",
+        help="With --coe: the experts' part of the memory that they and what batches compute get; --expert-memory is "
+        "the experts'.  [default: as profiled, else batches get what the largest takes]",
     ),
-    click.option("--max-batch", type=int, help="With --coe: requests in a batch at most.  [default: 16, or as profiled]"),
+    click.option(
+        "--max-batch", type=int, help="With --coe: requests in a batch at most.  [default: 16, or as profiled]"
+    ),
     click.option(
         "--one-memory/--memory-each",
         default=None,
@@ -43,7 +45,17 @@ coe_options = stack(
     ),
 )
 _ONLY = ("executors", "expert_share", "max_batch", "one_memory")
-_SHARED = {"expert_memory", "policy", "policy_options", "profile", "threads", "max_waiting", "dtype", "cache_dir", "offline"}
+_SHARED = {
+    "expert_memory",
+    "policy",
+    "policy_options",
+    "profile",
+    "threads",
+    "max_waiting",
+    "dtype",
+    "cache_dir",
+    "offline",
+}
 """Of the options that say how a model runs, those that say something of a collaboration too."""
 
 
@@ -69,7 +81,8 @@ def serving_config(options: dict[str, Any]) -> ServingConfig:
     if not _given("scheduling"):
         options = options | {"scheduling": EXECUTOR_SCHEDULINGS[0]}
     scheduling, scheduling_options = parse_scheduling_options(dict(options))
-    policy, own = "", {}
+    policy = ""
+    own: dict[str, Any] = {}
     if _given("policy"):
         policy, own = spelt("policy", options["policy"])
     if _given("policy_options"):
@@ -99,11 +112,11 @@ def _refuse_others() -> None:
     own = {one.name for one in model_options(click.Command("any")).params}
     for name in sorted(own - _SHARED):
         if _given(name):
-            raise InvalidConfig(name, context.params[name], "it says nothing of a collaboration; leave it out with --coe")
+            raise InvalidConfig(
+                name, context.params[name], "it says nothing of a collaboration; leave it out with --coe"
+            )
 
 
 def _given(name: str) -> bool:
     source = click.get_current_context().get_parameter_source(name)
     return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -45,9 +46,7 @@ def served(runtime: CollaborationRuntime, board: Board) -> list[Outcome]:
         count.release()
 
     for place, sample in enumerate(board.samples):
-        runtime.engine.submit(
-            str(place), sample.image, sample.component, on_end=lambda outcome, place=place: told(place, outcome)
-        )
+        runtime.engine.submit(str(place), sample.image, sample.component, on_end=functools.partial(told, place))
     for _ in board.samples:
         assert count.acquire(timeout=DEADLINE_S), runtime.engine.failure
     return [outcomes[place] for place in range(len(board.samples))]
@@ -93,7 +92,9 @@ def test_answers_are_those_of_all_in_memory(
 
 @every_selection
 def test_an_expert_that_does_not_fit_is_named(board: Board, name: str) -> None:
-    with pytest.raises(BudgetTooSmall, match=r"expert 'resistor' alone takes .* the least that works is \d+ bytes") as told:
+    with pytest.raises(
+        BudgetTooSmall, match=r"expert 'resistor' alone takes .* the least that works is \d+ bytes"
+    ) as told:
         CollaborationRuntime(config_of(board, name, "100KiB"))
     least = str(told.value).rsplit("is ", 1)[1].split()[0]
     with CollaborationRuntime(config_of(board, name, least)) as runtime:
@@ -137,7 +138,9 @@ def test_an_expert_without_numbers_fails_its_own(board: Board, monkeypatch: pyte
             computer: ExpertComputer, expert: int, inputs: Sequence[Input], weights: ExpertWeights
         ) -> list[Computed]:
             if expert == broken:
-                weights = [torch.full_like(one, torch.nan) if one.is_floating_point() else one for one in weights]
+                weights = tuple(
+                    torch.full_like(one, torch.nan) if one.is_floating_point() else one for one in weights
+                )
             return compute(computer, expert, inputs, weights)
 
         monkeypatch.setattr(ExpertComputer, "compute", spoilt)

@@ -50,9 +50,13 @@ class Wake:
 
 @dataclass(slots=True)
 class ServingCounters:
-    """Written by the deciding thread. ``requests``: that have come. ``ended``: whose outcome was told; ``failed``: those
-    of them that have no answer. ``left``: that are here no more; others than ``ended`` were cancelled. ``batch_sizes``: batches by requests. ``stage_wait_s`` and ``stage_run_s``: of
-    all stages together, until they were given to an executor, and until that had computed their batch."""
+    """Written by the deciding thread.
+
+    ``requests``: that have come. ``ended``: whose outcome was told; ``failed``: those of them that have no answer.
+    ``left``: that are here no more; others than ``ended`` were cancelled. ``stage_wait_s`` and ``stage_run_s``: of all
+    stages together, until they were given to an executor, and until that had computed their batch. ``batch_sizes``:
+    batches by requests.
+    """
 
     requests: int = 0
     ended: int = 0

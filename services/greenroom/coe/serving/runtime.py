@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from collections import deque
-
 from types import TracebackType
 from typing import Any, Self
 
@@ -115,7 +114,9 @@ class CollaborationRuntime:
         with self._bar("filling expert memory", total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
             for memory, hand in zip(self.memories, hands, strict=True):
                 for lost in memory.fill(hand, bar.update):
-                    log.error("expert %s could not be read: %s", self.collaboration.graph.names[lost.expert], lost.error)
+                    log.error(
+                        "expert %s could not be read: %s", self.collaboration.graph.names[lost.expert], lost.error
+                    )
 
     def _bar(self, what: str, total: int, **more: Any) -> tqdm[Any]:
         return tqdm(total=total, desc=what, disable=not self._shows_progress, file=sys.stderr, **more)
@@ -127,12 +128,17 @@ class CollaborationRuntime:
     def describe(self) -> str:
         """What it is and what it has, a line each."""
         selection, plan = self.config.selection, self.plan
-        memories = "one for all" if len(plan.regions) == 1 else f"{len(plan.regions)} of {format_bytes(plan.regions[0])}"
+        memories = (
+            "one for all" if len(plan.regions) == 1 else f"{len(plan.regions)} of {format_bytes(plan.regions[0])}"
+        )
         batches = sorted(set(self.most.values()))
         sizes = str(batches[0]) if len(batches) == 1 else f"{batches[0]} to {batches[-1]}"
         rows = (
             ("collaboration", f"{self.collaboration.name} ({self.collaboration.file})"),
-            ("experts", f"{len(self.sizes)}, {format_bytes(sum(self.sizes))}, of {len(self.architectures)} architectures"),
+            (
+                "experts",
+                f"{len(self.sizes)}, {format_bytes(sum(self.sizes))}, of {len(self.architectures)} architectures",
+            ),
             ("expert memory", f"{format_bytes(plan.experts)} ({memories})"),
             ("intermediates", f"{format_bytes(plan.intermediates)} for each executor, batches of at most {sizes}"),
             ("executors", f"{len(self.names)} of {self.threads} threads"),
@@ -151,5 +157,3 @@ class CollaborationRuntime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-

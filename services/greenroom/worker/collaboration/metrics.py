@@ -39,7 +39,11 @@ class CollaborationCollector(Collector):
             ("requests_failed", "Of these, those without an answer.", counters.failed),
             ("stages", "Stages given to executors.", counters.stages),
             ("stage_wait_seconds", "Time that stages waited for their expert and an executor.", counters.stage_wait_s),
-            ("stage_run_seconds", "Time that stages were computed, each for as long as its batch.", counters.stage_run_s),
+            (
+                "stage_run_seconds",
+                "Time that stages were computed, each for as long as its batch.",
+                counters.stage_run_s,
+            ),
             ("compute_seconds", "Time that executors computed.", counters.compute_s),
             ("decide_seconds", "Time of scheduling and of managing experts.", counters.decide_s),
             ("failed_audits", "Times that an idle audit found a defect.", counters.failed_audits),
@@ -52,7 +56,11 @@ class CollaborationCollector(Collector):
             ("running", "Requests that executors have.", len(runtime.engine.executing())),
             ("experts_resident", "Experts in memory, as often as they are there.", runtime.engine.resident),
             ("expert_memory_bytes", "Memory for experts.", runtime.plan.experts),
-            ("intermediates_bytes", "What batches may take, of all executors.", runtime.plan.intermediates * len(runtime.names)),
+            (
+                "intermediates_bytes",
+                "What batches may take, of all executors.",
+                runtime.plan.intermediates * len(runtime.names),
+            ),
             ("executors", "Executors.", len(runtime.names)),
         ):
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=_LABELS)

@@ -79,9 +79,7 @@ def served(kind: str, ways: Sequence[Way], executors: int = 2, share: float = 0.
     return found, watched
 
 
-def dispatcher_of(
-    kind: str, link: SimulatedLink | None = None, executors: int = 2, share: float = 0.6
-) -> Watched:
+def dispatcher_of(kind: str, link: SimulatedLink | None = None, executors: int = 2, share: float = 0.6) -> Watched:
     link = link or SimulatedLink(lambda expert: 1.0)
     catalogue = Catalogue.of_models("board", SIZES)
     usage = np.linspace(0.9, 0.1, len(SIZES))

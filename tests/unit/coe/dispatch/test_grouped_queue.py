@@ -16,7 +16,13 @@ def request(name: str, expert: int) -> PendingRequest:
     return PendingRequest(name, 0, 1, 1, 1, 1e9, expert=expert)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["end", "behind", "take", "remove", "remove all"]), st.integers(0, 3), st.integers(1, 4))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["end", "behind", "take", "remove", "remove all"]), st.integers(0, 3), st.integers(1, 4)
+        )
+    )
+)
 def test_it_is_a_list(history: list[tuple[str, int, int]]) -> None:
     queue, model = GroupedQueue(), list[PendingRequest]()
     for place, (what, expert, most) in enumerate(history):

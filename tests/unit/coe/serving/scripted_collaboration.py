@@ -68,7 +68,8 @@ def label_of(expert: int, given: Input) -> str:
 
 def path_of(given: bytes, value: str) -> list[tuple[str, str]]:
     """The experts that a request needs, with their labels."""
-    path, expert = [], GRAPH.first(value)
+    path: list[tuple[str, str]] = []
+    expert: int | None = GRAPH.first(value)
     while expert is not None:
         label = label_of(expert, given)
         path.append((GRAPH.names[expert], label))
@@ -126,7 +127,10 @@ class Scripted:
     ) -> None:
         floats = PAGE_BYTES // 4
         manifest = manifest_of(
-            [model_layer(name, [("w", (pages * floats,), "float32")]) for name, pages in zip(GRAPH.names, PAGES, strict=True)]
+            [
+                model_layer(name, [("w", (pages * floats,), "float32")])
+                for name, pages in zip(GRAPH.names, PAGES, strict=True)
+            ]
         )
         self.store = ModelStore(manifest)
         self.wake, inbox = Wake(), deque[Ended | Died]()
