@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli.coe_demo import demo
+from greenroom.cli.coe_profile import profile
 from greenroom.cli.stack import stack
 from greenroom.core.units import format_bytes
 
@@ -32,10 +33,12 @@ def coe() -> None:
     Examples:
       greenroom coe demo board                experts that inspect a circuit board, and crops to send them
       greenroom coe check board/board.toml    is the definition sound, and what does it use
+      greenroom coe profile board/board.toml  what do its experts cost here
     """
 
 
 coe.add_command(demo)
+coe.add_command(profile)
 
 
 @coe.command()

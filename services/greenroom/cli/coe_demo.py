@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from greenroom.cli.progress_bars import progress_bars
 from greenroom.demo.board.component_types import TYPES
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def demo(directory: Path, types: int, seed: int, quick: bool, bundled: bool, thr
     from greenroom.demo.board.make import copy_board, train_board
 
     began = time.monotonic()
-    with _bars() as on_progress:
+    with progress_bars() as on_progress:
         if bundled:
             if quick or types != len(TYPES):
                 raise click.UsageError("--bundled takes all experts as they are: leave out --types and --quick")
@@ -94,22 +93,3 @@ def _drawing(processes: int) -> DrawEach:
         return in_processes(draw_one, tasks, processes, finished)
 
     return draw_each
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for each thing that is done, one after another."""
-    from tqdm import tqdm
-
-    with ExitStack() as stack:
-        shown: dict[str, tqdm[Any]] = {}
-
-        def on(what: str, done: int, of: int) -> None:
-            if what not in shown:
-                stack.close()
-                shown[what] = stack.enter_context(
-                    tqdm(total=of, desc=what, unit="step", disable=not sys.stderr.isatty())
-                )
-            shown[what].update(done - shown[what].n)
-
-        yield on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from graphlib import TopologicalSorter
 from typing import Final
 
@@ -86,6 +86,15 @@ class ExpertGraph:
                 found[self._key[edge.expert]] += found[key] * share
         return np.minimum(found, 1.0)  # sums of shares may round above it
 
+    def draw_path(self, draw: Callable[[], float]) -> tuple[int, ...]:
+        """The experts of a request, drawn by the probabilities that ``usage`` adds up. ``draw``: evenly from [0, 1)."""
+        first = _drawn(draw(), self._first)
+        assert first is not None, "the first shares are 1 in sum"
+        path = [first] if self._router is None else [self._router, first]
+        while (edge := _drawn(draw(), edge_shares(self._experts[path[-1]]))) is not None:
+            path.append(self._key[self._experts[path[-1]].next[edge].expert])
+        return tuple(path)
+
     def counted_usage(self, paths: Iterable[Sequence[int]]) -> Shares:
         """The same, counted: the share of a sample's requests that used each. ``paths``: the experts of each request.
 
@@ -111,6 +120,15 @@ def edge_shares(expert: ExpertDefinition) -> list[float]:
     open_ = [edge for edge in edges if edge.probability is None]
     parts = len(open_) + (0 if edges and not edges[-1].conditional else 1)
     return [left / parts if edge.probability is None else edge.probability for edge in edges]
+
+
+def _drawn(lot: float, shares: Iterable[float]) -> int | None:
+    """The place of the share that the lot falls into; None: behind all of them."""
+    for place, share in enumerate(shares):
+        lot -= share
+        if lot < 0:
+            return place
+    return None
 
 
 def _first_shares(definition: CoeDefinition, values: dict[str, int]) -> Shares:

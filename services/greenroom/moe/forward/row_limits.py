@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import math
-import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from greenroom.core.files import write_whole
+from greenroom.core.machine import processor_name
 from greenroom.experts.all_resident import ResidentExperts
 from greenroom.experts.pack.layout import ExpertWeights, PackManifest
 from greenroom.experts.pack.pack_file import PackFile
@@ -252,18 +252,10 @@ def _identity(pack: PackFile, native: NativeRows) -> str:
     """
     manifest = pack.manifest
     return (
-        f"{manifest.model_type} {manifest.dtype} {manifest.source_digest} {_processor()} "
+        f"{manifest.model_type} {manifest.dtype} {manifest.source_digest} {processor_name()} "
         f"{native.instruction_set} {torch.get_num_threads()} threads torch {torch.__version__} "
         f"greenroom {importlib.metadata.version('greenroom')}"
     )
-
-
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    with contextlib.suppress(OSError):
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _load(path: Path, here: str) -> Measured | None:
