@@ -14,12 +14,18 @@ MOST_EXECUTORS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
-    """``file``: the definition. ``expert_memory``: for experts, of all memories: a size, a share of all experts, or
-    ``auto``. ``expert_share``: the experts' part of what they and intermediates get; None: intermediates get what the
-    largest batch takes. ``executors``: None: by cores. ``threads``: cores for one executor's operations; None: by
-    cores. ``most_batch``: requests in a batch at most, beside what was profiled. ``profile``: what was measured of the
-    collaboration; None: it is measured quickly at the start. ``max_pixels``: of an image; None: the usual limit.
-    ``progress``: bars on stderr (None: on a terminal only).
+    """What is None is as the profile says, and without a profile as below.
+
+    - ``file``: the definition.
+    - ``expert_memory``: for experts, of all memories together: a size, a share of all experts, or ``auto``.
+    - ``expert_share``: the experts' part of what they and intermediates get (intermediates get what the largest batch
+      of every executor takes).
+    - ``executors`` (by cores); ``threads``: cores for one executor's operations (by cores).
+    - ``most_batch``: requests in a batch at most, beside what was profiled (16).
+    - ``profile``: what `greenroom coe profile` made; None: the one beside the definition, if there is one that can be
+      used. Without one, costs are measured quickly at the start.
+    - ``max_pixels``: of an image (the usual limit).
+    - ``progress``: bars on stderr (on a terminal only).
 
     Raises InvalidConfig.
     """

@@ -15,8 +15,10 @@ from greenroom.coe.computing.batch_size import batch_size, bytes_of_batch
 from greenroom.coe.computing.expert_computer import ExpertComputer
 from greenroom.coe.computing.inputs import Input
 from greenroom.coe.computing.intermediates import intermediate_bytes
+from greenroom.coe.computing.profiled_costs import executor_costs
 from greenroom.coe.loading.collaboration import Collaboration
 from greenroom.coe.loading.expert_checkpoint import InputKind
+from greenroom.core.coe_profile import CoeProfile
 from greenroom.core.errors import BudgetTooSmall
 from greenroom.core.units import format_bytes
 from greenroom.experts.pack.direct_io import page_aligned
@@ -24,6 +26,8 @@ from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.policies.placement.placement_policy import Costs
 
+KIND: Final = "cpu"
+"""Of executors, as profiles call it."""
 MOST_UNPROFILED: Final = 16
 _LARGE: Final = 8
 _LEAST_MS: Final = 1e-3
@@ -50,6 +54,10 @@ class ExecutorCosts:
         """Bytes that the largest batch of any expert takes."""
         return max(bytes_of_batch(own, most) for own, most in zip(self.bytes_by_batch, self.most, strict=True))
 
+    def least_intermediates(self) -> int:
+        """Bytes that one request of the most demanding expert takes."""
+        return max(bytes_of_batch(own, 1) for own in self.bytes_by_batch)
+
     def largest_batches(self, names: Sequence[str], intermediates: int) -> dict[int, int]:
         """By expert, the most requests in a batch of an executor with so many bytes for intermediates.
 
@@ -65,6 +73,23 @@ class ExecutorCosts:
                     "raise --expert-memory"
                 )
         return found
+
+
+def profiled(profile: CoeProfile, names: Sequence[str], executors: int) -> ExecutorCosts:
+    """As `greenroom coe profile` has measured it, with so many executors. No time is zero."""
+    own = profile.of_kind(KIND)
+    keys = [profile.experts[name] for name in names]
+    costs = executor_costs(profile, names, KIND, executors)
+    return ExecutorCosts(
+        replace(
+            costs,
+            request_ms_by_expert=_above_zero(costs.request_ms_by_expert),
+            batch_ms_by_expert=_above_zero(costs.batch_ms_by_expert),
+            load_ms_by_expert=_above_zero(costs.load_ms_by_expert),
+        ),
+        [own.times(key, executors).most for key in keys],
+        [own.architectures[key].bytes_by_batch for key in keys],
+    )
 
 
 def measure_quickly(
@@ -120,6 +145,10 @@ def sample_input(collaboration: Collaboration, expert: int) -> Input:
         return "a part of the board that may be turned or missing"
     noise = np.random.default_rng(0).integers(0, 256, (_SAMPLE_PIXELS, _SAMPLE_PIXELS, 3), dtype=np.uint8)
     return Image.fromarray(noise)
+
+
+def _above_zero(times: Mapping[int, float]) -> dict[int, float]:
+    return {expert: max(_LEAST_MS, ms) for expert, ms in times.items()}
 
 
 def _ms(computer: ExpertComputer, expert: int, batch: Sequence[Input], weights: ExpertWeights) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from greenroom.coe.serving.config import AUTO
-from greenroom.core.errors import BudgetTooSmall, InvalidConfig
+from greenroom.core.errors import BudgetTooSmall
 from greenroom.core.units import format_bytes, parse_bytes
 from greenroom.experts.pack.layout import PAGE_BYTES, align
 
@@ -55,11 +55,6 @@ def plan_regions(
     return (each,) * memories
 
 
-def plan_intermediates(regions: Sequence[int], executors: int, share: float | None, largest: int) -> int:
-    """Bytes of each executor. ``share``: the experts' part of what they and intermediates have; None: what the
-    largest batch takes (``largest``). Raises InvalidConfig."""
-    if share is None:
-        return largest
-    if not 0 < share < 1:
-        raise InvalidConfig("expert_share", share, "a number between 0 and 1")
+def plan_intermediates(regions: Sequence[int], executors: int, share: float) -> int:
+    """Bytes of each executor. ``share``: the experts' part of what they and intermediates have."""
     return int(sum(regions) * (1 - share) / share / executors)

@@ -11,6 +11,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
@@ -21,11 +22,14 @@ from greenroom.coe.dispatch.first_fill import dealt
 from greenroom.coe.loading.architecture import Architecture, build_architectures
 from greenroom.coe.loading.collaboration import Collaboration, read_collaboration
 from greenroom.coe.loading.packing import ensure_pack
-from greenroom.coe.serving.config import ServingConfig
-from greenroom.coe.serving.costs import ExecutorCosts, measure_quickly
+from greenroom.coe.serving.config import AUTO, ServingConfig
+from greenroom.coe.serving.costs import KIND, ExecutorCosts, measure_quickly, profiled
 from greenroom.coe.serving.engine import ServingEngine, Wake
 from greenroom.coe.serving.executor import Died, Ended, Executor
 from greenroom.coe.serving.memory_plan import MemoryPlan, plan_intermediates, plan_regions
+from greenroom.core.coe_profile import PROFILE_FILE, CoeProfile, load_coe_profile
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.machine import machine_name
 from greenroom.core.units import format_bytes
 from greenroom.experts.copying.model_link import ModelLink
 from greenroom.experts.model_memory import ModelMemory, catalogue_of_models
@@ -63,24 +67,38 @@ class CollaborationRuntime:
         path = ensure_pack(self.collaboration, self.architectures, config.cache_dir, progress=config.progress)
         self.pack = self._parts.enter_context(contextlib.closing(PackFile.open(path)))
         self.sizes: tuple[int, ...] = tuple(self.pack.manifest.sizes())
+        self.profile = self._load_profile()
+        kind = None if self.profile is None else self.profile.of_kind(KIND)
         cores = len(os.sched_getaffinity(0))
-        count = config.executors or min(MOST_BY_CORES, cores)
-        self.threads = config.threads or max(1, cores // count)
+        count = config.executors or (min(MOST_BY_CORES, cores) if kind is None else kind.executors)
+        threads = None if kind is None else kind.threads_by_executors.get(count)
+        self.threads = config.threads or threads or max(1, cores // count)
+        trial = None if kind is None else kind.trials.get(count)
         self.names = tuple(f"cpu{number}" for number in range(count))
         memories = 1 if config.selection.one_memory else count
         graph = self.collaboration.graph
-        regions = plan_regions(config.expert_memory, graph.names, self.sizes, memories, available)
         preparations = Preparations(config.max_pixels or MAX_PIXELS)
         computers = [ExpertComputer(self.collaboration, self.architectures, preparations) for _ in self.names]
-        self.costs = self._costs(computers[0]).limited(config.most_batch)
-        intermediates = plan_intermediates(regions, count, config.expert_share, self.costs.intermediates())
+        self.costs = self._costs(computers[0], count).limited(config.most_batch)
+        largest, share, asked = self.costs.intermediates(), config.expert_share, config.expert_memory
+        if kind is not None and trial is not None:
+            fit = sum(self.sizes) * memories + largest * count <= kind.memory_bytes
+            asked = str(trial.expert_bytes) if asked == AUTO and not fit else asked
+            share = share or (None if fit else trial.expert_bytes / kind.memory_bytes)
+        regions = plan_regions(asked, graph.names, self.sizes, memories, available)
+        intermediates = largest if share is None else min(largest, plan_intermediates(regions, count, share))
+        if config.expert_share is None:
+            intermediates = max(intermediates, self.costs.least_intermediates())
         self.plan = MemoryPlan(regions, intermediates, count)
         self.most = self.costs.largest_batches(graph.names, intermediates)
         self._start(computers)
 
     def _start(self, computers: list[ExpertComputer]) -> None:
         graph, selection = self.collaboration.graph, self.config.selection
-        dependencies = Dependencies(graph.usage(), graph.predecessors)
+        usage = graph.usage()
+        if self.profile is not None:  # the same, or counted on a sample
+            usage = np.array([self.profile.usage.get(name, 0.0) for name in graph.names])
+        dependencies = Dependencies(usage, graph.predecessors)
         catalogue = catalogue_of_models(self.pack.manifest)
         wake, inbox = Wake(), deque[Ended | Died]()
         self.link = ModelLink(self.pack, on_posted=wake.set)
@@ -105,7 +123,30 @@ class CollaborationRuntime:
         self._parts.callback(self.engine.close)
         self.engine.start()
 
-    def _costs(self, computer: ExpertComputer) -> ExecutorCosts:
+    def _load_profile(self) -> CoeProfile | None:
+        """The one that was named, or the one beside the definition unless it can not be used."""
+        beside = self.config.file.parent / PROFILE_FILE
+        if self.config.profile is None and not beside.is_file():
+            return None
+        path = self.config.profile or beside
+        names = self.collaboration.graph.names
+        architectures = (expert.architecture for expert in self.collaboration.experts)
+        try:
+            profile = load_coe_profile(path)
+            profile.check_of(self.collaboration.name, dict(zip(names, architectures, strict=True)), str(path))
+            profile.of_kind(KIND)
+        except InvalidConfig as error:
+            if self.config.profile is not None:
+                raise
+            log.warning("the collaboration goes without a profile, since the one beside it can not be used: %s", error)
+            return None
+        if (said := profile.said_of_machine(machine_name())) is not None:
+            log.warning("%s", said)
+        return profile
+
+    def _costs(self, computer: ExpertComputer, executors: int) -> ExecutorCosts:
+        if self.profile is not None:
+            return profiled(self.profile, self.collaboration.graph.names, executors)
         with self._bar("measuring", len(self.architectures), unit="architecture") as bar:
             return measure_quickly(self.collaboration, computer, self.pack, functools.partial(bar.update, 1))
 
@@ -143,7 +184,7 @@ class CollaborationRuntime:
             ("intermediates", f"{format_bytes(plan.intermediates)} for each executor, batches of at most {sizes}"),
             ("executors", f"{len(self.names)} of {self.threads} threads"),
             ("scheduling", f"{selection.scheduling}, policy {selection.policy}"),
-            ("costs", "measured at the start" if self.config.profile is None else str(self.config.profile)),
+            ("costs", "measured at the start" if self.profile is None else "of the profile"),
         )
         return "\n".join(f"{name:<16}{value}" for name, value in rows)
 
