@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import threading
 import time
@@ -18,7 +16,8 @@ from greenroom.coe.dispatch.base import Dispatcher
 from greenroom.coe.graph.expert_graph import END, ExpertGraph
 from greenroom.coe.serving.executor import Batch, Died, Ended, Executor
 from greenroom.coe.serving.outcomes import InFlight, Outcome
-from greenroom.core.errors import DeadlinePassed, ExpertFailed, GreenroomError, InvalidRequest, ModelBroken, Saturated
+from greenroom.coe.serving.requests_here import NO_DEADLINE, RequestsHere
+from greenroom.core.errors import DeadlinePassed, ExpertFailed, GreenroomError, InvalidRequest, ModelBroken
 from greenroom.experts.bookkeeping.ledger import LedgerError
 from greenroom.experts.model_memory import ModelMemory
 from greenroom.policies.placement.placement_policy import PendingRequest
@@ -71,24 +70,14 @@ class ServingCounters:
     batch_sizes: Counter[int] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    request: InFlight
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancelled:
-    request: InFlight
-
-
 class ServingEngine:
     """Until it is closed nobody else may use executors, memories, link and dispatcher; ``start`` begins.
 
     ``submit``, ``cancel``, ``executing`` and the figures are for any thread. Outcomes are told on the deciding thread,
     once each. A request that was cancelled has none; nor has one that is here when the engine ends.
 
-    Invariants: every request that was taken is in ``_here`` until it ends; a stage of it waits in the dispatcher or
-    runs on one executor; an expert is held from a run's begin to its end.
+    Invariants: every request that was taken is in ``_requests`` until it leaves; a stage of it waits in the dispatcher
+    or runs on one executor; an expert is held from a run's begin to its end.
     """
 
     def __init__(
@@ -122,16 +111,9 @@ class ServingEngine:
         self._memories = list({id(memory): memory for memory in memories.values()}.values())
         self._wake = wake
         self._ended = inbox
-        self._most_requests = most_requests
         self._batch_timeout_s = batch_timeout_s
         self._clock = clock
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-        self._asked: deque[_Submitted | _Cancelled] = deque()  # at most two a request that is here
-        self._by_id: dict[str, InFlight] = {}  # guarded by the lock: those that may be cancelled
-        self._count = 0  # guarded by the lock: those that are here, cancelled ones that run included
-        self._here: dict[str, InFlight] = {}
-        self._deadlines: list[tuple[float, str]] = []
+        self._requests = RequestsHere(most_requests)
         self._new: list[PendingRequest] = []
         self._running: dict[str, tuple[InFlight, ...]] = {}
         self._executing: frozenset[str] = frozenset()
@@ -171,30 +153,23 @@ class ServingEngine:
         first = self.first_expert(value)
         if not self.alive:
             raise ModelBroken("the collaboration has ended") from self.failure
+        deadline_ms = NO_DEADLINE if deadline_s is None else deadline_s * 1000.0
         now_ms = self._now_ms()
-        deadline_ms = float("inf") if deadline_s is None else deadline_s * 1000.0
-        with self._lock:
-            if request_id in self._by_id:
-                raise InvalidRequest(f"{request_id} is here already", code="duplicate_request")
-            if self._count >= self._most_requests:
-                raise Saturated(f"{self._count} requests are here, which is the most")
-            number = str(next(self._numbers))
-            request = InFlight(number, request_id, given, value, deadline_ms, priority, on_end)
-            request.pending = self._stage(request, first, 0, now_ms)
-            self._by_id[request_id] = request
-            self._count += 1
-            self._asked.append(_Submitted(request))
+        self._requests.add(
+            request_id,
+            given,
+            value,
+            deadline_ms=deadline_ms,
+            priority=priority,
+            on_end=on_end,
+            first_stage=lambda request: _stage(request, first, 0, now_ms),
+        )
         self._wake.set()
 
     def cancel(self, request_id: str) -> None:
         """Its outcome is not told any more. The id may be used again at once."""
-        with self._lock:
-            request = self._by_id.pop(request_id, None)
-            if request is None:
-                return
-            request.cancelled = True
-            self._asked.append(_Cancelled(request))
-        self._wake.set()
+        if self._requests.withdraw(request_id):
+            self._wake.set()
 
     def executing(self) -> frozenset[str]:
         """The ids of the requests that executors have."""
@@ -254,17 +229,16 @@ class ServingEngine:
 
     def _take_in(self) -> None:
         """What was asked, and what executors have computed."""
-        while self._asked:
-            asked = self._asked.popleft()
-            request = asked.request
-            if isinstance(asked, _Submitted):
-                self._here[request.number] = request
+        asked = self._requests.asked
+        while asked:
+            request = asked.popleft()
+            if not request.entered:
+                request.entered = True
+                self._requests.enter(request)
                 self.counters.requests += 1
-                if request.deadline_ms != float("inf"):
-                    heapq.heappush(self._deadlines, (request.deadline_ms, request.number))
                 assert request.pending is not None
                 self._new.append(request.pending)
-            elif request.number in self._here and not request.runs:
+            elif self._requests.has(request) and not request.runs:
                 self._leave(request)
                 self._forget(request)
         while self._ended:
@@ -302,7 +276,7 @@ class ServingEngine:
         if following is END:
             self._end(request)
         else:
-            request.pending = self._stage(request, following, len(request.stages), now_ms)
+            request.pending = _stage(request, following, len(request.stages), now_ms)
             self._new.append(request.pending)
 
     def _collect(self) -> None:
@@ -313,21 +287,13 @@ class ServingEngine:
                     continue
                 log.error("expert %s could not be loaded: %s", self._graph.names[expert], error)
                 for pending in self._dispatcher.failed(memory, expert):
-                    self._end(self._here[pending.request_id], error)
+                    self._end(self._requests.of(pending.request_id), error)
 
     def _expire(self) -> None:
-        now_ms = self._now_ms()
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            _, number = heapq.heappop(self._deadlines)
-            request = self._here.get(number)
-            if request is None or not self._tell(request, _expired()):
-                continue
-            if not request.runs:  # else the batch's result is for no one
+        for request in self._requests.overdue(self._now_ms()):
+            if self._tell(request, _expired()) and not request.runs:  # else the batch's result is for no one
                 self._leave(request)
                 self._forget(request)
-        if len(self._deadlines) > 4 * len(self._here) + 1000:  # most are of requests that have ended
-            self._deadlines = [one for one in self._deadlines if one[1] in self._here]
-            heapq.heapify(self._deadlines)
 
     def _begin(self) -> None:
         """Tell the dispatcher what is new, and carry out what it answers."""
@@ -335,10 +301,10 @@ class ServingEngine:
         if self._new:
             new, self._new = self._new, []
             for shed in self._dispatcher.arrived(new, now_ms):
-                self._end(self._here[shed.request_id], _expired())
+                self._end(self._requests.of(shed.request_id), _expired())
         runs = self._dispatcher.next_runs(now_ms)
         for run in runs:
-            requests = tuple(self._here[one.request_id] for one in run.requests)
+            requests = tuple(self._requests.of(one.request_id) for one in run.requests)
             for request, pending in zip(requests, run.requests, strict=True):
                 request.runs = True
                 self.counters.stage_wait_s += (now_ms - pending.arrived_ms) / 1000.0
@@ -367,7 +333,7 @@ class ServingEngine:
             self._moved_s = now_s
         if now_s - self._moved_s > _STILL_S:
             raise ModelBroken(f"{self.waiting} requests wait, and nothing moves: a defect of the dispatcher")
-        if not self._here and now_s - self._audited_s >= _IDLE_AUDIT_S:
+        if not len(self._requests) and now_s - self._audited_s >= _IDLE_AUDIT_S:
             self._audited_s = now_s
             self._audit()
 
@@ -395,42 +361,33 @@ class ServingEngine:
         self._forget(request)
 
     def _tell(self, request: InFlight, error: GreenroomError | None) -> bool:
-        """The outcome, unless the request was cancelled or was told one: then False."""
-        with self._lock:
-            if request.cancelled:
-                return False
-            request.cancelled = True
-            self._by_id.pop(request.request_id, None)
-        self.counters.ended += 1
-        self.counters.failed += error is not None
-        request.on_end(Outcome(tuple(request.stages), error))
-        return True
+        told = self._requests.tell(request, error)
+        self.counters.ended += told
+        self.counters.failed += told and error is not None
+        return told
 
     def _forget(self, request: InFlight) -> None:
-        del self._here[request.number]
         self.counters.left += 1
-        with self._lock:
-            self._count -= 1
+        self._requests.forget(request)
 
     # -- small things -------------------------------------------------------------------------------------------------
-
-    def _stage(self, request: InFlight, expert: int, stage: int, now_ms: float) -> PendingRequest:
-        """A stage waits since it can run, not since its request has come."""
-        return PendingRequest(
-            request.number, now_ms, 1, 1, 1, request.deadline_ms, priority=request.priority, expert=expert, stage=stage
-        )
 
     def _tell_executing(self) -> None:
         self._executing = frozenset(one.request_id for requests in self._running.values() for one in requests)
         self.on_changed()
 
     def _wait_s(self) -> float:
-        if self._deadlines:
-            return min(_TICK_S, max(0.0, (self._deadlines[0][0] - self._now_ms()) / 1000.0))
-        return _TICK_S
+        return min(_TICK_S, max(0.0, (self._requests.next_deadline_ms - self._now_ms()) / 1000.0))
 
     def _now_ms(self) -> float:
         return self._clock() * 1000.0
+
+
+def _stage(request: InFlight, expert: int, stage: int, now_ms: float) -> PendingRequest:
+    """A stage waits since it can run, not since its request has come."""
+    return PendingRequest(
+        request.number, now_ms, 1, 1, 1, request.deadline_ms, priority=request.priority, expert=expert, stage=stage
+    )
 
 
 def _expired() -> GreenroomError:

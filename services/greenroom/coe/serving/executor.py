@@ -69,6 +69,7 @@ class Executor:
         self._computer = computer
         self._post = post
         self._threads = threads
+        self._stopping = False
         self._batches: queue.Queue[Batch | None] = queue.Queue(maxsize=2)  # a batch, and the word to stop
         self._thread = threading.Thread(target=self._run, name=f"coe-{name}", daemon=True)
 
@@ -86,7 +87,8 @@ class Executor:
 
     def stop(self) -> None:
         """After the batch that it has. Does not wait."""
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._stopping:
+            self._stopping = True
             self._batches.put_nowait(None)
 
     def join(self, timeout_s: float) -> bool:

@@ -30,7 +30,7 @@ class Outcome:
 class InFlight:
     """A request that has not ended. ``number``: its own; a request's id may come again after a cancel.
 
-    ``pending``: the stage that waits or runs. ``runs``: an executor has it.
+    ``pending``: the stage that waits or runs. ``entered``: the deciding thread knows it. ``runs``: an executor has it.
     ``cancelled``: no outcome is to be told any more, since one was, or nobody wants one.
     """
 
@@ -42,6 +42,7 @@ class InFlight:
     priority: int
     on_end: Callable[[Outcome], object]
     pending: PendingRequest | None = None
+    entered: bool = False
     runs: bool = False
     cancelled: bool = False
     stages: list[Stage] = field(default_factory=list)

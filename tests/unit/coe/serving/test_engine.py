@@ -183,7 +183,7 @@ def test_what_is_executed_is_told_before_it_is_given_away() -> None:
 
 def test_too_many_are_refused() -> None:
     with Scripted(SELECTIONS["pull"]) as scripted:
-        scripted.engine._most_requests = 2
+        scripted.engine._requests.most = 2
         scripted.submit("one", b"\0", "d")
         scripted.submit("two", b"\0", "d")
         with pytest.raises(Saturated):
