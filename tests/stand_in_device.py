@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from greenroom.experts.copying.accelerator import Mark
-from greenroom.worker.model.usable_memory import Memory
+from greenroom.worker.usable_memory import Memory
 from tests.unit.experts.fake_accelerator import FakeAccelerator, Point
 
 DEVICE = torch.device("maia", 0)

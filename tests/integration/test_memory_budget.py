@@ -28,7 +28,7 @@ print(json.dumps({{**figures, "peak": int(status["VmHWM"].split()[0]) * 1024}}))
 PACK = """
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.packing import ensure_pack
-from greenroom.worker.model.usable_memory import resident_bytes
+from greenroom.worker.usable_memory import resident_bytes
 figures = {"base": resident_bytes()}
 ensure_pack(resolve(sys.argv[1]), cache_dir=Path(sys.argv[2]))
 """
@@ -91,7 +91,7 @@ SHAPES = """
 import torch
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
-from greenroom.worker.model.usable_memory import resident_bytes
+from greenroom.worker.usable_memory import resident_bytes
 load(resolve(sys.argv[1]), products="torch")
 torch.set_num_threads(1)
 weight = torch.randn(384, 128).bfloat16()

@@ -31,7 +31,7 @@ from benchmarks.harness.inputs.checkpoints import widened
 from benchmarks.harness.inputs.shared_model import SharedModel
 from benchmarks.harness.reporting.progress import progress
 from greenroom.replay import RoutingTrace
-from greenroom.worker.model.usable_memory import usable_cores
+from greenroom.worker.usable_memory import usable_cores
 
 HALF: Final = 0.5
 TENTH: Final = 10.0

@@ -35,7 +35,7 @@ from benchmarks.harness.reporting.statistics import geometric, interval, over_se
 from benchmarks.harness.reporting.tables import plus_minus
 from greenroom.core.model_profile import dump_model_profile
 from greenroom.demo.tasks import TASKS
-from greenroom.worker.model.usable_memory import usable_cores
+from greenroom.worker.usable_memory import usable_cores
 from tests.integration.server import Server
 
 

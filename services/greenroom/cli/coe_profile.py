@@ -132,7 +132,7 @@ def profile(
     from greenroom.core.machine import machine_name
     from greenroom.core.pictures import check_drawing
     from greenroom.core.units import parse_bytes
-    from greenroom.worker.model.usable_memory import memory as usable_memory
+    from greenroom.worker.usable_memory import memory as usable_memory
 
     if plots:
         check_drawing()

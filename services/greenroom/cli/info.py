@@ -29,7 +29,7 @@ def info(model: str | None, revision: str | None, offline: bool, dtype: str, as_
     from greenroom.demo import bundled_model_path
     from greenroom.moe.loading.checkpoint import resolve_config
     from greenroom.worker.model.checkpoint_summary import summarise
-    from greenroom.worker.model.usable_memory import memory
+    from greenroom.worker.usable_memory import memory
 
     found = resolve_config(model or str(bundled_model_path()), revision=revision, offline=offline)
     summary = summarise(found, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -13,15 +13,17 @@ from greenroom.policies.registry import PLACEMENT_POLICIES
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def scheduling_options(text: str) -> Callable[[F], F]:
-    """``text``: what the help says of ``--scheduling``."""
+def scheduling_options(
+    text: str, known: Iterable[str] = tuple(PLACEMENT_POLICIES), default: str = "fcfs"
+) -> Callable[[F], F]:
+    """``text``: what the help says of ``--scheduling``. ``known``: its values."""
 
     def add(command: F) -> F:
         command = click.option(
             "--scheduling-options", default="{}", show_default=True, help="Options of the scheduling, as JSON."
         )(command)
         return click.option(
-            "--scheduling", type=click.Choice(sorted(PLACEMENT_POLICIES)), default="fcfs", show_default=True, help=text
+            "--scheduling", type=click.Choice(sorted(known)), default=default, show_default=True, help=text
         )(command)
 
     return add

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.coe_options import coe_options, refuse_coe_options, serving_config
 from greenroom.cli.forecast_options import (
     artifact_every_option,
     artifacts_taken,
@@ -22,18 +23,30 @@ from greenroom.cli.model_options import expert_policy, model_options, worker_con
 from greenroom.cli.scheduling_options import parse_scheduling_options, scheduling_options
 from greenroom.cli.service_options import drain_option, refuse_taken, telemetry_options
 from greenroom.cli.service_process import named, say
+from greenroom.policies.registry import EXECUTOR_SCHEDULINGS, PLACEMENT_POLICIES
 
 if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+    from greenroom.core.messages import ModelCard
+    from greenroom.core.model_profile import ModelProfile
     from greenroom.embedded import EmbeddedConfig
     from greenroom.fabric.telemetry import TelemetryConfig
     from greenroom.gateway import GatewayConfig
+    from greenroom.text import TextProcessor
+    from greenroom.worker.generation_engine import GenerationEngine
+    from greenroom.worker.inference_engine import InferenceEngine
     from greenroom.worker.model.model_runtime import ModelRuntime
 
 
 @click.command()
 @model_options
 @click.option("--served-model-name", help="The model's name in the API.  [default: as --model has it]")
-@scheduling_options("Which request goes first.")
+@coe_options
+@scheduling_options(
+    "Which request goes first. With --coe: how executors get their requests: pull (the default then), coserve or fcfs.",
+    {*PLACEMENT_POLICIES, *EXECUTOR_SCHEDULINGS},
+)
 @click.option(
     "--max-queue-wait", type=float, default=120.0, show_default=True, help="Seconds that one waits at most to begin."
 )
@@ -67,6 +80,8 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
       greenroom serve --policy emoe --fidelity paper --profile profile.json --expert-memory 60% --scheduling emoe
       greenroom serve --expert-memory 33% --batching phases --tokens-per-step auto
       greenroom serve --policy moe-infinity --expert-memory 33% --state-dir ./state
+      greenroom serve --coe board.toml --expert-memory 2GiB
+      greenroom serve --coe demo --expert-memory 33% --scheduling coserve --policy coserve --executors 2
       greenroom serve --model ./checkpoint --host 0.0.0.0 --keys-file keys.json --served-model-name mixtral
     """
     from greenroom.embedded import EmbeddedConfig
@@ -76,6 +91,9 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     from greenroom.worker.service_config import ForecastConfig
 
     _, traces = named("serve", options)
+    if options["coe"] is not None:
+        sys.exit(_serve_collaboration(max_queue_wait, drain_timeout, traces, options))
+    refuse_coe_options(options)
     front = gateway_config(options, drain_timeout_s=drain_timeout, model_root=hub_id(options["model"]))
     (policy, own), every = expert_policy(options), options["forecast_every"]
     assert policy is not None, "it has a default"
@@ -102,12 +120,60 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
         say(worker.describe(), options["log_format"])
         if worker.experts.device.slots == worker.experts.catalogue.size:
             config = replace(config, forecast_every=every or 0, artifact_every_s=0.0)
-        code = run_loop(_serve(worker, config, front, traces, options["log_format"]))
+        code = run_loop(_serve(_model(worker, config), config, front, traces, options["log_format"]))
     sys.exit(code)
 
 
+def _serve_collaboration(
+    max_queue_wait: float, drain_timeout: float, traces: TelemetryConfig | None, options: dict[str, Any]
+) -> int:
+    from greenroom.embedded import EmbeddedConfig
+    from greenroom.fabric.lifecycle import run_loop
+
+    front = gateway_config(options, drain_timeout_s=drain_timeout)
+    config = EmbeddedConfig(max_waiting=options["max_waiting"], max_queue_wait_s=max_queue_wait)
+    collaboration = serving_config(options)
+    refuse_taken("port", front.host, front.port)
+    refuse_taken("grpc_port", front.host, front.grpc_port)
+
+    # Imports torch, which takes seconds. What can be refused without it has been refused.
+    from greenroom.coe.serving.runtime import CollaborationRuntime
+    from greenroom.worker.collaboration.card import card_of
+    from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine
+    from greenroom.worker.collaboration.metrics import CollaborationCollector
+    from greenroom.worker.usable_memory import memory
+
+    with CollaborationRuntime(collaboration, available_bytes=memory().available) as runtime:
+        say(runtime.describe(), options["log_format"])
+        card = card_of(runtime, options["served_model_name"])
+        served = Served(CollaborationEngine(runtime), card, CollaborationCollector(runtime))
+        return run_loop(_serve(served, config, front, traces, options["log_format"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the worker of the process serves. ``collector``: its metrics. ``text``: None where it is a collaboration."""
+
+    engine: GenerationEngine | InferenceEngine
+    card: ModelCard
+    collector: Collector
+    text: TextProcessor | None = None
+    profile: ModelProfile | None = None
+
+
+def _model(worker: ModelRuntime, config: EmbeddedConfig) -> Served:
+    from greenroom.worker.model.card import card_of
+    from greenroom.worker.model.metrics import WorkerCollector
+    from greenroom.worker.model.model_engine import ModelEngine
+    from greenroom.worker.traces.routing import RoutingRecorder
+
+    recorder = RoutingRecorder(worker.experts.catalogue, most_rows=1024) if config.predicts else None
+    engine = ModelEngine(worker, recorder)
+    return Served(engine, card_of(worker), WorkerCollector(worker), worker.text, worker.profile)
+
+
 async def _serve(
-    worker: ModelRuntime,
+    served: Served,
     config: EmbeddedConfig,
     front: GatewayConfig,
     traces: TelemetryConfig | None,
@@ -117,23 +183,17 @@ async def _serve(
     from greenroom.fabric import telemetry
     from greenroom.fabric.lifecycle import LifeConfig, Part, StartIsKept, run_service
     from greenroom.fabric.telemetry.registry import new_registry
-    from greenroom.worker.model.card import card_of
-    from greenroom.worker.model.metrics import WorkerCollector
-    from greenroom.worker.model.model_engine import ModelEngine
-    from greenroom.worker.traces.routing import RoutingRecorder
 
     registry = new_registry()
-    registry.register(WorkerCollector(worker))
-    recorder = RoutingRecorder(worker.experts.catalogue, most_rows=1024) if config.predicts else None
-    engine = ModelEngine(worker, recorder)
+    registry.register(served.collector)
     gateway, parts = embedded_parts(
         config,
         front,
-        engine=engine,
-        card=card_of(worker),
-        text=worker.text,
+        engine=served.engine,
+        card=served.card,
+        text=served.text,
         registry=registry,
-        profile=worker.profile,
+        profile=served.profile,
     )
 
     class Told(Part):
@@ -142,7 +202,7 @@ async def _serve(
             while gateway.unready is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             host = f"[{front.host}]" if ":" in front.host else front.host
-            say(f"ready: http://{host}:{gateway.port}  (model {worker.served.name})", log_format)
+            say(f"ready: http://{host}:{gateway.port}  (model {served.card.name})", log_format)
 
         async def drain(self, timeout_s: float) -> None:
             say("stopping: no new requests; running ones are finished", log_format)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.coe_options import coe_options, refuse_coe_options, serving_config
 from greenroom.cli.forecast_options import artifact_every_option, forecast_predictor, forecast_predictor_option
 from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.scheduling_options import scheduling_options
 from greenroom.cli.seconds import above_0
 from greenroom.cli.service_options import (
     dialer_from,
@@ -23,6 +25,7 @@ from greenroom.cli.service_options import (
     split_address,
     traces_from,
 )
+from greenroom.policies.registry import EXECUTOR_SCHEDULINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_options
+@coe_options
+@scheduling_options("With --coe: how executors get their requests.", EXECUTOR_SCHEDULINGS, EXECUTOR_SCHEDULINGS[0])
 @click.option("--served-model-name", help="The model's name.  [default: as --model has it]")
 @click.option("--pool", type=int, default=0, show_default=True, help="The pool that it belongs to: one model's number.")
 @click.option("--max-queued", type=int, default=8, show_default=True, help="Requests that wait here for a free place.")
@@ -96,15 +101,17 @@ def worker(**options: Any) -> None:
       greenroom worker --model ./checkpoint --pool 1 --brokers kafka:9092 --listen 0.0.0.0:7001 --insecure-rpc
       greenroom worker --policy popularity --forecast-every 20 --probe-host 0.0.0.0 --probe-port 9100
       greenroom worker --expert-memory 33% --batching phases:hold=0.25
+      greenroom worker --coe board.toml --pool 2 --expert-memory 2GiB --executors 2
       greenroom worker --policy emoe --fidelity sensitive --profile profile.json --expert-memory 60%
     """
+    if options["coe"] is not None:
+        sys.exit(_collaboration(options))
+    refuse_coe_options(options)
+    for name in ("scheduling", "scheduling_options"):
+        options.pop(name)
     config = worker_config(options)
-    endpoint_from(options)
-    log_config_from(options)
-    traces_from(options, "worker", "")
     _service_config("worker", config, options, all_fit=False)
-    refuse_taken("listen", *split_address("listen", options["listen"]))
-    refuse_taken("probe_port", options["probe_host"], options["probe_port"])
+    _refuse_wrong(options)
 
     # Imports torch, which takes seconds. What can be refused without it has been refused.
     from greenroom.worker.model.model_runtime import ModelRuntime
@@ -112,6 +119,67 @@ def worker(**options: Any) -> None:
     with ModelRuntime(config) as model:
         code = _live(model, options)
     sys.exit(code)
+
+
+def _collaboration(options: dict[str, Any]) -> int:
+    from greenroom.worker.faults import VARIABLE
+    from greenroom.worker.inference_engine import TAKES_AT_ONCE
+    from greenroom.worker.service_config import ServiceConfig, StreamConfig
+
+    collaboration = serving_config(options)
+
+    def service_config(instance: str) -> ServiceConfig:
+        return ServiceConfig(
+            instance=instance,
+            pool=options["pool"],
+            max_running=TAKES_AT_ONCE,
+            max_queued=options["max_queued"],
+            grace_ms=options["grace"] * 1000.0,
+            streams=StreamConfig(slow_gateway_ms=options["slow_gateway"] * 1000.0),
+            fault=os.environ.get(VARIABLE),
+        )
+
+    _refuse_wrong(options)
+    service_config("worker")
+
+    # Imports torch, which takes seconds. What can be refused without it has been refused.
+    from greenroom.cli.service_process import live, say
+    from greenroom.coe.serving.runtime import CollaborationRuntime
+    from greenroom.fabric.lifecycle import Entered
+    from greenroom.fabric.members import Directory
+    from greenroom.fabric.members.metrics import MembersCollector
+    from greenroom.worker.collaboration.card import card_of
+    from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine
+    from greenroom.worker.collaboration.metrics import CollaborationCollector
+    from greenroom.worker.process import worker_parts
+    from greenroom.worker.service import WorkerService
+    from greenroom.worker.service_counters import ServiceCollector
+    from greenroom.worker.usable_memory import memory
+
+    with CollaborationRuntime(collaboration, available_bytes=memory().available) as runtime:
+
+        def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
+            say(runtime.describe(), options["log_format"])
+            dialer, directory = dialer_from(options), Directory(log)
+            card = card_of(runtime, options["served_model_name"])
+            engine = CollaborationEngine(runtime)
+            service = WorkerService(service_config(instance), engine, card, log, dialer, directory)
+            registry.register(CollaborationCollector(runtime))
+            registry.register(ServiceCollector(service.counters, service.gauges))
+            registry.register(MembersCollector(directory))
+            around = [Entered("dialer", dialer), Entered("directory", directory)]
+            return [*around, *worker_parts(service, log, endpoint_from(options))]
+
+        return live("worker", options, make)
+
+
+def _refuse_wrong(options: dict[str, Any]) -> None:
+    """Raises InvalidConfig."""
+    endpoint_from(options)
+    log_config_from(options)
+    traces_from(options, "worker", "")
+    refuse_taken("listen", *split_address("listen", options["listen"]))
+    refuse_taken("probe_port", options["probe_host"], options["probe_port"])
 
 
 def _live(model: ModelRuntime, options: dict[str, Any]) -> int:

@@ -94,5 +94,9 @@ class TransferFailed(GreenroomError):
     """An expert did not arrive in its tier. The requests that need it fail; the engine goes on."""
 
 
+class DeadlinePassed(GreenroomError):
+    """A request's time was over before it was served."""
+
+
 class ExpertFailed(GreenroomError):
     """An expert has computed nothing that is of use. The requests of its batch fail; the executor goes on."""

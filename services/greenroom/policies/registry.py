@@ -77,8 +77,14 @@ PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {
     "emoe-literal": EmoeLiteralPlacement,
     "fcfs": FcfsPlacement,
 }
-EXECUTOR_POLICIES: dict[str, type[PlacementPolicy]] = {"coserve": CoServePlacement}
+EXECUTOR_POLICIES: dict[str, type[PlacementPolicy]] = {"coserve": CoServePlacement, "fcfs": FcfsPlacement}
 """Those that place among the executors of one worker, in a graph of whole models."""
+LATE_BINDING = "pull"
+"""The scheduling that places nothing: an executor takes what has waited longest when it is free."""
+EXECUTOR_SCHEDULINGS = (LATE_BINDING, *sorted(EXECUTOR_POLICIES))
+"""How a worker's executors get their requests, in a graph of whole models; the first is the default."""
+MODEL_POLICIES = ("pull", "coserve", "decayed", "fifo", "lfu", "lru")
+"""Expert policies that decide about whole models by what they hear of them."""
 
 P = TypeVar("P")
 

@@ -16,7 +16,7 @@ from greenroom.core.artifacts.residual_file import LayerMaps, ResidualFile, Resi
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.reuse.policy import Reuse
 from greenroom.worker.model.config import WorkerConfig
-from greenroom.worker.model.usable_memory import usable_cores
+from greenroom.worker.usable_memory import usable_cores
 from tests.contract.prepared_policies import mlp_file
 
 

@@ -19,7 +19,7 @@ from greenroom.worker.model.memory_plan import (
     plan_rows,
     plan_to_fit,
 )
-from greenroom.worker.model.usable_memory import Memory
+from greenroom.worker.usable_memory import Memory
 
 NEEDS = Needs(
     dense=1 * GIB, workspace=100 * MIB, experts=96, slot_bytes=11 * MIB, least_slots=2,

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from greenroom.core.units import GIB, MIB
-from greenroom.worker.model.usable_memory import memory, resident_bytes, usable_cores
+from greenroom.worker.usable_memory import memory, resident_bytes, usable_cores
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from greenroom.coe.computing.expert_computer import ExpertComputer
-from greenroom.coe.computing.expert_result import ExpertResult
+from greenroom.coe.computing.expert_result import Stage
 from greenroom.coe.computing.inputs import Input, Preparations
 from greenroom.coe.graph.expert_graph import END
 from greenroom.coe.loading.architecture import build_architectures
@@ -20,14 +19,6 @@ from greenroom.core.errors import ExpertFailed, GreenroomError, InvalidRequest
 from greenroom.experts.pack.direct_io import page_aligned
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One expert's part of a request."""
-
-    expert: str
-    result: ExpertResult
 
 
 class AllResident:

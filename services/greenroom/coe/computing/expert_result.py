@@ -35,3 +35,11 @@ class ExpertResult:
     scores: dict[str, float] = field(default_factory=dict)
     boxes: tuple[Box, ...] = ()
     embedding: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One expert's part of a request."""
+
+    expert: str
+    result: ExpertResult

@@ -78,6 +78,18 @@ class Dispatcher(ABC):
         """The executor has computed what it was told to."""
 
     @abstractmethod
+    def cancel(self, request: PendingRequest) -> bool:
+        """Nobody wants this stage any more: it leaves, as if it had never come. False: it does not wait, so it runs or
+        has ended, or was never here.
+        """
+
+    @abstractmethod
+    def failed(self, memory: ExpertMemory, expert: int) -> tuple[PendingRequest, ...]:
+        """The expert could not be brought into this memory. Those that wait for it there leave, and are returned; the
+        dispatcher knows nothing of them any more. Later ones try again.
+        """
+
+    @abstractmethod
     def next_runs(self, now_ms: float) -> list[Run]:
         """What is to be computed from now on. To be asked after each of these events, and when an expert has come."""
 

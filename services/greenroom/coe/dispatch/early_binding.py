@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory, Run
 from greenroom.coe.dispatch.grouped_queue import GroupedQueue
+from greenroom.policies.base.events import SequenceEnd
 from greenroom.policies.placement.placement_policy import (
     Costs,
     PendingRequest,
@@ -75,6 +76,27 @@ class EarlyBinding(Dispatcher):
         assert own.runs is not None
         own.memory.release(own.runs.expert)
         own.runs = None
+
+    def cancel(self, request: PendingRequest) -> bool:
+        if self._pending.pop(request.request_id, None) is not None:
+            return True
+        for executor in self._executors.values():
+            one = executor.queue.remove(request)
+            if one is not None:
+                executor.memory.forget(one, SequenceEnd.CANCELLED)
+                return True
+        return False
+
+    def failed(self, memory: ExpertMemory, expert: int) -> tuple[PendingRequest, ...]:
+        """Executors that share the memory lose theirs too. Those with another one do not need this read."""
+        lost: list[PendingRequest] = []
+        for executor in self._executors.values():
+            if executor.memory is memory:
+                own = executor.queue.remove_all(expert)
+                for request in own:
+                    memory.forget(request, SequenceEnd.FAILED)
+                lost += own
+        return tuple(lost)
 
     def next_runs(self, now_ms: float) -> list[Run]:
         runs: list[Run] = []

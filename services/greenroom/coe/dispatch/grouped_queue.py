@@ -63,14 +63,32 @@ class GroupedQueue:
         self._length -= len(taken)
         return taken
 
-    def remove(self, request_id: str) -> PendingRequest | None:
-        """Take one out, wherever it is. None: it is not here. Takes time in proportion to the queue."""
-        for place, (_, group) in enumerate(self._groups):
-            for request in group:
-                if request.request_id == request_id:
-                    group.remove(request)
+    def remove(self, request: PendingRequest) -> PendingRequest | None:
+        """Take out the one of the same id, wherever it is in the groups of its expert. None: it is not here."""
+        for place, (expert, group) in enumerate(self._groups):
+            if expert != request.expert:
+                continue
+            for at, one in enumerate(group):
+                if one.request_id == request.request_id:
+                    del group[at]
                     if not group:
-                        del self._groups[place]
+                        self._drop(place)
                     self._length -= 1
-                    return request
+                    return one
         return None
+
+    def remove_all(self, expert: int | None) -> list[PendingRequest]:
+        """Take out all requests of this expert."""
+        removed = [request for own, group in self._groups if own == expert for request in group]
+        self._length -= len(removed)
+        for place in reversed(range(len(self._groups))):
+            if self._groups[place][0] == expert:
+                self._drop(place)
+        return removed
+
+    def _drop(self, place: int) -> None:
+        """The group leaves. Its neighbours become one if they are of one expert."""
+        del self._groups[place]
+        if 0 < place < len(self._groups) and self._groups[place - 1][0] == self._groups[place][0]:
+            self._groups[place - 1][1].extend(self._groups[place][1])
+            del self._groups[place]

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory, Run
+from greenroom.policies.base.events import SequenceEnd
 from greenroom.policies.placement.placement_policy import PendingRequest, Shed
 
 
@@ -51,6 +52,24 @@ class LateBinding(Dispatcher):
         assert run is not None
         self._memory.release(run.expert)
         self._runs[executor] = None
+
+    def cancel(self, request: PendingRequest) -> bool:
+        assert request.expert is not None
+        group = self._groups.get(request.expert, ())
+        for at, one in enumerate(group):
+            if one.request_id == request.request_id:
+                del self._groups[request.expert][at]
+                if not self._groups[request.expert]:
+                    del self._groups[request.expert]
+                self._memory.forget(one, SequenceEnd.CANCELLED)
+                return True
+        return False
+
+    def failed(self, memory: ExpertMemory, expert: int) -> tuple[PendingRequest, ...]:
+        lost = tuple(self._groups.pop(expert, ()))
+        for request in lost:
+            self._memory.forget(request, SequenceEnd.FAILED)
+        return lost
 
     def next_runs(self, now_ms: float) -> list[Run]:
         runs: list[Run] = []

@@ -23,7 +23,7 @@ from greenroom.policies.registry import (
     create_policy,
     spelt,
 )
-from greenroom.worker.model.usable_memory import usable_cores
+from greenroom.worker.usable_memory import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32")

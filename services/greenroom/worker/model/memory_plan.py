@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from greenroom.core.errors import BudgetTooSmall
 from greenroom.core.units import MIB, format_bytes, parse_bytes
-from greenroom.worker.model.usable_memory import Memory
+from greenroom.worker.usable_memory import Memory
 
 HEADROOM = 0.05
 """Share of the available memory that ``auto`` leaves to the rest of the machine."""

@@ -51,8 +51,8 @@ from greenroom.worker.model.expert_moves import EngineMoves
 from greenroom.worker.model.generator import LoopGenerator
 from greenroom.worker.model.memory_needs import needs_of
 from greenroom.worker.model.memory_plan import MemoryPlan, plan_memory, plan_rows, plan_to_fit
-from greenroom.worker.model.usable_memory import gpu_memory, memory, resident_bytes, usable_cores
 from greenroom.worker.model.warm_start import ResidentSetFile, first_residents
+from greenroom.worker.usable_memory import gpu_memory, memory, resident_bytes, usable_cores
 
 log = logging.getLogger(__name__)
 

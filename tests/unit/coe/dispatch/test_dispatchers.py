@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.coe.dispatch.base import Dispatcher, Run
+from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory, Run
 from greenroom.coe.dispatch.early_binding import EarlyBinding, Executor
 from greenroom.coe.dispatch.late_binding import LateBinding
 from greenroom.coe.simulation.simulate import Served, Way, simulate
@@ -51,6 +51,12 @@ class Watched(Dispatcher):
         del self.running[executor]
         self.inner.finished(executor, now_ms)
 
+    def cancel(self, request: PendingRequest) -> bool:
+        return self.inner.cancel(request)
+
+    def failed(self, memory: ExpertMemory, expert: int) -> tuple[PendingRequest, ...]:
+        return self.inner.failed(memory, expert)
+
     def next_runs(self, now_ms: float) -> list[Run]:
         runs = self.inner.next_runs(now_ms)
         for run in runs:
@@ -67,8 +73,15 @@ class Watched(Dispatcher):
 
 
 def served(kind: str, ways: Sequence[Way], executors: int = 2, share: float = 0.6) -> tuple[Served, Watched]:
-    catalogue = Catalogue.of_models("board", SIZES)
     link = SimulatedLink(lambda expert: LOAD_MS * SIZES[expert])
+    watched = dispatcher_of(kind, link, executors, share)
+    found = simulate(watched, watched.memories, link, lambda _, requests: BATCH_MS + REQUEST_MS * requests, ways)
+    return found, watched
+
+
+def dispatcher_of(kind: str, link: SimulatedLink | None = None, executors: int = 2, share: float = 0.6) -> Watched:
+    link = link or SimulatedLink(lambda expert: 1.0)
+    catalogue = Catalogue.of_models("board", SIZES)
     usage = np.linspace(0.9, 0.1, len(SIZES))
     dependencies = Dependencies(usage, tuple(map(frozenset, [[], [], [0], [0, 1], [2], [2, 3], [], [6]])))
 
@@ -97,9 +110,7 @@ def served(kind: str, ways: Sequence[Way], executors: int = 2, share: float = 0.
             CoServePlacement(assigning=sorts, arranging=sorts),
             [Executor(name, memories[0 if shared else at], costs, MOST) for at, name in enumerate(names)],
         )
-    watched = Watched(dispatcher, memories)
-    found = simulate(watched, memories, link, lambda _, requests: BATCH_MS + REQUEST_MS * requests, ways)
-    return found, watched
+    return Watched(dispatcher, memories)
 
 
 paths = st.lists(st.integers(0, len(SIZES) - 1), min_size=1, max_size=3, unique=True).map(tuple)
@@ -210,3 +221,21 @@ def test_a_memory_that_can_never_hold_it_is_a_defect_that_is_said() -> None:
     memory = SimulatedMemory(create_policy("lru", catalogue=catalogue), 20, link)
     with pytest.raises(RuntimeError, match="1 requests wait"):
         simulate(LateBinding(memory, ["e"], MOST), [memory], link, lambda *_: 1.0, [Way(0.0, (5,))])
+
+
+@every_kind
+def test_what_is_cancelled_or_lost_is_gone(kind: str) -> None:
+    """It runs nowhere, its memory no longer counts it, and the rest is served."""
+    watched = dispatcher_of(kind)
+    asked = [PendingRequest(str(number), 0.0, 1, 1, 1, 1e9, expert=number % 3) for number in range(9)]
+    watched.arrived(asked, 0.0)
+    assert watched.waiting == 9
+    assert watched.cancel(asked[0])
+    assert not watched.cancel(asked[0])
+    lost = [one for memory in watched.memories for one in watched.failed(memory, 1)]
+    assert {one.request_id for one in lost} == {"1", "4", "7"}
+    assert watched.inner.waiting == 5
+    assert sum(len(memory._waiting) for memory in watched.memories) == 5
+    for memory in watched.memories:
+        memory.audit()
+    assert not watched.cancel(asked[1])

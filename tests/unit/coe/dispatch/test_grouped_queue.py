@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,13 @@ def request(name: str, expert: int) -> PendingRequest:
     return PendingRequest(name, 0, 1, 1, 1, 1e9, expert=expert)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["end", "behind", "take", "remove"]), st.integers(0, 3), st.integers(1, 4))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["end", "behind", "take", "remove", "remove all"]), st.integers(0, 3), st.integers(1, 4)
+        )
+    )
+)
 def test_it_is_a_list(history: list[tuple[str, int, int]]) -> None:
     queue, model = GroupedQueue(), list[PendingRequest]()
     for place, (what, expert, most) in enumerate(history):
@@ -27,9 +35,12 @@ def test_it_is_a_list(history: list[tuple[str, int, int]]) -> None:
             del model[: len(taken)]
         elif what == "remove":
             gone = model[most % len(model)] if model else None
-            assert queue.remove(gone.request_id if gone else "nobody") == gone
+            assert queue.remove(gone or request("nobody", expert)) == gone
             if gone:
                 model.remove(gone)
+        elif what == "remove all":
+            assert queue.remove_all(expert) == [one for one in model if one.expert == expert]
+            model = [one for one in model if one.expert != expert]
         elif what == "behind" and any(one.expert == expert for one in model):
             position = max(at for at, one in enumerate(model) if one.expert == expert) + 1
             queue.insert(new, position)
@@ -40,6 +51,8 @@ def test_it_is_a_list(history: list[tuple[str, int, int]]) -> None:
         assert list(queue) == model
         assert len(queue) == len(model) == sum(group.requests for group in queue.groups())
         assert not model or queue.head == model[0].expert
+        groups = queue.groups()
+        assert all(one.expert != other.expert for one, other in pairwise(groups))
 
 
 def test_neighbours_of_one_expert_are_one_group_at_the_end_only() -> None:

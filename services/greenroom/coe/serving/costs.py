@@ -1,0 +1,157 @@
+"""What an executor's work takes, by architecture: measured by the profiler, or quickly at the start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from PIL import Image
+
+from greenroom.coe.computing.batch_size import batch_size, bytes_of_batch
+from greenroom.coe.computing.expert_computer import ExpertComputer
+from greenroom.coe.computing.inputs import Input
+from greenroom.coe.computing.intermediates import intermediate_bytes
+from greenroom.coe.computing.profiled_costs import executor_costs
+from greenroom.coe.loading.collaboration import Collaboration
+from greenroom.coe.loading.expert_checkpoint import InputKind
+from greenroom.core.coe_profile import CoeProfile
+from greenroom.core.errors import BudgetTooSmall
+from greenroom.core.units import format_bytes
+from greenroom.experts.pack.direct_io import page_aligned
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.policies.placement.placement_policy import Costs
+
+KIND: Final = "cpu"
+"""Of executors, as profiles call it."""
+MOST_UNPROFILED: Final = 16
+_LARGE: Final = 8
+_LEAST_MS: Final = 1e-3
+_SAMPLE_PIXELS: Final = 224
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorCosts:
+    """What one executor's work takes. ``costs``: CoServe's K, B and loading, by expert (section 4.2).
+
+    ``most[N]``: by expert, from where on larger batches are no faster a request (section 4.4).
+    ``bytes_by_batch[N]``: by expert, bytes of intermediates by the requests of a batch.
+    """
+
+    costs: Costs
+    most: Sequence[int]
+    bytes_by_batch: Sequence[Mapping[int, int]]
+
+    def limited(self, most: int | None) -> ExecutorCosts:
+        """With no batches larger than that."""
+        return self if most is None else replace(self, most=[min(one, most) for one in self.most])
+
+    def intermediates(self) -> int:
+        """Bytes that the largest batch of any expert takes."""
+        return max(bytes_of_batch(own, most) for own, most in zip(self.bytes_by_batch, self.most, strict=True))
+
+    def least_intermediates(self) -> int:
+        """Bytes that one request of the most demanding expert takes."""
+        return max(bytes_of_batch(own, 1) for own in self.bytes_by_batch)
+
+    def largest_batches(self, names: Sequence[str], intermediates: int) -> dict[int, int]:
+        """By expert, the most requests in a batch of an executor with so many bytes for intermediates.
+
+        Raises BudgetTooSmall, naming the expert for which not even one request fits.
+        """
+        found = {}
+        for expert, (name, own, most) in enumerate(zip(names, self.bytes_by_batch, self.most, strict=True)):
+            found[expert] = batch_size(most, intermediates, own, most)
+            if not found[expert]:
+                raise BudgetTooSmall(
+                    f"an executor has {format_bytes(intermediates)} for intermediates, and one request of expert "
+                    f"{name!r} takes {format_bytes(bytes_of_batch(own, 1))}: lower --expert-share or --executors, or "
+                    "raise --expert-memory"
+                )
+        return found
+
+
+def profiled(profile: CoeProfile, names: Sequence[str], executors: int) -> ExecutorCosts:
+    """As `greenroom coe profile` has measured it, with so many executors. No time is zero."""
+    own = profile.of_kind(KIND)
+    keys = [profile.experts[name] for name in names]
+    costs = executor_costs(profile, names, KIND, executors)
+    return ExecutorCosts(
+        replace(
+            costs,
+            request_ms_by_expert=_above_zero(costs.request_ms_by_expert),
+            batch_ms_by_expert=_above_zero(costs.batch_ms_by_expert),
+            load_ms_by_expert=_above_zero(costs.load_ms_by_expert),
+        ),
+        [own.times(key, executors).most for key in keys],
+        [own.architectures[key].bytes_by_batch for key in keys],
+    )
+
+
+def measure_quickly(
+    collaboration: Collaboration,
+    computer: ExpertComputer,
+    pack: PackFile,
+    progress: Callable[[], object] | None = None,
+) -> ExecutorCosts:
+    """One batch of 1 and one of 8 an architecture, and how fast its records are read. No time is zero.
+
+    The samples are noise of 224 pixels and a short text. ``progress``: called once an architecture.
+    """
+    request_ms: dict[int, float] = {}
+    batch_ms: dict[int, float] = {}
+    taken: dict[int, dict[int, int]] = {}
+    seconds, nbytes = 0.0, 0
+    for experts in collaboration.of_architecture().values():
+        expert = experts[0]
+        layout = pack.layout(expert)
+        record = page_aligned(layout.nbytes)
+        record[:] = bytes(len(record))  # fresh pages cost as much as reading them
+        begun = time.perf_counter()
+        pack.read_into(expert, 0, record)
+        seconds, nbytes = seconds + time.perf_counter() - begun, nbytes + layout.nbytes
+        weights = layout.views(torch.frombuffer(record, dtype=torch.uint8))
+        one, many = ([sample_input(collaboration, expert)] * count for count in (1, _LARGE))
+        computer.compute(expert, one, weights)  # the first one makes what later ones use
+        alone, together = _ms(computer, expert, one, weights), _ms(computer, expert, many, weights)
+        each = max(_LEAST_MS, (together - alone) / (_LARGE - 1))
+        own = {len(batch): intermediate_bytes(computer, expert, batch, weights) for batch in (one, many)}
+        for key in experts:
+            request_ms[key], batch_ms[key], taken[key] = each, max(_LEAST_MS, alone - each), own
+        if progress is not None:
+            progress()
+    load_ms = [max(_LEAST_MS, size * 1000.0 * seconds / nbytes) for size in pack.manifest.sizes()]
+    count = len(load_ms)
+    return ExecutorCosts(
+        Costs(
+            token_ms=max(request_ms.values()),
+            batch_ms=max(batch_ms.values()),
+            load_ms_by_expert=dict(enumerate(load_ms)),
+            request_ms_by_expert=request_ms,
+            batch_ms_by_expert=batch_ms,
+        ),
+        [MOST_UNPROFILED] * count,
+        [taken[key] for key in range(count)],
+    )
+
+
+def sample_input(collaboration: Collaboration, expert: int) -> Input:
+    """Something that the expert can judge: noise, always the same."""
+    if collaboration.experts[expert].takes is InputKind.TEXT:
+        return "a part of the board that may be turned or missing"
+    noise = np.random.default_rng(0).integers(0, 256, (_SAMPLE_PIXELS, _SAMPLE_PIXELS, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+def _above_zero(times: Mapping[int, float]) -> dict[int, float]:
+    return {expert: max(_LEAST_MS, ms) for expert, ms in times.items()}
+
+
+def _ms(computer: ExpertComputer, expert: int, batch: Sequence[Input], weights: ExpertWeights) -> float:
+    begun = time.perf_counter()
+    computer.compute(expert, batch, weights)
+    return 1000.0 * (time.perf_counter() - begun)

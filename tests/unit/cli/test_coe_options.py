@@ -1,0 +1,54 @@
+"""`--coe` of serve and worker: what is refused before anything is loaded, by the option's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from greenroom.cli.main import main
+
+commands = pytest.mark.parametrize("command", ["serve", "worker"])
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code != 0
+    return result.output
+
+
+@commands
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--coe", "nowhere.toml"], "coe: 'nowhere.toml'"),
+        (["--coe", "demo", "--kv-memory", "1GiB"], "kv_memory"),
+        (["--coe", "demo", "--model", "somebody/model"], "model"),
+        (["--coe", "demo", "--policy", "belady"], "known: coserve, decayed, fifo, lfu, lru, pull"),
+        (["--coe", "demo", "--policy", "coserve:literal=5"], "literal"),
+        (["--coe", "demo", "--executors", "0"], "executors"),
+        (["--coe", "demo", "--expert-share", "1.5"], "expert_share"),
+        (["--coe", "demo", "--memory-each"], "with the scheduling pull all executors share one memory"),
+        (["--coe", "demo", "--scheduling", "pull", "--scheduling-options", '{"patience": 1}'], "age_ms, ahead"),
+        (["--executors", "2"], "name one with --coe"),
+        (["--expert-share", "0.5"], "name one with --coe"),
+        (["--one-memory"], "name one with --coe"),
+    ],
+)
+def test_refused_by_name(command: str, options: list[str], said: str) -> None:
+    assert said in refused(command, *options)
+
+
+def test_schedulings_among_workers_are_none_of_executors() -> None:
+    assert "known: coserve, fcfs, pull" in refused("serve", "--coe", "demo", "--scheduling", "edf")
+    assert "known: edf, emoe, emoe-literal, fcfs" in refused("serve", "--scheduling", "pull")
+    assert "edf" in refused("worker", "--coe", "demo", "--scheduling", "edf")
+
+
+@commands
+def test_an_expert_that_does_not_fit_is_named(command: str, tmp_path: Path) -> None:
+    options = ["--expert-memory", "100KiB", "--cache-dir", str(tmp_path)]
+    ports = ["--port", "0"] if command == "serve" else []
+    said = refused(command, "--coe", "demo", *ports, *options)
+    assert "expert 'resistor' alone takes 412 KiB: the least that works is" in said

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from greenroom.coe.dispatch.early_binding import EarlyBinding
+from greenroom.coe.dispatch.first_fill import dealt
+from greenroom.coe.dispatch.late_binding import LateBinding
+from greenroom.coe.serving.config import AUTO, ServingConfig
+from greenroom.coe.serving.costs import ExecutorCosts
+from greenroom.coe.serving.memory_plan import plan_intermediates, plan_regions
+from greenroom.coe.serving.selection import OWN_POLICY, Selection
+from greenroom.coe.simulation.simulated_memory import SimulatedLink, SimulatedMemory
+from greenroom.core.errors import BudgetTooSmall, InvalidConfig
+from greenroom.policies.base.dependencies import Dependencies
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.placement.placement_policy import Costs
+from greenroom.policies.registry import EXECUTOR_SCHEDULINGS, MODEL_POLICIES
+
+NAMES = ["a", "b", "c"]
+SIZES = [8192, 40960, 4096]
+
+
+@pytest.mark.parametrize(("scheduling", "policy"), [*itertools.product(EXECUTOR_SCHEDULINGS, MODEL_POLICIES)])
+def test_every_scheduling_goes_with_every_policy(scheduling: str, policy: str) -> None:
+    selection = Selection(scheduling, policy)
+    catalogue = Catalogue.of_models("models", SIZES)
+    dependencies = Dependencies(np.array([0.5, 0.3, 0.2]), (frozenset(), frozenset({0}), frozenset()))
+    link = SimulatedLink(lambda expert: 1.0)
+    memory = SimulatedMemory(selection.make_policy(catalogue, dependencies), sum(SIZES), link)
+    made = selection.make_dispatcher(["e0"], {"e0": memory}, Costs(), {0: 1, 1: 1, 2: 1})
+    assert isinstance(made, LateBinding if scheduling == "pull" else EarlyBinding)
+    assert selection.one_memory == (scheduling == "pull")
+
+
+def test_each_scheduling_has_a_policy_of_its_own() -> None:
+    assert {name: Selection(name).policy for name in EXECUTOR_SCHEDULINGS} == OWN_POLICY
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"scheduling": "edf"}, "scheduling"),
+        ({"policy": "belady"}, "policy"),
+        ({"scheduling": "pull", "shared": False}, "shared"),
+        ({"scheduling": "pull", "scheduling_options": {"age_ms": "long"}}, "age_ms"),
+        ({"scheduling": "pull", "scheduling_options": {"ahead": 0}}, "ahead"),
+        ({"scheduling": "pull", "scheduling_options": {"patience": 1}}, "patience"),
+        ({"scheduling": "coserve", "scheduling_options": {"assigning": 1}}, "assigning"),
+        ({"policy": "coserve", "policy_options": {"literal": "yes"}}, "literal"),
+    ],
+)
+def test_what_is_wrong_is_named(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidConfig, match=field):
+        Selection(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"executors": 0}, {"threads": -1}, {"most_batch": 0}, {"expert_share": 1.0}, {"expert_share": 0.0}]
+)
+def test_a_bad_number_is_named(wrong: dict[str, Any], tmp_path: Any) -> None:
+    with pytest.raises(InvalidConfig, match=next(iter(wrong))):
+        ServingConfig(file=tmp_path, **wrong)
+
+
+def test_regions() -> None:
+    assert plan_regions("100%", NAMES, SIZES, 1, None) == (53248,)
+    assert plan_regions("160KiB", NAMES, SIZES, 3, None) == (53248, 53248, 53248), "whole pages"
+    assert plan_regions(AUTO, NAMES, SIZES, 2, None) == (53248, 53248)
+    assert plan_regions(AUTO, NAMES, SIZES, 1, 90_000) == (40960,), "half of what is available"
+    assert plan_regions("81920", NAMES, SIZES, 2, None) == (40960, 40960), "the least that works"
+    with pytest.raises(BudgetTooSmall, match="'b' alone takes 40 KiB: the least that works is 81920 bytes"):
+        plan_regions("81919", NAMES, SIZES, 2, None)
+    with pytest.raises(BudgetTooSmall, match="available"):
+        plan_regions("1MiB", NAMES, SIZES, 1, 100_000)
+
+
+def test_the_share_is_of_experts_and_intermediates_together() -> None:
+    assert plan_intermediates([300, 300], 2, 0.75) == 100
+
+
+def test_experts_are_dealt_in_turn() -> None:
+    """By descending probability; one that does not fit goes on to the next memory, and smaller ones still come."""
+    usage = np.array([0.1, 0.9, 0.5, 0.8, 0.3])
+    assert dealt(usage, [1, 1, 1, 1, 1], [3, 3]) == [[1, 2, 0], [3, 4]]
+    assert dealt(usage, [1, 4, 1, 4, 5], [4, 6]) == [[1], [3, 2, 0]]
+    assert dealt(usage, [9, 9, 9, 9, 9], [3, 3]) == [[], []]
+
+
+def test_batches_fit_into_intermediates() -> None:
+    costs = ExecutorCosts(Costs(), [16, 4], [{1: 100, 8: 800}, {1: 50, 8: 400}])
+    assert costs.intermediates() == 1600
+    assert costs.least_intermediates() == 100
+    assert costs.largest_batches(["a", "b"], 1600) == {0: 16, 1: 4}
+    assert costs.largest_batches(["a", "b"], 250) == {0: 2, 1: 4}
+    assert costs.limited(2).largest_batches(["a", "b"], 1600) == {0: 2, 1: 2}
+    with pytest.raises(BudgetTooSmall, match="expert 'a' takes 100 B"):
+        costs.largest_batches(["a", "b"], 99)
