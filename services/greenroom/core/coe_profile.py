@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.straight_lines import between
 from greenroom.core.units import MIB
 
 FORMAT: Final = "greenroom-coe-profile"
@@ -45,10 +45,10 @@ class BatchTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     def ms_of(self, requests: int) -> float:
         """As measured, on straight lines between measured sizes; beyond the largest as many ms a request as there."""
-        sizes = sorted(self.ms_by_batch)
-        if requests > sizes[-1]:
-            return self.ms_by_batch[sizes[-1]] * requests / sizes[-1]
-        return float(np.interp(requests, sizes, [self.ms_by_batch[size] for size in sizes]))
+        largest = max(self.ms_by_batch)
+        if requests > largest:
+            return self.ms_by_batch[largest] * requests / largest
+        return between(self.ms_by_batch, requests)
 
 
 class ArchitectureCosts(msgspec.Struct, frozen=True, kw_only=True):

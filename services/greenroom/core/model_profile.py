@@ -5,7 +5,6 @@ docs/architecture/profiles.md describes the file. eMoE, section 2.2 and 3.4.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.straight_lines import between
 from greenroom.core.units import MIB
 
 FORMAT = "greenroom-model-profile"
@@ -86,7 +86,7 @@ class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     def token_ms(self, rows: int) -> float:
         """c at a batch of ``rows``: a straight line between measured sizes, the nearest one beyond them."""
-        return _between(self.token_ms_by_rows, rows)
+        return between(self.token_ms_by_rows, rows)
 
     def load_ms(self, experts: float) -> float:
         """ΔE of so many experts: a straight line between (0, 0) and the measured numbers, in proportion beyond."""
@@ -95,7 +95,7 @@ class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
         most = max(self.load_ms_by_experts)
         if experts > most:
             return self.load_ms_by_experts[most] * experts / most
-        return _between({0: 0.0, **self.load_ms_by_experts}, experts)
+        return between({0: 0.0, **self.load_ms_by_experts}, experts)
 
 
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,16 +196,6 @@ def parse_model_profile(data: bytes, name: str) -> ModelProfile:
 def dump_model_profile(profile: ModelProfile) -> bytes:
     """As JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(profile), indent=1)
-
-
-def _between(points: Mapping[int, float], at: float) -> float:
-    ordered = sorted(points.items())
-    if at <= ordered[0][0]:
-        return ordered[0][1]
-    for (low, below), (high, above) in itertools.pairwise(ordered):
-        if at <= high:
-            return below + (above - below) * (at - low) / (high - low)
-    return ordered[-1][1]
 
 
 def _mean(weighted: Iterable[tuple[float, float]]) -> float:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from greenroom.cli.main import main
 from greenroom.coe.computing.profiled_costs import executor_costs, largest_batches
 from greenroom.coe.loading.collaboration import read_collaboration
-from greenroom.core.coe_profile import load_coe_profile
+from greenroom.core.coe_profile import dump_coe_profile, load_coe_profile
 from greenroom.core.machine import machine_name
 from greenroom.core.units import MIB
 from greenroom.demo.board import bundled_board_path
+from tests.coe_profiles import small_profile
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
-from tests.random_experts import save_board
+from tests.random_experts import save_board, save_expert
 
 PICTURES = ("batches", "latency", "memory", "trials", "usage")
 
@@ -107,6 +109,30 @@ def test_what_can_not_be_measured_is_said(tmp_path: Path) -> None:
     assert "--samples" in out
 
 
+def test_texts(tmp_path: Path) -> None:
+    """With random ones of the length that the model takes, and with a file of short ones."""
+    lines = ['name = "mail"', "[router]", 'parameter = "language"']
+    for name, family in (("english", "bert"), ("german", "bert"), ("meaning", "bert_embedding")):
+        save_expert(family, tmp_path / "experts" / name, seed=len(name))
+        lines += [f"[experts.{name}]", f'model = "experts/{name}"']
+    file = tmp_path / "mail.toml"
+    file.write_text("\n".join(lines))
+    (tmp_path / "texts.txt").write_text("good\nbad board\n")
+    bytes_of = []
+    for more in ((), ("--samples", str(tmp_path / "texts.txt"))):
+        code, out = run(
+            str(file), "--quick", "--no-plots", "--cache-dir", str(tmp_path / "cache"), "--executors", "1", *more
+        )
+        assert code == 0, out
+        profile = load_coe_profile(tmp_path / "profile.json")
+        assert {one.model_class for one in profile.architectures.values()} == {
+            "BertForSequenceClassification",
+            "BertModel",
+        }
+        bytes_of.append([own.bytes_by_batch[8] for own in profile.kinds["cpu"].architectures.values()])
+    assert bytes_of[1] <= bytes_of[0]
+
+
 def test_other_files_are_not_written_over(tmp_path: Path) -> None:
     file = save_board(tmp_path / "board")
     taken = tmp_path / "taken.json"
@@ -115,6 +141,10 @@ def test_other_files_are_not_written_over(tmp_path: Path) -> None:
     assert code != 0
     assert "no profile of a collaboration" in out.replace("\n", " ")
     assert taken.read_text() == "{}"
+    taken.write_bytes(dump_coe_profile(msgspec.structs.replace(small_profile(), collaboration="line")))
+    code, out = run(str(file), "--quick", "--no-plots", "--output", str(taken))
+    assert code != 0
+    assert "the profile of 'line', another collaboration" in out.replace("\n", " ")
 
 
 def test_usage_is_counted_from_samples_that_say_their_experts(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ docs/decisions/0031.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 INITIAL_PERCENT: Final = 15.0
 ERROR_MARGIN: Final = 0.05
+_AS_GOOD: Final = 0.98
+"""So near to the best throughput is as good."""
 _LEAST_OF_A_LINE: Final = 2
 _GRID: Final = 6
 
@@ -83,10 +85,16 @@ def choose(
     throughput: Throughput,
     seed: int,
     *,
+    also: Iterable[int] = (),
     initial_percent: float = INITIAL_PERCENT,
     margin: float = ERROR_MARGIN,
 ) -> Choice:
-    """``experts``: how many fit into the memory at most. ``throughput`` is asked once for each number."""
+    """``experts``: how many fit into the memory at most. ``throughput`` is asked once for each number.
+
+    ``also``: numbers that are tried whatever the window is.
+
+    Ours is the largest of the numbers that are as good as the best: a burst shows little of what loads cost a stream.
+    """
     per_s: dict[int, float] = {}
 
     def tried(residents: int) -> float:
@@ -104,7 +112,10 @@ def choose(
     drawn = random.Random(seed).randint(max(1, window.lower), window.upper)
     tried(drawn)
     search(windows[len(before) :], tried)
-    residents = max(per_s, key=lambda number: (per_s[number], -number))
+    for number in also:
+        tried(number)
+    best = max(per_s.values())
+    residents = max(number for number, one in per_s.items() if one >= _AS_GOOD * best)
     return Choice(window, drawn, residents, per_s)
 
 

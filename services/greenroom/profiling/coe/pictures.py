@@ -46,7 +46,7 @@ def draw_latency(profile: CoeProfile, kind: str) -> Figure:
     """Fig. 5: time a request against batch size; the maximum batch is where it plateaus."""
     own = profile.kinds[kind]
     figure, axes = _one(f"{profile.collaboration}: time a request on {_with(own, kind)}")
-    for label, colour, marker, costs in _architectures(profile, own):
+    for _, label, colour, marker, costs in _architectures(profile, own):
         times = costs.by_executors[own.executors]
         sizes = sorted(times.ms_by_batch)
         axes.plot(
@@ -59,7 +59,7 @@ def draw_latency(profile: CoeProfile, kind: str) -> Figure:
         )  # fmt: skip
     _by_batch(axes, {size for costs in own.architectures.values() for size in costs.bytes_by_batch})
     axes.set_ylabel("ms a request")
-    axes.legend(frameon=False, title="maximum batch (ringed)")
+    axes.legend(frameon=False, title=_titled(profile, "maximum batch (ringed)"))
     return figure
 
 
@@ -67,7 +67,7 @@ def draw_batches(profile: CoeProfile, kind: str) -> Figure:
     """Fig. 12: time of a batch against its size, and the line B + K · n up to the maximum batch."""
     own = profile.kinds[kind]
     figure, axes = _one(f"{profile.collaboration}: time of a batch on {_with(own, kind)}")
-    for label, colour, marker, costs in _architectures(profile, own):
+    for _, label, colour, marker, costs in _architectures(profile, own):
         times = costs.by_executors[own.executors]
         sizes = sorted(times.ms_by_batch)
         axes.plot(
@@ -81,7 +81,7 @@ def draw_batches(profile: CoeProfile, kind: str) -> Figure:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("ms a batch")
-    axes.legend(frameon=False, title="B + K n, ms")
+    axes.legend(frameon=False, title=_titled(profile, "B + K n, ms"))
     return figure
 
 
@@ -89,7 +89,7 @@ def draw_memory(profile: CoeProfile, kind: str) -> Figure:
     """Fig. 6: bytes of intermediates against batch size, beside those of the weights."""
     own = profile.kinds[kind]
     figure, axes = _one(f"{profile.collaboration}: memory of a batch on {kind}")
-    for (label, colour, marker, costs), key in zip(_architectures(profile, own), labels_of(profile), strict=False):
+    for key, label, colour, marker, costs in _architectures(profile, own):
         sizes = sorted(costs.bytes_by_batch)
         axes.plot(
             sizes, [costs.bytes_by_batch[size] / MIB for size in sizes],
@@ -99,7 +99,7 @@ def draw_memory(profile: CoeProfile, kind: str) -> Figure:
     axes.plot([], [], color="black", linestyle=":", linewidth=1.2, label="weights of an expert")
     _by_batch(axes, {size for costs in own.architectures.values() for size in costs.bytes_by_batch})
     axes.set_ylabel("intermediates, MiB")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, title=_titled(profile, ""))
     return figure
 
 
@@ -165,10 +165,22 @@ def draw_trials(profile: CoeProfile, kind: str) -> Figure:
     return figure
 
 
-def _architectures(profile: CoeProfile, own: ExecutorsProfile) -> Iterator[tuple[str, str, str, ArchitectureCosts]]:
-    """Label, colour, marker and costs of those that are shown."""
-    for place, (key, label) in enumerate(list(labels_of(profile).items())[:_MOST_SHOWN]):
-        yield label, COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)], own.architectures[key]
+def _architectures(
+    profile: CoeProfile, own: ExecutorsProfile
+) -> Iterator[tuple[str, str, str, str, ArchitectureCosts]]:
+    """Key, label, colour, marker and costs of those that are shown: the most used ones, in the order of the file."""
+    labels, used = labels_of(profile), dict.fromkeys(profile.architectures, 0.0)
+    for name, key in profile.experts.items():
+        used[key] += profile.usage.get(name, 0.0)
+    shown = sorted(labels, key=lambda key: -used[key])[:_MOST_SHOWN]
+    for place, key in enumerate(key for key in labels if key in shown):
+        yield key, labels[key], COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)], own.architectures[key]
+
+
+def _titled(profile: CoeProfile, title: str) -> str:
+    """A legend's title, which says what is left out."""
+    many = len(labels_of(profile))
+    return title if many <= _MOST_SHOWN else f"{title}\n{_MOST_SHOWN} of {many} architectures, the most used"
 
 
 def _with(own: ExecutorsProfile, kind: str) -> str:

@@ -48,7 +48,7 @@ Serve = Callable[[int, int], float]
 CPU: Final = "cpu"
 _LINK_S: Final = 0.5
 _AS_GOOD: Final = 0.99
-"""More executors have to serve that much more."""
+"""More executors have to serve more than that allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +162,12 @@ def try_executors(
 
 
 def choose_residents(board: Board, config: CoeProfileConfig, serve: Serve, executors: int) -> Choice:
-    """The decay window over what fits."""
+    """The decay window over what fits; and what fits beside full batches, the other strategy of section 4.4."""
     return choose(
         board.fitting(config.memory_bytes, executors),
         lambda residents: serve(executors, board.expert_bytes(residents, executors)),
         config.seed,
+        also=filter(None, [board.fitting_beside_full_batches(config.memory_bytes, executors)]),
         initial_percent=config.initial_percent,
     )
 

@@ -61,7 +61,14 @@ class Board:
 
     def fitting(self, memory_bytes: int, executors: int) -> int:
         """How many of the most probable experts fit beside one request on each executor; 0: ``least_bytes`` do not."""
-        room = memory_bytes - executors * self._one_request()
+        return self._fitting(memory_bytes - executors * self._one_request(), executors)
+
+    def fitting_beside_full_batches(self, memory_bytes: int, executors: int) -> int:
+        """The same beside a maximum batch on each executor: the paper's rule for processors of limited performance."""
+        full = max(bytes_of_batch(one.bytes_by_batch, _times(one, executors).most) for one in self.costs)
+        return self._fitting(memory_bytes - executors * full, executors)
+
+    def _fitting(self, room: int, executors: int) -> int:
         return max((n for n in range(1, len(self.graph) + 1) if self.expert_bytes(n, executors) <= room), default=0)
 
     def _one_request(self) -> int:

@@ -33,7 +33,8 @@ def describe_coe_profile(profile: CoeProfile) -> str:
 
 def _costs(profile: CoeProfile, kind: str, own: ExecutorsProfile) -> Iterable[str]:
     count = own.executors
-    yield f"{kind}, a batch of n takes B + K · n with {_executors(own, count)}; alone in brackets"
+    beside = "" if count == 1 else "; alone in brackets"
+    yield f"{kind}, a batch of n takes B + K · n with {_executors(own, count)}{beside}"
     rows = [("architecture", "K, ms", "B, ms", "line off", "batch", "load, ms", "weights", "intermediates")]
     for key, label in labels_of(profile).items():
         costs = own.architectures[key]
@@ -41,10 +42,10 @@ def _costs(profile: CoeProfile, kind: str, own: ExecutorsProfile) -> Iterable[st
         rows.append(
             (
                 label,
-                f"{times.request_ms:.3g} ({alone.request_ms:.3g})",
-                f"{times.batch_ms:.3g} ({alone.batch_ms:.3g})",
+                f"{times.request_ms:.3g}{f' ({alone.request_ms:.3g})' if beside else ''}",
+                f"{times.batch_ms:.3g}{f' ({alone.batch_ms:.3g})' if beside else ''}",
                 f"{furthest_off(times):.0%}",
-                str(times.most),
+                f"{times.most}{' (largest)' if times.most == max(times.ms_by_batch) else ''}",
                 f"{costs.load_ms:.3g}",
                 format_bytes(profile.architectures[key].record_bytes),
                 format_bytes(costs.bytes_by_batch.get(times.most, max(costs.bytes_by_batch.values()))),

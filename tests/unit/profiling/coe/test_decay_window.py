@@ -61,7 +61,8 @@ def peaked(residents: int) -> float:
 def test_the_search_finds_the_best_in_the_window() -> None:
     found = choose(100, peaked, seed=1)
     assert found.window == (28, 39)
-    assert found.residents == 34
+    assert max(found.per_s, key=found.per_s.__getitem__) == 34
+    assert found.residents == 35  # 1.3 % less
     assert found.window.lower <= found.drawn <= found.window.upper
     assert found.per_s[found.drawn] == peaked(found.drawn)
 
@@ -80,7 +81,14 @@ def test_the_search_goes_on_where_throughput_still_rises() -> None:
 
     found = choose(100, saturating, seed=0)
     assert found.window.upper < 60
-    assert found.residents == 90
+    assert max(found.per_s, key=found.per_s.__getitem__) == 90
+
+
+def test_of_numbers_that_are_as_good_the_largest_is_taken() -> None:
+    """Where residents make no difference, intermediates need no more."""
+    flat = choose(100, lambda residents: 10.0 if residents <= 62 else 5.0, seed=0, also=[62])
+    assert flat.residents == 62
+    assert flat.per_s[62] == 10.0
 
 
 def test_a_number_is_tried_once_at_most() -> None:
@@ -99,5 +107,5 @@ def test_any_peak_is_answered_by_what_was_tried(experts: int, peak: int, seed: i
     found = choose(experts, lambda residents: 1000.0 - abs(residents - peak), seed)
     assert isinstance(found.window, Window)
     assert 1 <= found.residents <= experts
-    assert found.per_s[found.residents] == max(found.per_s.values())
+    assert found.per_s[found.residents] >= 0.98 * max(found.per_s.values())
     assert {found.drawn, found.window.upper} <= found.per_s.keys()

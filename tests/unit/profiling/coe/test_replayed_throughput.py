@@ -104,6 +104,8 @@ def test_what_fits_leaves_each_executor_one_request() -> None:
     assert own.fitting(own.least_bytes(2), 2) == 2
     assert own.fitting(own.least_bytes(2) - 1, 2) == 0
     assert own.fitting(10**9, 2) == EXPERTS
+    assert own.fitting_beside_full_batches(2 * (SIZE + 8_500) + SIZE, 2) == 3
+    assert own.fitting_beside_full_batches(2 * (SIZE + 8_500) - 1, 2) == 0
     assert own.ranked == np.argsort(-own.usage, kind="stable").tolist()
 
 
