@@ -41,7 +41,7 @@ class Answers:
 
 
 def serve_calls(engine: ServingEngine, calls: Sequence[Call], *, timeout_s: float = 600.0) -> Answers:
-    """``calls`` in the order of their arrival. Latencies count from when a call is due, so a late submission counts too.
+    """``calls`` in the order of their arrival. Latencies count from when a call is due, so one that is late counts too.
 
     Raises what ``submit`` raises, ModelBroken if the engine ends, TimeoutError if not all have ended in time.
     """
