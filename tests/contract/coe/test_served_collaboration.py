@@ -138,9 +138,7 @@ def test_an_expert_without_numbers_fails_its_own(board: Board, monkeypatch: pyte
             computer: ExpertComputer, expert: int, inputs: Sequence[Input], weights: ExpertWeights
         ) -> list[Computed]:
             if expert == broken:
-                weights = tuple(
-                    torch.full_like(one, torch.nan) if one.is_floating_point() else one for one in weights
-                )
+                weights = tuple(torch.full_like(one, torch.nan) if one.is_floating_point() else one for one in weights)
             return compute(computer, expert, inputs, weights)
 
         monkeypatch.setattr(ExpertComputer, "compute", spoilt)

@@ -45,7 +45,7 @@ class CollaborationCollector(Collector):
                 counters.stage_run_s,
             ),
             ("compute_seconds", "Time that executors computed.", counters.compute_s),
-            ("decide_seconds", "Time of scheduling and of managing experts.", counters.decide_s),
+            ("decide_seconds", "Processor time of scheduling and of managing experts.", counters.decide_s),
             ("failed_audits", "Times that an idle audit found a defect.", counters.failed_audits),
         ):
             family = CounterMetricFamily(PREFIX + name, text, labels=_LABELS)
