@@ -115,7 +115,7 @@ def profile(
 
     By architecture: what a batch takes, from which size on larger ones are no faster, the memory of a batch, and
     loading. Then the number of executors, and how many experts memory should hold, are tried on a replayed burst of
-    requests. Writes one JSON file, which `serve --coe` and `worker --coe` read, and pictures. Let the machine be idle.
+    requests. Writes one JSON file, for services to load, and pictures. Let the machine be idle meanwhile.
     docs/architecture/coe.md
 
     \b
