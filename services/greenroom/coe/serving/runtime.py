@@ -183,7 +183,7 @@ class CollaborationRuntime:
             ("expert memory", f"{format_bytes(plan.experts)} ({memories})"),
             ("intermediates", f"{format_bytes(plan.intermediates)} for each executor, batches of at most {sizes}"),
             ("executors", f"{len(self.names)} of {self.threads} threads"),
-            ("scheduling", f"{selection.scheduling}, policy {selection.policy}"),
+            ("scheduling", f"{selection.scheduling_spelt}, policy {selection.policy_spelt}"),
             ("costs", "measured at the start" if self.profile is None else "of the profile"),
         )
         return "\n".join(f"{name:<16}{value}" for name, value in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -62,6 +63,15 @@ class Selection:
     def one_memory(self) -> bool:
         return self.scheduling == LATE_BINDING if self.shared is None else self.shared
 
+    @property
+    def policy_spelt(self) -> str:
+        """With its options, as users write it."""
+        return _spelt(self.policy, self.policy_options)
+
+    @property
+    def scheduling_spelt(self) -> str:
+        return _spelt(self.scheduling, self.scheduling_options)
+
     def make_policy(self, catalogue: Catalogue, dependencies: Dependencies) -> ExpertPolicy:
         """One for each memory."""
         options = dict(self.policy_options)
@@ -77,6 +87,11 @@ class Selection:
             return LateBinding(memories[names[0]], names, most, **self.scheduling_options)
         placement = create_executor_policy(self.scheduling, options=self.scheduling_options)
         return EarlyBinding(placement, [ExecutorQueue(name, memories[name], costs, most) for name in names])
+
+
+def _spelt(name: str, options: Mapping[str, Any]) -> str:
+    written = ",".join(f"{option}={json.dumps(value)}" for option, value in options.items())
+    return f"{name}:{written}" if written else name
 
 
 def _check_late(option: str, value: object) -> None:

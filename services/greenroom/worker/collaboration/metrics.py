@@ -20,7 +20,7 @@ class CollaborationCollector(Collector):
     def __init__(self, runtime: CollaborationRuntime) -> None:
         self._runtime = runtime
         selection = runtime.config.selection
-        self._labels = (selection.scheduling, selection.policy)
+        self._labels = (selection.scheduling_spelt, selection.policy_spelt)
 
     def collect(self) -> Iterable[Metric]:
         runtime, counters = self._runtime, self._runtime.engine.counters

@@ -36,6 +36,12 @@ def test_every_scheduling_goes_with_every_policy(scheduling: str, policy: str) -
     assert selection.one_memory == (scheduling == "pull")
 
 
+def test_options_are_told() -> None:
+    made = Selection("pull", "coserve", {"age_ms": 100}, {"literal": True})
+    assert (made.scheduling_spelt, made.policy_spelt) == ("pull:age_ms=100", "coserve:literal=true")
+    assert Selection().policy_spelt == "pull"
+
+
 def test_each_scheduling_has_a_policy_of_its_own() -> None:
     assert {name: Selection(name).policy for name in EXECUTOR_SCHEDULINGS} == OWN_POLICY
 
