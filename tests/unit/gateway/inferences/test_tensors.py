@@ -77,6 +77,13 @@ def test_nested_and_flat_data_are_the_same() -> None:
     assert of(["ä", "b"]) == of([["ä"], ["b"]]) == ("ä".encode(), b"b")
 
 
+@pytest.mark.parametrize("dimensions", [300, 20_000])
+def test_a_shape_of_many_dimensions_is_refused_without_multiplying_them(dimensions: int) -> None:
+    tensor = {"name": "image", "shape": [2**63 - 1] * dimensions, "datatype": "BYTES", "data": ["x"]}
+    with pytest.raises(InvalidRequest, match=rf"'image' has {dimensions} dimensions; send \[N\]"):
+        decode_infer(json.dumps({"inputs": [tensor]}).encode(), None)
+
+
 @given(st.binary(max_size=200), st.none() | st.integers(0, 250))
 def test_no_body_is_more_than_refused(raw: bytes, length: int | None) -> None:
     with pytest.raises(InvalidRequest):
