@@ -105,6 +105,13 @@ def test_a_head_that_is_cut_or_empty_is_no_image(make: Any) -> None:
     assert image_size(b"") is image_size(b"GIF89a") is image_size(b"\xff\xd8\xff\xda\x00\x08") is None
 
 
+@pytest.mark.parametrize("filler", [b"\xff", b"\xff\x01", b"\xff\xe0\x00\x02"])
+def test_a_head_of_thousands_of_markers_is_no_image(filler: bytes) -> None:
+    begin, rest = jpeg(640, 480)[:2], jpeg(640, 480)[2:]
+    assert image_size(begin + filler * 1_000 + rest) == (640, 480)
+    assert image_size(begin + filler * 10_000 + rest) is None
+
+
 @given(st.binary(max_size=60))
 def test_looking_at_any_bytes_ends(tail: bytes) -> None:
     for head in (b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"):
