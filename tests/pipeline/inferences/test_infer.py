@@ -204,7 +204,7 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "timeout too long": (body(images(1), parameters={"timeout": 10**10}), 400, "at most 3600 seconds"),
     "timeout of 400 digits": (body(images(1), parameters={"timeout": 10**400}), 400, "timeout is a finite number"),
     "slo of 400 digits": (body(images(1), parameters={"slo_e2e_ms": 10**400}), 400, "slo_e2e_ms is a finite number"),
-    "another datatype": (
+    "numbers in JSON": (
         {"inputs": [{"name": "image", "shape": [1, 3], "datatype": "FP32", "data": [[0.5, 0.5, 0.5]]}]},
         400,
         "has the datatype 'FP32'; send BYTES",
