@@ -160,7 +160,8 @@ def _from_http(error: web.HTTPException) -> ApiError:
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     codes = {404: "unknown_path", 405: "method_not_allowed"}
     messages = {
-        404: "there is nothing at this path; see /v1/models, /v1/chat/completions and /v1/completions",
+        404: "there is nothing at this path; see /v1/models, /v1/chat/completions, /v1/completions, and "
+        "/v2/models/NAME for a collaboration of experts",
         405: f"this path takes {headers.get('Allow', 'other methods')} only",
     }
     status = error.status

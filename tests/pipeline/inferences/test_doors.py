@@ -43,7 +43,7 @@ async def test_one_failure_ends_the_batch(served: Served, twin: InferenceTwin) -
     await queued(served, 10)
     twin.release(batches=2)  # of eight and two
     status, reply, _ = await call
-    assert (status, reply) == (400, {"error": "the image can not be decoded"})
+    assert (status, reply) == (400, {"error": "element 9: the image can not be decoded"})
 
 
 @pytest.mark.parametrize("front", [{"request_timeout_s": 0.3}])

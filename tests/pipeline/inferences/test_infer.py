@@ -202,7 +202,15 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "another model in the body": (body(images(1), model_name="other"), 400, "model_name and the path differ"),
     "priority too high": (body(images(1), parameters={"priority": 101}), 400, "priority must be from -100 to 100"),
     "timeout too long": (body(images(1), parameters={"timeout": 10**10}), 400, "at most 3600 seconds"),
+    "timeout of 400 digits": (body(images(1), parameters={"timeout": 10**400}), 400, "timeout is a finite number"),
+    "slo of 400 digits": (body(images(1), parameters={"slo_e2e_ms": 10**400}), 400, "slo_e2e_ms is a finite number"),
+    "numbers in JSON": (
+        {"inputs": [{"name": "image", "shape": [1, 3], "datatype": "FP32", "data": [[0.5, 0.5, 0.5]]}]},
+        400,
+        "has the datatype 'FP32'; send BYTES",
+    ),
     "spoiled image": (body([png(tail=SPOILED)]), 400, "can not be decoded"),
+    "spoiled image among others": (body([png(), png(tail=SPOILED), png()]), 400, "element 1: the image can not be"),
 }  # fmt: skip
 
 

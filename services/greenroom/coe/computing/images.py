@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Final
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from greenroom.core.errors import InvalidRequest
 
@@ -23,7 +23,7 @@ def decode_image(data: bytes, name: str = "image", max_pixels: int = MAX_PIXELS)
     """
     image = _opened(data, name, max_pixels)
     try:
-        return ImageOps.exif_transpose(image).convert("RGB")
+        return _eight_bits(ImageOps.exif_transpose(image)).convert("RGB")
     except Exception as error:  # the bytes are untrusted, so Pillow may raise anything
         raise _broken(name, error) from error
 
@@ -43,6 +43,8 @@ def _opened(data: bytes, name: str, max_pixels: int) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large(name, "more", max_pixels) from None
+    except UnidentifiedImageError as error:  # it says only which object of Python it was
+        raise _broken(name, "it is neither, or its head is broken") from error
     except Exception as error:  # the bytes are untrusted, so Pillow may raise anything
         raise _broken(name, error) from error
     if image.width * image.height > max_pixels:
@@ -56,11 +58,18 @@ def _opened(data: bytes, name: str, max_pixels: int) -> Image.Image:
     return image
 
 
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits to 8, by its upper byte, as Pillow reads colours of 16. Its own conversion makes all from 256 on
+    white.
+    """
+    return image.point(lambda value: value / 256).convert("L") if image.mode.startswith("I;16") else image
+
+
 def _too_large(name: str, size: str, max_pixels: int) -> InvalidRequest:
     return InvalidRequest(
         f"{name} has {size} pixels; at most {max_pixels} are taken: scale it down", param=name, code="image_too_large"
     )
 
 
-def _broken(name: str, error: Exception) -> InvalidRequest:
+def _broken(name: str, error: Exception | str) -> InvalidRequest:
     return InvalidRequest(f"{name} can not be decoded as PNG or JPEG: {error!s:.200}", param=name, code="invalid_image")

@@ -11,10 +11,11 @@ from greenroom.gateway.replies.choices import Delta, GenerationFailed, failure_o
 
 @dataclass(frozen=True, slots=True)
 class InferenceJob:
-    """The ``index``-th element of a batch."""
+    """The ``index``-th element of a batch of ``count``."""
 
     index: int
     request: InferenceRequest
+    count: int = 1
 
 
 class InferenceAssembler:
@@ -22,6 +23,7 @@ class InferenceAssembler:
 
     def __init__(self, job: InferenceJob) -> None:
         self._index = job.index
+        self._count = job.count
         self.finish: FinishReason | None = None
         """Why it ended, None until then."""
 
@@ -30,7 +32,11 @@ class InferenceAssembler:
         if not isinstance(event, Finished):
             return None
         if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
-            raise failure_of(event)
+            failure = failure_of(event)
+            if failure.invalid and self._count > 1:
+                message = f"element {self._index}: {failure}"
+                raise GenerationFailed(message, failure.reason, invalid=True)
+            raise failure
         if event.outputs is None:
             raise GenerationFailed("the inference ended without outputs", FinishReason.FAILED)
         self.finish = event.reason

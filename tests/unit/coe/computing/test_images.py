@@ -31,6 +31,12 @@ def test_other_modes_become_rgb(mode: str) -> None:
     assert decode_image(encoded(Image.new(mode, (8, 9)))).mode == "RGB"
 
 
+def test_grey_of_sixteen_bits_keeps_its_shades() -> None:
+    grey = np.linspace(0, 65_535, 31 * 17).reshape(17, 31).astype(np.uint16)
+    decoded = np.asarray(decode_image(encoded(Image.fromarray(grey))))
+    assert np.array_equal(decoded, np.repeat((grey >> 8).astype(np.uint8)[..., None], 3, axis=2))
+
+
 def test_an_image_that_lies_on_its_side_is_turned() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
@@ -74,6 +80,7 @@ def test_what_is_no_image_is_named(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"photo (is empty|can not be decoded as PNG or JPEG)") as refused:
         decode_image(data, "photo")
     assert refused.value.param == "photo"
+    assert "object at" not in str(refused.value)
 
 
 @given(st.integers(0, 2_000), st.integers(1, 255), st.sampled_from(["PNG", "JPEG"]))

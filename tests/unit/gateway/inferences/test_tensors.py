@@ -77,6 +77,13 @@ def test_nested_and_flat_data_are_the_same() -> None:
     assert of(["ä", "b"]) == of([["ä"], ["b"]]) == ("ä".encode(), b"b")
 
 
+@pytest.mark.parametrize("dimensions", [300, 20_000])
+def test_a_shape_of_many_dimensions_is_refused_without_multiplying_them(dimensions: int) -> None:
+    tensor = {"name": "image", "shape": [2**63 - 1] * dimensions, "datatype": "BYTES", "data": ["x"]}
+    with pytest.raises(InvalidRequest, match=rf"'image' has {dimensions} dimensions; send \[N\]"):
+        decode_infer(json.dumps({"inputs": [tensor]}).encode(), None)
+
+
 @given(st.binary(max_size=200), st.none() | st.integers(0, 250))
 def test_no_body_is_more_than_refused(raw: bytes, length: int | None) -> None:
     with pytest.raises(InvalidRequest):
@@ -96,6 +103,13 @@ def test_a_head_that_is_cut_or_empty_is_no_image(make: Any) -> None:
     assert all(image_size(whole[:length]) == (640, 480) for length in range(least, len(whole) + 1))
     assert image_size(make(0, 480)) is None
     assert image_size(b"") is image_size(b"GIF89a") is image_size(b"\xff\xd8\xff\xda\x00\x08") is None
+
+
+@pytest.mark.parametrize("filler", [b"\xff", b"\xff\x01", b"\xff\xe0\x00\x02"])
+def test_a_head_of_thousands_of_markers_is_no_image(filler: bytes) -> None:
+    begin, rest = jpeg(640, 480)[:2], jpeg(640, 480)[2:]
+    assert image_size(begin + filler * 1_000 + rest) == (640, 480)
+    assert image_size(begin + filler * 10_000 + rest) is None
 
 
 @given(st.binary(max_size=60))

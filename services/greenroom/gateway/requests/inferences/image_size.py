@@ -9,6 +9,8 @@ _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of a frame's head, which has the size."""
 _SCAN, _END = 0xDA, 0xD9
+_MOST_MARKERS = 4096
+"""Before the frame's head. A file of nothing else would be looked through byte by byte."""
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
@@ -32,8 +34,8 @@ def _png(data: bytes) -> tuple[int, int] | None:
 def _jpeg(data: bytes) -> tuple[int, int] | None:
     """Segments up to the frame's head (ITU-T T.81, B.2). Scans come behind it."""
     at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
+    for _ in range(_MOST_MARKERS):
+        if at + 4 > len(data) or data[at] != 0xFF:
             return None
         marker = data[at + 1]
         if marker == 0xFF:  # a fill byte

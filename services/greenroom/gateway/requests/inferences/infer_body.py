@@ -126,13 +126,14 @@ def _tensor(tensor: TensorBody, binary: bytes) -> InputTensor:
             param=f"{where}.parameters.{name}",
             code="unknown_field",
         )
-    if "binary_data_size" in tensor.parameters:
-        elements = []
-        if tensor.datatype == BYTES:
-            try:
-                elements = bytes_tensors.split(binary)
-            except ValueError as error:
-                raise InvalidRequest(f"the input {tensor.name!r} can not be read: {error}", param=where) from error
+    elements: list[bytes] = []
+    if tensor.datatype != BYTES:
+        pass  # refused below, whatever its elements are
+    elif "binary_data_size" in tensor.parameters:
+        try:
+            elements = bytes_tensors.split(binary)
+        except ValueError as error:
+            raise InvalidRequest(f"the input {tensor.name!r} can not be read: {error}", param=where) from error
     elif tensor.data is None:
         raise InvalidRequest(f"the input {tensor.name!r} has no data", param=f"{where}.data", code="missing_field")
     else:

@@ -11,6 +11,7 @@ ParameterValue = str | int | float | bool
 BYTES = "BYTES"
 MAX_ID = 1024
 MAX_TENSORS = 16
+MAX_DIMENSIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,11 @@ def checked_tensor(name: str, datatype: str, shape: tuple[int, ...], elements: l
         raise InvalidRequest(
             f"the input {name!r} has the datatype {datatype!r:.40}; send BYTES, an element for each file or text",
             param=f"inputs.{name}.datatype",
+        )
+    if len(shape) > MAX_DIMENSIONS:  # before they are multiplied: thousands of them are hours of work
+        raise InvalidRequest(
+            f"the shape of {name!r:.80} has {len(shape)} dimensions; send [N], or [N, 1], for a batch of N",
+            param=f"inputs.{name:.64}.shape",
         )
     size = 1
     for length in shape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,7 @@ def prepare_inferences(
                 priority=priority,
                 timeout_s=timeout_s,
             ),
+            count,
         )
         for place in range(count)
     ]
@@ -204,9 +206,13 @@ def _number(parameters: Mapping[str, ParameterValue], name: str) -> float | None
         return None
     if isinstance(value, bool | str):
         raise InvalidRequest(f"{name} is a number", param=f"parameters.{name}", code="invalid_type")
-    if value != value or value in (float("inf"), float("-inf")):
+    try:
+        number = float(value)
+    except OverflowError:  # JSON's numbers may have any number of digits
+        number = math.inf
+    if not math.isfinite(number):
         raise InvalidRequest(f"{name} is a finite number", param=f"parameters.{name}")
-    return value
+    return number
 
 
 def _checked(kind: InputKind, data: bytes, place: int, card: CollaborationCard) -> InferenceInput:
