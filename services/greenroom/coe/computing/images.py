@@ -10,7 +10,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from greenroom.core.errors import InvalidRequest
 
 FORMATS: Final = ("PNG", "JPEG")
-MAX_PIXELS: Final = 64_000_000
+MAX_PIXELS: Final = 16_000_000
 MAX_ASPECT: Final = 100
 """A longer strip is refused: processors scale the shorter side to a size of theirs, so it would become huge."""
 
