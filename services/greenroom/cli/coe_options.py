@@ -57,6 +57,19 @@ _SHARED = {
     "offline",
 }
 """Of the options that say how a model runs, those that say something of a collaboration too."""
+_OF_MODELS = {
+    "artifact_every",
+    "forecast_every",
+    "forecast_predictor",
+    "forecast_timeout",
+    "max_new_tokens",
+    "max_prompt_tokens",
+    "predictor",
+    "state_dir",
+    "trace_rows",
+    "traces",
+}
+"""Other options of the commands that serve either, which say nothing of a collaboration."""
 
 
 def refuse_coe_options(options: dict[str, Any]) -> None:
@@ -110,7 +123,7 @@ def _refuse_others() -> None:
     """What was given and says nothing of a collaboration. Raises InvalidConfig."""
     context = click.get_current_context()
     own = {one.name for one in model_options(click.Command("any")).params}
-    for name in sorted(own - _SHARED):
+    for name in sorted((own - _SHARED) | (_OF_MODELS & context.params.keys())):
         if _given(name):
             raise InvalidConfig(
                 name, context.params[name], "it says nothing of a collaboration; leave it out with --coe"

@@ -40,6 +40,30 @@ def test_refused_by_name(command: str, options: list[str], said: str) -> None:
     assert said in refused(command, *options)
 
 
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("serve", ["--state-dir", "state"]),
+        ("serve", ["--forecast-every", "5"]),
+        ("serve", ["--forecast-predictor", "statistics"]),
+        ("serve", ["--artifact-every", "3"]),
+        ("serve", ["--max-new-tokens", "3"]),
+        ("serve", ["--max-prompt-tokens", "3"]),
+        ("worker", ["--traces", "off"]),
+        ("worker", ["--trace-rows", "3"]),
+        ("worker", ["--forecast-every", "5"]),
+        ("worker", ["--forecast-timeout", "3"]),
+        ("worker", ["--forecast-predictor", "statistics"]),
+        ("worker", ["--artifact-every", "3"]),
+        ("worker", ["--predictor", "localhost:1"]),
+    ],
+)
+def test_what_would_do_nothing_is_refused(command: str, options: list[str]) -> None:
+    name = options[0].removeprefix("--").replace("-", "_")
+    assert f"{name}: " in (said := refused(command, "--coe", "demo", "--expert-memory", "100KiB", *options))
+    assert "it says nothing of a collaboration" in said
+
+
 def test_schedulings_among_workers_are_none_of_executors() -> None:
     assert "known: coserve, fcfs, pull" in refused("serve", "--coe", "demo", "--scheduling", "edf")
     assert "known: edf, emoe, emoe-literal, fcfs" in refused("serve", "--scheduling", "pull")

@@ -19,8 +19,9 @@ from greenroom.coe.computing.profiled_costs import executor_costs
 from greenroom.coe.loading.collaboration import Collaboration
 from greenroom.coe.loading.expert_checkpoint import InputKind
 from greenroom.core.coe_profile import CoeProfile
-from greenroom.core.errors import BudgetTooSmall
+from greenroom.core.errors import BudgetTooSmall, CorruptCheckpoint, PackError
 from greenroom.core.units import format_bytes
+from greenroom.experts.copying.device_errors import raise_if_fatal
 from greenroom.experts.pack.direct_io import page_aligned
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
@@ -100,26 +101,34 @@ def measure_quickly(
 ) -> ExecutorCosts:
     """One batch of 1 and one of 8 an architecture, and how fast its records are read. No time is zero.
 
-    The samples are noise of 224 pixels and a short text. ``progress``: called once an architecture.
+    The samples are noise of 224 pixels and a short text. ``progress``: called once an architecture. Raises
+    CorruptCheckpoint, naming file and expert, if one can not compute a sample; PackError, OSError if no record of an
+    architecture can be read.
     """
     request_ms: dict[int, float] = {}
     batch_ms: dict[int, float] = {}
     taken: dict[int, dict[int, int]] = {}
     seconds, nbytes = 0.0, 0
     for experts in collaboration.of_architecture().values():
-        expert = experts[0]
-        layout = pack.layout(expert)
+        layout = pack.layout(experts[0])
         record = page_aligned(layout.nbytes)
         record[:] = bytes(len(record))  # fresh pages cost as much as reading them
-        begun = time.perf_counter()
-        pack.read_into(expert, 0, record)
-        seconds, nbytes = seconds + time.perf_counter() - begun, nbytes + layout.nbytes
+        expert, took_s = _read_one(pack, experts, record)
+        seconds, nbytes = seconds + took_s, nbytes + layout.nbytes
         weights = layout.views(torch.frombuffer(record, dtype=torch.uint8))
         one, many = ([sample_input(collaboration, expert)] * count for count in (1, _LARGE))
-        computer.compute(expert, one, weights)  # the first one makes what later ones use
-        alone, together = _ms(computer, expert, one, weights), _ms(computer, expert, many, weights)
+        try:
+            computer.compute(expert, one, weights)  # the first one makes what later ones use
+            alone, together = _ms(computer, expert, one, weights), _ms(computer, expert, many, weights)
+            own = {len(batch): intermediate_bytes(computer, expert, batch, weights) for batch in (one, many)}
+        except Exception as error:  # settings are untrusted, so a processor or model may raise anything
+            raise_if_fatal(error)
+            raise CorruptCheckpoint(
+                f"{collaboration.file}: experts.{collaboration.graph.names[expert]}: it can not compute a sample, so "
+                f"no request either: {type(error).__name__}: {error!s:.300}; its config.json or the settings of its "
+                "processor or tokenizer do not fit the model"
+            ) from error
         each = max(_LEAST_MS, (together - alone) / (_LARGE - 1))
-        own = {len(batch): intermediate_bytes(computer, expert, batch, weights) for batch in (one, many)}
         for key in experts:
             request_ms[key], batch_ms[key], taken[key] = each, max(_LEAST_MS, alone - each), own
         if progress is not None:
@@ -137,6 +146,24 @@ def measure_quickly(
         [MOST_UNPROFILED] * count,
         [taken[key] for key in range(count)],
     )
+
+
+def _read_one(pack: PackFile, experts: Sequence[int], record: memoryview) -> tuple[int, float]:
+    """The first of these whose record can be read, into ``record``, and the seconds that took.
+
+    A damaged record fails those that need it, not the start. Raises PackError, OSError if none can be read.
+    """
+    failure: Exception | None = None
+    for expert in experts:
+        begun = time.perf_counter()
+        try:
+            pack.read_into(expert, 0, record)
+        except (PackError, OSError) as error:
+            failure = failure or error
+        else:
+            return expert, time.perf_counter() - begun
+    assert failure is not None, "an architecture has an expert"
+    raise failure
 
 
 def sample_input(collaboration: Collaboration, expert: int) -> Input:

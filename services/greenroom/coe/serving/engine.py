@@ -19,7 +19,7 @@ from greenroom.coe.serving.outcomes import InFlight, Outcome
 from greenroom.coe.serving.requests_here import NO_DEADLINE, RequestsHere
 from greenroom.core.errors import DeadlinePassed, ExpertFailed, GreenroomError, InvalidRequest, ModelBroken
 from greenroom.experts.bookkeeping.ledger import LedgerError
-from greenroom.experts.model_memory import ModelMemory
+from greenroom.experts.model_memory import TRANSFER_TIMEOUT_S, ModelMemory
 from greenroom.policies.placement.placement_policy import PendingRequest
 
 log = logging.getLogger(__name__)
@@ -91,10 +91,11 @@ class ServingEngine:
         inbox: deque[Ended | Died],
         most_requests: int = MOST_REQUESTS,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
+        read_timeout_s: float = TRANSFER_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``memories``: by executor; one may be that of several. ``inbox``: what executors post into, before they
-        ``wake``."""
+        ``wake``. ``read_timeout_s``: reads of which none ends in that time never will: the engine ends instead."""
         self.counters = ServingCounters()
         self.waiting = 0
         """Stages that no executor has."""
@@ -112,12 +113,13 @@ class ServingEngine:
         self._wake = wake
         self._ended = inbox
         self._batch_timeout_s = batch_timeout_s
+        self._read_timeout_s = read_timeout_s
         self._clock = clock
         self._requests = RequestsHere(most_requests)
         self._new: list[PendingRequest] = []
         self._running: dict[str, tuple[InFlight, ...]] = {}
         self._executing: frozenset[str] = frozenset()
-        self._moved_s = time.monotonic()
+        self._moved_s = self._landed_s = time.monotonic()
         self._audited_s = 0.0
         self._closing = False
         self._closed = False
@@ -283,6 +285,7 @@ class ServingEngine:
         """What the link has brought, and what it could not bring."""
         for memory in self._memories:
             for expert, error in memory.collect():
+                self._landed_s = time.monotonic()
                 if error is None:
                     continue
                 log.error("expert %s could not be loaded: %s", self._graph.names[expert], error)
@@ -328,8 +331,12 @@ class ServingEngine:
                 raise ModelBroken(f"the executor {executor.name} has died")
             if executor.begun_s is not None and now_s - executor.begun_s > self._batch_timeout_s:
                 raise ModelBroken(f"the executor {executor.name} is at one batch for over {self._batch_timeout_s:g} s")
-        moves = self._running or any(memory.loading for memory in self._memories)
-        if moves or not self.waiting:
+        loading = sum(memory.loading for memory in self._memories)
+        if not loading:
+            self._landed_s = now_s
+        if now_s - self._landed_s > self._read_timeout_s:
+            raise ModelBroken(f"{loading} reads have not ended for {self._read_timeout_s:g} s: the disk gives nothing")
+        if self._running or loading or not self.waiting:
             self._moved_s = now_s
         if now_s - self._moved_s > _STILL_S:
             raise ModelBroken(f"{self.waiting} requests wait, and nothing moves: a defect of the dispatcher")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -98,5 +99,6 @@ def _check_late(option: str, value: object) -> None:
     if option not in LATE_OPTIONS:
         raise UnknownName("option of scheduling pull", option, LATE_OPTIONS)
     whole = LATE_OPTIONS[option] is int
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value < whole:
+    number = not isinstance(value, bool) and isinstance(value, int if whole else (int, float))
+    if not number or not whole <= value < math.inf:  # type: ignore[operator]
         raise InvalidConfig(option, value, "a whole number from 1" if whole else "a number of milliseconds from 0")

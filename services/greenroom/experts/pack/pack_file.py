@@ -318,7 +318,8 @@ def _damage_mark(path: Path) -> Path:
 
 def _refused(path: Path, why: str) -> PackDamaged:
     return PackDamaged(
-        f"the expert pack {path} can not be used: {why}; make it anew with `greenroom pack --force MODEL`"
+        f"the expert pack {path} can not be used: {why}; make it anew with `greenroom pack --force MODEL`, or "
+        "`greenroom coe pack --force FILE` if it is a collaboration's"
     )
 
 

@@ -123,7 +123,14 @@ class Scripted:
     """``share``: of all experts' bytes, for all memories together, but at least the largest expert in each."""
 
     def __init__(
-        self, selection: Selection, *, share: float = 0.5, executors: int = 2, most: int = 3, held: bool = False
+        self,
+        selection: Selection,
+        *,
+        share: float = 0.5,
+        executors: int = 2,
+        most: int = 3,
+        held: bool = False,
+        read_timeout_s: float = 60.0,
     ) -> None:
         floats = PAGE_BYTES // 4
         manifest = manifest_of(
@@ -158,6 +165,7 @@ class Scripted:
             memories,
             self.wake,
             inbox=inbox,
+            read_timeout_s=read_timeout_s,
         )
         self.told = Told()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from greenroom.coe.loading.packing import ensure_pack
 from greenroom.coe.serving.config import ServingConfig
 from greenroom.coe.serving.costs import MOST_UNPROFILED, measure_quickly
 from greenroom.coe.serving.runtime import CollaborationRuntime
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged
 from greenroom.experts.pack.pack_file import PackFile
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
 from tests.random_experts import save_board
@@ -41,6 +42,38 @@ def test_no_time_is_zero(tmp_path: Path) -> None:
     resistor, chip, _ = (costs.costs.request_ms(expert) for expert in range(3))
     assert resistor == chip
     assert list(costs.most) == [MOST_UNPROFILED] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [("preprocessor_config.json", {"image_mean": [0.1, 0.2]}), ("config.json", {"return_dict": False})],
+)
+def test_an_expert_that_can_compute_nothing_is_named(tmp_path: Path, name: str, changed: dict[str, object]) -> None:
+    file = save_board(tmp_path)
+    for expert in ("resistor", "chip"):
+        settings = tmp_path / "experts" / expert / name
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | changed))
+    with pytest.raises(CorruptCheckpoint, match=r"board\.toml: experts\.resistor: it can not compute a sample"):
+        CollaborationRuntime(ServingConfig(file=file, cache_dir=tmp_path / "cache", executors=1))
+
+
+def test_a_damaged_record_is_measured_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails the requests that need it, not the start; unless no expert of its architecture can be read."""
+    file = save_board(tmp_path)
+    read_into, broken = PackFile.read_into, {0}
+
+    def damaged(pack: PackFile, layer: int, expert: int, into: memoryview) -> int:
+        if layer in broken:
+            raise PackDamaged("altered")
+        return read_into(pack, layer, expert, into)
+
+    monkeypatch.setattr(PackFile, "read_into", damaged)
+    config = ServingConfig(file=file, cache_dir=tmp_path / "cache", executors=1)
+    with CollaborationRuntime(config) as runtime:
+        assert runtime.engine.alive
+    broken.add(1)
+    with pytest.raises(PackDamaged):
+        CollaborationRuntime(config)
 
 
 def test_a_wrong_profile_is_refused_where_it_was_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

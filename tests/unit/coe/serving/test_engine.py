@@ -171,6 +171,15 @@ def test_a_dead_mover_ends_the_engine() -> None:
         assert isinstance(scripted.engine.failure, ModelBroken)
 
 
+def test_a_read_that_never_ends_ends_the_engine() -> None:
+    """Or who needs its expert would wait for ever."""
+    with Scripted(SELECTIONS["pull"], read_timeout_s=0.05) as scripted:
+        scripted.submit("one", b"\0", "d")
+        until_others(lambda: not scripted.engine.alive, "it ends")
+        assert "the disk gives nothing" in str(scripted.engine.failure)
+        assert not scripted.told.outcomes, "another worker is to serve it"
+
+
 def test_what_is_executed_is_told_before_it_is_given_away() -> None:
     seen: list[frozenset[str]] = []
     with Scripted(SELECTIONS["pull"], executors=1) as scripted:

@@ -53,6 +53,8 @@ def test_each_scheduling_has_a_policy_of_its_own() -> None:
         ({"policy": "belady"}, "policy"),
         ({"scheduling": "pull", "shared": False}, "shared"),
         ({"scheduling": "pull", "scheduling_options": {"age_ms": "long"}}, "age_ms"),
+        ({"scheduling": "pull", "scheduling_options": {"age_ms": float("nan")}}, "age_ms"),
+        ({"scheduling": "pull", "scheduling_options": {"age_ms": float("inf")}}, "age_ms"),
         ({"scheduling": "pull", "scheduling_options": {"ahead": 0}}, "ahead"),
         ({"scheduling": "pull", "scheduling_options": {"patience": 1}}, "patience"),
         ({"scheduling": "coserve", "scheduling_options": {"assigning": 1}}, "assigning"),
