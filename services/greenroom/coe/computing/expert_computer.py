@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
+from PIL import Image
 
 from greenroom.coe.computing.expert_result import ExpertResult
 from greenroom.coe.computing.inputs import (
@@ -27,6 +28,11 @@ from greenroom.experts.pack.layout import ExpertWeights
 
 Computed = ExpertResult | GreenroomError
 """What became of one input: InvalidRequest where it is at fault, ExpertFailed where the expert is."""
+
+
+PIXELS_AT_ONCE: Final = 16_000_000
+"""A decoded pixel and what processors make of it take some eight bytes. Once a batch's images have so many, these are
+computed before further ones are decoded."""
 
 
 class ExpertComputer:
@@ -58,26 +64,38 @@ class ExpertComputer:
                 raise type(error)(f"{collaboration.file}: experts.{name}: {error}") from error
 
     def compute(self, expert: int, inputs: Sequence[Input], weights: ExpertWeights) -> list[Computed]:
-        """What becomes of each input. One that can not be read or prepared leaves the batch; the others are computed.
+        """What becomes of each input. One that can not be read or prepared leaves the batch; the others are computed,
+        together unless their images are so large that all decoded ones would take too much memory (PIXELS_AT_ONCE).
 
         What else is raised is a defect of the expert or of the machine, after which none of the batch has a result.
         """
         outcomes: dict[int, Computed] = {}
         read: dict[int, Any] = {}
+        pixels = 0
         for place, given in enumerate(inputs):
             try:
-                read[place] = self._preparations[expert].read(given, "the input")
+                read[place] = one = self._preparations[expert].read(given, "the input")
             except InvalidRequest as error:
                 outcomes[place] = error
+                continue
+            pixels += one.width * one.height if isinstance(one, Image.Image) else 0
+            if pixels >= PIXELS_AT_ONCE:
+                outcomes.update(self._compute_read(expert, read, weights))
+                read, pixels = {}, 0
+        outcomes.update(self._compute_read(expert, read, weights))
+        return [outcomes[place] for place in range(len(inputs))]
+
+    def _compute_read(self, expert: int, read: Mapping[int, Any], weights: ExpertWeights) -> dict[int, Computed]:
+        """What becomes of inputs that were read, by their place."""
         places = list(read)
         prepared, refused = prepare_what_can_be(self._preparations[expert], list(read.values()))
-        outcomes.update({places[at]: error for at, error in refused.items()})
+        outcomes: dict[int, Computed] = {places[at]: error for at, error in refused.items()}
         if prepared is not None:
             prepared = self._placed(expert, prepared)
             computed = self.results(expert, prepared, self.forward(expert, prepared, weights))
             kept = [place for at, place in enumerate(places) if at not in refused]
             outcomes.update(zip(kept, computed, strict=True))
-        return [outcomes[place] for place in range(len(inputs))]
+        return outcomes
 
     def prepare(self, expert: int, inputs: Sequence[Input]) -> Prepared:
         """The batch as the expert's own processor or tokenizer makes it, on the device. Raises InvalidRequest."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from greenroom.coe.computing import expert_computer
 from greenroom.coe.computing.expert_computer import ExpertComputer
 from greenroom.coe.computing.expert_result import ExpertResult
 from greenroom.coe.computing.inputs import Preparations, TextPreparation
@@ -52,6 +53,31 @@ def test_what_a_processor_can_not_take_leaves_the_batch(tmp_path: Path, monkeypa
     outcomes = experts.computer.compute(0, [good[0], encoded(random_image(width=7)), good[1]], record_of(experts, 0))
     assert [type(outcome) for outcome in outcomes] == [ExpertResult, InvalidRequest, ExpertResult]
     assert "seven is not for me" in str(outcomes[1])
+
+
+def test_images_that_would_take_too_much_memory_together_are_decoded_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert("resnet", tmp_path / "one")])
+    record, inputs = record_of(experts, 0), [*some_inputs("resnet", 3), b"no image", *some_inputs("resnet", 2)]
+    preparation: Any = experts.computer._preparations[0]
+    batches: list[int] = []
+    original = preparation.processor
+
+    def counting(images: list[Any], **options: Any) -> Any:
+        batches.append(len(images))
+        return original(images=images, **options)
+
+    monkeypatch.setattr(preparation, "processor", counting)
+    together = experts.computer.compute(0, inputs, record)
+    assert batches == [5]
+    one = preparation.read(inputs[0], "it")
+    monkeypatch.setattr(expert_computer, "PIXELS_AT_ONCE", 2 * one.width * one.height)
+    parted = experts.computer.compute(0, inputs, record)
+    assert batches == [5, 2, 2, 1]
+    assert [type(each) for each in parted] == [type(each) for each in together]
+    kept = [place for place, each in enumerate(parted) if isinstance(each, ExpertResult)]
+    assert [parted[place].label for place in kept] == [together[place].label for place in kept]  # type: ignore[union-attr]
 
 
 def test_weights_that_are_no_numbers_fail_every_request(tmp_path: Path) -> None:
