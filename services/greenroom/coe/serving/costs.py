@@ -32,6 +32,8 @@ KIND: Final = "cpu"
 MOST_UNPROFILED: Final = 16
 _LARGE: Final = 8
 _LEAST_MS: Final = 1e-3
+_LONG_WORDS: Final = 512
+"""As many tokens as the usual classifiers of texts take at most. One with more positions needs a profile."""
 _SAMPLE_PIXELS: Final = 224
 
 
@@ -101,9 +103,9 @@ def measure_quickly(
 ) -> ExecutorCosts:
     """One batch of 1 and one of 8 an architecture, and how fast its records are read. No time is zero.
 
-    The samples are noise of 224 pixels and a short text. ``progress``: called once an architecture. Raises
-    CorruptCheckpoint, naming file and expert, if one can not compute a sample; PackError, OSError if no record of an
-    architecture can be read.
+    The samples are noise of 224 pixels and a short text; memory is that of a long text. ``progress``: called once an
+    architecture. Raises CorruptCheckpoint, naming file and expert, if one can not compute a sample; PackError, OSError
+    if no record of an architecture can be read.
     """
     request_ms: dict[int, float] = {}
     batch_ms: dict[int, float] = {}
@@ -120,7 +122,8 @@ def measure_quickly(
         try:
             computer.compute(expert, one, weights)  # the first one makes what later ones use
             alone, together = _ms(computer, expert, one, weights), _ms(computer, expert, many, weights)
-            own = {len(batch): intermediate_bytes(computer, expert, batch, weights) for batch in (one, many)}
+            large = long_input(collaboration, expert)
+            own = {count: intermediate_bytes(computer, expert, [large] * count, weights) for count in (1, _LARGE)}
         except Exception as error:  # settings are untrusted, so a processor or model may raise anything
             raise_if_fatal(error)
             raise CorruptCheckpoint(
@@ -172,6 +175,15 @@ def sample_input(collaboration: Collaboration, expert: int) -> Input:
         return "a part of the board that may be turned or missing"
     noise = np.random.default_rng(0).integers(0, 256, (_SAMPLE_PIXELS, _SAMPLE_PIXELS, 3), dtype=np.uint8)
     return Image.fromarray(noise)
+
+
+def long_input(collaboration: Collaboration, expert: int) -> Input:
+    """What takes as much memory as anything that the expert may be sent. Of texts one of ``_LONG_WORDS`` words, of
+    which its tokenizer cuts off what its model has no positions for; images have one size once they are prepared.
+    """
+    if collaboration.experts[expert].takes is InputKind.TEXT:
+        return "part " * _LONG_WORDS
+    return sample_input(collaboration, expert)
 
 
 def _above_zero(times: Mapping[int, float]) -> dict[int, float]:

@@ -9,6 +9,7 @@ import pytest
 
 from greenroom.coe.computing.expert_computer import ExpertComputer
 from greenroom.coe.computing.inputs import Preparations
+from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.coe.loading.architecture import build_architectures
 from greenroom.coe.loading.collaboration import read_collaboration
 from greenroom.coe.loading.packing import ensure_pack
@@ -17,8 +18,9 @@ from greenroom.coe.serving.costs import MOST_UNPROFILED, measure_quickly
 from greenroom.coe.serving.runtime import CollaborationRuntime
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged
 from greenroom.experts.pack.pack_file import PackFile
+from tests.contract.coe.single_expert import collaborate, record_of
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
-from tests.random_experts import save_board
+from tests.random_experts import save_board, save_expert
 
 
 def test_no_time_is_zero(tmp_path: Path) -> None:
@@ -42,6 +44,17 @@ def test_no_time_is_zero(tmp_path: Path) -> None:
     resistor, chip, _ = (costs.costs.request_ms(expert) for expert in range(3))
     assert resistor == chip
     assert list(costs.most) == [MOST_UNPROFILED] * 3
+
+
+def test_memory_is_that_of_the_longest_texts(tmp_path: Path) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert("bert", tmp_path / "one")])
+    pack = PackFile.open(ensure_pack(experts.collaboration, experts.architectures, tmp_path / "cache"))
+    costs = measure_quickly(experts.collaboration, experts.computer, pack)
+    pack.close()
+    longest = ["good " * 600] * 8
+    needed = intermediate_bytes(experts.computer, 0, list(longest), record_of(experts, 0))
+    short = intermediate_bytes(experts.computer, 0, ["good"] * 8, record_of(experts, 0))
+    assert costs.bytes_by_batch[0][8] >= needed > 2 * short
 
 
 @pytest.mark.parametrize(
