@@ -20,7 +20,6 @@ from greenroom.policies.base.events import (
     Step,
 )
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.duoserve.blend import Blend, blended, missed
 from greenroom.policies.duoserve.path_predictor import PathPredictor
 from greenroom.policies.duoserve.path_weights import PATH, PathWeights
@@ -157,10 +156,6 @@ class DuoServe(Reuse):
             priority[span] = chance * (chance >= self._least) * self._decays[layer][span]
         if self._wants_any or priority.any():
             self._want(priority)
-
-    def _waits_for(self, running: Worth, victim: float) -> bool:
-        """In a step with prompts for none: the layer's experts that have run are as good victims as its last ones."""
-        return not self._has_prompts and super()._waits_for(running, victim)
 
     def streams(self, routing: LayerRouting, missing: Keys) -> bool:
         """Always (§5.2): it evicts by the chance of a next use, whichever layer is running."""
