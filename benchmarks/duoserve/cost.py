@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from benchmarks.duoserve import learning
 from benchmarks.duoserve.engine.scale import QUICK as QUICK_ENGINE
 from benchmarks.duoserve.engine.scale import Scale as EngineScale
 from benchmarks.duoserve.engine.served import Widened
@@ -51,21 +52,30 @@ class Scale:
     served_rounds: int = 3
     seconds: float = 40.0
     engine: EngineScale = field(default_factory=EngineScale)
+    learning: learning.Learning = field(default_factory=learning.Learning)
+    trace: Path | None = None
 
 
-QUICK = Scale(rounds=5, steps=1, prompts=4, served_rounds=1, seconds=2.0, engine=QUICK_ENGINE)
+QUICK = Scale(
+    rounds=5, steps=1, prompts=4, served_rounds=1, seconds=2.0, engine=QUICK_ENGINE,
+    learning=learning.Learning(sequences=(20,), trace_sequences=10, prompts=4, at_once=4, rounds=1, seconds=2.0),
+)  # fmt: skip
 
 
 def run(scale: Scale) -> dict[str, Any]:
     """``decision``: as `python -m benchmarks.decision_cost` has it. ``mlp_us``: the paper's network, a call. ``share``:
-    of a served model's time, one and several at once; ``predict_share`` is the larger."""
+    of a served model's time, one and several at once; ``predict_share`` is the larger. ``learning``: what it takes
+    beside serving."""
     decision = _decision(scale)
-    share = _shares(scale)
+    with Widened(scale.engine) as served:
+        share = _shares(scale, served)
+        learnt = learning.run(scale.learning, served, scale.trace)
     return {
         "decision": decision,
         "mlp_us": {f"{rows} rows, {form}": mlp_us(rows, many_hot=form == "many-hot")
                    for rows in (1, SEQUENCES) for form in ("as printed", "many-hot")},
         "share": share,
+        "learning": learnt,
         "predict_us_a_layer": decision["predict_us_a_layer"],
         "predict_share": max(own["over_reuse"]["median"] for own in share.values()),
     }  # fmt: skip
@@ -125,8 +135,8 @@ def _one_thread() -> Iterator[None]:
 # -- a served model --------------------------------------------------------------------------------------------------
 
 
-def _shares(scale: Scale) -> dict[str, Any]:
-    with Widened(scale.engine) as served, ExitStack() as stack:
+def _shares(scale: Scale, served: Widened) -> dict[str, Any]:
+    with ExitStack() as stack:
         asks = served.asks(scale.prompts)
         arms = [stack.enter_context(served.arm(Kind(name, name))) for name in (BASE, OURS)]
         found = {}
@@ -183,7 +193,7 @@ def table(found: Mapping[str, Any]) -> str:
             f"widened model, {name}: {median_range(spreads['policy_share'])} % of the time in the policy and its "
             f"predictors, {median_range(spreads['over_reuse'])} % beyond reuse's; a step takes {own['step_ms']:.1f} ms"
         )
-    return "\n".join(lines)
+    return "\n".join(lines + learning.table(found["learning"]))
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:

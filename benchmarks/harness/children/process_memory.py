@@ -17,6 +17,14 @@ def peak_bytes() -> int:
     return memory()["peak_rss"]
 
 
+def peak_bytes_of(process: int) -> int:
+    """The largest resident set of another process so far; 0 once it has ended."""
+    try:
+        return _fields(Path(f"/proc/{process}/status")).get("VmHWM", 0) * 1024
+    except OSError:
+        return 0
+
+
 def read_bytes() -> int:
     """What this process has had read from block devices, page faults and their read-ahead included."""
     return _fields(Path("/proc/self/io"))["read_bytes"]

@@ -20,7 +20,7 @@ _NICE = 19
 _LOOK_S = 1.0
 _MAX_LINE = 500
 _MAX_LOG_BYTES = 64 * KIB
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class JobFailed(GreenroomError):
@@ -62,7 +62,7 @@ async def _run(command: Sequence[str], log: Path, timeout_s: float) -> None:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **_ONE_THREAD},
+            env={**os.environ, **ONE_THREAD},
         )
     try:
         async with asyncio.timeout(timeout_s):
