@@ -51,8 +51,11 @@ ARMS: Final = (
     WHOLE,
 )
 MAIN: Final = tuple(arm for arm in ARMS if arm.rows != 4096)
+"""On this disk and processor."""
+WITH_LONG_PROMPTS: Final = (BASE, PHASES, HELD, WHOLE)
+"""With Azure's lengths, whose runs take ten times as long as those of a tenth: those that differ there."""
 AT_OTHER_LOADS: Final = (BASE, PHASES)
-"""At half of saturation all are run."""
+"""At half of saturation all of these are run, at other loads these two; where all experts are resident only these."""
 
 
 def rows_and_slots(arm: Arm, slots: int, longest: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from benchmarks.duoserve.loads import BUNDLED
 from benchmarks.duoserve.loads import QUICK as LOADS_QUICK
 from benchmarks.duoserve.loads import Scale as LoadsScale
 from benchmarks.duoserve.serving import real_engine
-from benchmarks.duoserve.serving.arms import ARMS, AT_OTHER_LOADS, BASE, MAIN, PHASES, Arm
+from benchmarks.duoserve.serving.arms import ARMS, AT_OTHER_LOADS, BASE, MAIN, PHASES, WITH_LONG_PROMPTS, Arm
 from benchmarks.duoserve.serving.figures import Slo, over, rate_of, summary
 from benchmarks.duoserve.serving.machines import GPU, Machine, this_machine
 from benchmarks.duoserve.serving.requests import Request, Routes, requests_of, subjects_of
@@ -42,11 +42,13 @@ MEAN = Request(0.0, 1155, 211)
 @dataclass(frozen=True, slots=True)
 class Scale:
     """``requests``: of a run; ``saturating``: of the run that finds saturation, many so that its end, where few answer,
-    weighs little. ``loads``: multiples of saturation. ``fits``: what is fitted to, as in the stage `loads`.
-    ``processes``: runs at once; None: one on each core that this process may use.
+    weighs little. ``loads``: multiples of saturation. ``seeds``: runs at half of it, and ``seeds_elsewhere`` at the
+    others. ``fits``: what is fitted to, as in the stage `loads`. ``processes``: runs at once; None: one on each core
+    that this process may use.
     """
 
     seeds: int = 3
+    seeds_elsewhere: int = 2
     trace: Path | None = None
     requests: int = 40
     saturating: int = 100
@@ -122,7 +124,8 @@ def _server(scale: Scale, bundled: World) -> tuple[Server, str]:
 def on_machine(scale: Scale, server: Server, machine: Machine, name: str) -> dict[str, Any]:
     """All runs on one machine."""
     at_once = [one.at_rate(1e9) for one in requests_of(scale.saturating, 0, shorter=scale.shorter)]
-    arms = [arm for arm in scale.arms if machine is GPU or arm in MAIN]
+    kept = ARMS if machine is GPU else AT_OTHER_LOADS if machine.share == 1 else MAIN
+    arms = [arm for arm in scale.arms if arm in kept]
     tenth = scale.shorter * TENTH
     shorter_at = {scale.shorter: scale.loads, tenth: (HALF,)}
     jobs, saturations = [], {}
@@ -136,8 +139,8 @@ def on_machine(scale: Scale, server: Server, machine: Machine, name: str) -> dic
             Job(machine, arm, load, shorter, seed, scale.requests, load * rate, slo)
             for load in loads
             for arm in arms
-            if load == HALF or arm in AT_OTHER_LOADS
-            for seed in range(scale.seeds)
+            if arm in (AT_OTHER_LOADS if load != HALF else WITH_LONG_PROMPTS if shorter == scale.shorter else ARMS)
+            for seed in range(scale.seeds if load == HALF else min(scale.seeds, scale.seeds_elsewhere))
         ]
     jobs.sort(key=lambda job: (abs(job.load - HALF), job.seed))
     runs: dict[Job, dict[str, Any]] = {}

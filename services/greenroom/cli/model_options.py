@@ -66,7 +66,7 @@ runtime_options = stack(
     click.option("--kv-memory", default="auto", show_default=True, help="Memory for keys and values: auto or a size."),
     click.option(
         "--policy",
-        default="look-ahead",
+        default="duoserve",
         show_default=True,
         help="Who stays, leaves, is fetched ahead; with options as in duoserve:literal=true.",
     ),

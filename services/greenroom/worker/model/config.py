@@ -73,7 +73,7 @@ class WorkerConfig:
     expert_memory: str = "auto"
     host_memory: str = "auto"
     kv_memory: str = "auto"
-    policy: str = "look-ahead"
+    policy: str = "duoserve"
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     fidelity: str = "exact"
     await_target: bool = True
