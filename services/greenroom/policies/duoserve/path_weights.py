@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -55,16 +57,18 @@ class PathWeights:
                 own = self.columns_of(layer, layer + ahead, layer + ahead + 1)
                 in_columns[own] = bias[ahead - 1, catalogue.spans[layer + ahead]]
                 self.sequence[own] = sequence[ahead - 1, layer + ahead]
-        parts = self._in_columns(flat)
-        self.unit = _unit(parts, self.reach, in_columns, catalogue.top_k.tolist())
+        # Layer by layer, twice, since all of them as floats would take four times what is kept.
+        self.unit = _unit(self._in_columns(flat), self.reach, in_columns, catalogue.top_k.tolist())
         # One array, so that it gets large pages: rows are read here and there.
-        together = np.empty(sum(part.size for part in parts), dtype=np.int8)
-        ends = np.cumsum([part.size for part in parts]).tolist()
+        shapes = [(width + 1, reach.stop - reach.start) for width, reach in zip(widths, self.reach, strict=True)]
+        ends = np.cumsum([0, *(rows * columns for rows, columns in shapes)]).tolist()
+        together = np.empty(ends[-1], dtype=np.int8)
         self.into: list[Weights] = [
-            together[end - part.size : end].reshape(part.shape) for part, end in zip(parts, ends, strict=True)
+            together[begin:end].reshape(shape) for (begin, end), shape in zip(pairwise(ends), shapes, strict=True)
         ]
-        for into, part in zip(self.into, parts, strict=True):
-            np.rint(part / self.unit, out=into, casting="unsafe")
+        for into, part in zip(self.into, self._in_columns(flat), strict=True):
+            part /= self.unit
+            np.rint(part, out=into, casting="unsafe")
         self.bias: Sums = np.rint(in_columns / self.unit).astype(np.int16)
 
     @classmethod
@@ -97,9 +101,9 @@ class PathWeights:
         begin = int(self._block[asked_at] - first[asked_at + 1])
         return slice(begin + int(first[start]), begin + int(first[stop]))
 
-    def _in_columns(self, flat: NDArray[Any]) -> list[Array]:
-        """By source layer ``[E_s + 1, M_s]``."""
-        catalogue, place, parts = self.catalogue, 0, []
+    def _in_columns(self, flat: NDArray[Any]) -> Iterator[Array]:
+        """By source layer ``[E_s + 1, M_s]``, its taker's own."""
+        catalogue, place = self.catalogue, 0
         for layer, width in enumerate(catalogue.experts_per_layer.tolist()):
             reach = self.reach[layer]
             part = np.zeros((width + 1, reach.stop - reach.start), dtype=np.float32)
@@ -116,11 +120,10 @@ class PathWeights:
                 part[:width, own.start - reach.start : own.stop - reach.start] = given[:, column : column + count]
                 column += count
             place += width * size
-            parts.append(part)
-        return parts
+            yield part
 
 
-def _unit(parts: list[Array], reach: list[slice], bias: Array, top_k: list[int]) -> float:
+def _unit(parts: Iterable[Array], reach: list[slice], bias: Array, top_k: list[int]) -> float:
     """The smallest number of which no weight is more than ``_MOST``, and no bias with the ``top_k`` largest weights of
     each layer more than ``_MOST_SUM``.
     """
