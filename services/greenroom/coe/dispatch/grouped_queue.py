@@ -45,9 +45,10 @@ class GroupedQueue:
             raise IndexError("the queue is empty")
         return self._first.expert
 
-    def first_but(self, expert: int | None) -> int | None:
-        """The expert of the first group that is not this one's; None: there is none."""
-        return next((group.expert for group in self._groups() if group.expert != expert), None)
+    def first_but(self, expert: int | None) -> PendingRequest | None:
+        """The first request of the first group that is not this expert's; None: there is none."""
+        group = next((group for group in self._groups() if group.expert != expert), None)
+        return None if group is None else next(iter(group.requests.values()))
 
     def groups(self) -> tuple[QueuedGroup, ...]:
         return tuple(QueuedGroup(group.expert, len(group.requests)) for group in self._groups())

@@ -189,6 +189,24 @@ def test_in_one_memory_an_executor_begins_before_the_others_next_expert_takes_th
     assert found.loads <= 12
 
 
+@pytest.mark.parametrize(("sizes", "room"), [([1, 1, 1, 1, 2], 2), ([1, 1, 1, 1, 3], 3), ([1, 1, 1, 1, 1], 1)])
+@pytest.mark.parametrize("sorts", [True, False])
+def test_in_one_memory_no_executor_keeps_another_from_beginning(sizes: list[int], room: int, sorts: bool) -> None:
+    """One executor always has something to compute, in the place that the other's expert needs."""
+    link = SimulatedLink(lambda expert: float(sizes[expert]))
+    memory = SimulatedMemory(create_policy("lru", catalogue=Catalogue.of_models("board", sizes)), room, link)
+    costs = Costs(token_ms=1.0, batch_ms=10.0, load_ms_by_expert=dict(enumerate(map(float, sizes))))
+    most = dict.fromkeys(range(len(sizes)), 4)
+    dispatcher = EarlyBinding(
+        CoServePlacement(assigning=sorts, arranging=sorts),
+        [Executor(name, memory, costs, most) for name in ("a", "b")],
+        age_ms=200.0,
+    )
+    rush = [Way(float(at), (number % 4,)) for number, at in enumerate(range(0, 3000, 6))]
+    found = simulate(dispatcher, [memory], link, lambda _, requests: 10.0 + requests, [Way(10.0, (4,)), *rush])
+    assert found.latencies_ms[0] < 500.0
+
+
 def test_without_assigning_requests_that_run_count_as_those_that_wait() -> None:
     catalogue = Catalogue.of_models("board", SIZES)
     memory = SimulatedMemory(create_policy("lru", catalogue=catalogue), 100, SimulatedLink(lambda _: 1.0))
