@@ -41,7 +41,7 @@ def wanted(pyproject: str) -> dict[str, list[str]]:
     parsed = tomllib.loads(pyproject)
     project = parsed["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
-    computing = [*extras["torch"], *extras["eamc"]]
+    computing = [*extras["torch"], *extras["coe"], *extras["eamc"]]
     return {
         "build": parsed["build-system"]["requires"],
         "light": [*project["dependencies"], *extras["otlp"]],

@@ -39,12 +39,18 @@ coe_options = stack(
         "--max-batch", type=int, help="With --coe: requests in a batch at most.  [default: 16, or as profiled]"
     ),
     click.option(
+        "--max-pixels",
+        type=int,
+        help="With --coe: pixels of an image at most; larger ones are refused before they are decoded. Each executor's "
+        "memory for images grows with it.  [default: 16000000]",
+    ),
+    click.option(
         "--one-memory/--memory-each",
         default=None,
         help="With --coe: one expert memory for all executors, or each its own.  [default: one with pull, else each]",
     ),
 )
-_ONLY = ("executors", "expert_share", "max_batch", "one_memory")
+_ONLY = ("executors", "expert_share", "max_batch", "max_pixels", "one_memory")
 _SHARED = {
     "expert_memory",
     "policy",
@@ -108,6 +114,7 @@ def serving_config(options: dict[str, Any]) -> ServingConfig:
         expert_share=options["expert_share"],
         executors=executors,
         most_batch=options["max_batch"],
+        max_pixels=options["max_pixels"],
         profile=options["profile"],
         dtype=options["dtype"],
         cache_dir=options["cache_dir"],

@@ -109,10 +109,13 @@ class ExecutorsProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchitectureProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """``model_class``: transformers' class. ``record_bytes``: of one expert in memory."""
+    """``model_class``: transformers' class. ``record_bytes``: of one expert in memory. ``dtype``: what it was computed
+    in; empty: an older profile does not say.
+    """
 
     model_class: str
     record_bytes: Bytes
+    dtype: str = ""
 
 
 class CoeProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,9 +135,12 @@ class CoeProfile(msgspec.Struct, frozen=True, kw_only=True):
     notes: Mapping[str, str] = {}
     """How it was made; for people."""
 
-    def check_of(self, collaboration: str, experts: Mapping[str, str], file: str) -> None:
+    def check_of(
+        self, collaboration: str, experts: Mapping[str, str], file: str, dtypes: Mapping[str, str] | None = None
+    ) -> None:
         """Raises InvalidConfig, naming ``file`` and what differs, unless it is the profile of this collaboration with
-        these experts. ``experts``: by name, the key of its architecture.
+        these experts. ``experts``: by name, the key of its architecture. ``dtypes``: by that key, what it is to be
+        computed in (None: any): in another one, times and memory are others.
         """
         if self.collaboration != collaboration:
             raise _wrong(file, f"it is the profile of {self.collaboration!r}, and this is {collaboration!r}: {_ANEW}")
@@ -143,6 +149,12 @@ class CoeProfile(msgspec.Struct, frozen=True, kw_only=True):
                 raise _wrong(file, f"it knows no expert {name!r}: {_ANEW}")
             if self.experts[name] != architecture:
                 raise _wrong(file, f"expert {name!r} had another architecture when it was measured: {_ANEW}")
+            measured, dtype = self.architectures[architecture].dtype, (dtypes or {}).get(architecture, "")
+            if measured and dtype and measured != dtype:
+                raise _wrong(
+                    file,
+                    f"expert {name!r} was measured in {measured}, and is to compute in {dtype}: {_ANEW} and --dtype",
+                )
 
     def said_of_machine(self, here: str) -> str | None:
         """What to tell a user whose machine is not the one that was measured; None: it is."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
+
+CALL_PARAMETERS: Final = ("priority", "slo_e2e_ms", "timeout")
+"""Of a call, beside the router's."""
+TAKEN_NAMES: Final = frozenset({*CALL_PARAMETERS, "binary_data_output", "image", "text"})
+"""What a router's parameter can not be called: it comes beside these, or as an input beside these."""
 
 
 class InputKind(StrEnum):

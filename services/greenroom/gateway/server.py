@@ -31,6 +31,7 @@ from greenroom.gateway.errors import model_not_found
 from greenroom.gateway.grpc.calls import as_status
 from greenroom.gateway.grpc.inference import InferenceApi
 from greenroom.gateway.grpc.open_inference import OpenInferenceApi
+from greenroom.gateway.http.broken_bodies import quiet_broken_bodies
 from greenroom.gateway.http.endpoints import CALLER, Api
 from greenroom.gateway.http.infer_endpoints import InferApi
 from greenroom.gateway.http.middleware import Handler, name_reply, note_of, page_middleware, request_middleware
@@ -79,6 +80,7 @@ class Gateway:
         self._requests = RequestHandler(config, generator, text, metrics, self._admission)
         self._api = Api(self._requests, lambda name: config.system_fingerprint or _fingerprint(name))
         self._schema = msgspec.json.encode(openapi(config))
+        quiet_broken_bodies()
         self._runner = web.AppRunner(
             self._app(metrics),
             handler_cancellation=True,  # else a client that left is noticed only at the next write

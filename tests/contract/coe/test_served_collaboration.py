@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import queue
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +16,12 @@ from greenroom.coe.computing.inputs import Input
 from greenroom.coe.serving.config import ServingConfig
 from greenroom.coe.serving.outcomes import Outcome
 from greenroom.coe.serving.runtime import CollaborationRuntime
-from greenroom.core.errors import BudgetTooSmall, PackDamaged
+from greenroom.core.errors import BudgetTooSmall, InvalidRequest, PackDamaged
+from greenroom.core.units import format_bytes
 from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.worker.collaboration.card import card_of
 from tests.contract.coe.served_board import Board
+from tests.random_experts import encoded, random_image
 from tests.unit.coe.serving.scripted_collaboration import SELECTIONS
 from tests.waiting import DEADLINE_S
 
@@ -109,6 +113,30 @@ def test_intermediates_bound_the_batch(board: Board) -> None:
         assert max(runtime.engine.counters.batch_sizes) <= max(runtime.most.values())
     with pytest.raises(BudgetTooSmall, match="one request of expert"):
         CollaborationRuntime(config_of(board, "pull", "100%", expert_share=0.999))
+
+
+def test_images_have_a_limit_and_their_memory_is_announced(board: Board) -> None:
+    large = encoded(random_image(width=100, height=101))
+    with CollaborationRuntime(config_of(board, "pull", "100%", max_pixels=10_000, most_batch=4)) as runtime:
+        plan, told = runtime.plan, queue.Queue[Outcome]()
+        assert plan.images == 8 * 4 * 10_000 + 8 * 10_000
+        assert plan.total == plan.experts + EXECUTORS * (plan.intermediates + plan.images)
+        assert (
+            f"images          {format_bytes(plan.images)} for each executor, of at most 10000 pixels"
+            in runtime.describe()
+        )
+        assert f"memory          {format_bytes(plan.total)} in all" in runtime.describe()
+        announced = card_of(runtime).collaboration
+        assert announced is not None
+        assert announced.max_pixels == 10_000
+        runtime.engine.submit("1", large, board.samples[0].component, on_end=told.put)
+        error = told.get(timeout=DEADLINE_S).error
+        assert isinstance(error, InvalidRequest)
+        assert "100 × 101 pixels; at most 10000 are taken" in str(error)
+    with pytest.raises(BudgetTooSmall, match="--max-pixels"):
+        CollaborationRuntime(
+            config_of(board, "pull", "100%", max_pixels=10_000), available_bytes=plan.experts + 100_000
+        )
 
 
 def test_a_corrupt_record_fails_those_that_need_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:

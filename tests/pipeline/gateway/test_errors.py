@@ -247,6 +247,15 @@ async def test_a_body_that_is_not_what_its_encoding_says(server: Server) -> None
         assert shaped(await response.json())
 
 
+async def test_a_model_of_text_is_ready_for_no_inference(server: Server) -> None:
+    """What asks whether it may send one is told what infer would say."""
+    url = f"{server.url}/v2/models/{server.generator.model.name}"
+    async with server.http.get(f"{url}/ready") as ready, server.http.post(f"{url}/infer", json={}) as infer:
+        assert ready.status == infer.status == 400
+        assert await ready.json() == await infer.json()
+        assert "generates text" in (await ready.json())["error"]
+
+
 @pytest.mark.parametrize("config", [{"body_timeout_s": 0.1}])
 async def test_a_body_that_does_not_come(server: Server) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -119,6 +119,22 @@ BAD = {
         grpc.StatusCode.INVALID_ARGUMENT,
         "invalid_value",
     ),
+    "unknown content_type": (
+        pb.ModelInferRequest(
+            model_name=MODEL,
+            inputs=[
+                Input(
+                    name="image",
+                    datatype="BYTES",
+                    shape=[1],
+                    parameters={"content_type": pb.InferParameter(string_param="np")},
+                )
+            ],
+            raw_input_contents=[bytes_tensors.join(images(1))],
+        ),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "invalid_value",
+    ),
     "unknown parameter": (
         request(images(1), parameters={"sequence_id": pb.InferParameter(int64_param=3)}),
         grpc.StatusCode.INVALID_ARGUMENT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import struct
@@ -16,6 +17,7 @@ from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.worker.inference_twin import SPOILED, InferenceTwin, twin_card, twin_outputs
 from tests.pipeline.inferences.conftest import MODEL, Served, body, outputs_of
 from tests.pipeline.inferences.images import jpeg, png
+from tests.waiting import until
 
 LENGTH = "Inference-Header-Content-Length"
 
@@ -121,6 +123,54 @@ async def test_a_compressed_body(served: Served) -> None:
         assert response.status == 200, await response.text()
 
 
+async def test_a_timeout_of_0_is_none_of_its_own(served: Served) -> None:
+    """As in Triton's protocol."""
+    status, reply, _ = await served.post(body(images(1), parameters={"timeout": 0}))
+    assert status == 200, reply
+
+
+BROKEN_BODIES = {
+    "no gzip": ("gzip", b"not gzip at all"),
+    "JSON": ("gzip", json.dumps(body(images(1))).encode()),
+    "gzip and more": ("gzip", gzip.compress(b"{}") + b"more"),
+    "a wrong checksum": ("gzip", gzip.compress(b"{}")[:-8] + bytes(8)),
+    "no deflate": ("deflate", b"not deflate"),
+}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "elsewhere"], ids=["read", "refused before it is read"])
+@pytest.mark.parametrize("name", BROKEN_BODIES)
+async def test_a_body_that_is_not_what_its_encoding_says(
+    served: Served, name: str, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the client's fault, so the log has no traceback of it."""
+    encoding, raw = BROKEN_BODIES[name]
+    headers = {"Content-Encoding": encoding, "Content-Type": "application/json", "Host": host}
+    async with served.http.post(served.infer_url, data=raw, headers=headers) as response:
+        error = (await response.json())["error"]
+        if host == "127.0.0.1":
+            assert (response.status, error) == (
+                400,
+                f"the body can not be read: Can not decode content-encoding: {encoding}",
+            )
+        else:
+            assert response.status in (400, 403, 421)
+    if host == "127.0.0.1":  # else the connection ends unsaid, where the answer was sent before the body was looked at
+        status, _, _ = await served.post(body(images(1)), headers={"Connection": "close"})
+        assert status == 200
+    await until(lambda: not served.gateway._gateway._runner.server.connections, "aiohttp has read on")  # type: ignore[union-attr]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_content_type_holds_in_the_binary_form_too(served: Served) -> None:
+    (image,) = images(1)
+    tensor = bytes_tensors.join([base64.b64encode(image)])
+    head = image_head(tensor, 1)
+    head["inputs"][0]["parameters"]["content_type"] = "base64"
+    async with served.http.post(served.infer_url, **binary(head, tensor)) as response:
+        assert response.status == 200, await response.text()
+
+
 async def test_the_version_in_the_path(served: Served) -> None:
     url = f"{served.url}/v2/models/{MODEL}/versions"
     async with served.http.post(f"{url}/1/infer", json=body(images(1))) as response:
@@ -192,6 +242,13 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "not base64",
     ),
+    "unknown content_type": (
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"],
+                     "parameters": {"content_type": "np"}}]},
+        400,
+        "content_type is base64, or left out where elements are sent as they are; not 'np'",
+    ),
+    "negative timeout": (body(images(1), parameters={"timeout": -1}), 400, "timeout must be above 0"),
     "unknown output": (body(images(1), outputs=[{"name": "colour"}]), 400, "no output is called 'colour'"),
     "classification": (
         body(images(1), outputs=[{"name": "label", "parameters": {"classification": 3}}]),

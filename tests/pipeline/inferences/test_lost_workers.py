@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
-from greenroom.core.messages import JournalRecord, Lost, Outcome, decode, encode
+from greenroom.core.messages import JournalRecord, Lost, ModelCard, Outcome, decode, encode
 from greenroom.fabric.announced_server import ServedEndpoint
 from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
 from greenroom.fabric.members import Directory
@@ -25,7 +25,7 @@ from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.pool import Pool
 from greenroom.scheduler.service import SchedulerService
 from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
-from greenroom.worker.inference_engine import TAKES_AT_ONCE
+from greenroom.worker.inference_engine import TAKES_AT_ONCE, InferenceEngine
 from greenroom.worker.inference_twin import InferenceTwin, twin_card
 from greenroom.worker.service import WorkerService
 from greenroom.worker.service_config import ServiceConfig
@@ -45,12 +45,11 @@ KILLS, EXECUTED = 3, 8
 class Worker:
     """One that can be killed: its calls break, it says nothing more, and does not take its leave."""
 
-    def __init__(self, name: str, cluster: Cluster) -> None:
+    def __init__(self, name: str, cluster: Cluster, engine: InferenceEngine, card: ModelCard) -> None:
         self.name = name
-        self.twin = InferenceTwin(twin_card(MODEL), held=True)
         config = ServiceConfig(instance=name, max_running=TAKES_AT_ONCE, ttl_ms=TTL_MS)
         log, dialer = cluster.log, cluster.dialer
-        self.service = WorkerService(config, self.twin, self.twin.card, log, dialer, cluster.directory)
+        self.service = WorkerService(config, engine, card, log, dialer, cluster.directory)
         self._server = dialer.serve(f"{name}:1", [WorkerServicer(self.service)])
         self._log = log
 
@@ -95,8 +94,8 @@ class Cluster:
     def pool(self) -> Pool:
         return self.scheduler.runners[0].pool
 
-    async def worker(self, name: str) -> Worker:
-        worker = Worker(name, self)
+    async def worker(self, name: str, engine: InferenceEngine, card: ModelCard) -> Worker:
+        worker = Worker(name, self, engine, card)
         await worker.start()
         await until(lambda: name in self.pool.workers and self.pool.workers[name].listed, f"{name} is known")
         return worker
@@ -125,15 +124,35 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield made
 
 
-async def queued(worker: Worker) -> None:
-    """All are in its engine, but for those that were executed at two kills: they wait until they can run alone."""
-    least = CALLS * BATCH - EXECUTED
-    await until(lambda: worker.twin.state().waiting >= least, "all wait in the engine")
+async def queued(engine: InferenceEngine, executed: int) -> None:
+    """All are in the engine, but for those that were executed at two kills: they wait until they can run alone."""
+    least = CALLS * BATCH - executed
+    await until(lambda: engine.state().waiting >= least, "all wait in the engine")
+
+
+async def killed(cluster: Cluster, worker: Worker, executing: frozenset[str]) -> None:
+    """After the scheduler has heard what it is executing."""
+    heard = cluster.pool.workers[worker.name]
+    await until(lambda: heard.state.executing == executing, "the scheduler knows")
+    await worker.kill()
+
+
+async def check_losses(cluster: Cluster, executed: list[frozenset[str]]) -> None:
+    """Each kill counts for what was being executed, and every request has one outcome."""
+    records = await cluster.journal()
+    lost = [record for record in records if isinstance(record, Lost)]
+    assert [frozenset(name for name, _ in one.attempts) for one in lost] == executed
+    assert not any(one.unsure for one in lost)
+    assert len([record for record in records if isinstance(record, Outcome)]) == CALLS * BATCH
 
 
 @pytest.mark.timeout(240)
 async def test_three_kills_over_two_thousand_that_wait_and_all_are_served(cluster: Cluster) -> None:
-    worker = await cluster.worker("w0")
+    def twin() -> InferenceTwin:
+        return InferenceTwin(twin_card(MODEL), held=True)
+
+    engine = twin()
+    worker = await cluster.worker("w0", engine, engine.card)
     await until(lambda: cluster.gateway.unready is None)
     url = f"http://127.0.0.1:{cluster.gateway.port}/v2/models/{MODEL}/infer"
     batches = [[png(tail=b"%d.%d" % (call, place)) for place in range(BATCH)] for call in range(CALLS)]
@@ -147,21 +166,15 @@ async def test_three_kills_over_two_thousand_that_wait_and_all_are_served(cluste
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
         calls = [asyncio.create_task(ask(http, images)) for images in batches]
         for kill in range(KILLS):
-            await queued(worker)
-            executing = frozenset(worker.twin.begin_batch())
-            executed.append(executing)
-            heard = cluster.pool.workers[worker.name]
-            await until(lambda: heard.state.executing == executing, "the scheduler knows")  # noqa: B023
-            await worker.kill()
-            worker = await cluster.worker(f"w{kill + 1}")
-        await queued(worker)
-        worker.twin.release()
+            await queued(engine, EXECUTED)
+            executed.append(frozenset(engine.begin_batch()))
+            await killed(cluster, worker, executed[-1])
+            engine = twin()
+            worker = await cluster.worker(f"w{kill + 1}", engine, engine.card)
+        await queued(engine, EXECUTED)
+        engine.release()
         replies = await asyncio.gather(*calls)
     for images, reply in zip(batches, replies, strict=True):
         assert outputs_of(reply)["label"]["data"] == [said(image).label for image in images]
-    records = await cluster.journal()
-    lost = [record for record in records if isinstance(record, Lost)]
-    assert [frozenset(name for name, _ in one.attempts) for one in lost] == executed
-    assert not any(one.unsure for one in lost)
-    assert len([record for record in records if isinstance(record, Outcome)]) == CALLS * BATCH
+    await check_losses(cluster, executed)
     await worker.kill()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from PIL import Image
 
 from greenroom.coe.computing.expert_result import ExpertResult
+from greenroom.coe.computing.images import PIXELS_AT_ONCE
 from greenroom.coe.computing.inputs import (
     ImagePreparation,
     Input,
     Preparation,
     Preparations,
     Prepared,
+    TextPreparation,
     prepare_what_can_be,
 )
 from greenroom.coe.computing.outputs import classifications, detections, embeddings
@@ -28,11 +30,6 @@ from greenroom.experts.pack.layout import ExpertWeights
 
 Computed = ExpertResult | GreenroomError
 """What became of one input: InvalidRequest where it is at fault, ExpertFailed where the expert is."""
-
-
-PIXELS_AT_ONCE: Final = 16_000_000
-"""A decoded pixel and what processors make of it take some eight bytes. Once a batch's images have so many, these are
-computed before further ones are decoded."""
 
 
 class ExpertComputer:
@@ -65,23 +62,25 @@ class ExpertComputer:
 
     def compute(self, expert: int, inputs: Sequence[Input], weights: ExpertWeights) -> list[Computed]:
         """What becomes of each input. One that can not be read or prepared leaves the batch; the others are computed,
-        together unless their images are so large that all decoded ones would take too much memory (PIXELS_AT_ONCE).
+        together unless their images have more pixels than may be decoded at once (PIXELS_AT_ONCE).
 
         What else is raised is a defect of the expert or of the machine, after which none of the batch has a result.
         """
         outcomes: dict[int, Computed] = {}
         read: dict[int, Any] = {}
-        pixels = 0
+        preparation, pixels = self._preparations[expert], 0
         for place, given in enumerate(inputs):
             try:
-                read[place] = one = self._preparations[expert].read(given, "the input")
+                opened = preparation.open(given, "the input")
+                own = opened.width * opened.height if isinstance(opened, Image.Image) else 0
+                if read and pixels + own > PIXELS_AT_ONCE:
+                    outcomes.update(self._compute_read(expert, read, weights))
+                    read, pixels = {}, 0
+                read[place] = preparation.decode(opened, "the input")
+                del opened  # it holds the pixels as the file has them
+                pixels += own
             except InvalidRequest as error:
                 outcomes[place] = error
-                continue
-            pixels += one.width * one.height if isinstance(one, Image.Image) else 0
-            if pixels >= PIXELS_AT_ONCE:
-                outcomes.update(self._compute_read(expert, read, weights))
-                read, pixels = {}, 0
         outcomes.update(self._compute_read(expert, read, weights))
         return [outcomes[place] for place in range(len(inputs))]
 
@@ -100,8 +99,23 @@ class ExpertComputer:
     def prepare(self, expert: int, inputs: Sequence[Input]) -> Prepared:
         """The batch as the expert's own processor or tokenizer makes it, on the device. Raises InvalidRequest."""
         preparation = self._preparations[expert]
-        read = [preparation.read(given, f"inputs[{place}]") for place, given in enumerate(inputs)]
+        read = []
+        for place, given in enumerate(inputs):
+            name = f"inputs[{place}]"
+            read.append(preparation.decode(preparation.open(given, name), name))
         return self._placed(expert, preparation.prepare(read))
+
+    def longest(self, expert: int) -> int | None:
+        """How many tokens a text for it may have. None: it takes images."""
+        preparation = self._preparations[expert]
+        return preparation.longest if isinstance(preparation, TextPreparation) else None
+
+    def prepared_alike(self, experts: Iterable[int]) -> list[list[int]]:
+        """These experts, those together whose inputs are prepared alike."""
+        found: dict[int, list[int]] = {}
+        for expert in experts:
+            found.setdefault(id(self._preparations[expert]), []).append(expert)
+        return list(found.values())
 
     def forward(self, expert: int, prepared: Prepared, weights: ExpertWeights) -> Any:
         """The model's own outputs for a prepared batch."""

@@ -15,7 +15,7 @@ import xxhash
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from greenroom.coe.computing.images import MAX_PIXELS, decode_image
+from greenroom.coe.computing.images import MAX_PIXELS, decoded, open_image
 from greenroom.coe.loading.architecture import Architecture
 from greenroom.coe.loading.expert_checkpoint import IMAGE_SETTINGS, TOKENIZERS, ExpertCheckpoint, InputKind, Task
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 Input = bytes | str | Image.Image
 """An image (PNG or JPEG, or decoded) or a text (UTF-8 where it is bytes)."""
 
+UNLIMITED_TOKENS: Final = 4096
+"""What a text may have where neither model nor tokenizer has a limit: memory has one."""
 _SENTENCES: Final = "sentence_bert_config.json"
 _NO_LIMIT: Final = 10**9  # tokenizers without a limit name a number beyond it
 _TOKENIZER_FILES: Final = (
@@ -52,12 +54,16 @@ class Prepared:
 class Preparation(Protocol):
     """May be used by several threads at once."""
 
-    def read(self, given: Input, name: str) -> Any:
-        """One input, decoded and checked. ``name``: what errors call it. Raises InvalidRequest."""
+    def open(self, given: Input, name: str) -> Any:
+        """One input, checked and not decoded. ``name``: what errors call it. Raises InvalidRequest."""
+        ...
+
+    def decode(self, opened: Any, name: str) -> Any:
+        """What ``open`` gave, as ``prepare`` takes it. Raises InvalidRequest."""
         ...
 
     def prepare(self, read: Sequence[Any]) -> Prepared:
-        """A batch of what ``read`` gave."""
+        """A batch of what ``decode`` gave."""
         ...
 
 
@@ -77,7 +83,8 @@ def prepare_what_can_be(
         try:
             preparation.prepare([one])
         except Exception as error:
-            refused[place] = InvalidRequest(f"the input can not be prepared: {error!s:.200}", code="invalid_input")
+            own = InvalidRequest(f"the input can not be prepared: {error!s:.200}", code="invalid_input")
+            refused[place] = error if isinstance(error, InvalidRequest) else own
     good = [one for place, one in enumerate(read) if place not in refused]
     return (preparation.prepare(good) if good else None), refused
 
@@ -89,12 +96,15 @@ class ImagePreparation:
         self.processor = processor
         self._max_pixels = max_pixels
 
-    def read(self, given: Input, name: str) -> Image.Image:
+    def open(self, given: Input, name: str) -> Image.Image:
         if isinstance(given, Image.Image):
             return given
         if isinstance(given, str):
             raise InvalidRequest(f"{name} is a text; the expert needs an image", param=name, code="invalid_image")
-        return decode_image(given, name, self._max_pixels)
+        return open_image(given, name, self._max_pixels)
+
+    def decode(self, opened: Image.Image, name: str) -> Image.Image:
+        return decoded(opened, name) if opened.format else opened
 
     def prepare(self, read: Sequence[Image.Image]) -> Prepared:
         made = self.processor(images=list(read), return_tensors="pt")
@@ -107,14 +117,17 @@ class ImagePreparation:
 
 
 class TextPreparation:
-    """``tokenizer``: a checkpoint's own. ``longest``: tokens; what is behind them is cut off. None: no limit."""
+    """``tokenizer``: a checkpoint's own. ``longest``: tokens; what is behind them is cut off. None: neither model nor
+    tokenizer has a limit. Then nothing is cut off, and a text of more than ``UNLIMITED_TOKENS`` is refused.
+    """
 
     def __init__(self, tokenizer: Any, longest: int | None) -> None:
         self.tokenizer = tokenizer
-        self.longest = longest
+        self.longest = UNLIMITED_TOKENS if longest is None else longest
+        self._cuts = longest is not None
         self._lock = threading.Lock()  # a call changes the tokenizer's settings of padding and truncation
 
-    def read(self, given: Input, name: str) -> str:
+    def open(self, given: Input, name: str) -> str:
         if isinstance(given, Image.Image):
             raise InvalidRequest(f"{name} is an image; the expert needs a text", param=name, code="invalid_text")
         try:
@@ -125,12 +138,20 @@ class TextPreparation:
             raise InvalidRequest(f"{name} is empty; send a text", param=name, code="invalid_text")
         return text
 
+    def decode(self, opened: str, name: str) -> str:
+        return opened
+
     def prepare(self, read: Sequence[str]) -> Prepared:
         with self._lock:
             made = self.tokenizer(
-                list(read), padding=True, truncation=self.longest is not None, max_length=self.longest,
+                list(read), padding=True, truncation=self._cuts, max_length=self.longest if self._cuts else None,
                 return_tensors="pt",
             )  # fmt: skip
+        if (tokens := made["input_ids"].shape[1]) > self.longest:
+            raise InvalidRequest(
+                f"a text has {tokens} tokens; the expert takes at most {self.longest}: send it in parts",
+                code="invalid_text",
+            )
         return Prepared(dict(made))
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from greenroom.coe.computing.expert_computer import ExpertComputer
-from greenroom.coe.computing.inputs import Input
+from greenroom.coe.computing.inputs import Input, Prepared
 from greenroom.experts.pack.layout import ExpertWeights
 
 _aten = torch.ops.aten
@@ -32,10 +32,17 @@ _COPIES: Final = 2
 def intermediate_bytes(computer: ExpertComputer, expert: int, inputs: list[Input], weights: ExpertWeights) -> int:
     """The most bytes that computing this batch holds at once: its prepared inputs and all that is computed of them.
 
+    See ``bytes_of_prepared``.
+    """
+    return bytes_of_prepared(computer, expert, computer.prepare(expert, inputs), weights)
+
+
+def bytes_of_prepared(computer: ExpertComputer, expert: int, prepared: Prepared, weights: ExpertWeights) -> int:
+    """Bytes of a prepared batch and of all that is computed of it.
+
     It computes the batch once. On an accelerator it is what its allocator counts. On the CPU it is an estimate: every
     tensor that lives, and two copies of all that a product or convolution is given (docs/decisions/0031).
     """
-    prepared = computer.prepare(expert, inputs)
     given = sum(tensor.nbytes for tensor in prepared.tensors.values())
 
     def forward() -> Any:

@@ -34,6 +34,11 @@ class Executor:
     runs: Run | None = None
     begun_ms: float = 0.0
 
+    @property
+    def following(self) -> PendingRequest | None:
+        """The first request of the group that comes after what it runs; None: there is none."""
+        return self.queue.first_but(None if self.runs is None else self.runs.expert)
+
     def busy_ms(self, now_ms: float) -> float:
         """Predicted until it has computed what it computes now."""
         if self.runs is None:
@@ -47,11 +52,15 @@ class EarlyBinding(Dispatcher):
     """``placement`` chooses the executor and the place in its queue.
 
     An executor takes as many requests of its first group as a batch may have. While it computes, the next group's
-    expert is brought.
+    expert is brought. Where executors share a memory, the group that has waited longest is brought first. If one that
+    has waited ``age_ms`` finds no room, nothing else begins or is brought until it has. So no executor keeps another
+    from ever beginning.
     """
 
-    def __init__(self, placement: PlacementPolicy, executors: Sequence[Executor]) -> None:
+    def __init__(self, placement: PlacementPolicy, executors: Sequence[Executor], *, age_ms: float = 5000.0) -> None:
         self._placement = placement
+        self._age_ms = age_ms
+        self._shares = len({id(executor.memory) for executor in executors}) < len(executors)
         self._executors = {executor.name: executor for executor in executors}
         self._pending: dict[str, PendingRequest] = {}
 
@@ -100,16 +109,36 @@ class EarlyBinding(Dispatcher):
 
     def next_runs(self, now_ms: float) -> list[Run]:
         runs: list[Run] = []
+        if self._shares and not self._bring_aged(now_ms):
+            return runs  # what is computed now is in the way of a group that has waited too long: until it has ended
         for executor in self._executors.values():
             if executor.runs is None and executor.queue:
                 self._begin(executor, now_ms)
                 runs += [] if executor.runs is None else [executor.runs]
         # Only now, since in a memory that they share one's next expert would take the place of what another begins.
-        for executor in self._executors.values():
-            following = executor.queue.first_but(None if executor.runs is None else executor.runs.expert)
-            if following is not None:
-                executor.memory.fetch(following)
+        following = [(executor.following, executor.memory) for executor in self._executors.values()]
+        wanted = [(request, memory) for request, memory in following if request is not None]
+        if self._shares:
+            wanted.sort(key=lambda one: one[0].arrived_ms)
+        for request, memory in wanted:
+            assert request.expert is not None
+            memory.fetch(request.expert)
         return runs
+
+    def _bring_aged(self, now_ms: float) -> bool:
+        """Bring the group that has waited longest of those that free executors are to begin with, if that is
+        ``age_ms``. False: there is no room for it.
+
+        Only that one: else two that have both waited long would take each other's place, and neither would begin.
+        """
+        free = [executor for executor in self._executors.values() if executor.runs is None]
+        heads = [(executor.following, executor.memory) for executor in free]
+        wanted = [(request, memory) for request, memory in heads if request is not None]
+        if not wanted:
+            return True
+        request, memory = min(wanted, key=lambda one: one[0].arrived_ms)
+        assert request.expert is not None
+        return now_ms - request.arrived_ms < self._age_ms or memory.fetch(request.expert)
 
     def _begin(self, executor: Executor, now_ms: float) -> None:
         expert = executor.queue.head

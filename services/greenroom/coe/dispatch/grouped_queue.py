@@ -2,93 +2,156 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from greenroom.policies.placement.placement_policy import PendingRequest, QueuedGroup
 
 
+class _Group:
+    """Requests of one expert, by id, and the groups before and behind them."""
+
+    __slots__ = ("before", "behind", "expert", "requests")
+
+    def __init__(self, expert: int | None, before: _Group | None) -> None:
+        self.expert = expert
+        self.requests: OrderedDict[str, PendingRequest] = OrderedDict()  # not a dict: its first one is found at once
+        self.before = before
+        self.behind: _Group | None = None
+
+
 class GroupedQueue:
-    """First in, first out, but for what is inserted further ahead, behind a group of its own expert."""
+    """First in, first out, but for what is inserted further ahead, behind a group of its own expert.
+
+    To take a request out costs the same however many are here.
+    """
 
     def __init__(self) -> None:
-        self._groups: list[tuple[int | None, deque[PendingRequest]]] = []
-        self._length = 0
+        self._first: _Group | None = None
+        self._last: _Group | None = None
+        self._group_of: dict[str, _Group] = {}
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._group_of)
 
     def __iter__(self) -> Iterator[PendingRequest]:
-        for _, group in self._groups:
-            yield from group
+        for group in self._groups():
+            yield from group.requests.values()
 
     @property
     def head(self) -> int | None:
         """The expert of the first group. Raises IndexError where there is none."""
-        return self._groups[0][0]
+        if self._first is None:
+            raise IndexError("the queue is empty")
+        return self._first.expert
 
-    def first_but(self, expert: int | None) -> int | None:
-        """The expert of the first group that is not this one's; None: there is none."""
-        return next((own for own, _ in self._groups if own != expert), None)
+    def first_but(self, expert: int | None) -> PendingRequest | None:
+        """The first request of the first group that is not this expert's; None: there is none."""
+        group = next((group for group in self._groups() if group.expert != expert), None)
+        return None if group is None else next(iter(group.requests.values()))
 
     def groups(self) -> tuple[QueuedGroup, ...]:
-        return tuple(QueuedGroup(expert, len(group)) for expert, group in self._groups)
+        return tuple(QueuedGroup(group.expert, len(group.requests)) for group in self._groups())
 
     def insert(self, request: PendingRequest, position: int | None) -> None:
         """Before this position (None: at the end). Raises ValueError where that is neither the end nor behind a
-        request of the same expert: no policy parts a group.
+        request of the same expert: no policy parts a group. And if a request of this id is here.
         """
-        self._length += 1
-        if position is None or position >= self._length - 1:
-            if not self._groups or self._groups[-1][0] != request.expert:
-                self._groups.append((request.expert, deque()))
-            self._groups[-1][1].append(request)
-            return
-        for expert, group in self._groups:
-            position -= len(group)
-            if position <= 0:
-                if position < 0 or expert != request.expert:
-                    break
-                group.append(request)
-                return
-        self._length -= 1
-        raise ValueError(f"a request of expert {request.expert} can not come among others")
+        if request.request_id in self._group_of:
+            raise ValueError(f"{request.request_id} is in the queue already")
+        if position is None or position >= len(self):
+            group = self._last
+            if group is None or group.expert != request.expert:
+                group = self._append(request.expert)
+        else:
+            group = self._ending_at(position)
+            if group is None or group.expert != request.expert:
+                raise ValueError(f"a request of expert {request.expert} can not come among others")
+        group.requests[request.request_id] = request
+        self._group_of[request.request_id] = group
 
     def take(self, most: int) -> list[PendingRequest]:
         """The first requests, all of one expert and at most so many."""
-        _, group = self._groups[0]
-        taken = [group.popleft() for _ in range(min(most, len(group)))]
-        if not group:
-            del self._groups[0]
-        self._length -= len(taken)
+        group = self._first
+        assert group is not None, "only what is there can be taken"
+        taken = [group.requests.popitem(last=False)[1] for _ in range(min(most, len(group.requests)))]
+        for request in taken:
+            del self._group_of[request.request_id]
+        if not group.requests:
+            self._drop(group)
         return taken
 
     def remove(self, request: PendingRequest) -> PendingRequest | None:
-        """Take out the one of the same id, wherever it is in the groups of its expert. None: it is not here."""
-        for place, (expert, group) in enumerate(self._groups):
-            if expert != request.expert:
-                continue
-            for at, one in enumerate(group):
-                if one.request_id == request.request_id:
-                    del group[at]
-                    if not group:
-                        self._drop(place)
-                    self._length -= 1
-                    return one
-        return None
+        """Take out the one of the same id and expert. None: it is not here."""
+        group = self._group_of.get(request.request_id)
+        if group is None or group.expert != request.expert:
+            return None
+        one = group.requests.pop(request.request_id)
+        del self._group_of[request.request_id]
+        if not group.requests:
+            self._drop(group)
+        return one
 
     def remove_all(self, expert: int | None) -> list[PendingRequest]:
         """Take out all requests of this expert."""
-        removed = [request for own, group in self._groups if own == expert for request in group]
-        self._length -= len(removed)
-        for place in reversed(range(len(self._groups))):
-            if self._groups[place][0] == expert:
-                self._drop(place)
+        own = [group for group in self._groups() if group.expert == expert]
+        removed = [request for group in own for request in group.requests.values()]
+        for request in removed:
+            del self._group_of[request.request_id]
+        for group in own:
+            self._drop(group)
         return removed
 
-    def _drop(self, place: int) -> None:
+    def _groups(self) -> Iterator[_Group]:
+        group = self._first
+        while group is not None:
+            yield group
+            group = group.behind
+
+    def _ending_at(self, position: int) -> _Group | None:
+        """The group whose last request stands before this position."""
+        for group in self._groups():
+            position -= len(group.requests)
+            if position <= 0:
+                return group if position == 0 else None
+        return None
+
+    def _append(self, expert: int | None) -> _Group:
+        group = _Group(expert, self._last)
+        self._link(self._last, group)
+        self._link(group, None)
+        return group
+
+    def _drop(self, group: _Group) -> None:
         """The group leaves. Its neighbours become one if they are of one expert."""
-        del self._groups[place]
-        if 0 < place < len(self._groups) and self._groups[place - 1][0] == self._groups[place][0]:
-            self._groups[place - 1][1].extend(self._groups[place][1])
-            del self._groups[place]
+        before, behind = group.before, group.behind
+        self._link(before, behind)
+        if before is not None and behind is not None and before.expert == behind.expert:
+            self._join(before, behind)
+
+    def _join(self, before: _Group, behind: _Group) -> None:
+        """Neighbours become one. The smaller one's requests go to the larger one, so each moves a few times at most."""
+        if len(before.requests) >= len(behind.requests):
+            whole, gone = before, behind
+            whole.requests.update(gone.requests)
+        else:
+            whole, gone = behind, before
+            for name, request in reversed(gone.requests.items()):
+                whole.requests[name] = request
+                whole.requests.move_to_end(name, last=False)
+        self._group_of.update(dict.fromkeys(gone.requests, whole))
+        if gone is before:
+            self._link(gone.before, whole)
+        else:
+            self._link(whole, gone.behind)
+
+    def _link(self, before: _Group | None, behind: _Group | None) -> None:
+        """They stand side by side. None: the queue's end."""
+        if before is None:
+            self._first = behind
+        else:
+            before.behind = behind
+        if behind is None:
+            self._last = before
+        else:
+            behind.before = before

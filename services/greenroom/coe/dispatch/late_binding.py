@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory, Run
@@ -33,7 +33,7 @@ class LateBinding(Dispatcher):
         self._age_ms = age_ms
         self._ahead = ahead
         self._runs: dict[str, Run | None] = dict.fromkeys(executors)
-        self._groups: dict[int, deque[PendingRequest]] = {}
+        self._groups: dict[int, OrderedDict[str, PendingRequest]] = {}  # not a dict: its first one is found at once
 
     @property
     def waiting(self) -> int:
@@ -43,7 +43,7 @@ class LateBinding(Dispatcher):
         """Sheds none."""
         for request in requests:
             assert request.expert is not None
-            self._groups.setdefault(request.expert, deque()).append(request)
+            self._groups.setdefault(request.expert, OrderedDict())[request.request_id] = request
             self._memory.waits(request)
         return ()
 
@@ -55,18 +55,17 @@ class LateBinding(Dispatcher):
 
     def cancel(self, request: PendingRequest) -> bool:
         assert request.expert is not None
-        group = self._groups.get(request.expert, ())
-        for at, one in enumerate(group):
-            if one.request_id == request.request_id:
-                del self._groups[request.expert][at]
-                if not self._groups[request.expert]:
-                    del self._groups[request.expert]
-                self._memory.forget(one, SequenceEnd.CANCELLED)
-                return True
-        return False
+        group = self._groups.get(request.expert, OrderedDict())
+        one = group.pop(request.request_id, None)
+        if one is None:
+            return False
+        if not group:
+            del self._groups[request.expert]
+        self._memory.forget(one, SequenceEnd.CANCELLED)
+        return True
 
     def failed(self, memory: ExpertMemory, expert: int) -> tuple[PendingRequest, ...]:
-        lost = tuple(self._groups.pop(expert, ()))
+        lost = tuple(self._groups.pop(expert, OrderedDict()).values())
         for request in lost:
             self._memory.forget(request, SequenceEnd.FAILED)
         return lost
@@ -79,7 +78,7 @@ class LateBinding(Dispatcher):
             if run is None and (there := self._waiting_for(there=True)):
                 expert = there[0][1]
                 group = self._groups[expert]
-                requests = tuple(group.popleft() for _ in range(min(self._most[expert], len(group))))
+                requests = tuple(group.popitem(last=False)[1] for _ in range(min(self._most[expert], len(group))))
                 if not group:
                     del self._groups[expert]
                 self._memory.hold(expert, requests)
@@ -92,7 +91,9 @@ class LateBinding(Dispatcher):
         """Of the groups whose expert is there, or is not: since when the first request waits, and the expert; the
         longest first."""
         return sorted(
-            (group[0].arrived_ms, expert) for expert, group in self._groups.items() if self._memory.has(expert) == there
+            (next(iter(group.values())).arrived_ms, expert)
+            for expert, group in self._groups.items()
+            if self._memory.has(expert) == there
         )
 
     def _bring(self, now_ms: float) -> bool:

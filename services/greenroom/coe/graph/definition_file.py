@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from greenroom.core.collaboration import TAKEN_NAMES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 
@@ -156,6 +157,12 @@ def _check_router(definition: CoeDefinition, source: str) -> None:
     if (router.parameter is None) == (router.expert is None):
         given = "both" if router.parameter is not None else "neither"
         raise InvalidConfig(f"{source}: router", given, "either `parameter` or `expert`")
+    if router.parameter in TAKEN_NAMES:
+        raise InvalidConfig(
+            f"{source}: router.parameter",
+            router.parameter,
+            f"another name: calls have {', '.join(sorted(TAKEN_NAMES))} for something else",
+        )
     if router.expert is not None:
         _known(router.expert, experts, f"{source}: router.expert")
         if experts[router.expert].next:

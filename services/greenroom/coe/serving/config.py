@@ -10,6 +10,8 @@ from greenroom.core.errors import InvalidConfig
 
 AUTO = "auto"
 MOST_EXECUTORS = 64
+MOST_PIXELS = 89_000_000
+"""Pillow warns of larger images, and refuses those of twice the size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class ServingConfig:
     - ``most_batch``: requests in a batch at most, beside what was profiled (16).
     - ``profile``: what `greenroom coe profile` made; None: the one beside the definition, if there is one that can be
       used. Without one, costs are measured quickly at the start.
-    - ``max_pixels``: of an image (the usual limit).
+    - ``max_pixels``: of an image (16 million). More are refused before they are decoded.
     - ``progress``: bars on stderr (on a terminal only).
 
     Raises InvalidConfig.
@@ -45,7 +47,12 @@ class ServingConfig:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, most in (("executors", MOST_EXECUTORS), ("threads", 1024), ("most_batch", 4096)):
+        for name, most in (
+            ("executors", MOST_EXECUTORS),
+            ("threads", 1024),
+            ("most_batch", 4096),
+            ("max_pixels", MOST_PIXELS),
+        ):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise InvalidConfig(name, value, f"a number from 1 to {most}")

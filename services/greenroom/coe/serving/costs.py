@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,12 +16,12 @@ from PIL import Image
 from greenroom.coe.computing.batch_size import batch_size, bytes_of_batch
 from greenroom.coe.computing.expert_computer import ExpertComputer
 from greenroom.coe.computing.inputs import Input
-from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.coe.computing.profiled_costs import executor_costs
 from greenroom.coe.loading.collaboration import Collaboration
 from greenroom.coe.loading.expert_checkpoint import InputKind
+from greenroom.coe.serving.unprofiled_memory import LARGE, unprofiled_bytes
 from greenroom.core.coe_profile import CoeProfile
-from greenroom.core.errors import BudgetTooSmall, CorruptCheckpoint, PackError
+from greenroom.core.errors import BudgetTooSmall, CorruptCheckpoint, GreenroomError, InvalidRequest, PackError
 from greenroom.core.units import format_bytes
 from greenroom.experts.copying.device_errors import raise_if_fatal
 from greenroom.experts.pack.direct_io import page_aligned
@@ -27,13 +29,12 @@ from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.policies.placement.placement_policy import Costs
 
+log = logging.getLogger(__name__)
+
 KIND: Final = "cpu"
 """Of executors, as profiles call it."""
 MOST_UNPROFILED: Final = 16
-_LARGE: Final = 8
 _LEAST_MS: Final = 1e-3
-_LONG_WORDS: Final = 512
-"""As many tokens as the usual classifiers of texts take at most. One with more positions needs a profile."""
 _SAMPLE_PIXELS: Final = 224
 
 
@@ -103,37 +104,28 @@ def measure_quickly(
 ) -> ExecutorCosts:
     """One batch of 1 and one of 8 an architecture, and how fast its records are read. No time is zero.
 
-    The samples are noise of 224 pixels and a short text; memory is that of a long text. ``progress``: called once an
-    architecture. Raises CorruptCheckpoint, naming file and expert, if one can not compute a sample; PackError, OSError
-    if no record of an architecture can be read.
+    The samples are noise of 224 pixels and a short text; memory is that of the longest text. ``progress``: called once
+    an architecture. Raises CorruptCheckpoint, naming file and expert, if one can not compute a sample; PackError,
+    OSError if no record of an architecture can be read.
     """
     request_ms: dict[int, float] = {}
     batch_ms: dict[int, float] = {}
     taken: dict[int, dict[int, int]] = {}
     seconds, nbytes = 0.0, 0
     for experts in collaboration.of_architecture().values():
-        layout = pack.layout(experts[0])
-        record = page_aligned(layout.nbytes)
-        record[:] = bytes(len(record))  # fresh pages cost as much as reading them
-        expert, took_s = _read_one(pack, experts, record)
-        seconds, nbytes = seconds + took_s, nbytes + layout.nbytes
-        weights = layout.views(torch.frombuffer(record, dtype=torch.uint8))
-        one, many = ([sample_input(collaboration, expert)] * count for count in (1, _LARGE))
-        try:
+        expert, weights, took_s = _read_one(collaboration, pack, experts)
+        seconds, nbytes = seconds + took_s, nbytes + pack.layout(expert).nbytes
+        one, many = ([sample_input(collaboration, expert)] * count for count in (1, LARGE))
+        with _named(collaboration, expert):
             computer.compute(expert, one, weights)  # the first one makes what later ones use
             alone, together = _ms(computer, expert, one, weights), _ms(computer, expert, many, weights)
-            large = long_input(collaboration, expert)
-            own = {count: intermediate_bytes(computer, expert, [large] * count, weights) for count in (1, _LARGE)}
-        except Exception as error:  # settings are untrusted, so a processor or model may raise anything
-            raise_if_fatal(error)
-            raise CorruptCheckpoint(
-                f"{collaboration.file}: experts.{collaboration.graph.names[expert]}: it can not compute a sample, so "
-                f"no request either: {type(error).__name__}: {error!s:.300}; its config.json or the settings of its "
-                "processor or tokenizer do not fit the model"
-            ) from error
-        each = max(_LEAST_MS, (together - alone) / (_LARGE - 1))
+        for alike in computer.prepared_alike(experts):
+            with _named(collaboration, alike[0]):
+                sample = sample_input(collaboration, alike[0])
+                taken |= dict.fromkeys(alike, unprofiled_bytes(computer, alike[0], sample, weights))
+        each = max(_LEAST_MS, (together - alone) / (LARGE - 1))
         for key in experts:
-            request_ms[key], batch_ms[key], taken[key] = each, max(_LEAST_MS, alone - each), own
+            request_ms[key], batch_ms[key] = each, max(_LEAST_MS, alone - each)
         if progress is not None:
             progress()
     load_ms = [max(_LEAST_MS, size * 1000.0 * seconds / nbytes) for size in pack.manifest.sizes()]
@@ -151,20 +143,65 @@ def measure_quickly(
     )
 
 
-def _read_one(pack: PackFile, experts: Sequence[int], record: memoryview) -> tuple[int, float]:
-    """The first of these whose record can be read, into ``record``, and the seconds that took.
+def try_each(
+    collaboration: Collaboration,
+    computer: ExpertComputer,
+    pack: PackFile,
+    progress: Callable[[], object] | None = None,
+) -> None:
+    """One sample through one expert of every architecture, where nothing needs to be measured.
 
-    A damaged record fails those that need it, not the start. Raises PackError, OSError if none can be read.
+    Raises as ``measure_quickly``. An output that is no finite number is said in the log and fails nothing here: it
+    fails that expert's requests alone.
     """
+    for experts in collaboration.of_architecture().values():
+        expert, weights, _ = _read_one(collaboration, pack, experts)
+        with _named(collaboration, expert):
+            (outcome,) = computer.compute(expert, [sample_input(collaboration, expert)], weights)
+            if isinstance(outcome, InvalidRequest):
+                raise outcome
+        if isinstance(outcome, GreenroomError):
+            log.error("%s: experts.%s: %s", collaboration.file, collaboration.graph.names[expert], outcome)
+        if progress is not None:
+            progress()
+
+
+@contextlib.contextmanager
+def _named(collaboration: Collaboration, expert: int) -> Iterator[None]:
+    """What is raised while the expert computes a sample is a CorruptCheckpoint of its name."""
+    try:
+        yield
+    except Exception as error:  # settings are untrusted, so a processor or model may raise anything
+        raise_if_fatal(error)
+        raise CorruptCheckpoint(
+            f"{collaboration.file}: experts.{collaboration.graph.names[expert]}: it can not compute a sample, so "
+            f"no request either: {type(error).__name__}: {error!s:.300}; its config.json or the settings of its "
+            "processor or tokenizer do not fit the model"
+        ) from error
+
+
+def _read_one(collaboration: Collaboration, pack: PackFile, experts: Sequence[int]) -> tuple[int, ExpertWeights, float]:
+    """The first of these, all of one architecture, whose record can be read; its weights; the seconds that took.
+
+    A damaged record is said in the log. It fails those that need it, not the start. Raises PackError, OSError if none
+    can be read.
+    """
+    layout = pack.layout(experts[0])
+    record = page_aligned(layout.nbytes)
+    record[:] = bytes(len(record))  # fresh pages cost as much as reading them
     failure: Exception | None = None
     for expert in experts:
         begun = time.perf_counter()
         try:
             pack.read_into(expert, 0, record)
         except (PackError, OSError) as error:
+            log.error(
+                "%s: experts.%s can not be read: %s", collaboration.file, collaboration.graph.names[expert], error
+            )
             failure = failure or error
         else:
-            return expert, time.perf_counter() - begun
+            took_s = time.perf_counter() - begun
+            return expert, layout.views(torch.frombuffer(record, dtype=torch.uint8)), took_s
     assert failure is not None, "an architecture has an expert"
     raise failure
 
@@ -175,15 +212,6 @@ def sample_input(collaboration: Collaboration, expert: int) -> Input:
         return "a part of the board that may be turned or missing"
     noise = np.random.default_rng(0).integers(0, 256, (_SAMPLE_PIXELS, _SAMPLE_PIXELS, 3), dtype=np.uint8)
     return Image.fromarray(noise)
-
-
-def long_input(collaboration: Collaboration, expert: int) -> Input:
-    """What takes as much memory as anything that the expert may be sent. Of texts one of ``_LONG_WORDS`` words, of
-    which its tokenizer cuts off what its model has no positions for; images have one size once they are prepared.
-    """
-    if collaboration.experts[expert].takes is InputKind.TEXT:
-        return "part " * _LONG_WORDS
-    return sample_input(collaboration, expert)
 
 
 def _above_zero(times: Mapping[int, float]) -> dict[int, float]:

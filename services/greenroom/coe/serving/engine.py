@@ -116,7 +116,7 @@ class ServingEngine:
         self._read_timeout_s = read_timeout_s
         self._clock = clock
         self._requests = RequestsHere(most_requests)
-        self._new: list[PendingRequest] = []
+        self._new: dict[str, PendingRequest] = {}  # by number: stages that the dispatcher does not know yet
         self._running: dict[str, tuple[InFlight, ...]] = {}
         self._executing: frozenset[str] = frozenset()
         self._moved_s = self._landed_s = time.monotonic()
@@ -239,7 +239,7 @@ class ServingEngine:
                 self._requests.enter(request)
                 self.counters.requests += 1
                 assert request.pending is not None
-                self._new.append(request.pending)
+                self._new[request.number] = request.pending
             elif self._requests.has(request) and not request.runs:
                 self._leave(request)
                 self._forget(request)
@@ -279,7 +279,7 @@ class ServingEngine:
             self._end(request)
         else:
             request.pending = _stage(request, following, len(request.stages), now_ms)
-            self._new.append(request.pending)
+            self._new[request.number] = request.pending
 
     def _collect(self) -> None:
         """What the link has brought, and what it could not bring."""
@@ -302,8 +302,8 @@ class ServingEngine:
         """Tell the dispatcher what is new, and carry out what it answers."""
         now_ms = self._now_ms()
         if self._new:
-            new, self._new = self._new, []
-            for shed in self._dispatcher.arrived(new, now_ms):
+            new, self._new = self._new, {}
+            for shed in self._dispatcher.arrived(list(new.values()), now_ms):
                 self._end(self._requests.of(shed.request_id), _expired())
         runs = self._dispatcher.next_runs(now_ms)
         for run in runs:
@@ -361,7 +361,7 @@ class ServingEngine:
         pending = request.pending
         assert pending is not None
         if not self._dispatcher.cancel(pending):
-            self._new = [one for one in self._new if one.request_id != pending.request_id]
+            self._new.pop(pending.request_id, None)
 
     def _end(self, request: InFlight, error: GreenroomError | None = None) -> None:
         self._tell(request, error)

@@ -13,10 +13,13 @@ from greenroom.experts.pack.layout import PAGE_BYTES, align
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes. ``regions``: of each memory for experts. ``intermediates``: of each executor, for a batch."""
+    """Bytes. ``regions``: of each memory for experts. Of each executor: ``intermediates``, for what a batch computes,
+    and ``images``, for what it decodes.
+    """
 
     regions: tuple[int, ...]
     intermediates: int
+    images: int
     executors: int
 
     @property
@@ -25,25 +28,76 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.experts + self.intermediates * self.executors
+        return self.experts + (self.intermediates + self.images) * self.executors
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorNeeds:
+    """Bytes of one executor. ``batch``: of intermediates, for the largest batch; ``least``: for one request.
+    ``images``: for what it decodes at once. ``executors``: how many there are.
+    """
+
+    batch: int
+    least: int
+    images: int
+    executors: int
+
+
+def plan_memory(
+    text: str,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    memories: int,
+    needs: ExecutorNeeds,
+    available: int | None,
+    share: float | None = None,
+    *,
+    strict_share: bool = False,
+) -> MemoryPlan:
+    """Who gets what of the memory that is ``available`` (None: of as much as is asked for).
+
+    ``text``: what experts get in all memories together, as ``plan_regions`` takes it. Intermediates get what the
+    largest batch takes, but no more than is left, and no more than ``share`` leaves them (the experts' part of what
+    both have; None: any). They get what one request takes at least, unless the share is ``strict_share``.
+
+    Raises InvalidConfig; BudgetTooSmall, with what is too much.
+    """
+    images, least = needs.images * needs.executors, needs.least * needs.executors
+    regions = plan_regions(text, names, sizes, memories, available, least + images)
+    intermediates = needs.batch
+    if share is not None:
+        intermediates = min(intermediates, plan_intermediates(regions, needs.executors, share))
+    if available is not None:
+        intermediates = min(intermediates, (available - images - sum(regions)) // needs.executors)
+    if not strict_share:
+        intermediates = max(intermediates, needs.least)
+    return MemoryPlan(regions, intermediates, needs.images, needs.executors)
 
 
 def plan_regions(
-    text: str, names: Sequence[str], sizes: Sequence[int], memories: int, available: int | None
+    text: str, names: Sequence[str], sizes: Sequence[int], memories: int, available: int | None, beside: int = 0
 ) -> tuple[int, ...]:
     """Bytes of each of so many memories. ``text``: of all together, a size or a share of all experts; ``auto``: what
-    they need to hold all, and at most half of what is ``available``. ``names``, ``sizes``: of the experts.
+    they need to hold all, and at most half of what is ``available``. ``names``, ``sizes``: of the experts. ``beside``:
+    what executors need at least besides.
 
-    Raises InvalidConfig; BudgetTooSmall, naming the largest expert, where one does not fit into a memory.
+    Raises InvalidConfig; BudgetTooSmall, naming the largest expert, where one does not fit into a memory; and where
+    more is asked for than is available.
     """
     whole, largest = sum(sizes), max(sizes)
     least = align(largest, PAGE_BYTES) * memories
     if text == AUTO:
-        total = max(least, whole * memories if available is None else min(whole * memories, available // 2))
+        total = whole * memories
+        if available is not None:
+            total = max(least, min(total, available // 2, available - beside))
     else:
         total = parse_bytes(text, field="expert_memory", whole=whole)
-    if available is not None and total > available:
-        raise BudgetTooSmall(f"--expert-memory is {format_bytes(total)}, and {format_bytes(available)} are available")
+    if available is not None and total + beside > available:
+        raise BudgetTooSmall(
+            f"--expert-memory is {format_bytes(total)}, executors need {format_bytes(beside)} besides, for one request "
+            f"and one image each, and {format_bytes(available)} are available: lower --expert-memory, --executors or "
+            "--max-pixels"
+        )
     each = total // memories // PAGE_BYTES * PAGE_BYTES
     if each < largest:
         name = names[list(sizes).index(largest)]

@@ -16,17 +16,18 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from greenroom.coe.computing.expert_computer import ExpertComputer
-from greenroom.coe.computing.images import MAX_PIXELS
+from greenroom.coe.computing.images import MAX_PIXELS, decoded_bytes
 from greenroom.coe.computing.inputs import Preparations
 from greenroom.coe.dispatch.first_fill import dealt
 from greenroom.coe.loading.architecture import Architecture, build_architectures
 from greenroom.coe.loading.collaboration import Collaboration, read_collaboration
+from greenroom.coe.loading.expert_checkpoint import InputKind
 from greenroom.coe.loading.packing import ensure_pack
 from greenroom.coe.serving.config import AUTO, ServingConfig
-from greenroom.coe.serving.costs import KIND, ExecutorCosts, measure_quickly, profiled
+from greenroom.coe.serving.costs import KIND, ExecutorCosts, measure_quickly, profiled, try_each
 from greenroom.coe.serving.engine import ServingEngine, Wake
 from greenroom.coe.serving.executor import Died, Ended, Executor
-from greenroom.coe.serving.memory_plan import MemoryPlan, plan_intermediates, plan_regions
+from greenroom.coe.serving.memory_plan import ExecutorNeeds, plan_memory
 from greenroom.core.coe_profile import PROFILE_FILE, CoeProfile, load_coe_profile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.machine import machine_name
@@ -77,7 +78,8 @@ class CollaborationRuntime:
         self.names = tuple(f"cpu{number}" for number in range(count))
         memories = 1 if config.selection.one_memory else count
         graph = self.collaboration.graph
-        preparations = Preparations(config.max_pixels or MAX_PIXELS)
+        self.max_pixels = config.max_pixels or MAX_PIXELS
+        preparations = Preparations(self.max_pixels)
         computers = [ExpertComputer(self.collaboration, self.architectures, preparations) for _ in self.names]
         self.costs = self._costs(computers[0], count).limited(config.most_batch)
         largest, share, asked = self.costs.intermediates(), config.expert_share, config.expert_memory
@@ -85,12 +87,20 @@ class CollaborationRuntime:
             fit = sum(self.sizes) * memories + largest * count <= kind.memory_bytes
             asked = str(trial.expert_bytes) if asked == AUTO and not fit else asked
             share = share or (None if fit else trial.expert_bytes / kind.memory_bytes)
-        regions = plan_regions(asked, graph.names, self.sizes, memories, available)
-        intermediates = largest if share is None else min(largest, plan_intermediates(regions, count, share))
-        if config.expert_share is None:
-            intermediates = max(intermediates, self.costs.least_intermediates())
-        self.plan = MemoryPlan(regions, intermediates, count)
-        self.most = self.costs.largest_batches(graph.names, intermediates)
+        images = 0
+        if any(expert.takes is InputKind.IMAGE for expert in self.collaboration.experts):
+            images = decoded_bytes(self.max_pixels, max(self.costs.most))
+        self.plan = plan_memory(
+            asked,
+            graph.names,
+            self.sizes,
+            memories,
+            ExecutorNeeds(largest, self.costs.least_intermediates(), images, count),
+            available,
+            share,
+            strict_share=config.expert_share is not None,
+        )
+        self.most = self.costs.largest_batches(graph.names, self.plan.intermediates)
         self._start(computers)
 
     def _start(self, computers: list[ExpertComputer]) -> None:
@@ -133,7 +143,8 @@ class CollaborationRuntime:
         architectures = (expert.architecture for expert in self.collaboration.experts)
         try:
             profile = load_coe_profile(path)
-            profile.check_of(self.collaboration.name, dict(zip(names, architectures, strict=True)), str(path))
+            dtypes = {key: str(one.dtype).removeprefix("torch.") for key, one in self.architectures.items()}
+            profile.check_of(self.collaboration.name, dict(zip(names, architectures, strict=True)), str(path), dtypes)
             profile.of_kind(KIND)
         except InvalidConfig as error:
             if self.config.profile is not None:
@@ -145,10 +156,13 @@ class CollaborationRuntime:
         return profile
 
     def _costs(self, computer: ExpertComputer, executors: int) -> ExecutorCosts:
-        if self.profile is not None:
+        what = "measuring" if self.profile is None else "trying"
+        with self._bar(what, len(self.architectures), unit="architecture") as bar:
+            about = self.collaboration, computer, self.pack, functools.partial(bar.update, 1)
+            if self.profile is None:
+                return measure_quickly(*about)
+            try_each(*about)
             return profiled(self.profile, self.collaboration.graph.names, executors)
-        with self._bar("measuring", len(self.architectures), unit="architecture") as bar:
-            return measure_quickly(self.collaboration, computer, self.pack, functools.partial(bar.update, 1))
 
     def _fill(self, hands: list[list[int]]) -> None:
         total = sum(self.sizes[expert] for hand in hands for expert in hand)
@@ -182,6 +196,12 @@ class CollaborationRuntime:
             ),
             ("expert memory", f"{format_bytes(plan.experts)} ({memories})"),
             ("intermediates", f"{format_bytes(plan.intermediates)} for each executor, batches of at most {sizes}"),
+            *(
+                [("images", f"{format_bytes(plan.images)} for each executor, of at most {self.max_pixels} pixels each")]
+                if plan.images
+                else []
+            ),
+            ("memory", f"{format_bytes(plan.total)} in all, beside the program itself"),
             ("executors", f"{len(self.names)} of {self.threads} threads"),
             ("scheduling", f"{selection.scheduling_spelt}, policy {selection.policy_spelt}"),
             ("costs", "measured at the start" if self.profile is None else "of the profile"),

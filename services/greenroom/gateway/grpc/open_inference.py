@@ -18,12 +18,14 @@ from greenroom.gateway.replies.reply_headers import REPLY_ID_HEADER
 from greenroom.gateway.requests.call_headers import call_headers
 from greenroom.gateway.requests.inferences.infer_call import (
     BYTES,
+    CONTENT_TYPE,
     MAX_ID,
     MAX_TENSORS,
     InferCall,
     ParameterValue,
     checked_output,
     checked_tensor,
+    decoded,
 )
 from greenroom.gateway.requests.inferences.prepare_inferences import PreparedInferences, prepare_inferences
 from greenroom.gateway.requests.inferences.server_info import (
@@ -63,7 +65,7 @@ class OpenInferenceApi(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
         with self._door.noted("ModelReady") as note:
             self._door.admit(context, note)
-            self._requests.model_named(request.name)
+            self._requests.collaboration_named(request.name)
             check_version(request.version)
             return pb.ModelReadyResponse(ready=self._requests.unready is None)
 
@@ -142,21 +144,23 @@ def infer_call_of(request: pb.ModelInferRequest) -> InferCall:
 
 def _elements(tensor: _Input, raw: bytes | None) -> list[bytes]:
     where = f"inputs.{tensor.name}"
-    unknown = tensor.parameters.keys() - {"content_type"}
+    unknown = tensor.parameters.keys() - {CONTENT_TYPE}
     if unknown:
         name = min(unknown)
         message = f"{name!r} is not known as a parameter of an input"
         raise InvalidRequest(message, param=f"{where}.parameters.{name}", code="unknown_field")
+    parameters = _parameters(tensor.parameters)
     if raw is None:
-        return list(tensor.contents.bytes_contents)
+        return decoded(tensor.contents.bytes_contents, parameters, where)
     if tensor.HasField("contents"):
         raise InvalidRequest(f"the input {tensor.name!r} has contents and raw contents; send one of them", param=where)
     if tensor.datatype != BYTES:
         return []
     try:
-        return bytes_tensors.split(raw)
+        elements = bytes_tensors.split(raw)
     except ValueError as error:
         raise InvalidRequest(f"the input {tensor.name!r} can not be read: {error}", param=where) from error
+    return decoded(elements, parameters, where)
 
 
 def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:

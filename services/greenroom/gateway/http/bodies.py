@@ -26,5 +26,7 @@ async def read_body(request: web.Request, limit: int, timeout_s: float) -> bytes
     except ConnectionError as error:
         raise ClientGone("closed the connection before its request was complete") from error
     except web.RequestPayloadError as error:
-        raise ApiError(400, f"the body can not be read: {error}", code="invalid_body") from error
+        said = str(error).rpartition("\n")[2].strip()  # before that it has a status of its own
+        message = f"the body can not be read: {said}"
+        raise ApiError(400, message, code="invalid_body", headers={"Connection": "close"}) from error
     return bytes(parts)

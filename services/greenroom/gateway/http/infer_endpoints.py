@@ -91,7 +91,7 @@ class InferApi:
 
     async def _model_ready(self, request: web.Request) -> web.Response:
         name, version = _named(request)
-        self._requests.model_named(name)
+        self._requests.collaboration_named(name)  # else it answers 400, as infer does: it takes no inferences
         check_version(version)
         self._requests.check_ready()
         return _json(ModelReady(name=name, ready=True))

@@ -101,7 +101,9 @@ def profile_collaboration(
         machine=here.name,
         architectures={
             key: ArchitectureProfile(
-                model_class=collaboration.experts[experts[0]].model_class, record_bytes=architectures[key].layout.nbytes
+                model_class=collaboration.experts[experts[0]].model_class,
+                record_bytes=architectures[key].layout.nbytes,
+                dtype=str(architectures[key].dtype).removeprefix("torch."),
             )
             for key, experts in collaboration.of_architecture().items()
         },

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 
-from greenroom.coe.computing.images import MAX_PIXELS
 from greenroom.coe.loading.expert_checkpoint import Task
 from greenroom.coe.serving.runtime import CollaborationRuntime
 from greenroom.core.collaboration import CollaborationCard, InputKind, OutputKind
@@ -36,6 +35,6 @@ def card_of(runtime: CollaborationRuntime, name: str | None = None) -> ModelCard
         parameter=router.parameter or "" if router.expert is None else "",
         values=collaboration.graph.values if router.expert is None else (),
         gives=tuple(kind for kind in OutputKind if kind in gives),
-        max_pixels=runtime.config.max_pixels or MAX_PIXELS,
+        max_pixels=runtime.max_pixels,
     )
     return model_card(name or collaboration.name, whole.hexdigest(), card, created=int(time.time()))

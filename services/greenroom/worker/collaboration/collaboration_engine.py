@@ -75,7 +75,6 @@ class CollaborationEngine:
         on_result: OnResult,
     ) -> None:
         """``priority`` changes nothing here: within a collaboration requests go by expert and by how long they wait."""
-        self._wanted[request_id] = on_result
         left_s = deadline_ms / 1000.0 - self._unix()
         try:
             self._engine.submit(
@@ -87,9 +86,15 @@ class CollaborationEngine:
                 priority=priority,
             )
         except GreenroomError as error:
+            if request_id in self._wanted:  # a request of this id is here, and keeps its place
+                asyncio.get_running_loop().call_soon(on_result, _result(Outcome((), error)))
+                return
+            self._wanted[request_id] = on_result
             self._on_end(request_id, on_result, Outcome((), error))
         except ModelBroken:
             return  # it never ends here, as the service learns from ``alive``
+        else:
+            self._wanted[request_id] = on_result  # its end comes to this loop, so not before
 
     def cancel(self, request_id: str) -> None:
         self._wanted.pop(request_id, None)

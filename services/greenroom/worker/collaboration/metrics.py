@@ -61,6 +61,7 @@ class CollaborationCollector(Collector):
                 "What batches may take, of all executors.",
                 runtime.plan.intermediates * len(runtime.names),
             ),
+            ("image_bytes", "Memory for images while they are decoded.", runtime.plan.images * len(runtime.names)),
             ("executors", "Executors.", len(runtime.names)),
         ):
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=_LABELS)

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
+import io
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from greenroom.coe.computing import expert_computer
+from greenroom.coe.computing import expert_computer, images
 from greenroom.coe.computing.expert_computer import ExpertComputer
 from greenroom.coe.computing.expert_result import ExpertResult
-from greenroom.coe.computing.inputs import Preparations, TextPreparation
+from greenroom.coe.computing.images import decoded_bytes
+from greenroom.coe.computing.inputs import Preparations, TextPreparation, prepare_what_can_be
 from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.core.errors import CorruptCheckpoint, ExpertFailed, InvalidRequest, UnsupportedModel
+from greenroom.profiling.coe.batch_memory import peak_growth
 from tests.contract.coe.single_expert import collaborate, record_of
-from tests.random_experts import FAMILIES, WORDS, encoded, random_image, save_expert, some_inputs
+from tests.random_experts import FAMILIES, WORDS, encoded, random_image, save_expert, small_tokenizer, some_inputs
 
 
 def test_a_broken_input_leaves_the_batch(tmp_path: Path) -> None:
@@ -71,13 +76,45 @@ def test_images_that_would_take_too_much_memory_together_are_decoded_one_after_t
     monkeypatch.setattr(preparation, "processor", counting)
     together = experts.computer.compute(0, inputs, record)
     assert batches == [5]
-    one = preparation.read(inputs[0], "it")
-    monkeypatch.setattr(expert_computer, "PIXELS_AT_ONCE", 2 * one.width * one.height)
+    monkeypatch.setattr(expert_computer, "PIXELS_AT_ONCE", 110 * 40)  # of 50, 53 and 56 times 40
     parted = experts.computer.compute(0, inputs, record)
     assert batches == [5, 2, 2, 1]
     assert [type(each) for each in parted] == [type(each) for each in together]
     kept = [place for place, each in enumerate(parted) if isinstance(each, ExpertResult)]
     assert [parted[place].label for place in kept] == [together[place].label for place in kept]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("family", ["resnet", "vit", "yolos"])
+@pytest.mark.parametrize(("count", "side"), [(1, 2000), (6, 1400), (16, 500)], ids=["one", "in turns", "together"])
+def test_images_take_no_more_memory_than_is_announced(
+    tmp_path: Path, family: str, count: int, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the process's own peak. Of files that are turned, which takes another copy."""
+    monkeypatch.setattr(images, "PIXELS_AT_ONCE", 4_000_000)
+    monkeypatch.setattr(expert_computer, "PIXELS_AT_ONCE", 4_000_000)
+    experts = collaborate(tmp_path / "one.toml", [save_expert(family, tmp_path / "one")])
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), "green").save(file, "JPEG", exif=exif)
+    subject: Any = SimpleNamespace(
+        experts=(0,), weights=(record_of(experts, 0),), batch=lambda size: [file.getvalue()] * size
+    )
+    peak_growth(experts.computer, subject, count)  # what is made once
+    grown = peak_growth(experts.computer, subject, count)
+    if grown is None:
+        pytest.skip("the system does not tell a process's peak")
+    assert 0.4 * decoded_bytes(side * side, count) < grown < 1.05 * decoded_bytes(side * side, count)
+
+
+def test_without_a_limit_of_its_own_a_text_may_have_so_many_tokens() -> None:
+    """Memory has a limit. The others of the batch are computed."""
+    preparation = TextPreparation(small_tokenizer(), None)
+    prepared, refused = prepare_what_can_be(preparation, ["good", "good " * 5000, "good " * 4000])
+    assert prepared is not None
+    assert prepared.tensors["input_ids"].shape[0] == 2
+    assert list(refused) == [1]
+    assert "tokens; the expert takes at most 4096" in str(refused[1])
 
 
 def test_weights_that_are_no_numbers_fail_every_request(tmp_path: Path) -> None:

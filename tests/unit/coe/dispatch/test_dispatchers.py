@@ -189,6 +189,24 @@ def test_in_one_memory_an_executor_begins_before_the_others_next_expert_takes_th
     assert found.loads <= 12
 
 
+@pytest.mark.parametrize(("sizes", "room"), [([1, 1, 1, 1, 2], 2), ([1, 1, 1, 1, 3], 3), ([1, 1, 1, 1, 1], 1)])
+@pytest.mark.parametrize("sorts", [True, False])
+def test_in_one_memory_no_executor_keeps_another_from_beginning(sizes: list[int], room: int, sorts: bool) -> None:
+    """One executor always has something to compute, in the place that the other's expert needs."""
+    link = SimulatedLink(lambda expert: float(sizes[expert]))
+    memory = SimulatedMemory(create_policy("lru", catalogue=Catalogue.of_models("board", sizes)), room, link)
+    costs = Costs(token_ms=1.0, batch_ms=10.0, load_ms_by_expert=dict(enumerate(map(float, sizes))))
+    most = dict.fromkeys(range(len(sizes)), 4)
+    dispatcher = EarlyBinding(
+        CoServePlacement(assigning=sorts, arranging=sorts),
+        [Executor(name, memory, costs, most) for name in ("a", "b")],
+        age_ms=200.0,
+    )
+    rush = [Way(float(at), (number % 4,)) for number, at in enumerate(range(0, 3000, 6))]
+    found = simulate(dispatcher, [memory], link, lambda _, requests: 10.0 + requests, [Way(10.0, (4,)), *rush])
+    assert found.latencies_ms[0] < 500.0
+
+
 def test_without_assigning_requests_that_run_count_as_those_that_wait() -> None:
     catalogue = Catalogue.of_models("board", SIZES)
     memory = SimulatedMemory(create_policy("lru", catalogue=catalogue), 100, SimulatedLink(lambda _: 1.0))
@@ -239,3 +257,35 @@ def test_what_is_cancelled_or_lost_is_gone(kind: str) -> None:
     for memory in watched.memories:
         memory.audit()
     assert not watched.cancel(asked[1])
+
+
+@every_kind
+@settings(max_examples=60, deadline=None)
+@given(
+    experts=st.lists(st.integers(0, len(SIZES) - 1), min_size=1, max_size=25),
+    cancelled=st.lists(st.integers(0, 24), max_size=25),
+)
+def test_cancels_change_nobody_elses_order(kind: str, experts: list[int], cancelled: list[int]) -> None:
+    """Those that stay run once, and of one executor and expert in the order of their arrival."""
+    link = SimulatedLink(lambda expert: 1.0)
+    watched = dispatcher_of(kind, link)
+    asked = [PendingRequest(str(at), float(at), 1, 1, 1, 1e9, expert=expert) for at, expert in enumerate(experts)]
+    for request in asked:
+        watched.arrived([request], request.arrived_ms)
+    gone = {at for at in cancelled if at < len(asked)}
+    for at in cancelled:
+        if at in gone and (asked[at].request_id, 0) in watched.waits:
+            assert watched.cancel(asked[at])
+            watched.waits.remove((asked[at].request_id, 0))
+        else:
+            assert at >= len(asked) or not watched.cancel(asked[at])
+    now_ms, ran = 0.0, dict[tuple[str, int], list[int]]()
+    while watched.waiting:
+        for run in watched.next_runs(now_ms):
+            ran.setdefault((run.executor, run.expert), []).extend(int(one.request_id) for one in run.requests)
+        for executor in list(watched.running):
+            watched.finished(executor, now_ms)
+        now_ms = max(now_ms, link.next_ms or 0.0)
+        link.deliver(now_ms)
+    assert sorted(at for own in ran.values() for at in own) == sorted(set(range(len(asked))) - gone)
+    assert all(own == sorted(own) for own in ran.values())

@@ -94,6 +94,10 @@ def test_without_first_the_value_names_an_expert_that_no_edge_leads_to(tmp_path:
             'model = "experts/turned"\n[[experts.turned.next]]\nexpert = "resistor"',
             ["resistor → turned → resistor", "no circle"],
         ),
+        *(
+            ('parameter = "component"', f'parameter = "{name}"', ["router.parameter", repr(name), "another name"])
+            for name in ("priority", "timeout", "slo_e2e_ms", "binary_data_output", "image", "text")
+        ),
         ('name = "board"', "", ["name"]),
         ("[router]", "[router", ["TOML"]),
     ],

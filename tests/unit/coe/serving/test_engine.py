@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from greenroom.coe.serving import requests_here
 from greenroom.core.errors import DeadlinePassed, ExpertFailed, InvalidRequest, ModelBroken, Saturated, TransferFailed
 from tests.unit.coe.serving.scripted_collaboration import (
     BAD,
@@ -111,6 +113,51 @@ def test_bad_inputs_fail_alone(selection: object) -> None:
         assert {name for name, error in errors.items() if error is None} == {"first", "good", "fine"}
         assert isinstance(errors["bad"], InvalidRequest)
         assert isinstance(errors["crash"], ExpertFailed)
+
+
+class Compared(str):
+    """Counts how often ids are compared one by one, as looking through a queue does. A dictionary does not."""
+
+    times = 0
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+@every_selection
+@pytest.mark.parametrize("wait", [False, True], ids=["before they are known", "while they wait"])
+def test_a_cancel_costs_the_same_however_many_wait(
+    selection: object, wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = 600
+    numbers = map(Compared, itertools.count())
+    monkeypatch.setattr(requests_here, "str", lambda number: next(numbers), raising=False)
+    monkeypatch.setattr(Compared, "times", 0)
+    held = threading.Event()
+    with Scripted(selection, executors=1, held=True) as scripted:  # type: ignore[arg-type]
+        scripted.store.open()
+        scripted.submit("runs", b"\0", "d")
+        scripted.computers[0].begun.get(timeout=20)
+        if not wait:  # the deciding thread is kept from looking
+            late = scripted.engine.now() - 1.0
+            scripted.engine.submit("held", b"\0", "d", on_end=lambda _: held.wait(20), deadline_s=late)
+            until_others(lambda: scripted.engine.counters.requests == 2, "it is held")
+        for number in range(many):
+            scripted.submit(str(number), b"\0", "abcd"[number // 2 % 4])
+        if wait:
+            until_others(lambda: scripted.engine.waiting == many, "all wait")
+        for number in reversed(range(many)):
+            scripted.engine.cancel(str(number))
+        held.set()
+        until_others(lambda: scripted.engine.counters.left >= many, "all are gone")
+        until_others(lambda: not scripted.engine.waiting, "none waits")
+    assert Compared.times < 10 * many
 
 
 def test_cancelled_while_it_runs_and_submitted_again() -> None:

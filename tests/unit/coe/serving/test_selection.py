@@ -11,7 +11,7 @@ from greenroom.coe.dispatch.first_fill import dealt
 from greenroom.coe.dispatch.late_binding import LateBinding
 from greenroom.coe.serving.config import AUTO, ServingConfig
 from greenroom.coe.serving.costs import ExecutorCosts
-from greenroom.coe.serving.memory_plan import plan_intermediates, plan_regions
+from greenroom.coe.serving.memory_plan import ExecutorNeeds, plan_intermediates, plan_memory, plan_regions
 from greenroom.coe.serving.selection import OWN_POLICY, Selection
 from greenroom.coe.simulation.simulated_memory import SimulatedLink, SimulatedMemory
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
@@ -67,7 +67,15 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"executors": 0}, {"threads": -1}, {"most_batch": 0}, {"expert_share": 1.0}, {"expert_share": 0.0}]
+    "wrong",
+    [
+        {"executors": 0},
+        {"threads": -1},
+        {"most_batch": 0},
+        {"max_pixels": 0},
+        {"expert_share": 1.0},
+        {"expert_share": 0.0},
+    ],
 )
 def test_a_bad_number_is_named(wrong: dict[str, Any], tmp_path: Any) -> None:
     with pytest.raises(InvalidConfig, match=next(iter(wrong))):
@@ -84,6 +92,27 @@ def test_regions() -> None:
         plan_regions("81919", NAMES, SIZES, 2, None)
     with pytest.raises(BudgetTooSmall, match="available"):
         plan_regions("1MiB", NAMES, SIZES, 1, 100_000)
+
+
+def test_what_executors_need_besides_counts_as_taken() -> None:
+    """A batch of 9000 bytes, 3000 for a request and 5000 for images, of two executors."""
+    needs = ExecutorNeeds(batch=9000, least=3000, images=5000, executors=2)
+    assert plan_memory("81920", NAMES, SIZES, 2, needs, None).total == 81920 + 2 * (9000 + 5000)
+    roomy, tight = (plan_memory("81920", NAMES, SIZES, 2, needs, available) for available in (200_000, 100_000))
+    assert (roomy.intermediates, roomy.images, roomy.total) == (9000, 5000, 109_920)
+    assert (tight.intermediates, tight.total) == (4040, 100_000), "a batch gets what is left"
+    with pytest.raises(BudgetTooSmall, match=r"80 KiB, executors need .* lower --expert-memory"):
+        plan_memory("81920", NAMES, SIZES, 2, needs, 81920 + 2 * 8000 - 1)
+    auto = plan_memory(AUTO, NAMES, SIZES, 1, needs, 60_000)
+    assert (auto.experts, auto.total <= 60_000) == (40_960, True)
+
+
+def test_a_share_leaves_batches_what_one_request_takes_unless_it_was_asked_for() -> None:
+    needs = ExecutorNeeds(batch=9000, least=3000, images=0, executors=2)
+    own, asked = (
+        plan_memory("81920", NAMES, SIZES, 2, needs, None, 0.99, strict_share=strict) for strict in (False, True)
+    )
+    assert (own.intermediates, asked.intermediates) == (3000, 413)
 
 
 def test_the_share_is_of_experts_and_intermediates_together() -> None:

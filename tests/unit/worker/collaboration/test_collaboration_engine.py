@@ -94,6 +94,22 @@ async def test_a_cancelled_one_has_no_result_and_comes_again(scripted: Scripted)
     assert len(second) == 1
 
 
+async def test_an_id_that_is_here_is_refused_and_the_first_one_is_served(scripted: Scripted) -> None:
+    engine = engine_of(scripted)
+    engine.listen(lambda: None)
+    first: list[InferenceResult] = []
+    second: list[InferenceResult] = []
+    submit(engine, "one", b"\0", "d", first)
+    submit(engine, "one", b"\0", "d", second)
+    await until(lambda: second, "it is refused")
+    assert second[0].invalid
+    assert not first
+    scripted.computers[0].permits.release(100)
+    await until(lambda: first, "it is served")
+    assert first[0].outputs is not None
+    assert len(second) == 1
+
+
 async def test_what_can_never_be_served_is_refused(scripted: Scripted) -> None:
     engine = engine_of(scripted)
     engine.listen(lambda: None)

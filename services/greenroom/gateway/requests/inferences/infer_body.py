@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ from greenroom.core.errors import InvalidRequest
 from greenroom.gateway.requests.bodies import not_valid
 from greenroom.gateway.requests.inferences.infer_call import (
     BYTES,
+    CONTENT_TYPE,
     MAX_ID,
     MAX_TENSORS,
     InferCall,
@@ -21,9 +20,9 @@ from greenroom.gateway.requests.inferences.infer_call import (
     ParameterValue,
     checked_output,
     checked_tensor,
+    decoded,
 )
 
-_BASE64 = "base64"
 _DEEPEST = 8
 
 
@@ -118,7 +117,7 @@ def _binary_size(tensor: TensorBody) -> int:
 
 def _tensor(tensor: TensorBody, binary: bytes) -> InputTensor:
     where = f"inputs.{tensor.name}"
-    unknown = tensor.parameters.keys() - {"binary_data_size", "content_type"}
+    unknown = tensor.parameters.keys() - {"binary_data_size", CONTENT_TYPE}
     if unknown:
         name = min(unknown)
         raise InvalidRequest(
@@ -137,8 +136,8 @@ def _tensor(tensor: TensorBody, binary: bytes) -> InputTensor:
     elif tensor.data is None:
         raise InvalidRequest(f"the input {tensor.name!r} has no data", param=f"{where}.data", code="missing_field")
     else:
-        encoded = tensor.parameters.get("content_type") == _BASE64
-        elements = [_element(one, encoded, f"{where}.data") for one in _flat(tensor.data, f"{where}.data")]
+        elements = [_element(one, f"{where}.data") for one in _flat(tensor.data, f"{where}.data")]
+    elements = decoded(elements, tensor.parameters, where)
     return checked_tensor(tensor.name, tensor.datatype, tuple(tensor.shape), elements)
 
 
@@ -152,12 +151,7 @@ def _flat(data: list[Any], where: str, depth: int = 0) -> Iterator[Any]:
             yield one
 
 
-def _element(one: Any, encoded: bool, where: str) -> bytes:
+def _element(one: Any, where: str) -> bytes:
     if not isinstance(one, str):
         raise InvalidRequest("data of the datatype BYTES is strings", param=where, code="invalid_type")
-    if not encoded:
-        return one.encode()
-    try:
-        return base64.b64decode(one, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"data is not base64, as content_type says: {error}", param=where) from error
+    return one.encode()

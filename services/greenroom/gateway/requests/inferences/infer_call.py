@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from greenroom.core.errors import InvalidRequest
 
 ParameterValue = str | int | float | bool
 BYTES = "BYTES"
+CONTENT_TYPE = "content_type"
+_BASE64 = "base64"
 MAX_ID = 1024
 MAX_TENSORS = 16
 MAX_DIMENSIONS = 8
@@ -43,6 +47,25 @@ class InferCall:
     binary: bool = False
     model: str | None = None
     version: str | None = None
+
+
+def decoded(elements: Sequence[bytes], parameters: Mapping[str, ParameterValue], where: str) -> list[bytes]:
+    """The elements of an input that has these parameters: out of base64 where ``content_type`` says so.
+
+    ``where``: the input. Raises InvalidRequest, also for any other ``content_type``.
+    """
+    kind = parameters.get(CONTENT_TYPE)
+    if kind is None:
+        return list(elements)
+    if kind != _BASE64:
+        raise InvalidRequest(
+            f"content_type is base64, or left out where elements are sent as they are; not {kind!r:.80}",
+            param=f"{where}.parameters.{CONTENT_TYPE}",
+        )
+    try:
+        return [base64.b64decode(one, validate=True) for one in elements]
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"data is not base64, as content_type says: {error}", param=f"{where}.data") from error
 
 
 def checked_tensor(name: str, datatype: str, shape: tuple[int, ...], elements: list[bytes]) -> InputTensor:

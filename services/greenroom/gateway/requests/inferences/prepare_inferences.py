@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from greenroom.core.collaboration import CollaborationCard, InputKind
+from greenroom.core.collaboration import CALL_PARAMETERS, CollaborationCard, InputKind
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import ServedModel, Slo
 from greenroom.core.inference import InferenceInput, InferenceRequest
@@ -30,7 +30,6 @@ _NEAR = 3
 _COMPARED = 4096
 """So many known values are looked at for near ones."""
 _FEW = 12
-OWN_PARAMETERS = ("priority", "slo_e2e_ms", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,7 @@ def _decoded(element: bytes, name: str, where: str) -> str:
 
 
 def _urgency(parameters: Mapping[str, ParameterValue], card: CollaborationCard) -> _Urgency:
-    known = {*OWN_PARAMETERS, card.parameter}
+    known = {*CALL_PARAMETERS, card.parameter}
     for name in parameters:
         if name not in known:
             message = f"no parameter is called {name!r:.80} here; known: {', '.join(sorted(known - {''}))}"
@@ -196,7 +195,7 @@ def _urgency(parameters: Mapping[str, ParameterValue], card: CollaborationCard) 
     return _Urgency(
         slo=None if slo_ms is None else SloBody(e2e_ms=slo_ms),
         priority=None if priority is None else int(priority),
-        timeout=None if timeout_us is None else timeout_us / 1e6,
+        timeout=timeout_us / 1e6 if timeout_us else None,  # 0 is none of its own, as for Triton
     )
 
 

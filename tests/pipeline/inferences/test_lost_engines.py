@@ -1,0 +1,124 @@
+"""Real engines that are killed over a queue of thousands: the bundled board, with all services in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from greenroom.coe.computing.expert_computer import Computed
+from greenroom.coe.computing.inputs import Input
+from greenroom.coe.serving.config import ServingConfig
+from greenroom.coe.serving.executor import Computer
+from greenroom.coe.serving.runtime import CollaborationRuntime
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.worker.collaboration.card import card_of
+from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine
+from tests.contract.coe.served_board import Board, Sample, make_board
+from tests.pipeline.inferences.conftest import body, outputs_of
+from tests.pipeline.inferences.test_lost_workers import BATCH, CALLS, KILLS, Cluster, check_losses, killed, queued
+from tests.pipeline.inferences.test_lost_workers import cluster as cluster
+from tests.quiet_transformers import no_progress_bars as no_progress_bars
+from tests.unit.coe.serving.scripted_collaboration import SELECTIONS
+from tests.waiting import DEADLINE_S, until
+
+EXECUTORS, MOST = 2, 8
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
+    return make_board(tmp_path_factory.mktemp("board"))
+
+
+@dataclass
+class Held:
+    """A computer that begins a batch and goes on when it is let."""
+
+    inner: Computer
+    let: threading.Event
+
+    def compute(self, expert: int, inputs: Sequence[Input], weights: ExpertWeights) -> list[Computed]:
+        assert self.let.wait(DEADLINE_S)
+        return self.inner.compute(expert, inputs, weights)
+
+
+@contextmanager
+def held_engine(board: Board, name: str) -> Iterator[tuple[CollaborationRuntime, CollaborationEngine, threading.Event]]:
+    """A real engine that computes nothing before the event is set."""
+    config = ServingConfig(
+        file=board.file,
+        cache_dir=board.cache,
+        selection=SELECTIONS[name],
+        expert_memory="33%",
+        executors=EXECUTORS,
+        most_batch=MOST,
+    )
+    let = threading.Event()
+    with CollaborationRuntime(config) as runtime:
+        for executor in runtime.engine._executors.values():
+            executor._computer = Held(executor._computer, let)
+        try:
+            yield runtime, CollaborationEngine(runtime), let
+        finally:
+            let.set()
+
+
+def asked(samples: Sequence[Sample]) -> dict[str, Any]:
+    made = body([sample.image for sample in samples], None)
+    values = [sample.component for sample in samples]
+    made["inputs"].append({"name": "component", "shape": [len(values)], "datatype": "BYTES", "data": values})
+    return made
+
+
+@pytest.mark.parametrize("name", ["pull", pytest.param("coserve", marks=pytest.mark.full)])
+@pytest.mark.timeout(240)
+async def test_three_kills_of_a_real_engine_over_two_thousand_that_wait(
+    cluster: Cluster, board: Board, name: str
+) -> None:
+    """A kill finds every executor in a batch, and the rest queued. All are served, with their samples' labels."""
+    samples = [board.samples[at % len(board.samples)] for at in range(CALLS * BATCH)]
+    batches = [samples[at : at + BATCH] for at in range(0, len(samples), BATCH)]
+    url = f"http://127.0.0.1:{cluster.gateway.port}/v2/models/board/infer"
+
+    async def ask(http: aiohttp.ClientSession, some: Sequence[Sample]) -> Any:
+        raw = io.BytesIO(json.dumps(asked(some)).encode())  # aiohttp warns of large bodies as bytes
+        async with http.post(url, data=raw, headers={"Content-Type": "application/json"}) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    executed: list[frozenset[str]] = []
+    with ExitStack() as engines:
+
+        async def begin(number: int) -> Any:
+            runtime, engine, let = await asyncio.to_thread(engines.enter_context, held_engine(board, name))
+            return engine, let, await cluster.worker(f"w{number}", engine, card_of(runtime))
+
+        engine, let, worker = await begin(0)
+        await until(lambda: cluster.gateway.unready is None)
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
+            calls = [asyncio.create_task(ask(http, some)) for some in batches]
+            for kill in range(KILLS):
+                await queued(engine, 2 * EXECUTORS * MOST)
+                executed.append(frozenset(engine.executing()))
+                await killed(cluster, worker, executed[-1])
+                engine, let, worker = await begin(kill + 1)
+            await queued(engine, 2 * EXECUTORS * MOST)
+            let.set()
+            replies = await asyncio.gather(*calls)
+        for some, reply in zip(batches, replies, strict=True):
+            outputs = outputs_of(reply)
+            most = outputs["path"]["shape"][1]
+            paths = [outputs["path"]["data"][row * most : (row + 1) * most] for row in range(len(some))]
+            assert [tuple(one for one in path if one) for path in paths] == [sample.experts for sample in some]
+            assert outputs["label"]["data"] == [sample.labels[-1] for sample in some]
+        assert all(2 <= len(one) <= EXECUTORS * MOST for one in executed)
+        await check_losses(cluster, executed)
+        await worker.kill()
