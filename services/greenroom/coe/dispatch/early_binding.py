@@ -14,6 +14,7 @@ from greenroom.policies.placement.placement_policy import (
     PlacedRequest,
     PlacementPolicy,
     PlacementState,
+    QueuedGroup,
     Shed,
     WorkerView,
 )
@@ -47,11 +48,12 @@ class EarlyBinding(Dispatcher):
     """``placement`` chooses the executor and the place in its queue.
 
     An executor takes as many requests of its first group as a batch may have. While it computes, the next group's
-    expert is brought.
+    expert is brought; unless ``ahead``, only when its turn has come.
     """
 
-    def __init__(self, placement: PlacementPolicy, executors: Sequence[Executor]) -> None:
+    def __init__(self, placement: PlacementPolicy, executors: Sequence[Executor], *, ahead: bool = True) -> None:
         self._placement = placement
+        self._ahead = ahead
         self._executors = {executor.name: executor for executor in executors}
         self._pending: dict[str, PendingRequest] = {}
 
@@ -107,7 +109,7 @@ class EarlyBinding(Dispatcher):
         # Only now, since in a memory that they share one's next expert would take the place of what another begins.
         for executor in self._executors.values():
             following = executor.queue.first_but(None if executor.runs is None else executor.runs.expert)
-            if following is not None:
+            if following is not None and (self._ahead or executor.runs is None):
                 executor.memory.fetch(following)
         return runs
 
@@ -133,6 +135,8 @@ class EarlyBinding(Dispatcher):
             kv_free=_ROOM,
             costs=executor.costs,
             resident=executor.memory.residents,
-            groups=executor.queue.groups(),
+            groups=executor.queue.groups()
+            if self._placement.needs_groups
+            else (QueuedGroup(None, len(executor.queue)),),
             busy_ms=executor.busy_ms(now_ms),
         )

@@ -76,8 +76,8 @@ class LateBinding(Dispatcher):
         if not self._bring(now_ms):
             return runs  # what is computed now is in the way of a group that has waited too long: until it has ended
         for name, run in self._runs.items():
-            if run is None and (there := self._waiting_for(there=True)):
-                expert = there[0][1]
+            if run is None and (there := self._longest_there()) is not None:
+                expert = there[1]
                 group = self._groups[expert]
                 requests = tuple(group.popleft() for _ in range(min(self._most[expert], len(group))))
                 if not group:
@@ -88,12 +88,17 @@ class LateBinding(Dispatcher):
         self._bring(now_ms)  # for nobody may wait now for what these requests waited for
         return runs
 
-    def _waiting_for(self, *, there: bool) -> list[tuple[float, int]]:
-        """Of the groups whose expert is there, or is not: since when the first request waits, and the expert; the
-        longest first."""
-        return sorted(
-            (group[0].arrived_ms, expert) for expert, group in self._groups.items() if self._memory.has(expert) == there
+    def _longest_there(self) -> tuple[float, int] | None:
+        """Of the groups whose expert is there, that which has waited longest: since when, and the expert."""
+        has = self._memory.has
+        return min(
+            ((group[0].arrived_ms, expert) for expert, group in self._groups.items() if has(expert)), default=None
         )
+
+    def _missing(self) -> list[tuple[float, int]]:
+        """The same of all groups whose expert is not there; the longest first."""
+        has = self._memory.has
+        return sorted((group[0].arrived_ms, expert) for expert, group in self._groups.items() if not has(expert))
 
     def _bring(self, now_ms: float) -> bool:
         """Of the missing groups bring those that have waited longest, as few as keep the link busy.
@@ -103,13 +108,13 @@ class LateBinding(Dispatcher):
         """
         if self._memory.loading >= self._ahead:
             return True
-        there = self._waiting_for(there=True)
-        for group in self._waiting_for(there=False):
+        there = self._longest_there()
+        for group in self._missing():
             if self._memory.loading >= self._ahead:
                 break
             arrived_ms, expert = group
             # Else two groups that have both waited long would take each other's place, and neither would run.
-            forces = now_ms - arrived_ms >= self._age_ms and not (there and there[0] < group)
+            forces = now_ms - arrived_ms >= self._age_ms and not (there is not None and there < group)
             if not self._memory.fetch(expert, whoever=forces):
                 return not forces
         return True
