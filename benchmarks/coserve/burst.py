@@ -5,9 +5,8 @@ python -m benchmarks.coserve --stage burst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import geometric, interval
 from benchmarks.harness.reporting.tables import plus_minus
 from greenroom.coe.simulation.simulate import Served
-from greenroom.profiling.coe.replayed_throughput import Board, Scheme
+from greenroom.profiling.coe.replayed_throughput import Scheme
 
 SAMPLE_SEED: Final = 1000
 """Of the sample that settings are found on; it is none of those that are measured."""

@@ -11,7 +11,6 @@ from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory, Run
 from greenroom.coe.dispatch.early_binding import EarlyBinding, Executor
 from greenroom.coe.serving.selection import Selection
 from greenroom.policies.base.dependencies import Dependencies
-from greenroom.policies.base.events import SequenceEnd
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.coserve.scheduling import CoServePlacement

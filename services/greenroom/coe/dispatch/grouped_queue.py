@@ -13,6 +13,7 @@ class GroupedQueue:
 
     def __init__(self) -> None:
         self._groups: list[tuple[int | None, deque[PendingRequest]]] = []
+        self._views: list[QueuedGroup] = []  # of the groups, kept up to date: describing all for each request took long
         self._length = 0
 
     def __len__(self) -> int:
@@ -32,7 +33,7 @@ class GroupedQueue:
         return next((own for own, _ in self._groups if own != expert), None)
 
     def groups(self) -> tuple[QueuedGroup, ...]:
-        return tuple(QueuedGroup(expert, len(group)) for expert, group in self._groups)
+        return tuple(self._views)
 
     def insert(self, request: PendingRequest, position: int | None) -> None:
         """Before this position (None: at the end). Raises ValueError where that is neither the end nor behind a
@@ -42,14 +43,17 @@ class GroupedQueue:
         if position is None or position >= self._length - 1:
             if not self._groups or self._groups[-1][0] != request.expert:
                 self._groups.append((request.expert, deque()))
+                self._views.append(QueuedGroup(request.expert, 0))
             self._groups[-1][1].append(request)
+            self._changed(-1)
             return
-        for expert, group in self._groups:
+        for place, (expert, group) in enumerate(self._groups):
             position -= len(group)
             if position <= 0:
                 if position < 0 or expert != request.expert:
                     break
                 group.append(request)
+                self._changed(place)
                 return
         self._length -= 1
         raise ValueError(f"a request of expert {request.expert} can not come among others")
@@ -58,8 +62,10 @@ class GroupedQueue:
         """The first requests, all of one expert and at most so many."""
         _, group = self._groups[0]
         taken = [group.popleft() for _ in range(min(most, len(group)))]
-        if not group:
-            del self._groups[0]
+        if group:
+            self._changed(0)
+        else:
+            del self._groups[0], self._views[0]
         self._length -= len(taken)
         return taken
 
@@ -71,7 +77,9 @@ class GroupedQueue:
             for at, one in enumerate(group):
                 if one.request_id == request.request_id:
                     del group[at]
-                    if not group:
+                    if group:
+                        self._changed(place)
+                    else:
                         self._drop(place)
                     self._length -= 1
                     return one
@@ -88,7 +96,12 @@ class GroupedQueue:
 
     def _drop(self, place: int) -> None:
         """The group leaves. Its neighbours become one if they are of one expert."""
-        del self._groups[place]
+        del self._groups[place], self._views[place]
         if 0 < place < len(self._groups) and self._groups[place - 1][0] == self._groups[place][0]:
             self._groups[place - 1][1].extend(self._groups[place][1])
-            del self._groups[place]
+            del self._groups[place], self._views[place]
+            self._changed(place - 1)
+
+    def _changed(self, place: int) -> None:
+        expert, group = self._groups[place]
+        self._views[place] = QueuedGroup(expert, len(group))

@@ -169,7 +169,7 @@ class WorkerView:
 
     @property
     def queue_length(self) -> int:
-        return sum(group.requests for group in self.groups) if self.groups else len(self.queued)
+        return sum([requests for _, requests in self.groups]) if self.groups else len(self.queued)
 
 
 @dataclass(frozen=True, slots=True)
