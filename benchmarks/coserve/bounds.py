@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from greenroom.core.coe_profile import BatchTimes
 from greenroom.profiling.coe.replayed_throughput import Board
 
 
 class Bound(NamedTuple):
-    """``switches``: the fewest loads. ``link_ms``: for the fewest bytes. ``work_ms``: in full batches, by the number of
-    executors that takes least."""
+    """``switches``: the fewest loads. ``link_ms``: for the fewest bytes. ``work_ms``: in the best batches,
+    with the number of executors that takes least."""
 
     switches: int
     link_ms: float
@@ -47,7 +48,10 @@ def bound_of(board: Board, memory_bytes: int) -> Bound:
 def _work_ms(board: Board, uses: Counter[int], executors: int) -> float:
     total = 0.0
     for expert, requests in uses.items():
-        times = board.costs[expert].by_executors[executors]
-        full, rest = divmod(requests, times.most)
-        total += full * times.ms_of(times.most) + (times.ms_of(rest) if rest else 0.0)
+        total += requests * _least_ms_a_request(board.costs[expert].by_executors[executors], requests)
     return total
+
+
+def _least_ms_a_request(times: BatchTimes, requests: int) -> float:
+    """In batches of whatever size is best, of at most so many."""
+    return min(times.ms_of(size) / size for size in range(1, min(requests, times.most) + 1))

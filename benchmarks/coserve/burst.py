@@ -13,10 +13,10 @@ from typing import Any, Final
 from benchmarks.coserve.boards import Task, distinct
 from benchmarks.coserve.bounds import bound_of
 from benchmarks.coserve.costs import Costs, documented, kept_or_measured
+from benchmarks.coserve.in_parallel import in_parallel
 from benchmarks.coserve.machines import HERE, MACHINES, Machine, loading_share, torch_load_ms
-from benchmarks.coserve.settings import Setting, best_setting, candidates, run_with
+from benchmarks.coserve.settings import EXECUTORS, Setting, best_setting, candidates, run_with
 from benchmarks.coserve.systems import (
-    COSERVE,
     EVERY_SYSTEM,
     MATCHED,
     OURS,
@@ -26,11 +26,9 @@ from benchmarks.coserve.systems import (
     System,
 )
 from benchmarks.harness.reporting.plots import grouped_bars, legend_below, panels_of, save, tidy
-from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import geometric, interval
 from benchmarks.harness.reporting.tables import plus_minus
 from greenroom.coe.simulation.simulate import Served
-from greenroom.profiling.coe.replayed_throughput import Scheme
 
 SAMPLE_SEED: Final = 1000
 """Of the sample that settings are found on; it is none of those that are measured."""
@@ -41,7 +39,7 @@ OTHER_SYSTEMS: Final = (SAMBA, "CoServe None", "CoServe", "one memory, LRU", "pu
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """``tasks``: boards, numbers of requests, and whether they are scanned. ``sample``: requests to find settings on."""
+    """``tasks``: boards, numbers of requests, whether they are scanned. ``sample``: requests to find settings on."""
 
     seeds: int = 5
     tasks: tuple[tuple[str, int, bool], ...] = (
@@ -49,7 +47,7 @@ class Scale:
         ("A", 3500, True), ("B", 3500, True),
     )  # fmt: skip
     machines: tuple[Machine, ...] = MACHINES
-    sample: int = 1500
+    sample: int = 3500
     measured: bool = True
 
 
@@ -60,19 +58,26 @@ QUICK = Scale(seeds=2, tasks=(("A", 2500, False), ("A", 3500, False)), machines=
 def run(scale: Scale) -> dict[str, Any]:
     """``cells``: by machine, task and system. On top the figures that have aims, of 3,500 requests on this machine."""
     costs = kept_or_measured() if scale.measured else documented()
+    asked = [(machine, system, scale.sample, costs) for machine in scale.machines for system in to_be_set(machine)]
+    found = in_parallel(best_of, asked, "settings")
+    settings: dict[str, dict[str, Setting]] = {machine.name: {} for machine in scale.machines}
+    for (machine, system, *_), setting in zip(asked, found, strict=True):
+        settings[machine.name][system.name] = setting
+    for machine in scale.machines:
+        for system in systems_of(machine):
+            if system.name not in settings[machine.name]:
+                settings[machine.name][system.name] = settings[machine.name]["CoServe"]
+    places = [(machine, task) for machine in scale.machines for task in _tasks(machine, scale)]
+    jobs = [
+        Job(machine, Task(board, requests, seed, fixed), costs, settings[machine.name])
+        for machine, (board, requests, fixed) in places
+        for seed in range(scale.seeds)
+    ]
+    served = in_parallel(served_by_all, jobs, "burst")
     cells: list[dict[str, Any]] = []
-    jobs = [(machine, task) for machine in scale.machines for task in _tasks(machine, scale)]
-    with progress(len(jobs) * scale.seeds, "burst", "board") as bar:
-        settings: dict[tuple[str, str, bool], dict[str, Setting]] = {}
-        for machine, (board, requests, fixed) in jobs:
-            key = machine.name, board, fixed
-            if key not in settings:
-                settings[key] = settings_of(machine, Task(board, scale.sample, SAMPLE_SEED, fixed), costs)
-            seeds = []
-            for seed in range(scale.seeds):
-                seeds.append(served_by_all(machine, Task(board, requests, seed, fixed), costs, settings[key]))
-                bar.update()
-            cells += _cells(machine, Task(board, requests, 0, fixed).name, seeds, settings[key])
+    for place, (machine, (board, requests, fixed)) in enumerate(places):
+        seeds = served[place * scale.seeds : (place + 1) * scale.seeds]
+        cells += _cells(machine, Task(board, requests, 0, fixed).name, seeds, settings[machine.name])
     return {
         "costs": costs_json(costs), "cells": cells, "machines": _machines(costs, scale.machines),
         **figures(cells, HERE.name, AIM_TASK),
@@ -93,37 +98,48 @@ def systems_of(machine: Machine) -> list[System]:
     return [system for system in EVERY_SYSTEM if machine == HERE or system.name in OTHER_SYSTEMS]
 
 
-def settings_of(machine: Machine, sample: Task, costs: Costs) -> dict[str, Setting]:
-    """By system. Those of the paper's baselines and ablations that have no number of their own get CoServe's."""
+def to_be_set(machine: Machine) -> list[System]:
+    """Those whose best setting is looked for; the paper's ablations, and baselines without a number, get CoServe's."""
+    return [system for system in systems_of(machine) if system.name == "CoServe" or system.name not in MATCHED]
+
+
+def best_of(asked: tuple[Machine, System, int, Costs]) -> Setting:
+    """On a sample of board A; ``asked``: how many requests it has."""
+    machine, system, requests, costs = asked
+    sample = Task("A", requests, SAMPLE_SEED)
     board = machine.board(sample, costs)
     memory = machine.memory_of(board)
-    found: dict[str, Setting] = {}
-
-    def best(scheme: Scheme, executors: Sequence[int] | None = None, load_ms: Sequence[float] | None = None) -> Setting:
-        able = candidates(board, memory) if executors is None else candidates(board, memory, executors)
-        return best_setting(able, lambda setting: per_s_of(run_with(board, scheme, setting, memory, load_ms)))
-
-    matched = best(COSERVE)
-    for system in systems_of(machine):
-        if system.expert_share is not None:
-            assert system.executors is not None
-            found[system.name] = Setting(system.executors, int(system.expert_share * memory))
-        elif system.executors is not None:
-            found[system.name] = best(system.scheme, (system.executors,))
-        else:
-            found[system.name] = matched if system.name in MATCHED else best(system.scheme)
-    return found
+    if system.expert_share is not None:
+        assert system.executors is not None
+        return Setting(system.executors, int(system.expert_share * memory))
+    own = torch_load_ms(sample, costs, machine, board) if system.torch else None
+    executors = EXECUTORS if system.executors is None else (system.executors,)
+    return best_setting(
+        candidates(board, memory, executors),
+        lambda setting: per_s_of(run_with(board, system.scheme, setting, memory, own)),
+    )
 
 
 def per_s_of(served: Served | None) -> float:
     return 0.0 if served is None else served.per_s
 
 
-def served_by_all(machine: Machine, task: Task, costs: Costs, settings: Mapping[str, Setting]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A board that all systems of the machine serve, each with its setting."""
+
+    machine: Machine
+    task: Task
+    costs: Costs
+    settings: Mapping[str, Setting]
+
+
+def served_by_all(job: Job) -> dict[str, Any]:
     """Of one seed: the bound, and by system what it served."""
-    board = machine.board(task, costs)
+    machine, task, settings = job.machine, job.task, job.settings
+    board = machine.board(task, job.costs)
     memory = machine.memory_of(board)
-    own = torch_load_ms(task, costs, machine, board)
+    own = torch_load_ms(task, job.costs, machine, board)
     bound = bound_of(board, memory)
     found = {}
     for system in systems_of(machine):
@@ -254,8 +270,10 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_RATIOS: Final = ("coserve_over_samba", "pull_over_samba", "pull_over_coserve", "pull_over_simple", "pull_switches_ratio",
-                  "bound_share")  # fmt: skip
+_RATIOS: Final = (
+    "coserve_over_samba", "pull_over_samba", "pull_over_coserve", "pull_over_simple", "pull_switches_ratio",
+    "bound_share",
+)  # fmt: skip
 
 
 def _number(value: float | None) -> str:

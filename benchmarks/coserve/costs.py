@@ -1,5 +1,6 @@
-"""What experts cost on this machine, measured once and kept: batches and loading as `greenroom coe profile` has them, and
-what `from_pretrained` takes.
+"""What experts cost on this machine, measured once and kept.
+
+Batches and loading are measured as `greenroom coe profile` does, and what `from_pretrained` takes beside them.
 
 python -m benchmarks.coserve.costs FILE type=FOLDER half=FOLDER equal=FOLDER [resnet-101=FOLDER]
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,6 @@ from benchmarks.harness.reporting.plots import curve, legend_below, logarithmic,
 from benchmarks.harness.reporting.statistics import geometric, interval, percentile
 from benchmarks.harness.reporting.tables import plus_minus
 from greenroom.coe.simulation.simulate import Served, Way
-from greenroom.profiling.coe.replayed_throughput import Board
 
 COSERVE: Final = "CoServe"
 SYSTEMS: Final = (COSERVE, *SIMPLE, "pull, LRU", OURS)
@@ -219,12 +218,12 @@ def summary(
 def table(found: Mapping[str, Any]) -> str:
     lines = []
     for one in found["places"]:
+        rates = ", ".join(f"{name} {plus_minus(own, digits=1)} /s" for name, own in one["rates"].items())
         lines += [
             f"{one['machine']}: 99 % within {one['limit_s']:g} s, {one['seeds']} seeds",
-            "  highest rate: " + ", ".join(f"{name} {plus_minus(own, digits=1)} /s" for name, own in one["rates"].items())
-            + f"; over CoServe {plus_minus(one['rate_over_coserve'])}",
+            f"  highest rate: {rates}; over CoServe {plus_minus(one['rate_over_coserve'])}",
             f"  {'at the rate of CoServe':<30}{'executors':>10}{'p99, s':>18}",
-        ]  # fmt: skip
+        ]
         for name, own in one["p99_s"].items():
             lines.append(f"  {name:<30}{one['executors'][name]:>10}{plus_minus(own, digits=1):>18}")
         lines += [

@@ -9,7 +9,7 @@ from greenroom.coe.simulation.simulate import Served, Way
 from greenroom.profiling.coe.replayed_throughput import Board, Scheme, replay
 
 EXECUTORS: Final = (1, 2, 3, 4)
-SHARES: Final = (1.0, 0.9, 0.75, 0.5)
+SHARES: Final = (1.0, 0.75)
 """Of the experts that fit beside full batches."""
 AS_GOOD: Final = 0.99
 
