@@ -40,7 +40,7 @@ def test_burst(tmp_path: Path) -> None:
 
 
 def test_line(tmp_path: Path) -> None:
-    scale = replace(line.QUICK, places=(line.Place(HERE, ((line.Limit(5, 2, 0.5), None),)),), sample_s=1.0)
+    scale = replace(line.QUICK, places=(line.Place(HERE, ((line.Limit(5, 2, 0.5), None),)),))
     found = line.run(scale)
     (one,) = found["places"]
     assert found["line_rate_over_coserve"] == one["rate_over_coserve"]["mean"] > 0
