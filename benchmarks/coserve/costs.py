@@ -132,7 +132,9 @@ def pretrained_ms(folder: Path, rounds: int = _LOADINGS) -> float:
     """Median of ``from_pretrained`` and a first forward, less a second one: weights are read where they are used."""
     import torch
     from transformers import AutoModelForImageClassification
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     spent = []
     image = torch.rand(1, 3, CROP_PIXELS, CROP_PIXELS)
     for _ in range(rounds + 1):
@@ -150,7 +152,9 @@ def pretrained_ms(folder: Path, rounds: int = _LOADINGS) -> float:
 def random_models(folder: Path) -> dict[str, list[Path]]:
     """Two random checkpoints of each shape."""
     from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessorPil
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     found: dict[str, list[Path]] = {}
     for role, shape in SHAPES.items():
         settings = ResNetConfig(
