@@ -42,7 +42,7 @@ class Scale:
     seeds: int = 5
     machines: tuple[Machine, ...] = (HERE, MACHINES[2])
     requests: int = 3500
-    sample: int = 1000
+    sample: int = 3500
     measured: bool = True
 
 

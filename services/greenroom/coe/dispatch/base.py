@@ -95,7 +95,7 @@ class Dispatcher(ABC):
 
     @property
     def asks_ms(self) -> float | None:
-        """When ``next_runs`` is to be asked although nothing has happened by then. None: never, as of all that serve."""
+        """When ``next_runs`` is to be asked though nothing has happened by then. None: never, as of all that serve."""
         return None
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -85,7 +87,8 @@ class LateBinding(Dispatcher):
                 self._memory.hold(expert, requests)
                 runs.append(Run(name, expert, requests))
                 self._runs[name] = runs[-1]
-        self._bring(now_ms)  # for nobody may wait now for what these requests waited for
+        if runs:
+            self._bring(now_ms)  # for nobody may wait now for what these requests waited for
         return runs
 
     def _longest_there(self) -> tuple[float, int] | None:
@@ -95,11 +98,6 @@ class LateBinding(Dispatcher):
             ((group[0].arrived_ms, expert) for expert, group in self._groups.items() if has(expert)), default=None
         )
 
-    def _missing(self) -> list[tuple[float, int]]:
-        """The same of all groups whose expert is not there; the longest first."""
-        has = self._memory.has
-        return sorted((group[0].arrived_ms, expert) for expert, group in self._groups.items() if not has(expert))
-
     def _bring(self, now_ms: float) -> bool:
         """Of the missing groups bring those that have waited longest, as few as keep the link busy.
 
@@ -108,13 +106,19 @@ class LateBinding(Dispatcher):
         """
         if self._memory.loading >= self._ahead:
             return True
-        there = self._longest_there()
-        for group in self._missing():
-            if self._memory.loading >= self._ahead:
-                break
-            arrived_ms, expert = group
+        has, there, missing = self._memory.has, (math.inf, 0), list[tuple[float, int]]()
+        for expert, group in self._groups.items():
+            since = group[0].arrived_ms, expert
+            if not has(expert):
+                missing.append(since)
+            elif since < there:
+                there = since
+        heapq.heapify(missing)
+        while missing and self._memory.loading < self._ahead:
+            longest = heapq.heappop(missing)
+            arrived_ms, expert = longest
             # Else two groups that have both waited long would take each other's place, and neither would run.
-            forces = now_ms - arrived_ms >= self._age_ms and not (there is not None and there < group)
+            forces = now_ms - arrived_ms >= self._age_ms and there > longest
             if not self._memory.fetch(expert, whoever=forces):
                 return not forces
         return True
