@@ -114,7 +114,11 @@ def measured(folders: Mapping[str, Sequence[Path]], *, rounds: int = 5, largest:
             progress(None, "costs", "turn") as bar,
         ):
             here = Here(machine_name(), _cores())
-            found = measure_costs(collaboration, architectures, pack, config, here, crops, lambda *_: bar.update())
+
+            def on_progress(*_: object) -> None:
+                bar.update()
+
+            found = measure_costs(collaboration, architectures, pack, config, here, crops, on_progress)
     roles = {expert.architecture: name.rpartition("-")[0]
              for name, expert in zip(collaboration.graph.names, collaboration.experts, strict=True)}  # fmt: skip
     return Costs(

@@ -23,12 +23,14 @@ from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import interval
 from benchmarks.harness.reporting.tables import plus_minus
 from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory, Run
+from greenroom.coe.simulation.simulate import Served, Way
 from greenroom.policies.base.array_types import Keys
 from greenroom.policies.base.dependencies import Dependencies
+from greenroom.policies.base.events import SequenceEnd
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.placement.placement_policy import Costs, PendingRequest, Shed
-from greenroom.profiling.coe.replayed_throughput import Scheme
+from greenroom.profiling.coe.replayed_throughput import Board, Scheme
 
 SCHEMES: Final[Mapping[str, Scheme]] = {"Samba-CoE": Early("lru"), "CoServe": COSERVE, OURS: PULL}
 AIMED: Final = ("CoServe", OURS)
@@ -70,8 +72,21 @@ class ClockedMemory(ExpertMemory):
     def __init__(self, inner: ExpertMemory, spent: Spent) -> None:
         self._inner = inner
         self._spent = spent
-        self.waits, self.forget = inner.waits, inner.forget  # type: ignore[method-assign]
-        self.hold, self.release, self.has = inner.hold, inner.release, inner.has  # type: ignore[method-assign]
+
+    def waits(self, request: PendingRequest) -> None:
+        self._inner.waits(request)
+
+    def forget(self, request: PendingRequest, end: SequenceEnd) -> None:
+        self._inner.forget(request, end)
+
+    def hold(self, expert: int, requests: Sequence[PendingRequest]) -> None:
+        self._inner.hold(expert, requests)
+
+    def release(self, expert: int) -> None:
+        self._inner.release(expert)
+
+    def has(self, expert: int) -> bool:
+        return self._inner.has(expert)
 
     def fetch(self, expert: int, *, whoever: bool = True) -> bool:
         began = time.thread_time()
@@ -141,7 +156,7 @@ class Clocked:
 def run(scale: Scale) -> dict[str, Any]:
     """``cells``: by machine, how requests come, and system, the processor time of decisions over that of requests."""
     costs = kept_or_measured() if scale.measured else documented()
-    cells = []
+    cells: list[dict[str, Any]] = []
     with progress(len(scale.machines) * len(SCHEMES) * scale.seeds, "overhead", "replay") as bar:
         for machine in scale.machines:
             sample = machine.board(Task("A", scale.sample, SAMPLE_SEED), costs)
@@ -160,13 +175,10 @@ def run(scale: Scale) -> dict[str, Any]:
                         cost_of(board, scheme, setting, memory, arriving(board.paths, LINE_SHARE * rate, seed))[0]
                     )
                     bar.update()
-                cells += [
-                    {
-                        "machine": machine.name, "comes": comes, "system": name, "executors": setting.executors,
-                        **{figure: interval([one[figure] for one in runs]) for figure in runs[0]},
-                    }
-                    for comes, runs in spent.items()
-                ]  # fmt: skip
+                for comes, runs in spent.items():
+                    figures = {figure: interval([one[figure] for one in runs]) for figure in runs[0]}
+                    place = {"machine": machine.name, "comes": comes, "system": name, "executors": setting.executors}
+                    cells.append({**place, **figures})
     first = [cell for cell in cells if cell["machine"] == scale.machines[0].name and cell["system"] in AIMED]
     return {
         "cells": cells,
@@ -175,7 +187,9 @@ def run(scale: Scale) -> dict[str, Any]:
     }
 
 
-def cost_of(board: Any, scheme: Scheme, setting: Setting, memory: int, ways: Any) -> tuple[dict[str, float], float]:
+def cost_of(
+    board: Board, scheme: Scheme, setting: Setting, memory: int, ways: Sequence[Way] | None
+) -> tuple[dict[str, float], float]:
     """Of one replay; and the requests a second that it served."""
     clocked = Clocked(scheme)
     served = run_with(board, clocked, setting, memory, ways=ways)
@@ -192,7 +206,7 @@ def cost_of(board: Any, scheme: Scheme, setting: Setting, memory: int, ways: Any
     }, served.per_s  # fmt: skip
 
 
-def _per_s(served: Any) -> float:
+def _per_s(served: Served | None) -> float:
     return 0.0 if served is None else served.per_s
 
 

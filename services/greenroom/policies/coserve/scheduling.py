@@ -85,14 +85,14 @@ class _Executor:
 
     def _add_groups(self, groups: Iterable[QueuedGroup]) -> None:
         """``adds_ms`` of every group's requests, written out: this is most of what a decision takes."""
-        costs, left_ms, place = self._costs, self.left_ms, 0
+        costs, left_ms = self._costs, self.left_ms
         request_ms, batch_ms, load_ms = (
             costs.request_ms_by_expert, costs.batch_ms_by_expert, costs.load_ms_by_expert
         )  # fmt: skip
         usual_ms, usual_batch_ms, last, ready, running = (
             costs.token_ms, costs.batch_ms, self._last, self._ready, self._running
         )  # fmt: skip
-        for expert, requests in groups:
+        for place, (expert, requests) in enumerate(groups):
             left_ms += requests * request_ms.get(expert, usual_ms)  # type: ignore[arg-type]  # nobody has the key None
             if expert not in last:
                 if expert not in running:
@@ -100,7 +100,6 @@ class _Executor:
                 if expert not in ready:
                     left_ms += load_ms.get(expert, 0.0)  # type: ignore[arg-type]
             last[expert] = place
-            place += 1
             self._groups.append(requests)
         self.left_ms = left_ms
 

@@ -12,7 +12,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from greenroom.policies.base.array_types import NO_KEYS, Keys
 from greenroom.policies.base.events import UNKNOWN_TASK
@@ -212,7 +212,7 @@ class PlacementPolicy(ABC):
     ``needs_groups``: False where only the length of a queue matters; ``groups`` then may be any that add up to it.
     """
 
-    needs_groups: ClassVar[bool] | bool = True
+    needs_groups: bool = True
 
     @abstractmethod
     def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:

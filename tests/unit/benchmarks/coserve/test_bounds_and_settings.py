@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ from tests.coe_profiles import costs
 SIZE = 10
 
 
-def board(paths: list[tuple[int, ...]], load_ms: float = 100.0) -> Board:
+def board(paths: Sequence[tuple[int, ...]], load_ms: float = 100.0) -> Board:
     made, cost = Task("A", 1, 0).graph, costs(1.0, 0.0)
     own = ArchitectureCosts(load_ms=load_ms, bytes_by_batch=cost.bytes_by_batch, by_executors=cost.by_executors)
     return Board(made, [SIZE] * len(made), [own] * len(made), np.ones(len(made)), paths)

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.coserve import line
 from benchmarks.coserve.line import arriving, highest_rate, p99_s
+from benchmarks.coserve.machines import HERE
 from greenroom.coe.simulation.simulate import Served
 
 
@@ -42,7 +43,7 @@ def test_only_the_second_half_counts() -> None:
 def test_the_best_simple_system_is_that_of_the_least_p99() -> None:
     at = {name: 10.0 + place for place, name in enumerate(line.SYSTEMS)} | {"pull": 3.0, "one memory, LRU": 6.0}
     runs = [{"rates": {"CoServe": 10.0, line.AS_PROFILED: 8.0, "pull": 15.0}, "p99_s": at}] * 2
-    found = line.summary(line.HERE, line.Limit(20, 60), {}, runs)
+    found = line.summary(HERE, line.Limit(20, 60), {}, runs)
     assert found["best_simple"] == "one memory, LRU"
     assert found["p99_over_simple"]["mean"] == pytest.approx(0.5)
     assert found["rate_over_coserve"]["mean"] == pytest.approx(1.5)

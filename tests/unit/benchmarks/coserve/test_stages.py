@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.coserve import burst, executors, in_parallel, line, overhead
+from benchmarks.coserve import burst, executors, line, overhead
 from benchmarks.coserve.boards import Task
 from benchmarks.coserve.costs import documented
 from benchmarks.coserve.machines import HERE
@@ -17,7 +17,7 @@ from greenroom.profiling.coe.replayed_throughput import replay
 
 @pytest.fixture(autouse=True)
 def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_parallel.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
 
 
 def test_burst(tmp_path: Path) -> None:
