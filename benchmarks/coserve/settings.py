@@ -32,12 +32,14 @@ def run_with(
     return replay(board, scheme, setting.executors, memory_bytes, setting.expert_bytes, load_ms=load_ms, ways=ways)
 
 
-def candidates(board: Board, memory_bytes: int, executors: Sequence[int] = EXECUTORS) -> list[Setting]:
+def candidates(
+    board: Board, memory_bytes: int, executors: Sequence[int] = EXECUTORS, shares: Sequence[float] = SHARES
+) -> list[Setting]:
     found = []
     for count in executors:
         most = board.fitting_beside_full_batches(memory_bytes, count) or board.fitting(memory_bytes, count)
         if most:
-            numbers = sorted({max(1, round(share * most)) for share in SHARES}, reverse=True)
+            numbers = sorted({max(1, round(share * most)) for share in shares}, reverse=True)
             found += [Setting(count, board.expert_bytes(number, count)) for number in numbers]
     return found
 
