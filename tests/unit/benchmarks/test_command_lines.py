@@ -12,6 +12,7 @@ import pytest
 from click import Command
 from click.testing import CliRunner
 
+from benchmarks.coserve import cli as coserve
 from benchmarks.duoserve import cli as duoserve
 from benchmarks.emoe import cli as emoe
 from benchmarks.emoe import stages as emoe_stages
@@ -31,6 +32,7 @@ def terminated() -> Iterator[list[object]]:
 @pytest.mark.parametrize(
     ("cli", "begins"),
     [
+        (coserve, (harness_stages, "run_named")),
         (duoserve, (harness_stages, "run_named")),
         (emoe, (emoe, "run_stages")),
         (moe_infinity, (harness_stages, "run_named")),
@@ -69,6 +71,7 @@ def test_the_last_line_of_bench_emoe_is_json_with_every_figure_that_has_an_aim(
 @pytest.mark.parametrize(
     ("cli", "folder", "file", "beside"),
     [
+        (coserve, "coserve", "coserve.json", set()),
         (duoserve, "duoserve", "duoserve.json", set()),
         (moe_infinity, "moe_infinity", "moe-infinity.json", {"gain_over_best_baseline"}),
     ],
@@ -97,7 +100,10 @@ def is_whole(command: Command, figures: set[str], folder: Path, file: str) -> No
     assert found["machine"]["cores"] > 0
 
 
-@pytest.mark.parametrize(("cli", "target"), [(duoserve, "bench-duoserve"), (moe_infinity, "bench-moe-infinity")])
+@pytest.mark.parametrize(
+    ("cli", "target"),
+    [(coserve, "bench-coserve"), (duoserve, "bench-duoserve"), (moe_infinity, "bench-moe-infinity")],
+)
 def test_help_has_examples(cli: Any, target: str) -> None:
     told = CliRunner().invoke(cli.main, ["--help"]).output
     assert f"make {target} QUICK=1" in told

@@ -94,6 +94,11 @@ class Dispatcher(ABC):
         """What is to be computed from now on. To be asked after each of these events, and when an expert has come."""
 
     @property
+    def asks_ms(self) -> float | None:
+        """When ``next_runs`` is to be asked though nothing has happened by then. None: never, as of all that serve."""
+        return None
+
+    @property
     @abstractmethod
     def waiting(self) -> int:
         """Requests that run nowhere."""

@@ -14,6 +14,7 @@ from greenroom.policies.placement.placement_policy import (
     PlacedRequest,
     PlacementPolicy,
     PlacementState,
+    QueuedGroup,
     Shed,
     WorkerView,
 )
@@ -52,14 +53,22 @@ class EarlyBinding(Dispatcher):
     """``placement`` chooses the executor and the place in its queue.
 
     An executor takes as many requests of its first group as a batch may have. While it computes, the next group's
-    expert is brought. Where executors share a memory, the group that has waited longest is brought first. If one that
-    has waited ``age_ms`` finds no room, nothing else begins or is brought until it has. So no executor keeps another
-    from ever beginning.
+    expert is brought; unless ``ahead``, only when its turn has come. Where executors share a memory, the group that
+    has waited longest is brought first. If one that has waited ``age_ms`` finds no room, nothing else begins or is
+    brought until it has. So no executor keeps another from ever beginning.
     """
 
-    def __init__(self, placement: PlacementPolicy, executors: Sequence[Executor], *, age_ms: float = 5000.0) -> None:
+    def __init__(
+        self,
+        placement: PlacementPolicy,
+        executors: Sequence[Executor],
+        *,
+        age_ms: float = 5000.0,
+        ahead: bool = True,
+    ) -> None:
         self._placement = placement
         self._age_ms = age_ms
+        self._ahead = ahead
         self._shares = len({id(executor.memory) for executor in executors}) < len(executors)
         self._executors = {executor.name: executor for executor in executors}
         self._pending: dict[str, PendingRequest] = {}
@@ -116,7 +125,11 @@ class EarlyBinding(Dispatcher):
                 self._begin(executor, now_ms)
                 runs += [] if executor.runs is None else [executor.runs]
         # Only now, since in a memory that they share one's next expert would take the place of what another begins.
-        following = [(executor.following, executor.memory) for executor in self._executors.values()]
+        following = [
+            (executor.following, executor.memory)
+            for executor in self._executors.values()
+            if self._ahead or executor.runs is None
+        ]
         wanted = [(request, memory) for request, memory in following if request is not None]
         if self._shares:
             wanted.sort(key=lambda one: one[0].arrived_ms)
@@ -162,6 +175,8 @@ class EarlyBinding(Dispatcher):
             kv_free=_ROOM,
             costs=executor.costs,
             resident=executor.memory.residents,
-            groups=executor.queue.groups(),
+            groups=executor.queue.groups()
+            if self._placement.needs_groups
+            else (QueuedGroup(None, len(executor.queue)),),
             busy_ms=executor.busy_ms(now_ms),
         )

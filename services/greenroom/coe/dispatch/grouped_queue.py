@@ -11,13 +11,21 @@ from greenroom.policies.placement.placement_policy import PendingRequest, Queued
 class _Group:
     """Requests of one expert, by id, and the groups before and behind them."""
 
-    __slots__ = ("before", "behind", "expert", "requests")
+    __slots__ = ("_view", "before", "behind", "expert", "requests")
 
     def __init__(self, expert: int | None, before: _Group | None) -> None:
         self.expert = expert
         self.requests: OrderedDict[str, PendingRequest] = OrderedDict()  # not a dict: its first one is found at once
         self.before = before
         self.behind: _Group | None = None
+        self._view = QueuedGroup(expert, 0)
+
+    @property
+    def view(self) -> QueuedGroup:
+        """As policies see it, made anew only where it has changed: all groups are described for each request."""
+        if self._view.requests != len(self.requests):
+            self._view = QueuedGroup(self.expert, len(self.requests))
+        return self._view
 
 
 class GroupedQueue:
@@ -51,7 +59,7 @@ class GroupedQueue:
         return None if group is None else next(iter(group.requests.values()))
 
     def groups(self) -> tuple[QueuedGroup, ...]:
-        return tuple(QueuedGroup(group.expert, len(group.requests)) for group in self._groups())
+        return tuple(group.view for group in self._groups())
 
     def insert(self, request: PendingRequest, position: int | None) -> None:
         """Before this position (None: at the end). Raises ValueError where that is neither the end nor behind a

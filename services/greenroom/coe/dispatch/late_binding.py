@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
@@ -75,8 +77,8 @@ class LateBinding(Dispatcher):
         if not self._bring(now_ms):
             return runs  # what is computed now is in the way of a group that has waited too long: until it has ended
         for name, run in self._runs.items():
-            if run is None and (there := self._waiting_for(there=True)):
-                expert = there[0][1]
+            if run is None and (there := self._longest_there()) is not None:
+                expert = there[1]
                 group = self._groups[expert]
                 requests = tuple(group.popitem(last=False)[1] for _ in range(min(self._most[expert], len(group))))
                 if not group:
@@ -84,17 +86,14 @@ class LateBinding(Dispatcher):
                 self._memory.hold(expert, requests)
                 runs.append(Run(name, expert, requests))
                 self._runs[name] = runs[-1]
-        self._bring(now_ms)  # for nobody may wait now for what these requests waited for
+        if runs:
+            self._bring(now_ms)  # for nobody may wait now for what these requests waited for
         return runs
 
-    def _waiting_for(self, *, there: bool) -> list[tuple[float, int]]:
-        """Of the groups whose expert is there, or is not: since when the first request waits, and the expert; the
-        longest first."""
-        return sorted(
-            (next(iter(group.values())).arrived_ms, expert)
-            for expert, group in self._groups.items()
-            if self._memory.has(expert) == there
-        )
+    def _longest_there(self) -> tuple[float, int] | None:
+        """Of the groups whose expert is there, that which has waited longest: since when, and the expert."""
+        has = self._memory.has
+        return min(((_since(group), expert) for expert, group in self._groups.items() if has(expert)), default=None)
 
     def _bring(self, now_ms: float) -> bool:
         """Of the missing groups bring those that have waited longest, as few as keep the link busy.
@@ -104,13 +103,24 @@ class LateBinding(Dispatcher):
         """
         if self._memory.loading >= self._ahead:
             return True
-        there = self._waiting_for(there=True)
-        for group in self._waiting_for(there=False):
-            if self._memory.loading >= self._ahead:
-                break
-            arrived_ms, expert = group
+        has, there, missing = self._memory.has, (math.inf, 0), list[tuple[float, int]]()
+        for expert, group in self._groups.items():
+            since = _since(group), expert
+            if not has(expert):
+                missing.append(since)
+            elif since < there:
+                there = since
+        heapq.heapify(missing)
+        while missing and self._memory.loading < self._ahead:
+            longest = heapq.heappop(missing)
+            arrived_ms, expert = longest
             # Else two groups that have both waited long would take each other's place, and neither would run.
-            forces = now_ms - arrived_ms >= self._age_ms and not (there and there[0] < group)
+            forces = now_ms - arrived_ms >= self._age_ms and there > longest
             if not self._memory.fetch(expert, whoever=forces):
                 return not forces
         return True
+
+
+def _since(group: OrderedDict[str, PendingRequest]) -> float:
+    """When its first request arrived."""
+    return next(iter(group.values())).arrived_ms

@@ -24,7 +24,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """``latencies_ms[i]``: of the i-th request, to the end of its last stage. ``loads``: after the first fill."""
+    """``latencies_ms[i]``: of the i-th request, to the end of its last stage. ``loads``: after the first fill.
+    ``loads_by_memory``: the same, those that have come.
+    """
 
     latencies_ms: tuple[float, ...]
     total_ms: float
@@ -32,6 +34,7 @@ class Served:
     link_busy_ms: float
     computed_ms: float
     batches: int
+    loads_by_memory: tuple[int, ...] = ()
 
     @property
     def per_s(self) -> float:
@@ -54,6 +57,7 @@ def simulate(
     while len(done) < len(ways):
         following = [link.next_ms if link.next_ms is not None else _NEVER_MS, ends[0][0] if ends else _NEVER_MS]
         following.append(ways[arrivals[place]].arrives_ms if place < len(arrivals) else _NEVER_MS)
+        following.append(_NEVER_MS if dispatcher.asks_ms is None else max(now, dispatcher.asks_ms))
         if min(following) == _NEVER_MS:
             raise RuntimeError(f"{dispatcher.waiting} requests wait, and nothing moves: a defect of the dispatcher")
         now = min(following)
@@ -82,6 +86,7 @@ def simulate(
     return Served(
         tuple(done[number] - ways[number].arrives_ms for number in range(len(ways))),
         now, link.loads, link.busy_ms, computed, batches,
+        tuple(memory.counters.loads for memory in memories),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from greenroom.policies.placement.placement_policy import (
     PlacementDecision,
     PlacementPolicy,
     PlacementState,
+    QueuedGroup,
     Shed,
     WorkerView,
 )
@@ -31,6 +32,7 @@ class CoServePlacement(PlacementPolicy):
     def __init__(self, *, assigning: bool = True, arranging: bool = True) -> None:
         self._assigning = assigning
         self._arranging = arranging
+        self.needs_groups = assigning or arranging
 
     def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
         executors = [_Executor(view) for view in state.workers]
@@ -79,10 +81,27 @@ class _Executor:
         self._running = {placed.request.expert for placed in view.running}
         self._groups: list[int] = []  # requests of each, in the order of the queue
         self._last: dict[int | None, int] = {}  # by expert, the place of its last group
-        for group in view.queue_groups:
-            self.left_ms += self.adds_ms(group.expert) + (group.requests - 1) * self._costs.request_ms(group.expert)
-            self._last[group.expert] = len(self._groups)
-            self._groups.append(group.requests)
+        self._add_groups(view.queue_groups)
+
+    def _add_groups(self, groups: Iterable[QueuedGroup]) -> None:
+        """``adds_ms`` of every group's requests, written out: this is most of what a decision takes."""
+        costs, left_ms = self._costs, self.left_ms
+        request_ms, batch_ms, load_ms = (
+            costs.request_ms_by_expert, costs.batch_ms_by_expert, costs.load_ms_by_expert
+        )  # fmt: skip
+        usual_ms, usual_batch_ms, last, ready, running = (
+            costs.token_ms, costs.batch_ms, self._last, self._ready, self._running
+        )  # fmt: skip
+        for place, (expert, requests) in enumerate(groups):
+            left_ms += requests * request_ms.get(expert, usual_ms)  # type: ignore[arg-type]  # nobody has the key None
+            if expert not in last:
+                if expert not in running:
+                    left_ms += batch_ms.get(expert, usual_batch_ms)  # type: ignore[arg-type]
+                if expert not in ready:
+                    left_ms += load_ms.get(expert, 0.0)  # type: ignore[arg-type]
+            last[expert] = place
+            self._groups.append(requests)
+        self.left_ms = left_ms
 
     def adds_ms(self, expert: int | None) -> float:
         """By how much a request of this expert would prolong ``left_ms``."""

@@ -23,6 +23,8 @@ class InOrderPlacement(PlacementPolicy):
     Without a worker everything else stays pending.
     """
 
+    needs_groups = False
+
     @abstractmethod
     def ordered(self, state: PlacementState) -> Sequence[PendingRequest]:
         """The pending requests in the order in which they are to be served."""

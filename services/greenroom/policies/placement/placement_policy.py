@@ -12,6 +12,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from greenroom.policies.base.array_types import NO_KEYS, Keys
 from greenroom.policies.base.events import UNKNOWN_TASK
@@ -129,8 +130,7 @@ class Costs:
         return self.generated_ms(rows) if self.prefill_token_ms is None else self.prefill_token_ms
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedGroup:
+class QueuedGroup(NamedTuple):
     """Requests of one expert that lie side by side in a queue."""
 
     expert: int | None
@@ -169,7 +169,7 @@ class WorkerView:
 
     @property
     def queue_length(self) -> int:
-        return sum(group.requests for group in self.groups) if self.groups else len(self.queued)
+        return sum([requests for _, requests in self.groups]) if self.groups else len(self.queued)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,11 @@ class PlacementDecision:
 class PlacementPolicy(ABC):
     """Invariants for every policy: no worker gets more than it has room for; no request is placed or shed twice;
     a pending request past its deadline is shed; equal states and times give equal decisions.
+
+    ``needs_groups``: False where only the length of a queue matters; ``groups`` then may be any that add up to it.
     """
+
+    needs_groups: bool = True
 
     @abstractmethod
     def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:

@@ -80,7 +80,7 @@ def profile_collaboration(
     """
     architectures = build_architectures(collaboration, dtype)
     with closing(PackFile.open(ensure_pack(collaboration, architectures, cache_dir))) as pack:
-        costs = _measured(collaboration, architectures, pack, config, here, samples, on_progress)
+        costs = measure_costs(collaboration, architectures, pack, config, here, samples, on_progress)
     sizes = [architectures[expert.architecture].layout.nbytes for expert in collaboration.experts]
     board = Board(
         collaboration.graph,
@@ -193,7 +193,7 @@ def best_count(trials: Mapping[int, MemoryTrial]) -> int:
     return min(count for count, trial in trials.items() if trial.per_s >= _AS_GOOD * best)
 
 
-def _measured(
+def measure_costs(
     collaboration: Collaboration,
     architectures: Mapping[str, Architecture],
     pack: PackFile,
@@ -202,7 +202,7 @@ def _measured(
     samples: Samples | None,
     on_progress: OnProgress,
 ) -> dict[str, ArchitectureCosts]:
-    """By architecture, on the CPU."""
+    """By architecture, on the CPU, with each number of executors that ``config`` tries."""
     preparations = Preparations()
     counts = config.counts
     computers = [ExpertComputer(collaboration, architectures, preparations) for _ in range(max(counts))]

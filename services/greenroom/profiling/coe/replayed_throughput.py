@@ -6,25 +6,24 @@ CoServe (ASPLOS 2025, doi 10.1145/3676641.3715986), sections 4.4 and 5 (Figs 17 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from greenroom.coe.computing.batch_size import batch_size, bytes_of_batch
-from greenroom.coe.dispatch.base import Dispatcher
-from greenroom.coe.dispatch.early_binding import EarlyBinding, Executor
-from greenroom.coe.dispatch.late_binding import LateBinding
+from greenroom.coe.dispatch.base import Dispatcher, ExpertMemory
+from greenroom.coe.dispatch.first_fill import dealt
 from greenroom.coe.graph.expert_graph import ExpertGraph, Shares
+from greenroom.coe.serving.selection import Selection
 from greenroom.coe.simulation.simulate import Served, Way, simulate
 from greenroom.coe.simulation.simulated_memory import SimulatedLink, SimulatedMemory
 from greenroom.core.coe_profile import ArchitectureCosts, BatchTimes
 from greenroom.policies.base.dependencies import Dependencies
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.coserve.scheduling import CoServePlacement
+from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.placement.placement_policy import Costs
-from greenroom.policies.registry import create_policy
 
 SCHEDULINGS: Final = ("coserve", "pull")
 ARRIVES_FASTER: Final = 8.0
@@ -81,8 +80,37 @@ def drawn_paths(graph: ExpertGraph, requests: int, seed: int) -> list[tuple[int,
     return [graph.draw_path(lots.random) for _ in range(requests)]
 
 
-def replay(board: Board, scheduling: str, executors: int, memory_bytes: int, expert_bytes: int) -> Served | None:
+class Scheme(Protocol):
+    """How requests get to executors, and who leaves memory; a ``Selection`` is one."""
+
+    @property
+    def one_memory(self) -> bool:
+        """Of all executors; else each has its own."""
+        ...
+
+    def make_policy(self, catalogue: Catalogue, dependencies: Dependencies) -> ExpertPolicy:
+        """One for each memory."""
+        ...
+
+    def make_dispatcher(
+        self, names: Sequence[str], memories: Mapping[str, ExpertMemory], costs: Costs, most: Mapping[int, int]
+    ) -> Dispatcher: ...
+
+
+def replay(
+    board: Board,
+    scheme: str | Scheme,
+    executors: int,
+    memory_bytes: int,
+    expert_bytes: int,
+    *,
+    load_ms: Sequence[float] | None = None,
+    ways: Sequence[Way] | None = None,
+) -> Served | None:
     """A burst of the board's requests on so many executors, of whose memory experts get ``expert_bytes``.
+
+    ``scheme``: or the name of a scheduling, with the policy that goes with it. ``load_ms[N]``: in place of what the
+    board's costs say. ``ways``: in place of a burst of the board's requests.
 
     None: what is left does not hold the intermediates of one request on each executor.
     """
@@ -94,47 +122,49 @@ def replay(board: Board, scheduling: str, executors: int, memory_bytes: int, exp
     }
     if min(most.values()) < 1:
         return None
-    link = SimulatedLink(lambda expert: board.costs[expert].load_ms)
-    dispatcher, memories = _assembled(board, scheduling, executors, expert_bytes, link, times, most)
-    return simulate(dispatcher, memories, link, _batch_ms(times), _arriving(board.paths, times, executors))
+    loads = [costs.load_ms for costs in board.costs] if load_ms is None else load_ms
+    link = SimulatedLink(loads.__getitem__)
+    chosen = Selection(scheme) if isinstance(scheme, str) else scheme
+    dispatcher, memories = assembled(board, chosen, executors, expert_bytes, link, times, most, loads)
+    return simulate(
+        dispatcher, memories, link, batch_ms_of(times), burst_of(board, executors) if ways is None else ways
+    )
 
 
-def _assembled(
+def assembled(
     board: Board,
-    scheduling: str,
+    scheme: Scheme,
     executors: int,
     expert_bytes: int,
     link: SimulatedLink,
     times: Sequence[BatchTimes],
     most: Mapping[int, int],
+    load_ms: Sequence[float],
 ) -> tuple[Dispatcher, list[SimulatedMemory]]:
     """Memories are filled by descending probability, dealt in turn until nothing fits (section 4.1)."""
     catalogue = Catalogue.of_models("replayed", board.bytes_of)
-    options: dict[str, Any] = {"dependencies": Dependencies(board.usage, board.graph.predecessors)}
+    dependencies = Dependencies(board.usage, board.graph.predecessors)
     names = [f"executor {number}" for number in range(executors)]
-    shared = scheduling == "pull"
-    memories = [
-        SimulatedMemory(create_policy(scheduling, catalogue=catalogue, options=options), expert_bytes // parts, link)
-        for parts in ([1] if shared else [executors] * executors)
-    ]
-    for place, memory in enumerate(memories):
-        memory.fill(board.ranked[place :: len(memories)])
-    if shared:
-        return LateBinding(memories[0], names, most), memories
+    budgets = [expert_bytes // parts for parts in ([1] if scheme.one_memory else [executors] * executors)]
+    memories = [SimulatedMemory(scheme.make_policy(catalogue, dependencies), budget, link) for budget in budgets]
+    for memory, first in zip(memories, dealt(board.usage, board.bytes_of, budgets), strict=True):
+        memory.fill(first)
     costs = Costs(
-        load_ms_by_expert={expert: one.load_ms for expert, one in enumerate(board.costs)},
+        load_ms_by_expert=dict(enumerate(load_ms)),
         request_ms_by_expert={expert: one.request_ms for expert, one in enumerate(times)},
         batch_ms_by_expert={expert: one.batch_ms for expert, one in enumerate(times)},
     )
-    given = [Executor(name, memory, costs, most) for name, memory in zip(names, memories, strict=True)]
-    return EarlyBinding(CoServePlacement(), given), memories
+    own = {name: memories[place % len(memories)] for place, name in enumerate(names)}
+    return scheme.make_dispatcher(names, own, costs, most), memories
 
 
 def _times(costs: ArchitectureCosts, executors: int) -> BatchTimes:
     return costs.by_executors[executors]
 
 
-def _batch_ms(times: Sequence[BatchTimes]) -> Any:
+def batch_ms_of(times: Sequence[BatchTimes]) -> Callable[[int, int], float]:
+    """What a batch of an expert's requests takes; ``times[N]``: of the experts."""
+
     def batch_ms(expert: int, requests: int) -> float:
         key = expert, requests
         if key not in known:
@@ -145,7 +175,11 @@ def _batch_ms(times: Sequence[BatchTimes]) -> Any:
     return batch_ms
 
 
-def _arriving(paths: Sequence[tuple[int, ...]], times: Sequence[BatchTimes], executors: int) -> list[Way]:
-    work_ms = sum(times[expert].ms_of(times[expert].most) / times[expert].most for path in paths for expert in path)
-    every_ms = work_ms / executors / len(paths) / ARRIVES_FASTER
-    return [Way(number * every_ms, path) for number, path in enumerate(paths)]
+def burst_of(board: Board, executors: int, faster: float = ARRIVES_FASTER) -> list[Way]:
+    """The board's requests, ``faster`` as fast as so many executors could compute them."""
+    times = [_times(costs, executors) for costs in board.costs]
+    work_ms = sum(
+        times[expert].ms_of(times[expert].most) / times[expert].most for path in board.paths for expert in path
+    )
+    every_ms = work_ms / executors / len(board.paths) / faster
+    return [Way(number * every_ms, path) for number, path in enumerate(board.paths)]

@@ -25,7 +25,7 @@ from greenroom.policies.registry import create_policy
 SIZES = [40, 10, 25, 25, 5, 60, 10, 30]
 MOST = {expert: 1 + expert % 4 for expert in range(len(SIZES))}
 LOAD_MS, REQUEST_MS, BATCH_MS = 1.0, 3.0, 5.0  # a byte, a request, a batch
-KINDS = ("coserve", "coserve, literal", "one memory", "as they come", "pull")
+KINDS = ("coserve", "coserve, not ahead", "coserve, literal", "one memory", "as they come", "pull")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -88,6 +88,7 @@ def dispatcher_of(kind: str, link: SimulatedLink | None = None, executors: int =
     def memory(nbytes: int) -> SimulatedMemory:
         chosen: dict[str, tuple[str, dict[str, Any]]] = {
             "coserve": ("coserve", {"dependencies": dependencies}),
+            "coserve, not ahead": ("coserve", {"dependencies": dependencies}),
             "coserve, literal": ("coserve", {"dependencies": dependencies, "literal": True}),
             "pull": ("pull", {"dependencies": dependencies}),
         }
@@ -109,6 +110,7 @@ def dispatcher_of(kind: str, link: SimulatedLink | None = None, executors: int =
         dispatcher = EarlyBinding(
             CoServePlacement(assigning=sorts, arranging=sorts),
             [Executor(name, memories[0 if shared else at], costs, MOST) for at, name in enumerate(names)],
+            ahead=kind != "coserve, not ahead",
         )
     return Watched(dispatcher, memories)
 
@@ -143,6 +145,47 @@ def test_an_expert_is_brought_while_another_computes() -> None:
     found, _ = served("coserve", ways, executors=1)
     # 5 to load expert 4, then 8 batches of one, under which expert 0's 40 are hidden
     assert found.total_ms == 5 + 8 * 8 + 8
+
+
+def test_without_looking_ahead_an_expert_is_brought_when_its_turn_has_come() -> None:
+    ways = [Way(0.0, (4,))] * 8 + [Way(0.0, (0,))]
+    found, _ = served("coserve, not ahead", ways, executors=1)
+    assert found.total_ms == 5 + 8 * 8 + 40 + 8
+
+
+@every_kind
+def test_loads_are_counted_by_memory(kind: str) -> None:
+    found, watched = served(kind, [Way(0.0, (expert,)) for expert in range(len(SIZES))] * 3)
+    assert len(found.loads_by_memory) == len(watched.memories)
+    assert 0 < sum(found.loads_by_memory) <= found.loads
+
+
+def test_a_dispatcher_is_asked_again_when_it_wants_to_be() -> None:
+    class Later(Watched):
+        """Tells of what has come 50 ms later."""
+
+        told: list[PendingRequest] = []  # noqa: RUF012
+
+        @property
+        def asks_ms(self) -> float | None:
+            return self.told[0].arrived_ms + 50.0 if self.told else None
+
+        def arrived(self, requests: Sequence[PendingRequest], now_ms: float) -> tuple[Shed, ...]:
+            self.told.extend(requests)
+            return ()
+
+        def next_runs(self, now_ms: float) -> list[Run]:
+            if self.asks_ms is not None and self.asks_ms <= now_ms:
+                super().arrived(list(self.told), now_ms)
+                self.told.clear()
+            return super().next_runs(now_ms)
+
+    link = SimulatedLink(lambda expert: 1.0)
+    inner = dispatcher_of("pull", link, executors=1)
+    inner.memories[0].fill([0])
+    later = Later(inner.inner, inner.memories)
+    found = simulate(later, later.memories, link, lambda _, requests: 8.0, [Way(3.0, (0,))])
+    assert found.total_ms == 3 + 50 + 8
 
 
 def test_under_pull_a_group_that_has_waited_long_gets_its_place() -> None:
