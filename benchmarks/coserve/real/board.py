@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,7 +15,7 @@ import numpy as np
 
 from benchmarks.coserve.boards import definition, role_of
 from benchmarks.coserve.checkpoints import checkpoints, smaller, weight_bytes, write_definition
-from benchmarks.coserve.costs import CROP_PIXELS, Costs, documented, kept_or_measured
+from benchmarks.coserve.costs import CROP_PIXELS, Costs, documented, kept_or_measured, pretrained_ms
 from benchmarks.coserve.real.scale import Scale
 from benchmarks.harness.machine import cache_folder
 from greenroom.coe.graph.expert_graph import ExpertGraph
@@ -40,21 +41,26 @@ from greenroom.profiling.coe.replayed_throughput import Board, drawn_paths
 from greenroom.profiling.coe.sample_inputs import DISTINCT, random_images
 
 _READS: Final = 24
+_LOADS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """Of the pack. ``ms_a_byte``: direct reads, one after the other. ``check_ms_a_byte``: more the first time, when a
-    record's checksum is compared."""
+    record's checksum is compared. ``cpu_ms_a_byte``: what a core does of it then, which executors do without."""
 
     ms_a_byte: float
     check_ms_a_byte: float
+    cpu_ms_a_byte: float
 
 
 @dataclass(frozen=True, slots=True)
 class RealBoard:
-    """``file``: its definition. ``board``: as it is replayed, with ``paths`` of the burst's requests. ``memory``: bytes,
-    of experts and of intermediates. ``profile``: what the engine is told of costs."""
+    """``file``: its definition. ``board``: as it is replayed, with ``paths`` of the burst's requests.
+
+    ``memory``: bytes, of experts and intermediates. ``profile``: what the engine is told of costs. ``torch_ms``: for
+    `from_pretrained` of a type's expert.
+    """
 
     file: Path
     cache: Path
@@ -65,6 +71,7 @@ class RealBoard:
     board: Board
     memory: int
     profile: Path
+    torch_ms: float
 
     @property
     def graph(self) -> ExpertGraph:
@@ -107,7 +114,17 @@ def prepare(scale: Scale) -> RealBoard:
     )
     profile = cache / f"{made.name}-{scale.seed}.profile.json"
     profile.write_bytes(dump_coe_profile(profile_of(collaboration, costs, link, sizes, memory)))
-    return RealBoard(file, cache, collaboration, [folders[name] for name in names], costs, link, board, memory, profile)
+    own = [folders[name] for name in names]
+    return RealBoard(
+        file, cache, collaboration, own, costs, link, board, memory, profile, torch_ms=pretrained_ms_of(own)
+    )
+
+
+def pretrained_ms_of(folders: Sequence[Path], loads: int = _LOADS) -> float:
+    """Median over checkpoints of a type's expert, each loaded once."""
+    chosen = np.random.default_rng(0).permutation(len(folders)).tolist()
+    types = [folders[place] for place in chosen if role_of(folders[place].name) == "type"][:loads]
+    return statistics.median(pretrained_ms(folder, 1) for folder in types)
 
 
 def link_of(pack: PackFile, reads: int = _READS) -> Link:
@@ -115,18 +132,17 @@ def link_of(pack: PackFile, reads: int = _READS) -> Link:
     chosen = np.random.default_rng(0).permutation(len(pack.manifest.layers))[:reads].tolist()
     record = page_aligned(max(pack.manifest.sizes()))
     record[:] = bytes(len(record))  # fresh pages cost as much as reading them
-    spent, nbytes = [], 0
+    spent, worked, nbytes = [], [], 0
     for _ in range(2):
-        began = time.perf_counter()
+        began, works = time.perf_counter(), time.thread_time()
         nbytes = sum(pack.read_into(layer, 0, record) for layer in chosen)
         spent.append(1000 * (time.perf_counter() - began))
+        worked.append(1000 * (time.thread_time() - works))
     first, again = spent
-    return Link(again / nbytes, max(0.0, first - again) / nbytes)
+    return Link(again / nbytes, max(0.0, first - again) / nbytes, worked[0] / nbytes)
 
 
-def profile_of(
-    collaboration: Collaboration, costs: Costs, link: Link, sizes: Sequence[int], memory: int
-) -> CoeProfile:
+def profile_of(collaboration: Collaboration, costs: Costs, link: Link, sizes: Sequence[int], memory: int) -> CoeProfile:
     """The costs as a service loads them: so the engine predicts with what the replay is made of."""
     experts = collaboration.experts
     keys = {name: one.architecture for name, one in zip(collaboration.graph.names, experts, strict=True)}
@@ -152,19 +168,19 @@ def profile_of(
                 executors=1,
                 memory_bytes=memory,
                 scheduling="coserve",
-                threads_by_executors={count: threads_of(_cores(), count) for count in counts},
+                threads_by_executors={count: threads_of(cores(), count) for count in counts},
                 architectures={
                     key: msgspec.structs.replace(costs.models[role].batches, load_ms=link.ms_a_byte * bytes_of[key])
                     for key, role in roles.items()
                 },
-                trials={count: trial for count in counts},
+                trials=dict.fromkeys(counts, trial),
             )
         },
         notes={"made": "by the benchmark's costs"},
     )
 
 
-def _cores() -> int:
+def cores() -> int:
     import os
 
     return len(os.sched_getaffinity(0))

@@ -11,9 +11,10 @@ from benchmarks.coserve.boards import RESIDENT
 class Scale:
     """``types``: of board A; None: all. ``requests``: of the burst. ``resident``: the memory, of the experts' bytes.
 
-    At most ``rounds`` rounds, and none that would end after ``seconds``. ``line_s``: the line that never stops, for each
-    system. ``line_share``: its rate, of what `pull` served of the burst. ``seed``: of the board and of what is drawn.
-    ``measured``: costs are those of this machine, else round figures.
+    At most ``rounds`` rounds, and none that would end after ``seconds``. ``line_s``: the line, for each system.
+    ``line_share``: its rate, of what `pull` served of the burst. ``seed``: of the board and of what is drawn.
+    ``sample``: requests that executors and memory are chosen with. ``measured``: costs are those of this machine, else
+    round figures.
     """
 
     types: int | None = None

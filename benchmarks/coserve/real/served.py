@@ -53,6 +53,7 @@ def served(real: RealBoard, selection: Selection, setting: Setting, ways: Sequen
         "batch": engine.stages / sum(engine.batch_sizes.values()),
         "compute_ms": 1000 * engine.compute_s / sum(engine.batch_sizes.values()),
         "decide_share": 1000 * engine.decide_s / answers.total_ms,
+        "decide_ms": 1000 * engine.decide_s / engine.stages,
         "announced": announced,
         "peak": max(0, peak_bytes() - before),
     }

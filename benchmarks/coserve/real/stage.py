@@ -1,6 +1,6 @@
 """A board of real experts on the real engine: throughput, switches and memory, and a line that never stops.
 
-Systems take turns in rounds. Each row stands beside what the simulation says of it, with costs measured on this machine.
+Systems take turns in rounds. Each row stands beside what the simulation says of it, with costs measured here.
 
 python -m benchmarks.coserve --stage real
 """
@@ -43,15 +43,19 @@ def run(scale: Scale) -> dict[str, Any]:
     bound = bound_of(real.board, real.memory)
     every_ms = bound.least_ms / scale.requests / ARRIVES_FASTER
     ways = [Way(number * every_ms, path) for number, path in enumerate(real.board.paths)]
-    runs = _burst(real, settings, ways, scale)
+    runs, warm = _burst(real, settings, ways, scale)
+    decide_ms = {name: own.get("decide_ms", 0.0) for name, own in warm.items()}
     rows = {
         system.name: row_of(
-            runs[system.name], of_replay(real, system, settings[system.name], ways), settings[system.name], ways
+            runs[system.name],
+            of_replay(real, system, settings[system.name], ways, decide_ms[system.name]),
+            settings[system.name],
+            ways,
         )
         for system in SYSTEMS
     }  # fmt: skip
     rate = scale.line_share * rows[ON_THE_LINE[-1]]["per_s"]["median"]
-    line = _line(real, settings, rate, scale)
+    line = _line(real, settings, rate, decide_ms, scale)
     return {
         "experts": len(real.graph), "expert_bytes": sum(real.board.bytes_of), "memory": real.memory,
         "requests": scale.requests, "gb_a_second": 1e-6 / real.link.ms_a_byte,
@@ -79,14 +83,16 @@ def setting_of(real: RealBoard, system: RealSystem, sample: int) -> Setting:
     return best_setting(able, per_s)
 
 
-def of_replay(real: RealBoard, system: RealSystem, setting: Setting, ways: Sequence[Way]) -> Served:
-    return foretold(real, system.replayed, setting, ways, torch=system.selection is None)
+def of_replay(real: RealBoard, system: RealSystem, setting: Setting, ways: Sequence[Way], decide_ms: float) -> Served:
+    """``decide_ms``: a stage, as the round before the first has it."""
+    return foretold(real, system.replayed, setting, ways, decide_ms=decide_ms, torch=system.selection is None)
 
 
 def _burst(
     real: RealBoard, settings: Mapping[str, Setting], ways: Sequence[Way], scale: Scale
-) -> dict[str, list[dict[str, Any]]]:
-    """By system, each round's figures. In a round before the first, which does not count, everything is new."""
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, Any]]]:
+    """By system, each round's figures; and those of a round before the first, of fewer requests."""
+    warm: dict[str, dict[str, Any]] = {}
     found: dict[str, list[dict[str, Any]]] = {system.name: [] for system in SYSTEMS}
     with progress((scale.rounds + 1) * len(SYSTEMS), "real") as bar:
         for round_, system in in_turns(SYSTEMS, scale.rounds, scale.seconds):
@@ -94,8 +100,10 @@ def _burst(
             own = one_turn(real, system, settings[system.name], some)
             if round_:
                 found[system.name].append(own)
+            else:
+                warm[system.name] = own
             bar.update()
-    return found
+    return found, warm
 
 
 def one_turn(real: RealBoard, system: RealSystem, setting: Setting, ways: Sequence[Way]) -> dict[str, Any]:
@@ -126,7 +134,9 @@ def row_of(
     }  # fmt: skip
 
 
-def _line(real: RealBoard, settings: Mapping[str, Setting], rate: float, scale: Scale) -> dict[str, Any]:
+def _line(
+    real: RealBoard, settings: Mapping[str, Setting], rate: float, decide_ms: Mapping[str, float], scale: Scale
+) -> dict[str, Any]:
     """The same Poisson arrivals for each system; p99 beside the replay's."""
     count = max(1, round(rate * scale.line_s))
     paths = drawn_paths(real.graph, count, scale.seed + 1)
@@ -135,7 +145,7 @@ def _line(real: RealBoard, settings: Mapping[str, Setting], rate: float, scale: 
     for system in SYSTEMS:
         if system.name in ON_THE_LINE:
             own = one_turn(real, system, settings[system.name], ways)
-            replayed = of_replay(real, system, settings[system.name], ways)
+            replayed = of_replay(real, system, settings[system.name], ways, decide_ms[system.name])
             found[system.name] = {
                 **own,
                 "foretold_p99_s": percentile(replayed.latencies_ms, 0.99) / 1000,
@@ -160,4 +170,4 @@ def cold_share(real: RealBoard) -> dict[str, float]:
     computed = own.batches.by_executors[1].ms_of(1)
     size = real.board.bytes_of[0]
     ours = size * (real.link.ms_a_byte + real.link.check_ms_a_byte)
-    return {"engine": ours / (ours + computed), "from_pretrained": own.torch_ms / (own.torch_ms + computed)}
+    return {"engine": ours / (ours + computed), "from_pretrained": real.torch_ms / (real.torch_ms + computed)}

@@ -72,7 +72,7 @@ _MOST_EXECUTORS = 8
 @click.option(
     "--serve",
     is_flag=True,
-    help="Serve the points that matter with the real engine too, so that the replay can be judged. Takes a minute more.",
+    help="Serve the points that matter with the real engine too, to judge the replay by. Takes a minute more.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="What all that is drawn follows."

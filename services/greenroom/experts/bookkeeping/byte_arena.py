@@ -72,9 +72,9 @@ class ByteArena:
     ) -> list[Move] | None:
         """Give ``owner`` room for pieces of these bytes, after these moves, which are to be carried out at once.
 
-        ``movable``: owners whose pieces may be moved for it, of ``most`` bytes in sum (None: any). None: it does not fit
-        so, and nothing was changed. Each piece has the smallest hole that holds it, the largest piece first. Raises
-        LedgerError if it has room already.
+        ``movable``: owners whose pieces may be moved for it, of ``most`` bytes in sum (None: any). None: it does not
+        fit so, and nothing was changed. Each piece has the smallest hole that holds it, the largest piece first.
+        Raises LedgerError if it has room already.
         """
         if owner in self._pieces:
             raise LedgerError(f"{owner} has room already")

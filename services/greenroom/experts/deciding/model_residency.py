@@ -232,9 +232,7 @@ class ModelResidency(ABC):
             expert, None, whoever=whoever
         )
 
-    def _make_room(
-        self, expert: int, most_moved: int | None, *, whoever: bool
-    ) -> tuple[list[int], list[Move]] | None:
+    def _make_room(self, expert: int, most_moved: int | None, *, whoever: bool) -> tuple[list[int], list[Move]] | None:
         """The same, with moves of at most so many bytes. Then ``_MORE`` leave at most that need not."""
         resident = self._there.copy()
         evictable = resident.copy()

@@ -40,5 +40,3 @@ def test_samples_of_which_only_some_say_so_are_taken_as_they_come() -> None:
     samples = Samples(images=(b"one", b"another"), paths=(("led",),))
     given = [call.given for call in calls_of(BOARD, names_of(("led",), ("led",), ("resistor",)), samples, 0)]
     assert given == [b"one", b"another", b"one"]
-
-
