@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
+from transformers.utils import logging as transformers_logging
 
 from benchmarks.coserve.boards import definition, role_of
 from benchmarks.coserve.checkpoints import checkpoints, smaller, weight_bytes, write_definition
@@ -124,7 +125,20 @@ def pretrained_ms_of(folders: Sequence[Path], loads: int = _LOADS) -> float:
     """Median over checkpoints of a type's expert, each loaded once."""
     chosen = np.random.default_rng(0).permutation(len(folders)).tolist()
     types = [folders[place] for place in chosen if role_of(folders[place].name) == "type"][:loads]
-    return statistics.median(pretrained_ms(folder, 1) for folder in types)
+    with without_bars():
+        return statistics.median(pretrained_ms(folder, 1) for folder in types)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """transformers would show one for each expert."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def link_of(pack: PackFile, reads: int = _READS) -> Link:

@@ -6,16 +6,14 @@ import io
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification
-from transformers.utils import logging as transformers_logging
 
-from benchmarks.coserve.real.board import RealBoard
+from benchmarks.coserve.real.board import RealBoard, without_bars
 from benchmarks.coserve.settings import Setting
 from benchmarks.harness.disk import drop_cache
 from benchmarks.harness.reporting.statistics import percentile
@@ -69,7 +67,7 @@ def served_by_samba(real: RealBoard, setting: Setting, ways: Sequence[Way]) -> d
     resident = Resident(real, setting.expert_bytes)
     most = [costs.by_executors[1].most for costs in real.board.costs]
     drop_cache([folder / "model.safetensors" for folder in real.folders])
-    with _quiet():
+    with without_bars():
         processor = AutoImageProcessor.from_pretrained(real.folders[0], backend="pil")
         resident.fill()
         calls = real.calls(ways)
@@ -136,14 +134,3 @@ def _first(
 def _bytes_of(call: Call) -> bytes:
     assert isinstance(call.given, bytes)
     return call.given
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
