@@ -70,6 +70,11 @@ _MOST_EXECUTORS = 8
 @click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Medians are over so many.")
 @click.option("--requests", type=click.IntRange(min=1), default=2000, show_default=True, help="Of a replay.")
 @click.option(
+    "--serve",
+    is_flag=True,
+    help="Serve the points that matter with the real engine too, to judge the replay by. Takes a minute more.",
+)
+@click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="What all that is drawn follows."
 )
 @click.option(
@@ -104,6 +109,7 @@ def profile(
     largest_batch: int,
     rounds: int,
     requests: int,
+    serve: bool,
     seed: int,
     dtype: str,
     cache_dir: Path | None,
@@ -124,6 +130,7 @@ def profile(
       greenroom coe profile board.toml --memory 2GiB --samples crops/
       greenroom coe profile board.toml --quick --output /tmp/board-profile.json
       greenroom coe profile board.toml --memory 2GiB --scheduling pull --executors 4
+      greenroom coe profile board.toml --memory 2GiB --serve
     """
     from greenroom.coe.loading.collaboration import read_collaboration
     from greenroom.core.coe_profile import dump_coe_profile
@@ -171,6 +178,7 @@ def profile(
             on_progress,
             dtype=dtype,
             cache_dir=cache_dir,
+            serves=serve,
         )
     try:
         write_whole(path, dump_coe_profile(made))

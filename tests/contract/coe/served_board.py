@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from greenroom.coe.computing.all_resident import AllResident
 from greenroom.coe.computing.expert_result import Stage
 from greenroom.coe.loading.collaboration import read_collaboration
 from greenroom.demo.board.make import copy_board
+from tests.contract.coe.single_expert import own_model
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Board:
+    """``own[N]``: transformers' own model of each expert, its weights in torch's memory."""
+
     file: Path
     cache: Path
     oracle: AllResident
+    own: tuple[Any, ...]
     samples: tuple[Sample, ...]
 
 
@@ -41,4 +48,5 @@ def make_board(folder: Path) -> Board:
         image = (file.parent / told["file"]).read_bytes()
         said = tuple(oracle.run(image, told["component"]))
         samples.append(Sample(image, told["component"], tuple(told["experts"]), tuple(told["labels"]), said))
-    return Board(file, folder / "cache", oracle, tuple(samples))
+    own = tuple(own_model("resnet", expert.folder, torch.float32) for expert in oracle.collaboration.experts)
+    return Board(file, folder / "cache", oracle, own, tuple(samples))

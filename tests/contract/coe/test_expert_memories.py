@@ -326,16 +326,24 @@ def use(memory: ExpertMemory, expert: int) -> None:
     memory.release(expert)
 
 
-def test_an_idle_expert_that_is_in_the_way_moves_with_its_bytes_and_a_held_one_does_not() -> None:
-    pages = [1, 1, 1, 2]
+def waiting(expert: int) -> PendingRequest:
+    return PendingRequest(f"waits for {expert}", 0.0, 1, 1, 1, 9e9, expert=expert)
+
+
+def lru_memory(pages: list[int], room: int, first: list[int]) -> tuple[ModelMemory, ModelLink, ModelStore]:
+    """Experts of so many pages; those that are there ``first`` lie in this order. Whole records."""
     store = ModelStore(
         manifest_of([model_layer(f"m{n}", [("t", (own * PAGE_BYTES,), "uint8")]) for n, own in enumerate(pages)])
     )
     store.open()
     link = ModelLink(store, piece_bytes=PAGE_BYTES)
-    catalogue = catalogue_of_models(store.manifest)
-    memory = ModelMemory(link, create_policy("lru", catalogue=catalogue), 3 * PAGE_BYTES)
-    assert memory.fill([0, 1, 2]) == []  # they lie in this order
+    memory = ModelMemory(link, create_policy("lru", catalogue=catalogue_of_models(store.manifest)), room * PAGE_BYTES)
+    assert memory.fill(first) == []
+    return memory, link, store
+
+
+def test_an_idle_expert_that_is_in_the_way_moves_with_its_bytes_and_a_held_one_does_not() -> None:
+    memory, link, store = lru_memory([1, 1, 1, 2], 3, [0, 1, 2])
     memory.hold(1, [])
     before = memory.weights(1)[0].data_ptr()
     for expert in (0, 2):
@@ -344,6 +352,7 @@ def test_an_idle_expert_that_is_in_the_way_moves_with_its_bytes_and_a_held_one_d
     assert memory.residents.tolist() == [0, 1, 2]
     memory.release(1)
     use(memory, 1)  # now it is the most recent one
+    memory.waits(waiting(1))
     assert memory.fetch(3)
     assert memory.counters.bytes_moved == PAGE_BYTES
     memory.hold(1, [])
@@ -355,5 +364,34 @@ def test_an_idle_expert_that_is_in_the_way_moves_with_its_bytes_and_a_held_one_d
         memory.collect()
     memory.hold(3, [])
     assert torch.equal(memory.weights(3)[0], store.weights(3)[0])
+    memory.close()
+    link.close()
+
+
+def test_who_leaves_next_leaves_before_something_moves() -> None:
+    """Experts 0 and 2 are the next ones, and 1 lies between them."""
+    memory, link, _ = lru_memory([1, 1, 1, 2], 3, [0, 1, 2])
+    for expert in (0, 2, 1):
+        use(memory, expert)
+    assert memory.fetch(3)
+    assert memory.residents.tolist() in ([0], [2])
+    assert memory.counters.bytes_moved == 0
+    memory.close()
+    link.close()
+
+
+def test_one_more_leaves_rather_than_more_is_moved_than_is_loaded() -> None:
+    """Holes of one page on either side of three that would have to move, and one is loaded that takes two."""
+    memory, link, _ = lru_memory([1, 3, 1, 1, 2], 6, [0, 1, 2, 3])
+    for expert in (0, 2, 1, 3):
+        use(memory, expert)
+    for expert in (1, 3):
+        memory.waits(waiting(expert))
+    memory.hold(3, [waiting(3)])
+    assert memory.fetch(4)
+    assert memory.counters.bytes_moved == 0
+    assert memory.residents.tolist() == [3]
+    assert memory.counters.evictions == 3
+    memory.audit()
     memory.close()
     link.close()

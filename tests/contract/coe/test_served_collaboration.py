@@ -16,9 +16,11 @@ from greenroom.coe.computing.inputs import Input
 from greenroom.coe.serving.config import ServingConfig
 from greenroom.coe.serving.outcomes import Outcome
 from greenroom.coe.serving.runtime import CollaborationRuntime
+from greenroom.coe.serving.selection import Selection
 from greenroom.core.errors import BudgetTooSmall, InvalidRequest, PackDamaged
 from greenroom.core.units import format_bytes
 from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.policies.registry import MODEL_POLICIES
 from greenroom.worker.collaboration.card import card_of
 from tests.contract.coe.served_board import Board
 from tests.random_experts import encoded, random_image
@@ -26,6 +28,11 @@ from tests.unit.coe.serving.scripted_collaboration import SELECTIONS
 from tests.waiting import DEADLINE_S
 
 EXECUTORS = 2
+EVERY_POLICY = SELECTIONS | {
+    policy: Selection("coserve", policy)
+    for policy in MODEL_POLICIES
+    if policy not in {own.policy for own in SELECTIONS.values()}
+}
 every_selection = pytest.mark.parametrize("name", SELECTIONS)
 
 
@@ -33,7 +40,7 @@ def config_of(board: Board, name: str, memory: str, **more: Any) -> ServingConfi
     return ServingConfig(
         file=board.file,
         cache_dir=board.cache,
-        selection=SELECTIONS[name],
+        selection=EVERY_POLICY[name],
         expert_memory=memory,
         **({"executors": EXECUTORS, "threads": torch.get_num_threads()} | more),
     )
@@ -56,12 +63,14 @@ def served(runtime: CollaborationRuntime, board: Board) -> list[Outcome]:
     return [outcomes[place] for place in range(len(board.samples))]
 
 
-@every_selection
+@pytest.mark.parametrize("name", EVERY_POLICY)
 @pytest.mark.parametrize("budget", ["least", "33%", "100%"])
 def test_answers_are_those_of_all_in_memory(
     board: Board, name: str, budget: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paths and labels of every sample. And the logits of every batch, to the bit, as the same batch has them there."""
+    """Paths and labels of every sample. And the logits of every batch, to the bit, as the same batch has them there and
+    in transformers' own model.
+    """
     batches: list[tuple[int, Any, torch.Tensor]] = []
     forward = ExpertComputer.forward
 
@@ -70,7 +79,8 @@ def test_answers_are_those_of_all_in_memory(
         batches.append((expert, prepared, outputs.logits.clone()))
         return outputs
 
-    memory = f"{422_000 * (1 if SELECTIONS[name].one_memory else EXECUTORS)}" if budget == "least" else budget
+    one_memory = EVERY_POLICY[name].one_memory
+    memory = f"{422_000 * (1 if one_memory else EXECUTORS)}" if budget == "least" else budget
     before = set(threading.enumerate())
     with CollaborationRuntime(config_of(board, name, memory)) as runtime:
         monkeypatch.setattr(ExpertComputer, "forward", watched)
@@ -81,7 +91,7 @@ def test_answers_are_those_of_all_in_memory(
         loads = sum(memory_of.counters.loads for memory_of in runtime.memories)
         assert sum(memory_of.nbytes for memory_of in runtime.memories) == runtime.plan.experts
         assert loads > 0 or budget == "100%"
-        assert loads == 0 or not (SELECTIONS[name].one_memory and budget == "100%")
+        assert loads == 0 or not (one_memory and budget == "100%")
     assert not {one for one in threading.enumerate() if one.name.startswith(("coe-", "mover"))} - before
     for sample, outcome in zip(board.samples, outcomes, strict=True):
         assert outcome.error is None
@@ -92,6 +102,8 @@ def test_answers_are_those_of_all_in_memory(
     for expert, prepared, logits in batches:
         own = forward(board.oracle.computer, expert, prepared, board.oracle.weights[expert]).logits
         assert torch.equal(logits, own)
+        with torch.inference_mode():
+            assert torch.equal(logits, board.own[expert](**prepared.tensors).logits)
 
 
 @every_selection

@@ -16,6 +16,7 @@ from greenroom.core.coe_profile import dump_coe_profile, load_coe_profile
 from greenroom.core.machine import machine_name
 from greenroom.core.units import MIB
 from greenroom.demo.board import bundled_board_path
+from greenroom.demo.board.make import copy_board
 from tests.coe_profiles import small_profile
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
 from tests.random_experts import save_board, save_expert
@@ -59,6 +60,25 @@ def test_the_bundled_board(tmp_path: Path) -> None:
         assert min(largest_batches(profile, names, "cpu", count, free).values()) >= 1
     for architecture in own.architectures.values():
         assert list(architecture.bytes_by_batch) == [1, 2, 4, 8]
+
+
+def test_points_are_really_served(tmp_path: Path) -> None:
+    """The samples say where they go, and their experts are right: so requests go as they are replayed."""
+    file = tmp_path / "board" / "board.toml"
+    copy_board(file.parent, 0, lambda *_: None)
+    output = tmp_path / "profile.json"
+    code, out = run(
+        str(file), "--quick", "--no-plots", "--serve", "--output", str(output), "--memory", "8MiB",
+        "--cache-dir", str(tmp_path / "cache"), "--executors", "2", "--requests", "60",
+        "--samples", str(file.parent / "samples.jsonl"),
+    )  # fmt: skip
+    assert code == 0, out
+    assert "really served, requests/s (replayed): " in out
+    own = load_coe_profile(output).kinds["cpu"]
+    trial = own.trials[own.executors]
+    assert {trial.residents, trial.drawn, min(trial.per_s_by_residents)} <= trial.served_per_s.keys()
+    assert all(0 < per_s < 1e5 for per_s in trial.served_per_s.values())
+    assert all(not other.served_per_s for count, other in own.trials.items() if count != own.executors)
 
 
 def test_images_and_detectors_with_samples_of_a_folder(tmp_path: Path) -> None:

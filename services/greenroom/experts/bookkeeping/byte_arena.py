@@ -67,16 +67,20 @@ class ByteArena:
         """Where each of its pieces begins."""
         return tuple(piece.start for piece in self._pieces[owner])
 
-    def take(self, owner: int, pieces: Sequence[int], movable: Collection[int] = ()) -> list[Move] | None:
+    def take(
+        self, owner: int, pieces: Sequence[int], movable: Collection[int] = (), most: int | None = None
+    ) -> list[Move] | None:
         """Give ``owner`` room for pieces of these bytes, after these moves, which are to be carried out at once.
 
-        ``movable``: owners whose pieces may be moved for it. None: it does not fit, and nothing was changed. Each piece
-        has the smallest hole that holds it, the largest piece first. Raises LedgerError if it has room already.
+        ``movable``: owners whose pieces may be moved for it, of ``most`` bytes in sum (None: any). None: it does not
+        fit so, and nothing was changed. Each piece has the smallest hole that holds it, the largest piece first.
+        Raises LedgerError if it has room already.
         """
         if owner in self._pieces:
             raise LedgerError(f"{owner} has room already")
         if sum(pieces) > self.free:
             return None
+        bring_back = None if most is None else self.as_it_is()
         moves = self._place(owner, pieces, movable)
         if moves is None:
             # Pieces placed one after the other may have parted what is free. One hole for all of them is never parted.
@@ -84,7 +88,11 @@ class ByteArena:
             if moves is None:
                 return None
             self._place(owner, pieces, ())
-        self.moved_bytes += sum(move.nbytes for move in moves)
+        moved = sum(move.nbytes for move in moves)
+        if bring_back is not None and moved > most:  # type: ignore[operator]
+            bring_back()
+            return None
+        self.moved_bytes += moved
         return moves
 
     def give_back(self, owner: int) -> None:

@@ -20,7 +20,9 @@ class FreeBytes:
     def owners(self) -> Collection[int]:
         return self._taken.keys()
 
-    def take(self, owner: int, pieces: Sequence[int], movable: Collection[int] = ()) -> list[Move] | None:
+    def take(
+        self, owner: int, pieces: Sequence[int], movable: Collection[int] = (), most: int | None = None
+    ) -> list[Move] | None:
         if owner in self._taken:
             raise LedgerError(f"{owner} has room already")
         if sum(pieces) > self.free:

@@ -39,12 +39,10 @@ from greenroom.profiling.coe.config import CoeProfileConfig
 from greenroom.profiling.coe.decay_window import Choice, choose
 from greenroom.profiling.coe.replayed_throughput import Board, drawn_paths, replay
 from greenroom.profiling.coe.sample_inputs import Samples, inputs_of
+from greenroom.profiling.coe.served_throughput import Serve, on_engine
 
 OnProgress = Callable[[str, int, int], None]
 """What is done, how many steps of it are, and of how many."""
-Serve = Callable[[int, int], float]
-"""Requests a second of so many executors, of whose memory experts get so many bytes; 0 where that can not run."""
-
 CPU: Final = "cpu"
 _LINK_S: Final = 0.5
 _AS_GOOD: Final = 0.99
@@ -70,11 +68,11 @@ def profile_collaboration(
     *,
     dtype: str = "auto",
     cache_dir: Path | None = None,
-    really: Serve | None = None,
+    serves: bool = False,
 ) -> CoeProfile:
     """Measures on the CPU, then replays. ``usage[N]``: the probability that a request needs each expert.
 
-    ``really``: serves some of the replayed points with a real engine; None: none is.
+    ``serves``: the points that matter are served by the real engine too.
 
     Raises GreenroomError: BudgetTooSmall if no executor could run every expert; what is wrong with an expert, by name.
     """
@@ -91,10 +89,8 @@ def profile_collaboration(
     )
     trials = try_executors(board, config, replayed(board, config), on_progress)
     best = best_count(trials)
-    if really is not None:
-        trials[best] = serve_really(board, trials[best], best, really, on_progress)
     names = collaboration.graph.names
-    return CoeProfile(
+    made = CoeProfile(
         format=FORMAT,
         version=1,
         collaboration=collaboration.name,
@@ -121,6 +117,12 @@ def profile_collaboration(
         },
         notes=notes,
     )
+    if not serves:
+        return made
+    really = on_engine(collaboration, config, board, made, samples, dtype=dtype, cache_dir=cache_dir)
+    served = serve_really(board, trials[best], best, really, on_progress)
+    own = msgspec.structs.replace(made.kinds[CPU], trials={**trials, best: served})
+    return msgspec.structs.replace(made, kinds={CPU: own})
 
 
 def replayed(board: Board, config: CoeProfileConfig) -> Serve:

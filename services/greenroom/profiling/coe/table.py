@@ -79,6 +79,12 @@ def _chosen(profile: CoeProfile, own: ExecutorsProfile) -> Iterable[str]:
         f"chosen: {_executors(own, own.executors)}; {format_bytes(trial.expert_bytes)} for {trial.residents} of "
         f"{len(profile.experts)} experts ({own.expert_share:.0%}), the rest for intermediates"
     )
+    if trial.served_per_s:
+        points = (
+            f"{residents} experts {served:.4g} ({trial.per_s_by_residents.get(residents, 0.0):.4g})"
+            for residents, served in sorted(trial.served_per_s.items())
+        )
+        yield f"really served, requests/s (replayed): {', '.join(points)}"
 
 
 def _executors(own: ExecutorsProfile, count: int) -> str:
