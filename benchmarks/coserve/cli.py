@@ -8,7 +8,7 @@ from greenroom.moe.openmp_waits import wait_briefly
 
 wait_briefly()  # as greenroom's own processes do; stages import torch when they begin
 
-STAGES = ("burst", "line", "executors", "overhead")
+STAGES = ("burst", "line", "executors", "overhead", "real")
 
 AIMS = {
     "coserve_over_samba": Aim(4.0, at_least=True),
