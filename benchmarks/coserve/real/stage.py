@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.coserve.bounds import bound_of
 from benchmarks.coserve.checkpoints import NoRoom
-from benchmarks.coserve.real.board import RealBoard, prepare
+from benchmarks.coserve.real.board import RealBoard, cores, prepare
 from benchmarks.coserve.real.foretold import foretold
 from benchmarks.coserve.real.samba import served_by_samba
 from benchmarks.coserve.real.scale import Scale
@@ -68,10 +68,13 @@ def run(scale: Scale) -> dict[str, Any]:
 
 
 def setting_of(real: RealBoard, system: RealSystem, sample: int) -> Setting:
-    """Executors and the experts' memory with which a replay of other requests is served fastest."""
+    """Executors, at most one a core, and the experts' memory with which a replay of other requests is served fastest.
+
+    With more than that the replay promises what threads that share cores and an interpreter do not hold.
+    """
     board = replace(real.board, paths=drawn_paths(real.graph, sample, SAMPLE_SEED))
     able = (
-        candidates(board, real.memory)
+        candidates(board, real.memory, range(1, cores() + 1))
         if system.executors is None
         else candidates(board, real.memory, (system.executors,))
     )
