@@ -15,8 +15,8 @@ PIXELS_AT_ONCE: Final = 16_000_000
 """Of a batch's images so many are decoded at once, or one alone that has more."""
 BYTES_A_PIXEL: Final = 8
 """A decoded pixel takes four bytes, and the copy that image processors make of it three or four."""
-BYTES_A_PIXEL_IN_HAND: Final = 8
-"""More, of the one image that is being decoded, turned, converted or scaled."""
+BYTES_A_PIXEL_IN_HAND: Final = 12
+"""More, of the one image that is being decoded, turned, converted or scaled, with what allocators keep of it."""
 MAX_ASPECT: Final = 100
 """A longer strip is refused: processors scale the shorter side to a size of theirs, so it would become huge."""
 
