@@ -99,7 +99,8 @@ def _by_way(samples: Samples | None, keys: Mapping[str, int]) -> dict[tuple[int,
         return found
     if samples.images and samples.texts:
         return found
-    for names, given in zip(samples.paths, samples.images or samples.texts, strict=True):
+    inputs: Sequence[Input] = samples.images or samples.texts
+    for names, given in zip(samples.paths, inputs, strict=True):
         if all(name in keys for name in names):
             found.setdefault(tuple(keys[name] for name in names), []).append(given)
     return found
