@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -105,7 +104,7 @@ def _serve(
             time.sleep(max(0.0, began + ways[arriving[0]].arrives_ms / 1000 - clock()))
             continue
         expert = ways[waiting[0][0]].experts[waiting[0][1]]
-        batch = list(_first(waiting, partial(_needs, ways, expert), most[expert]))
+        batch = list(_first(waiting, ways, expert, most[expert]))
         images = [Image.open(io.BytesIO(_bytes_of(calls[number]))).convert("RGB") for number, _ in batch]
         with torch.inference_mode():
             logits = resident.of(expert)(**processor(images, return_tensors="pt")).logits
@@ -120,16 +119,13 @@ def _serve(
     return done, batches
 
 
-def _needs(ways: Sequence[Way], expert: int, number: int, stage: int) -> bool:
-    return ways[number].experts[stage] == expert
-
-
-def _first(
-    waiting: deque[tuple[int, int]], belongs: Callable[[int, int], bool], most: int
-) -> Iterator[tuple[int, int]]:
-    """Those at the front that are of one expert, as the engine's own first come, first served takes them."""
+def _first(waiting: deque[tuple[int, int]], ways: Sequence[Way], expert: int, most: int) -> Iterator[tuple[int, int]]:
+    """Those at the front that need this expert, as the engine's own first come, first served takes them."""
     for _ in range(most):
-        if not waiting or not belongs(*waiting[0]):
+        if not waiting:
+            return
+        number, stage = waiting[0]
+        if ways[number].experts[stage] != expert:
             return
         yield waiting.popleft()
 

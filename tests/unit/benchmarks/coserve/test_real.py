@@ -116,11 +116,11 @@ def test_poisson_arrivals_come_at_the_rate_and_are_the_same_for_a_seed() -> None
 
 
 def test_samba_takes_those_of_one_expert_from_the_front() -> None:
-    waiting = deque([(0, 0), (2, 0), (1, 0), (4, 0)])
-    even = list(_first(waiting, lambda number, stage: number % 2 == 0, 8))
-    assert even == [(0, 0), (2, 0)]
-    assert list(waiting) == [(1, 0), (4, 0)]
-    assert list(_first(deque([(0, 0), (2, 0)]), lambda *_: True, 1)) == [(0, 0)]
+    ways = [Way(0.0, (7,)), Way(0.0, (8,)), Way(0.0, (3, 7))]
+    waiting = deque([(0, 0), (2, 1), (1, 0), (0, 0)])
+    assert list(_first(waiting, ways, 7, 8)) == [(0, 0), (2, 1)]
+    assert list(waiting) == [(1, 0), (0, 0)]
+    assert list(_first(deque([(0, 0), (2, 1)]), ways, 7, 1)) == [(0, 0)]
 
 
 def test_the_quick_scale_needs_little_disk() -> None:
