@@ -149,12 +149,13 @@ def _highest(crowd: Sequence[float], apart: float) -> float:
 
 
 def grouped_bars(panel: Any, groups: Sequence[str], arms: Mapping[str, Sequence[Value]], **style: Any) -> None:
-    """A bar for each arm in every group, with its error."""
+    """A bar for each arm in every group, with its error. Arms beyond the colours are hatched."""
     width = 0.8 / max(1, len(arms))
     for place, (arm, values) in enumerate(arms.items()):
         at = [number + (place - (len(arms) - 1) / 2) * width for number in range(len(groups))]
+        again = {} if place < len(_MAIN_COLOURS) else {"hatch": "/////", "edgecolor": "white", "linewidth": 0}
         panel.bar(
-            at, [centre(value) for value in values], width, yerr=errors(values), label=arm,
+            at, [centre(value) for value in values], width, yerr=errors(values), label=arm, **again,
             **{"color": style_of(place)["color"], "ecolor": "0.45", "error_kw": {"linewidth": 0.9}, **style},
         )  # fmt: skip
     panel.set_xticks(range(len(groups)), list(groups))
