@@ -47,8 +47,8 @@ class Scale:
     that this process may use.
     """
 
-    seeds: int = 3
-    seeds_elsewhere: int = 2
+    seeds: int = 5
+    seeds_elsewhere: int = 3
     trace: Path | None = None
     requests: int = 40
     saturating: int = 100
