@@ -27,7 +27,7 @@ POLICY_ARTIFACTS: Final = {
     "expert_mlp": PolicyArtifact(
         "duoserve:literal=true", "greenroom expert-mlp fit", "duoserve:literal=true is refused", refused=True
     ),
-    "path": PolicyArtifact("duoserve", "greenroom path fit", "duoserve predicts as reuse does", needed=True),
+    "path": PolicyArtifact("duoserve", "greenroom path fit", "duoserve predicts as reuse does"),
     "reuse": PolicyArtifact(
         "reuse or duoserve", "greenroom reuse fit", "reuse predicts by another model's coefficients"
     ),
