@@ -37,6 +37,8 @@ from greenroom.replay import RoutingTrace
 KINDS: Final = (ReuseFile.KIND, PathFile.KIND)
 """What `duoserve` asks for. One is made after the other."""
 POLICY: Final = "duoserve"
+JOB_S: Final = BuildingConfig().timeout_s
+"""As long as the predictor gives one."""
 _LOOK_S: Final = 0.05
 BESIDE, ALONE = "beside learning", "alone"
 
@@ -110,6 +112,8 @@ def _made(job: Job) -> dict[str, Any]:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
+            if time.perf_counter() - began > JOB_S:
+                raise RuntimeError(f"{job.kind} was not made within {JOB_S:g} s")
             time.sleep(_LOOK_S)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:

@@ -176,10 +176,16 @@ def _touched_ratio(one: Row | None, eight: Row | None) -> float | None:
 
 
 def _reference(row: Row, rows: Sequence[Row]) -> Row | None:
-    reference = find(rows, stage=row.stage, model=row.model, system=GREENROOM, share=RESIDENT, instrumented=False)
-    if reference is None:  # the bounded stage has none: the others' streams begin with its own
-        reference = find(rows, stage=SHARES, model=row.model, system=GREENROOM, share=RESIDENT, instrumented=False)
-    return reference
+    """The resident row of the same concurrency, so of the same batches: bf16 products round with the number of rows."""
+    for stage in (row.stage, SHARES):  # where a stage has none, its stream begins as that of the shares
+        for concurrency in (row.concurrency, 1):
+            found = find(
+                rows, stage=stage, model=row.model, system=GREENROOM, share=RESIDENT, concurrency=concurrency,
+                instrumented=False,
+            )  # fmt: skip
+            if found is not None:
+                return found
+    return None
 
 
 def _worst(by_model: Mapping[str, Any], name: str, choose: Callable[..., float]) -> float | None:

@@ -27,11 +27,7 @@ def test_a_quick_run_measures_everything(tmp_path: Path) -> None:
     assert all(result[figure] is not None for figure in AIMS)
     assert result["third_ratio_device_map"] is not None
     assert {row["model"] for row in result["rows"]} == {"widened", "random", "bundled"}
-    agreeing = [  # alone: in bf16 products round with the number of rows, on some processors
-        row["same_tokens_as_resident"]
-        for row in result["rows"]
-        if row["system"] == "greenroom" and row["concurrency"] == 1
-    ]
+    agreeing = [row["same_tokens_as_resident"] for row in result["rows"] if row["system"] == "greenroom"]
     assert agreeing
     assert set(agreeing) == {1.0}, "no budget and no policy changes a token"
     assert (tmp_path / "engine.png").exists()
