@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from greenroom.core.errors import InvalidConfig, UnsupportedModel
 from greenroom.core.generation import FinishReason
+from greenroom.moe.attention.ragged_attention import cache_argument
 from greenroom.moe.forward.ragged_model import RaggedModel
 from tests.contract.batching.harness import (
     CASES,
@@ -82,7 +83,7 @@ def test_a_request_alone_has_the_logits_of_generate_to_the_bit(family: str, atte
 def test_bytes_per_token_are_what_the_family_itself_keeps(family: str) -> None:
     model = random_model(family)
     cache = DynamicCache()
-    model(torch.tensor([prompt_of(8)]), past_key_values=cache)
+    model(torch.tensor([prompt_of(8)]), **{cache_argument(model): cache})
     kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert ragged(family, "eager").layout.bytes_per_token * 8 == kept
 

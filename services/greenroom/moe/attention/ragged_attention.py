@@ -11,6 +11,7 @@ sequence, where transformers would expand it to a mask. Nothing is read from a c
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -107,8 +108,13 @@ class KeysAndValues(Cache):  # type: ignore[misc]
     get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = update_indexer = _refuse
 
 
+def cache_argument(model: Any) -> str:
+    """The name under which ``model.forward`` takes its cache: ``past_key_values`` before transformers 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class RaggedStep(KeysAndValues):
-    """One forward's chunks, passed through the model as its ``past_key_values``.
+    """One forward's chunks, passed through the model as its cache.
 
     Only this module knows the position of each chunk in its sequence.
     """

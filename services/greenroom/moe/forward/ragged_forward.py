@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe.attention.ragged_attention import RAGGED, Chunk, RaggedStep, running
+from greenroom.moe.attention.ragged_attention import RAGGED, Chunk, RaggedStep, cache_argument, running
 from greenroom.moe.forward.lean_decoder import LeanDecoder
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.native.rows import NativeRows
@@ -41,6 +41,7 @@ class RaggedForward:
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.lean: LeanDecoder | None = None
         self._configured = configured
+        self._cache = cache_argument(model)
         # Some checkpoints ask for them in their configuration. They are for training, and cost a pass over all picks.
         has_option = "output_router_logits" in inspect.signature(model.forward).parameters
         self._options = {"output_router_logits": False} if has_option else {}
@@ -66,9 +67,9 @@ class RaggedForward:
             logits: torch.Tensor = self.model(
                 input_ids=ids[None],
                 position_ids=places[None],
-                past_key_values=step,
                 use_cache=True,
                 logits_to_keep=wanted,
+                **{self._cache: step},
                 **self._options,
             ).logits
         return logits[0]

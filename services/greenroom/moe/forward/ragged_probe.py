@@ -13,7 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from greenroom.core.errors import GreenroomError, UnsupportedModel
 from greenroom.moe.attention.kv_cache import KVLayout, KVStore, LayerKV
-from greenroom.moe.attention.ragged_attention import Chunk, KeysAndValues
+from greenroom.moe.attention.ragged_attention import Chunk, KeysAndValues, cache_argument
 from greenroom.moe.forward.lean_decoder import LeanDecoder, lean_decoder
 from greenroom.moe.forward.ragged_forward import RaggedForward
 from greenroom.moe.kernels.native.rows import NativeRows
@@ -82,7 +82,7 @@ def probe(ragged: RaggedForward) -> KVLayout:
         with torch.inference_mode(), experts_bypassed(model):
             model.set_attn_implementation(ragged.attention)
             ids = torch.tensor([tokens], device=ragged.device)
-            reference = model(input_ids=ids, past_key_values=recorder, use_cache=True).logits[0]
+            reference = model(input_ids=ids, use_cache=True, **{cache_argument(model): recorder}).logits[0]
             layout = recorder.layout(ragged.device)
             ragged.engage()
             off = _worst_difference(ragged, layout, tokens, reference)
@@ -146,7 +146,8 @@ def kv_layout_of(model: Any) -> KVLayout:
     recorder = _Recorder()
     device = torch.device("meta")
     with torch.inference_mode(), experts_bypassed(model):
-        model(input_ids=torch.zeros((1, _TOKENS), dtype=torch.int64, device=device), past_key_values=recorder)
+        ids = torch.zeros((1, _TOKENS), dtype=torch.int64, device=device)
+        model(input_ids=ids, **{cache_argument(model): recorder})
     return recorder.layout(device)
 
 
