@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,6 +19,7 @@ import click
 import msgspec
 from msgspec import Meta
 
+from benchmarks.coserve.random_experts import CROP_PIXELS, SHAPES, save_expert
 from benchmarks.harness.disk import drop_cache
 from benchmarks.harness.machine import cache_folder
 from benchmarks.harness.reporting.progress import progress
@@ -29,30 +29,10 @@ from greenroom.core.units import GIB, MIB
 
 FILE: Final = "costs.json"
 EXECUTORS: Final = 4
-CROP_PIXELS: Final = 64
 _FOLDERS_OF_A_MODEL: Final = 2
 _LOADINGS: Final = 9
 
 Above = Annotated[float, Meta(gt=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Of a random ResNet that stands for a model of the paper."""
-
-    widths: tuple[int, ...]
-    depths: tuple[int, ...] = (2, 2, 2, 2)
-    layer_type: str = "basic"
-    stem: int = 64
-
-
-SHAPES: Final = {
-    "type": Shape((64, 128, 256, 512)),
-    "half": Shape((44, 90, 180, 362), stem=44),
-    "equal": Shape((60, 134, 250, 516), stem=60),
-    "resnet-101": Shape((256, 512, 1024, 2048), (3, 4, 23, 3), "bottleneck"),
-}
-"""A type's own expert, ResNet-18; detectors of half and of equal size; the paper's classifier."""
 
 
 class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,21 +135,10 @@ def pretrained_ms(folder: Path, rounds: int = _LOADINGS) -> float:
 
 def random_models(folder: Path) -> dict[str, list[Path]]:
     """Two random checkpoints of each shape."""
-    from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessorPil
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    found: dict[str, list[Path]] = {}
-    for role, shape in SHAPES.items():
-        settings = ResNetConfig(
-            hidden_sizes=list(shape.widths), depths=list(shape.depths), layer_type=shape.layer_type,
-            embedding_size=shape.stem,
-        )  # fmt: skip
-        for number in range(_FOLDERS_OF_A_MODEL):
-            own = folder / f"{role}-{number}"
-            ResNetForImageClassification(settings).save_pretrained(own)
-            ViTImageProcessorPil(size={"height": CROP_PIXELS, "width": CROP_PIXELS}).save_pretrained(own)
-            found.setdefault(role, []).append(own)
+    found = {role: [folder / f"{role}-{number}" for number in range(_FOLDERS_OF_A_MODEL)] for role in SHAPES}
+    for role, own in found.items():
+        for each in own:
+            save_expert(each, role)
     return found
 
 

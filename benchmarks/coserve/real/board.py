@@ -15,8 +15,9 @@ import numpy as np
 from transformers.utils import logging as transformers_logging
 
 from benchmarks.coserve.boards import definition, role_of
-from benchmarks.coserve.checkpoints import checkpoints, smaller, weight_bytes, write_definition
-from benchmarks.coserve.costs import CROP_PIXELS, Costs, documented, kept_or_measured, pretrained_ms
+from benchmarks.coserve.checkpoints import checkpoints, smaller, write_definition
+from benchmarks.coserve.costs import Costs, documented, kept_or_measured, pretrained_ms
+from benchmarks.coserve.random_experts import CROP_PIXELS, weight_bytes
 from benchmarks.coserve.real.scale import Scale
 from benchmarks.harness.machine import cache_folder
 from greenroom.coe.graph.expert_graph import ExpertGraph

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from benchmarks.coserve import costs
-from benchmarks.coserve.costs import FILE, SHAPES, documented, kept_or_measured
+from benchmarks.coserve.costs import FILE, documented, kept_or_measured
+from benchmarks.coserve.random_experts import SHAPES
 from greenroom.core.machine import machine_name
 
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification
 
-from benchmarks.coserve import checkpoints as made
+from benchmarks.coserve import random_experts as made
 from benchmarks.coserve.boards import definition
-from benchmarks.coserve.checkpoints import LABELS, NoRoom, check_room, checkpoints, smaller, write_definition
-from benchmarks.coserve.costs import Shape
+from benchmarks.coserve.checkpoints import NoRoom, check_room, checkpoints, smaller, write_definition
+from benchmarks.coserve.random_experts import LABELS, Shape
 from benchmarks.coserve.real import QUICK, table
 from benchmarks.coserve.real.foretold import first_time_dearer, slower_by
 from benchmarks.coserve.real.samba import _first
