@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,11 @@ coe_options = stack(
         help="Serve a collaboration of experts, a pipeline of whole models: its definition file, or `demo` for the "
         "bundled board. --scheduling then says how executors get their requests.",
     ),
-    click.option("--executors", type=int, help="With --coe: threads that compute.  [default: by cores, at most 4]"),
+    click.option(
+        "--executors",
+        type=int,
+        help="With --coe: threads that compute.  [default: as profiled, else one a core, at most 4]",
+    ),
     click.option(
         "--expert-share",
         type=float,
@@ -106,13 +108,13 @@ def serving_config(options: dict[str, Any]) -> ServingConfig:
         policy, own = spelt("policy", options["policy"])
     if _given("policy_options"):
         own = own | dict(expert_policy(options | {"policy": None})[1])
-    executors, threads = options["executors"], options["threads"]
-    config = ServingConfig(
+    return ServingConfig(
         file=file,
         selection=Selection(scheduling, policy, scheduling_options, own, options["one_memory"]),
         expert_memory=options["expert_memory"],
         expert_share=options["expert_share"],
-        executors=executors,
+        executors=options["executors"],
+        threads=options["threads"],
         most_batch=options["max_batch"],
         max_pixels=options["max_pixels"],
         profile=options["profile"],
@@ -120,10 +122,6 @@ def serving_config(options: dict[str, Any]) -> ServingConfig:
         cache_dir=options["cache_dir"],
         offline=options["offline"],
     )
-    if threads is None:
-        return config
-    count = executors or min(4, len(os.sched_getaffinity(0)))
-    return replace(config, executors=count, threads=max(1, threads // count))
 
 
 def _refuse_others() -> None:

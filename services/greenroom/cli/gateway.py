@@ -57,8 +57,8 @@ def gateway(model: str | None, revision: str | None, offline: bool, coe: bool, p
       greenroom gateway --brokers kafka:9092
       greenroom gateway --host 0.0.0.0 --keys-file keys.json --rpc-ca ca.pem --rpc-cert gateway-1.pem \\
         --rpc-key gateway-1.key --listen 0.0.0.0:7000 --advertise gateway-1:7000
-      greenroom gateway --model mistralai/Mixtral-8x7B-Instruct-v0.1 --pool 1 --port 9000 --grpc-port none
-      greenroom gateway --coe --pool 2 --port 9001
+      greenroom gateway --model mistralai/Mixtral-8x7B-Instruct-v0.1 --pools 2 --pool 1 --port 9000 --grpc-port none
+      greenroom gateway --coe --pools 2 --pool 1 --port 9001
     """
     from greenroom.cli.service_process import live
     from greenroom.core.errors import InvalidConfig

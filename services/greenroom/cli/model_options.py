@@ -68,7 +68,9 @@ runtime_options = stack(
         "--policy",
         default="duoserve",
         show_default=True,
-        help="Who stays, leaves, is fetched ahead; with options as in duoserve:literal=true.",
+        help="Who stays, leaves, is fetched ahead: duoserve, look-ahead, reuse, next-use, emoe, moe-infinity, lru and "
+        "others (docs/architecture/policies.md); with options as in duoserve:literal=true. Of a collaboration: pull, "
+        "coserve, lru, lfu, fifo or decayed, by default that of --scheduling.",
     ),
     click.option("--policy-options", default="{}", show_default=True, help="Options of the policy, as JSON."),
     click.option(

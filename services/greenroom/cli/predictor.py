@@ -128,8 +128,9 @@ def predictor(
     was learnt is kept, then it ends.
 
     Predictors are trained in a process of their own, at the lowest priority; until one is there, statistics answer.
-    `greenroom predictor-train` trains one from a recorded trace. In the same way it rebuilds what the expert policies
-    moe-infinity and reuse predict by, when they foresee badly; workers take the new version while they serve.
+    `greenroom predictor-train` trains one from a recorded trace. In the same way it makes what expert policies predict
+    by: the collection of moe-infinity when it foresees badly, the files of reuse and duoserve after so many sequences.
+    Workers take the new version while they serve.
 
     \b
     Examples:

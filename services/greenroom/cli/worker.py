@@ -98,10 +98,10 @@ def worker(**options: Any) -> None:
     \b
     Examples:
       greenroom worker --expert-memory 33%
-      greenroom worker --model ./checkpoint --pool 1 --brokers kafka:9092 --listen 0.0.0.0:7001 --insecure-rpc
+      greenroom worker --model ./checkpoint --pools 2 --pool 1 --brokers kafka:9092 --listen 0.0.0.0:7001 --insecure-rpc
       greenroom worker --policy popularity --forecast-every 20 --probe-host 0.0.0.0 --probe-port 9100
       greenroom worker --expert-memory 33% --batching phases:hold=0.25
-      greenroom worker --coe board.toml --pool 2 --expert-memory 2GiB --executors 2
+      greenroom worker --coe board.toml --pools 2 --pool 1 --expert-memory 2GiB --executors 2
       greenroom worker --policy emoe --fidelity sensitive --profile profile.json --expert-memory 60%
     """
     if options["coe"] is not None:

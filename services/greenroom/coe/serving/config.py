@@ -22,7 +22,7 @@ class ServingConfig:
     - ``expert_memory``: for experts, of all memories together: a size, a share of all experts, or ``auto``.
     - ``expert_share``: the experts' part of what they and intermediates get (intermediates get what the largest batch
       of every executor takes).
-    - ``executors`` (by cores); ``threads``: cores for one executor's operations (by cores).
+    - ``executors`` (by cores); ``threads``: cores for the operations of all executors together (all).
     - ``most_batch``: requests in a batch at most, beside what was profiled (16).
     - ``profile``: what `greenroom coe profile` made; None: the one beside the definition, if there is one that can be
       used. Without one, costs are measured quickly at the start.

@@ -70,10 +70,10 @@ class CollaborationRuntime:
         self.sizes: tuple[int, ...] = tuple(self.pack.manifest.sizes())
         self.profile = self._load_profile()
         kind = None if self.profile is None else self.profile.of_kind(KIND)
-        cores = len(os.sched_getaffinity(0))
+        cores = config.threads or len(os.sched_getaffinity(0))
         count = config.executors or (min(MOST_BY_CORES, cores) if kind is None else kind.executors)
-        threads = None if kind is None else kind.threads_by_executors.get(count)
-        self.threads = config.threads or threads or max(1, cores // count)
+        profiled = None if kind is None or config.threads else kind.threads_by_executors.get(count)
+        self.threads = profiled or max(1, cores // count)
         trial = None if kind is None else kind.trials.get(count)
         self.names = tuple(f"cpu{number}" for number in range(count))
         memories = 1 if config.selection.one_memory else count
