@@ -13,8 +13,8 @@ from typing import Any, Final
 from benchmarks.coserve.boards import Task, distinct
 from benchmarks.coserve.bounds import bound_of
 from benchmarks.coserve.costs import Costs, documented, kept_or_measured
-from benchmarks.coserve.in_parallel import in_parallel
 from benchmarks.coserve.machines import HERE, MACHINES, Machine, loading_share, torch_load_ms
+from benchmarks.coserve.parallel_replays import in_parallel
 from benchmarks.coserve.settings import EXECUTORS, Setting, best_setting, candidates, run_with
 from benchmarks.coserve.systems import (
     EVERY_SYSTEM,

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.duoserve.fitted import QUICK_FIT, FitBoth, fitted_files
-from benchmarks.duoserve.kept import Kept
-from benchmarks.duoserve.worlds import World, world_of
+from benchmarks.duoserve.kept_fits import Kept
+from benchmarks.duoserve.split_routing import World, world_of
 from benchmarks.harness.inputs.bundled_routing import drawn_prompts, record_routing
 from benchmarks.harness.reporting.plots import grouped_bars, legend_below, panels_of, save, tidy
 from benchmarks.harness.reporting.progress import progress

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.duoserve.engine.scale import Scale
 from benchmarks.duoserve.fitted import fitted_files
-from benchmarks.duoserve.kept import Kept
-from benchmarks.duoserve.worlds import digest_of
+from benchmarks.duoserve.kept_fits import Kept
+from benchmarks.duoserve.split_routing import digest_of
 from benchmarks.harness.arms.disk_link import DiskLink
 from benchmarks.harness.arms.engine_arm import EngineArm
 from benchmarks.harness.arms.learnt_files import Learnt

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.duoserve.split_routing import World
 from benchmarks.duoserve.table3.predictors import Array
-from benchmarks.duoserve.worlds import World
 from benchmarks.harness.inputs.bundled_rows import RecordedRows, as_seen
 from greenroom.core.artifacts.path_file import PathFile
 from greenroom.core.artifacts.residual_file import ResidualFile

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.duoserve.kept import Kept
+from benchmarks.duoserve.kept_fits import Kept
+from benchmarks.duoserve.split_routing import World, world_of
 from benchmarks.duoserve.table3.accuracy import Recalls, accuracy, named
 from benchmarks.duoserve.table3.hidden import ByAnswers, Hidden, by_policy, cost_us
 from benchmarks.duoserve.table3.misses import Foresight, absent_experts
@@ -26,7 +27,6 @@ from benchmarks.duoserve.table3.predictors import (
     Predictor,
     path_logits,
 )
-from benchmarks.duoserve.worlds import World, world_of
 from benchmarks.harness.inputs.bundled_routing import drawn_prompts
 from benchmarks.harness.inputs.bundled_rows import record_bundled_rows
 from benchmarks.harness.machine import describe_machine

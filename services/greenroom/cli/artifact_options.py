@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from greenroom.cli.stack import stack
+from greenroom.cli.option_stack import stack
 
 
 class PolicyArtifact(NamedTuple):

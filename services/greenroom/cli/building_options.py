@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.stack import stack
+from greenroom.cli.option_stack import stack
 
 if TYPE_CHECKING:
     from greenroom.predictor.kinds.config import BuildingConfig

@@ -11,7 +11,7 @@ import click
 
 from greenroom.cli.coe_demo import demo
 from greenroom.cli.coe_profile import profile
-from greenroom.cli.stack import stack
+from greenroom.cli.option_stack import stack
 from greenroom.core.units import format_bytes
 
 if TYPE_CHECKING:

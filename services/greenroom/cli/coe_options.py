@@ -9,8 +9,8 @@ import click
 from click.core import ParameterSource
 
 from greenroom.cli.model_options import expert_policy, model_options
+from greenroom.cli.option_stack import stack
 from greenroom.cli.scheduling_options import parse_scheduling_options
-from greenroom.cli.stack import stack
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.registry import EXECUTOR_SCHEDULINGS, spelt
 

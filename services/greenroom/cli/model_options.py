@@ -13,7 +13,7 @@ import click
 
 from greenroom.cli.artifact_options import POLICY_ARTIFACTS, artifact_options
 from greenroom.cli.forecast_options import artifacts_taken
-from greenroom.cli.stack import F, stack
+from greenroom.cli.option_stack import F, stack
 from greenroom.demo import bundled_model_path
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 from greenroom import __version__
 from greenroom.cli.artifact_options import POLICY_ARTIFACTS
 from greenroom.cli.model_options import checkpoint_options, runtime_options, worker_config
-from greenroom.cli.stack import F
+from greenroom.cli.option_stack import F
 
 if TYPE_CHECKING:
     from greenroom.profiling.config import ProfileConfig

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from greenroom.cli.model_options import model_options, worker_config
+from greenroom.cli.option_stack import stack
 from greenroom.cli.prompts import read_prompts
-from greenroom.cli.stack import stack
 
 if TYPE_CHECKING:
     from greenroom.cli.recording import Asked

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.option_stack import without
 from greenroom.cli.recorded_sources import check_source, prompt_options, run_prompts, write_artifact
-from greenroom.cli.stack import without
 
 if TYPE_CHECKING:
     from greenroom.core.artifacts.residual_file import ResidualFile

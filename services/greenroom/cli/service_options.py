@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.stack import stack
+from greenroom.cli.option_stack import stack
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.hosts import is_loopback
 

@@ -16,7 +16,7 @@ from greenroom.coe.dispatch.base import Dispatcher
 from greenroom.coe.graph.expert_graph import END, ExpertGraph
 from greenroom.coe.serving.executor import Batch, Died, Ended, Executor
 from greenroom.coe.serving.outcomes import InFlight, Outcome
-from greenroom.coe.serving.requests_here import NO_DEADLINE, RequestsHere
+from greenroom.coe.serving.request_table import NO_DEADLINE, RequestsHere
 from greenroom.core.errors import DeadlinePassed, ExpertFailed, GreenroomError, InvalidRequest, ModelBroken
 from greenroom.experts.bookkeeping.ledger import LedgerError
 from greenroom.experts.model_memory import TRANSFER_TIMEOUT_S, ModelMemory

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.coe.serving import requests_here
+from greenroom.coe.serving import request_table
 from greenroom.core.errors import DeadlinePassed, ExpertFailed, InvalidRequest, ModelBroken, Saturated, TransferFailed
 from tests.unit.coe.serving.scripted_collaboration import (
     BAD,
@@ -137,7 +137,7 @@ def test_a_cancel_costs_the_same_however_many_wait(
 ) -> None:
     many = 600
     numbers = map(Compared, itertools.count())
-    monkeypatch.setattr(requests_here, "str", lambda number: next(numbers), raising=False)
+    monkeypatch.setattr(request_table, "str", lambda number: next(numbers), raising=False)
     monkeypatch.setattr(Compared, "times", 0)
     held = threading.Event()
     with Scripted(selection, executors=1, held=True) as scripted:  # type: ignore[arg-type]
