@@ -13,7 +13,7 @@ import itertools
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +24,9 @@ from greenroom.core.generation import Finished, FinishReason, GenerationRequest,
 from greenroom.demo import bundled_model_path
 from greenroom.moe.batch import completions
 from greenroom.text import TextStream
-from greenroom.worker.model.config import WorkerConfig
+from greenroom.text.hub import local_folder
+from greenroom.worker.model.config import WorkerConfig, chosen_policy
+from greenroom.worker.model.files_beside import files_beside
 from greenroom.worker.model.model_runtime import ModelRuntime
 
 Prompt = str | Sequence[int]
@@ -53,7 +55,8 @@ class GenerationFailed(GreenroomError):
 
 
 class LLM:
-    """A model, ready to generate. Settings are those of ``greenroom serve``, see WorkerConfig.
+    """A model, ready to generate. Settings are those of ``greenroom serve``, see WorkerConfig. As there, files in the
+    model's folder that the policy predicts by are taken up where the settings name none.
 
     Not to be used from several threads at once. Close it, or use it as a context manager: that stops its threads and
     remembers which experts were resident.
@@ -65,7 +68,7 @@ class LLM:
         Raises GreenroomError.
         """
         if config is None:
-            config = WorkerConfig(model=model or str(bundled_model_path()), **settings)
+            config = _config_of(model or str(bundled_model_path()), settings)
         elif model is not None or settings:
             raise InvalidConfig("config", "...", "give either a config, or a model and settings")
         self.worker = ModelRuntime(config)
@@ -166,6 +169,16 @@ class LLM:
             logprobs=None if sampling.logprobs is None else made.logprobs,
             approximated=made.finished.approximated,
         )
+
+
+def _config_of(model: str, settings: dict[str, Any]) -> WorkerConfig:
+    folder = local_folder(model, settings.get("revision"))
+    if folder is not None:
+        usual = {field.name: field.default for field in fields(WorkerConfig)}
+        policy, options = chosen_policy(settings.get("policy", usual["policy"]), settings.get("policy_options", {}))
+        given = {name for name, value in settings.items() if value is not None}
+        settings = {**settings, **files_beside(folder, policy, options, given)}
+    return WorkerConfig(model=model, **settings)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -36,5 +36,12 @@ def test_a_network_is_trained_shown_and_replayed_with(routing: Path, tmp_path: P
     assert "duoserve:literal=true" in run(*timed, "--expert-mlp", out)
 
 
+def test_fewer_samples_than_a_batch_are_refused(routing: Path, tmp_path: Path) -> None:
+    said = complaint_of(
+        "expert-mlp", "fit", "--trace", str(routing), "--samples", "1", "--out", str(tmp_path / "m.safetensors")
+    )
+    assert "x>=512" in said
+
+
 def test_another_file_is_refused_by_name(routing: Path) -> None:
     assert "`greenroom expert-mlp fit` made" in complaint_of("expert-mlp", "show", str(routing))

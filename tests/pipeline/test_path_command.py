@@ -83,6 +83,20 @@ def test_a_worker_begins_with_those_in_the_models_folder_and_answers_as_ever(che
     assert answer(*one, "--policy", "duoserve") == expected, "a broken file in the folder is left out"
 
 
+def test_what_is_known_of_sequences_is_read_before_the_prompts_run(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged, prompts = tmp_path / "reuse.safetensors", tmp_path / "prompts.txt"
+    damaged.write_bytes(b"nothing")
+    prompts.write_text("one\n")
+    monkeypatch.setattr("greenroom.cli.path.recorded_of", lambda _: pytest.fail("the prompts have run"))
+    out = str(tmp_path / "path.safetensors")
+    said = complaint_of(
+        "path", "fit", str(checkpoint), "--prompts", str(prompts), "--reuse", str(damaged), "--out", out
+    )
+    assert "reuse.safetensors" in said
+
+
 def test_too_little_says_how_much_is_needed(tmp_path: Path) -> None:
     few = onward(tmp_path / "few.npz", 3, 9, seed=0)
     said = run("path", "fit", "--trace", few, "--out", str(tmp_path / "p.safetensors"), status=1)

@@ -3,36 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import click
 
 from greenroom.cli.option_stack import stack
-
-
-class PolicyArtifact(NamedTuple):
-    """``policies``: which take it. ``made_by``: the command that makes it. ``without``: what they do where there is
-    none. ``needed``: whether that is much worse. ``refused``: whether they can not do without (``ExpertPolicy.needs``).
-    """
-
-    policies: str
-    made_by: str
-    without: str
-    needed: bool = False
-    refused: bool = False
-
-
-POLICY_ARTIFACTS: Final = {
-    "eamc": PolicyArtifact("moe-infinity", "greenroom eamc build", "moe-infinity only caches", needed=True),
-    "expert_mlp": PolicyArtifact(
-        "duoserve:literal=true", "greenroom expert-mlp fit", "duoserve:literal=true is refused", refused=True
-    ),
-    "path": PolicyArtifact("duoserve", "greenroom path fit", "duoserve predicts as reuse does"),
-    "reuse": PolicyArtifact(
-        "reuse or duoserve", "greenroom reuse fit", "reuse predicts by another model's coefficients"
-    ),
-}
-"""By kind, as in ``ARTIFACT_FILES``, which is not imported for each --help."""
+from greenroom.core.artifacts.policy_artifacts import POLICY_ARTIFACTS
 
 artifact_options = stack(
     *(

@@ -29,7 +29,11 @@ def expert_mlp() -> None:
     help="The file to write.",
 )
 @click.option(
-    "--samples", type=click.IntRange(min=1), default=100_000, show_default=True, help="Layers of tokens to learn from."
+    "--samples",
+    type=click.IntRange(min=512),
+    default=100_000,
+    show_default=True,
+    help="Layers of tokens to learn from.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=6, show_default=True, help="Passes over them.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed give the same.")

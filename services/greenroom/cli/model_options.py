@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.artifact_options import POLICY_ARTIFACTS, artifact_options
-from greenroom.cli.forecast_options import artifacts_taken
+from greenroom.cli.artifact_options import artifact_options
 from greenroom.cli.option_stack import F, stack
 from greenroom.demo import bundled_model_path
 
@@ -159,6 +158,7 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
     from greenroom.core.artifacts.residual_file import ResidualFile
     from greenroom.text.hub import local_folder
     from greenroom.worker.model.config import WorkerConfig
+    from greenroom.worker.model.files_beside import files_beside
 
     known = {field.name for field in fields(WorkerConfig)}
     policy, policy_options = expert_policy(options)
@@ -170,13 +170,9 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
         chosen["model"] = str(bundled_model_path())
         chosen["served_model_name"] = chosen.get("served_model_name") or "greenroom-understudy"
     folder = local_folder(chosen["model"], chosen.get("revision"))
-    if chosen.get("profile") is None and folder is not None:
-        chosen["profile"] = _profile_beside(folder)
-    for kind in _kinds_of(policy, policy_options):
-        if chosen.get(kind) is None and folder is not None:
-            chosen[kind] = _artifact_beside(folder, kind)
-    if chosen.get("residual") is None and folder is not None and _runs_routers_ahead(policy, policy_options):
-        chosen["residual"] = _residual_beside(folder)
+    if folder is not None:
+        given = {name for name, value in chosen.items() if value is not None}
+        chosen |= files_beside(folder, policy or "", policy_options, given)
     config = WorkerConfig(**chosen)
     if config.residual is not None:
         ResidualFile.read(config.residual)
@@ -197,67 +193,3 @@ def expert_policy(options: Mapping[str, Any]) -> tuple[str | None, Mapping[str, 
     if not isinstance(own, dict):
         raise click.BadParameter('write a JSON object such as {"alpha": 0.9}', param_hint="--policy-options")
     return chosen_policy(options["policy"], own) if options.get("policy") is not None else (None, own)
-
-
-def _runs_routers_ahead(policy: str | None, options: Mapping[str, Any]) -> bool:
-    """Of a policy that is not known it is False: it is refused later."""
-    from greenroom.policies.registry import EXPERT_POLICIES, runs_routers_ahead
-
-    return policy in EXPERT_POLICIES and runs_routers_ahead(policy, options)
-
-
-def _kinds_of(policy: str | None, options: Mapping[str, Any]) -> list[str]:
-    """The files that a policy predicts by. Of one that is not known none: it is refused later."""
-    taken = artifacts_taken(policy or "", options)
-    return [kind for kind in POLICY_ARTIFACTS if kind in taken]
-
-
-def _artifact_beside(folder: Path, kind: str) -> Path | None:
-    from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
-    from greenroom.core.errors import InvalidConfig
-
-    path, file, without = folder / f"{kind}.safetensors", ARTIFACT_FILES[kind], POLICY_ARTIFACTS[kind].without
-    if not path.is_file():
-        if POLICY_ARTIFACTS[kind].refused:
-            return None  # by a message that says what makes one
-        say = log.warning if POLICY_ARTIFACTS[kind].needed else log.info
-        say("%s: there is no %s, and no --%s. `%s` makes one, and so does a predictor service, of live traces",
-            without, path, kind.replace("_", "-"), file.MADE_BY)  # fmt: skip
-        return None
-    try:
-        file.read(path)
-    except InvalidConfig as error:
-        log.warning("%s: the file in the model's folder can not be used: %s", without, error)
-        return None
-    return path
-
-
-def _residual_beside(folder: Path) -> Path | None:
-    from greenroom.core.artifacts.residual_file import ResidualFile
-    from greenroom.core.errors import InvalidConfig
-
-    path = folder / "residual.safetensors"
-    if not path.is_file():
-        return None
-    try:
-        ResidualFile.read(path)
-    except InvalidConfig as error:
-        log.warning("routers are run ahead as they are: the file in the model's folder can not be used: %s", error)
-        return None
-    return path
-
-
-def _profile_beside(folder: Path) -> Path | None:
-    from greenroom.core.errors import InvalidConfig
-    from greenroom.core.model_profile import load_model_profile
-    from greenroom.profiling.folder import PROFILE_FILE
-
-    path = folder / PROFILE_FILE
-    if not path.is_file():
-        return None
-    try:
-        load_model_profile(path)
-    except InvalidConfig as error:
-        log.warning("the model goes without a profile, since the one in its folder can not be used: %s", error)
-        return None
-    return path

@@ -14,6 +14,7 @@ from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, 
 
 if TYPE_CHECKING:
     from greenroom.core.artifacts.path_file import PathFile
+    from greenroom.core.artifacts.reuse_file import ReuseFile
 
 
 @click.group()
@@ -56,8 +57,11 @@ def fit(out: Path, reuse: Path | None, window: int | None, rounds: int, seed: in
       greenroom path fit --trace monday.npz --trace tuesday.npz --reuse reuse.safetensors
       greenroom replay wednesday.npz --link 2GiB/s --path path.safetensors --policy duoserve --policy reuse
     """
+    from greenroom.core.artifacts.reuse_file import ReuseFile
+
     check_source(options, out)
-    made = _fitted(recorded_of(options), reuse, window, rounds, seed)
+    known = None if reuse is None else ReuseFile.read(reuse)  # refused before the prompts have run
+    made = _fitted(recorded_of(options), known, window, rounds, seed)
     write_artifact(made, out)
     click.echo(f"{out}: {_said(made)}")
 
@@ -93,18 +97,16 @@ def show(file: Path, as_json: bool) -> None:
         click.echo(f"  {ahead} ahead: log loss an expert, held out, {loss:.4f}; the sequence counts {weight:.2f}")
 
 
-def _fitted(recorded: Recorded, reuse_file: Path | None, window: int | None, rounds: int, seed: int) -> PathFile:
+def _fitted(recorded: Recorded, reuse: ReuseFile | None, window: int | None, rounds: int, seed: int) -> PathFile:
     from dataclasses import replace
 
     from tqdm import tqdm
 
-    from greenroom.core.artifacts.reuse_file import ReuseFile
     from greenroom.predictor.kinds.path.fit import FitOptions, fit
     from greenroom.predictor.kinds.reuse.fit import fit as fit_reuse
     from greenroom.replay.traces.join import joined
 
     trace = joined(recorded.traces)
-    reuse = None if reuse_file is None else ReuseFile.read(reuse_file)
     passes = 2 if reuse is None else 1
     with tqdm(total=passes * trace.layers, desc="fitting", unit="layer", disable=not sys.stderr.isatty()) as bar:
         if reuse is None:

@@ -200,7 +200,8 @@ def _worker_config(model: str | None, options: dict[str, Any]) -> WorkerConfig:
     config = worker_config({"model": model, "policy_options": "{}", **options})
     folder = Path(config.model)
     name = config.served_model_name or (folder.resolve().name if folder.is_dir() else None)
-    return replace(config, served_model_name=name, warm_start=False, profile=None)
+    # The policy that measures keeps victims as next-use does, so memory is planned for that one.
+    return replace(config, served_model_name=name, warm_start=False, profile=None, policy="next-use", policy_options={})
 
 
 def _prompts(worker: WorkerConfig, file: Path | None, config: ProfileConfig, labelled: int) -> TaskPrompts:

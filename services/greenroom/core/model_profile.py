@@ -18,6 +18,8 @@ from greenroom.core.straight_lines import between
 from greenroom.core.units import MIB
 
 FORMAT = "greenroom-model-profile"
+PROFILE_FILE = "profile.json"
+"""Its name in a model's folder."""
 MAX_FILE_BYTES = 64 * MIB
 
 Share = Annotated[float, Meta(ge=0, le=1)]

@@ -11,9 +11,9 @@ import msgspec
 from tqdm import tqdm
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
-from greenroom.core.model_profile import ModelProfile, dump_model_profile, load_model_profile
+from greenroom.core.model_profile import PROFILE_FILE, ModelProfile, dump_model_profile, load_model_profile
 from greenroom.profiling.config import ProfileConfig
-from greenroom.profiling.folder import KEYWORDS_FILE, OBSERVATIONS_FILE, PROFILE_FILE, ROUTING_FILE, written_whole
+from greenroom.profiling.folder import KEYWORDS_FILE, OBSERVATIONS_FILE, ROUTING_FILE, written_whole
 from greenroom.profiling.measures.correlation import observe
 from greenroom.profiling.model.profiled_model import Subject
 from greenroom.profiling.profiler import notes_of, profile_model

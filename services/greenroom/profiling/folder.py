@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.model_profile import PROFILE_FILE
 
-PROFILE_FILE: Final = "profile.json"
 KEYWORDS_FILE: Final = "keywords.json"
 ROUTING_FILE: Final = "routing.npz"
 OBSERVATIONS_FILE: Final = "observations.json"

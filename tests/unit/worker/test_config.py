@@ -39,6 +39,7 @@ def test_rows_of_a_step_are_a_number_or_left_to_the_plan() -> None:
     assert WorkerConfig("model", tokens_per_step="auto", max_running=700).step_rows == 700
     assert not WorkerConfig("model", tokens_per_step="auto").wants_whole_prompts, "chunks need no more"
     assert WorkerConfig("model", tokens_per_step="auto", batching="phases").wants_whole_prompts
+    assert WorkerConfig("model", tokens_per_step="auto", prefill_chunk=None).wants_whole_prompts
     assert not WorkerConfig("model", tokens_per_step=64, batching="phases").wants_whole_prompts
     with pytest.raises(InvalidConfig, match=r"tokens_per_step: 'many' .* a number of rows, or auto"):
         WorkerConfig("model", tokens_per_step="many")

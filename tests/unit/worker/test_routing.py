@@ -56,7 +56,10 @@ def test_it_is_what_the_trace_recorder_has_of_each_sequence(
     trace = theirs.trace()
     for sequence in range(4):
         start, stop = trace.seq_starts[sequence : sequence + 2]
-        expected = trace.experts[start:stop][:most_rows]
+        of_prompt = min(2 * sequence, stop - start)
+        kept = min(of_prompt, max(1, int(0.75 * most_rows)))
+        rows = np.concatenate((np.arange(kept), np.arange(of_prompt, stop - start)))[:most_rows]
+        expected = trace.experts[start:stop][rows]
         routed = ours.take(sequence)
         if not len(expected):
             assert routed is None
@@ -64,7 +67,7 @@ def test_it_is_what_the_trace_recorder_has_of_each_sequence(
         assert routed is not None
         assert routed.experts.dtype == (np.uint16 if wide else np.uint8)
         assert np.array_equal(routed.experts, expected)
-        assert routed.prompt_rows == min(2 * sequence, len(expected))
+        assert routed.prompt_rows == kept
         assert routed.num_experts == int(catalogue.experts_per_layer.max())
     assert ours.held == 0
 
@@ -79,6 +82,23 @@ def test_a_number_that_would_wrap_around_is_no_pick() -> None:
     routed = recorder.take(0)
     assert routed is not None
     assert (routed.experts == 255).all()
+
+
+def test_a_long_prompt_leaves_room_for_its_answer() -> None:
+    recorder = RoutingRecorder(UNEVEN, most_rows=8)
+    recorder.sequence_queued(SequenceInfo(0, prompt_tokens=20))
+    own = {layer: picks_of(UNEVEN, layer, 25, layer) for layer in range(3)}
+    for number, rows in enumerate((slice(0, 12), slice(12, 20), slice(20, 21), slice(21, 25))):
+        step = step_of(UNEVEN, number, [0] * (rows.stop - rows.start))
+        for layer in range(3):
+            recorder.layer_routed(step, layer, own[layer][rows])
+        recorder.step_ended(step, failed=False)
+    routed = recorder.take(0)
+    assert routed is not None
+    assert (len(routed.experts), routed.prompt_rows) == (8, 6)
+    expected = np.minimum(own[1][[0, 1, 2, 3, 4, 5, 20, 21]], 255)
+    expected[expected >= 8] = 255
+    assert np.array_equal(routed.experts[:, 1, :3], expected)
 
 
 def test_sequences_that_were_not_announced_are_left_alone() -> None:

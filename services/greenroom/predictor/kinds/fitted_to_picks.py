@@ -29,9 +29,13 @@ class FittedToPicks(ArtifactFileKind[F]):
         super().__init__(file)
         self._config = config
 
+    @property
+    def keeps(self) -> str:
+        return "picks"
+
     @abstractmethod
-    def fit(self, trace: RoutingTrace, *, seed: int) -> F:
-        """Raises InvalidConfig, TraceError."""
+    def fit(self, trace: RoutingTrace, *, seed: int, seconds: float) -> F:
+        """``seconds``: in which it is to be done, with what was learnt by then. Raises InvalidConfig, TraceError."""
 
     def keep(self, picks: Picks, experts: int) -> Kept | None:
         """[rows, layers, k], as they are; None where a row picks an expert twice."""
@@ -44,11 +48,11 @@ class FittedToPicks(ArtifactFileKind[F]):
         return EveryMany(self._config.reuse_after, self._config.reuse_again, made)
 
     def options(self) -> Mapping[str, Any]:
-        return {"seed": self._config.seed}
+        return {"seed": self._config.seed, "seconds": self._config.timeout_s / 2}
 
     def make(self, job: Job) -> F:
         """Raises InvalidConfig, TraceError."""
-        return self.fit(_trace_of(job), seed=int(job.options["seed"]))
+        return self.fit(_trace_of(job), seed=int(job.options["seed"]), seconds=float(job.options["seconds"]))
 
 
 def _trace_of(job: Job) -> RoutingTrace:

@@ -33,11 +33,11 @@ FORECAST_KINDS: Mapping[str, Callable[[LearningConfig], ForecastKind[Any]]] = {
 
 POLICY_KINDS: Mapping[str, Callable[[BuildingConfig], Kind[Any]]] = {
     EamcFile.KIND: EamcKind,
-    ExpertMlpFile.KIND: ExpertMlpKind,
-    PathFile.KIND: PathKind,
     ReuseFile.KIND: ReuseKind,
+    PathFile.KIND: PathKind,
+    ExpertMlpFile.KIND: ExpertMlpKind,
 }
-"""The expert policies of workers take them."""
+"""The expert policies of workers take them. Of those that are due at once the first are made first: what is quick."""
 
 
 def learning_of(learn: str, **others: Any) -> LearningConfig:

@@ -70,18 +70,22 @@ class EveryMany:
 
 @dataclass(slots=True)
 class Retry:
-    """What failed is tried again after ``first_s``, and then after twice as long each time, up to ``longest_s``."""
+    """What failed is tried again after ``first_s``, and then after twice as long each time, up to ``longest_s``.
+
+    It waits for nine times as long as it took, if that is more: what fails for good takes a tenth of a core at most.
+    """
 
     first_s: float
     longest_s: float
     not_before: float = 0.0
     _pause_s: float = 0.0
 
-    def failed(self, now: float) -> float:
+    def failed(self, now: float, took_s: float = 0.0) -> float:
         """The seconds until it may be tried again."""
         self._pause_s = min(self.longest_s, max(self.first_s, 2 * self._pause_s))
-        self.not_before = now + self._pause_s
-        return self._pause_s
+        pause_s = max(self._pause_s, 9 * took_s)
+        self.not_before = now + pause_s
+        return pause_s
 
     def succeeded(self) -> None:
         self.not_before = self._pause_s = 0.0

@@ -149,7 +149,8 @@ class WorkerConfig:
     @property
     def wants_whole_prompts(self) -> bool:
         """Whether ``tokens_per_step`` is to be chosen, and more rows than the fewest let longer prompts run whole."""
-        return isinstance(self.tokens_per_step, str) and not self.make_batch_policy().applies_prefill_chunk
+        chunked = self.prefill_chunk is not None and self.make_batch_policy().applies_prefill_chunk
+        return isinstance(self.tokens_per_step, str) and not chunked
 
     @property
     def prompt_rows(self) -> int:

@@ -12,22 +12,25 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.worker.generation_engine import RecordedRouting
 
 _FIRST_ROWS = 64
+_OF_A_PROMPT = 0.75
+"""Of the rows that are kept: the prompt's part at most. What decoding is foretold by is learnt from the answer's."""
 
 
 class _Rows:
-    """One sequence's rows so far."""
+    """One sequence's rows so far: ``seen`` in all, of which ``count`` are kept, ``prompt_rows`` of the prompt."""
 
-    __slots__ = ("count", "experts", "prompt_tokens", "report")
+    __slots__ = ("count", "experts", "prompt_rows", "prompt_tokens", "report", "seen")
 
     def __init__(self, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
-        self.count = 0
+        self.seen = self.count = self.prompt_rows = 0
         self.experts: NDArray[np.unsignedinteger] | None = None
         self.report: Mapping[str, float] = {}
 
 
 class RoutingRecorder:
-    """Keeps the first ``most_rows`` rows of every sequence until ``take``: ``engine.listener = RoutingRecorder(...)``.
+    """Keeps ``most_rows`` rows of every sequence until ``take``: ``engine.listener = RoutingRecorder(...)``. They are
+    the prompt's first ones, up to three quarters, and then the answer's first ones.
 
     Told on the engine's thread. A step that fails is run again and counts once. ``take`` must be called for every
     sequence once it has ended, from any thread. Held for each are at most ``most_rows`` × layers × k bytes (twice that
@@ -37,6 +40,7 @@ class RoutingRecorder:
     def __init__(self, catalogue: Catalogue, *, most_rows: int) -> None:
         self._catalogue = catalogue
         self._most_rows = most_rows
+        self._most_prompt_rows = max(1, int(_OF_A_PROMPT * most_rows))
         self._num_experts = int(catalogue.experts_per_layer.max())
         self._dtype = np.dtype(np.uint8 if self._num_experts <= 255 else np.uint16)
         self._none = 255 if self._dtype == np.uint8 else 65535
@@ -72,19 +76,29 @@ class RoutingRecorder:
         owners = sequences[starts[:-1]].tolist() if len(sequences) else []
         for place, owner in enumerate(owners):
             rows = self._sequences.get(owner)
-            if rows is not None and rows.count < self._most_rows:
-                self._keep(rows, starts[place], starts[place + 1])
+            if rows is not None:
+                self._take_rows(rows, starts[place], starts[place + 1])
 
     def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
         rows = self._sequences.get(sequence)
         if rows is not None:
             rows.report = report
 
+    def _take_rows(self, rows: _Rows, start: int, stop: int) -> None:
+        of_prompt = min(stop - start, max(0, rows.prompt_tokens - rows.seen))
+        rows.seen += stop - start
+        kept = min(of_prompt, self._most_prompt_rows - rows.prompt_rows)
+        rows.prompt_rows += kept
+        self._keep(rows, start, start + kept)
+        self._keep(rows, start + of_prompt, stop)
+
     def _keep(self, rows: _Rows, start: int, stop: int) -> None:
         count = min(stop - start, self._most_rows - rows.count)
+        if count <= 0:
+            return
         end = rows.count + count
         if rows.experts is None or end > len(rows.experts):
-            room = min(self._most_rows, max(2 * end, rows.prompt_tokens + _FIRST_ROWS))
+            room = min(self._most_rows, max(2 * end, min(rows.prompt_tokens, self._most_prompt_rows) + _FIRST_ROWS))
             larger = np.empty((room, *self._step.shape[1:]), dtype=self._dtype)
             if rows.experts is not None:
                 larger[: rows.count] = rows.experts[: rows.count]
@@ -101,7 +115,7 @@ class RoutingRecorder:
             return None
         experts = rows.experts[: rows.count].copy()
         experts[experts >= self._catalogue.experts_per_layer[None, :, None]] = self._none
-        return RecordedRouting(experts, min(rows.prompt_tokens, rows.count), self._num_experts, rows.report)
+        return RecordedRouting(experts, rows.prompt_rows, self._num_experts, rows.report)
 
     @property
     def held(self) -> int:

@@ -251,3 +251,10 @@ def test_a_bad_value_is_named(changed: dict[str, Any], field: str) -> None:
 def test_the_memory_holds_what_a_rebuild_is_made_of() -> None:
     with pytest.raises(InvalidConfig, match="eamc_after"):
         BuildingConfig(max_sequences=200, drift=DriftConfig(after=201))
+
+
+def test_what_fails_late_is_tried_again_late() -> None:
+    retry = Retry(10, 600)
+    assert retry.failed(0.0, took_s=600) == 5400
+    assert retry.not_before == 5400
+    assert retry.failed(6000.0, took_s=1) == 20, "the pause itself is as it was"

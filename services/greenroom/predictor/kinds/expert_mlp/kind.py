@@ -22,7 +22,8 @@ class ExpertMlpKind(FittedToPicks[ExpertMlpFile]):
     def __init__(self, config: BuildingConfig) -> None:
         super().__init__(ExpertMlpFile, config)
 
-    def fit(self, trace: RoutingTrace, *, seed: int) -> ExpertMlpFile:
+    # What it takes is bounded by its samples, whatever ``seconds`` says.
+    def fit(self, trace: RoutingTrace, *, seed: int, seconds: float) -> ExpertMlpFile:
         from greenroom.predictor.kinds.expert_mlp.training import TrainingOptions, train
 
         return train(trace, TrainingOptions(samples=SAMPLES, seed=seed))

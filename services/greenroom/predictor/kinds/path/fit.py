@@ -21,19 +21,20 @@ from greenroom.core.units import MIB
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.reuse.chances import Array
 from greenroom.predictor.kinds.adam import Adam
-from greenroom.predictor.kinds.reuse.fit import layer_samples
+from greenroom.predictor.kinds.fit_time import FitTime
+from greenroom.predictor.kinds.reuse.fit import layer_samples, most_tokens
 from greenroom.replay.traces.held_out import sequences_to_learn_from
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
 MOST_BYTES: Final = 64 * MIB
 """What the weights may take at half precision."""
-MOST_TOKENS: Final = 50_000
-"""Tokens that are learnt from, in whole sequences, the last ones, at least one."""
 LEAST_TOKENS: Final = 500
 """Fewer say less of a pair of experts than chance does."""
 
 _LEAST = 1e-4
 _WINDOW_LAYERS = 4
+_SEARCH = 0.3
+"""Of the time, where there is a limit: looking for the window."""
 _NEARLY = 0.005
 """By this share the loss on what is held out may be above the least."""
 
@@ -45,7 +46,8 @@ class FitOptions:
     """``rounds`` over all tokens, in batches of ``batch``, in an order drawn by ``seed``; more rounds where that makes
     fewer than ``steps`` batches. ``held_out``: the share of the sequences that are not learnt from, the last ones, at
     least one. ``window``: how many earlier layers count; None
-    takes the shortest one whose loss on these is near the least.
+    takes the shortest one whose loss on these is near the least. ``seconds``: in which all of it is to be done, layers
+    for which time runs short with less learnt; None: as long as it takes.
     """
 
     rounds: int = 6
@@ -55,6 +57,7 @@ class FitOptions:
     held_out: float = 0.1
     window: int | None = None
     seed: int = 0
+    seconds: float | None = None
 
 
 def fit(
@@ -70,12 +73,14 @@ def fit(
     began, options = time.monotonic(), options or FitOptions()
     if reuse.experts_per_layer != tuple(trace.experts_per_layer.tolist()):
         raise InvalidConfig("reuse", reuse.shape, f"coefficients of the traced model, {trace.layers} layers")
-    first = int(np.searchsorted(trace.seq_starts, trace.tokens - MOST_TOKENS))
-    trace = trace.part(max(0, min(first, trace.sequences - 1)))
+    first = int(np.searchsorted(trace.seq_starts, trace.tokens - most_tokens(trace)))
+    trace = trace.part(min(first, _last_sequences(trace)))
     learnt_rows = int(trace.seq_starts[sequences_to_learn_from(trace, options.held_out, least=LEAST_TOKENS)])
     samples = _Samples(trace, learnt_rows)
     widths = tuple(trace.experts_per_layer.tolist())
     window = options.window or _window(samples, reuse, options)
+    left = None if options.seconds is None else options.seconds - (time.monotonic() - began)
+    time_left = FitTime(left, sum(_weight(target, ahead, window) for target, ahead in _parts(trace.layers)))
     if not 1 <= window <= trace.layers:
         raise InvalidConfig("window", window, f"from 1 to {trace.layers} layers")
     pairs: list[list[Array]] = [[] for _ in widths]  # by source layer, in the order of ``targets_of``
@@ -87,7 +92,7 @@ def fit(
     for target in range(trace.layers):
         known = sequence_logits(trace, target, reuse)
         for ahead in range(1, LAYERS_AHEAD + 1):
-            layer = found[ahead, target] = _fitted(samples, target, ahead, window, known, options)
+            layer = found[ahead, target] = _fitted(samples, target, ahead, window, known, options, time_left)
             bias[ahead - 1, first_key[target] : first_key[target + 1]] = layer.bias
             sequence[ahead - 1, target] = layer.sequence[0]
             losses[ahead].append(layer.loss)
@@ -164,14 +169,38 @@ def sequence_logits(trace: RoutingTrace, layer: int, reuse: ReuseFile) -> KnownO
     logits: Array = np.einsum("nre,r->ne", samples.logits, reuse.weights[layer]) + reuse.bias[span]
     if len(reuse.followers):
         place, width = 2 * sum(one * one for one in widths[:layer]), widths[layer]
-        logits += samples.recent @ reuse.followers[place : place + 2 * width * width].reshape(2 * width, width)
+        logits += samples.recent.astype(np.float32) @ reuse.followers[place : place + 2 * width * width].reshape(
+            2 * width, width
+        )
     bound = float(np.log((1 - _LEAST) / _LEAST))
     return KnownOfSequences(samples.follow_row, np.clip(logits, -bound, bound))
 
 
+def _last_sequences(trace: RoutingTrace) -> int:
+    """From which sequence on there are two with tokens: one is learnt from, and one held out."""
+    recorded = np.flatnonzero(np.diff(trace.seq_starts))
+    return int(recorded[-2]) if len(recorded) > 1 else 0
+
+
+def _parts(layers: int) -> list[tuple[int, int]]:
+    return [(target, ahead) for target in range(layers) for ahead in range(1, LAYERS_AHEAD + 1)]
+
+
+def _weight(target: int, ahead: int, window: int) -> int:
+    """What fitting takes grows with the layers that are looked at."""
+    return 1 + max(0, min(window, target - ahead + 1))
+
+
 def _fitted(
-    samples: _Samples, target: int, ahead: int, window: int, known: KnownOfSequences, options: FitOptions
+    samples: _Samples,
+    target: int,
+    ahead: int,
+    window: int,
+    known: KnownOfSequences,
+    options: FitOptions,
+    time_left: FitTime,
 ) -> _Layer:
+    time_left.begin(_weight(target, ahead, window))
     sources = [layer for layer in range(target) if target in targets_of(layer, ahead, window, target + 1)]
     split = int(np.searchsorted(known.rows, samples.learnt_rows))
     width = samples.widths[target]
@@ -195,6 +224,8 @@ def _fitted(
         if number == rounds - max(1, rounds // 6):
             adam.rate *= 0.3  # to settle
         for some in _batches(rng.permutation(split), options.batch):
+            if time_left.is_up:
+                break
             path = samples.path(known.rows[some], sources)
             wrong = (chances(some, path) - samples.picked(known.rows[some], target)) / np.float32(len(some))
             adam.step([path.T @ wrong, wrong.sum(axis=0), (wrong * logits[some]).sum(keepdims=True)[0]])
@@ -218,12 +249,16 @@ def _window(samples: _Samples, reuse: ReuseFile, options: FitOptions) -> int:
     layers = len(samples.widths)
     probes = np.unique(np.linspace(layers / 3, layers - 1, _WINDOW_LAYERS).round().astype(int)).tolist()
     known = {target: sequence_logits(samples.trace, target, reuse) for target in probes}
-    losses: dict[int, float] = {}
-    window = 1
-    while window == 1 or (window < 2 * layers - 2 and 2 * weights_of(samples.widths, window) <= MOST_BYTES):
-        losses[window] = float(
-            np.mean([_fitted(samples, target, 1, window, known[target], options).loss for target in probes])
+    windows = [1]
+    while (window := 2 * windows[-1]) < 2 * layers - 2 and 2 * weights_of(samples.widths, window) <= MOST_BYTES:
+        windows.append(window)
+    weights = sum(_weight(target, 1, window) for window in windows for target in probes)
+    time_left = FitTime(None if options.seconds is None else _SEARCH * options.seconds, weights)
+    losses = {
+        window: float(
+            np.mean([_fitted(samples, target, 1, window, known[target], options, time_left).loss for target in probes])
         )
-        window *= 2
+        for window in windows
+    }
     least = min(losses.values()) * (1 + _NEARLY)
     return min(min(window, layers) for window, loss in losses.items() if loss <= least)

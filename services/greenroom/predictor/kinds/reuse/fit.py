@@ -12,15 +12,18 @@ import numpy as np
 
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.array_types import Counts
+from greenroom.policies.base.array_types import Counts, Mask
 from greenroom.policies.reuse.chances import KEEP_OVER_ALL, LAST_TOKENS, NEVER, Array, logit
 from greenroom.predictor.kinds.adam import Adam
+from greenroom.predictor.kinds.fit_time import FitTime
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
 KEEP: Final = (0.5, 0.8, 0.92, 0.97, 0.99)
 """What the averages keep at a token: from the last two tokens to the last hundred."""
 MOST_TOKENS: Final = 50_000
 """Tokens that are learnt from, in whole sequences, the last ones, at least one. More take longer and tell little."""
+_MOST_LOGITS: Final = 128 * MOST_TOKENS
+"""Of a layer and one average. With more than 128 experts fewer tokens are learnt from, so that memory is bounded."""
 _LEAST_TOKENS: Final = 32
 _CHUNK: Final = 64
 """Tokens whose averages are one matrix product."""
@@ -31,7 +34,8 @@ class FitOptions:
     """``rounds``: over all tokens, in batches of ``batch``, in an order drawn by ``seed``; more rounds where that makes
     fewer than ``steps`` batches. ``followers``: whether to learn which expert follows which; None: if the sequences
     held out say that this is worth its coefficients. ``held_out``: the share of the sequences that are not learnt
-    from, the last ones, at least one. Of a single sequence it is the last tokens.
+    from, the last ones, at least one. Of a single sequence it is the last tokens. ``seconds``: in which all of it is to
+    be done, layers for which time runs short with less learnt; None: as long as it takes.
     """
 
     rounds: int = 6
@@ -41,6 +45,7 @@ class FitOptions:
     held_out: float = 0.1
     followers: bool | None = None
     seed: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +59,8 @@ class LayerSamples:
     """
 
     logits: Array
-    recent: Array
-    follow: Array
+    recent: Mask
+    follow: Mask
     sequence: Counts
     follow_row: Counts
 
@@ -80,7 +85,7 @@ def fit(
     to learn from.
     """
     began, options = time.monotonic(), options or FitOptions()
-    first = int(np.searchsorted(trace.seq_starts, trace.tokens - MOST_TOKENS))
+    first = int(np.searchsorted(trace.seq_starts, trace.tokens - most_tokens(trace)))
     trace = trace.part(max(0, min(first, trace.sequences - 1)))
     lengths = np.diff(trace.seq_starts)
     of_sequence = np.maximum(lengths - 1, 0)
@@ -91,12 +96,13 @@ def fit(
         allowed = f"at least {_LEAST_TOKENS} tokens to learn from, and as many in the {options.held_out:.0%} held out"
         raise InvalidConfig("trace", f"{learnt} and {samples - learnt} tokens", allowed)
     plain, full = [], []
+    time_left = FitTime(options.seconds, trace.layers * (2 if options.followers is None else 1))
     for layer in range(trace.layers):
         parts = layer_samples(trace, layer).split(learnt_sequences, share)
         if options.followers is not True:
-            plain.append(_fitted(*parts, options, followers=False))
+            plain.append(_fitted(*parts, options, time_left, followers=False))
         if options.followers is not False:
-            full.append(_fitted(*parts, options, followers=True))
+            full.append(_fitted(*parts, options, time_left, followers=True))
         on_layer(layer + 1)
     losses = {
         name: float(np.mean([layer.loss for layer in layers]))
@@ -123,6 +129,11 @@ def fit(
     )
 
 
+def most_tokens(trace: RoutingTrace) -> int:
+    """How many are learnt from."""
+    return min(MOST_TOKENS, _MOST_LOGITS // int(trace.experts_per_layer.max()))
+
+
 def layer_samples(trace: RoutingTrace, layer: int) -> LayerSamples:
     """What the policy would have known after each token, one sequence after the other."""
     width = int(trace.experts_per_layer[layer])
@@ -135,23 +146,24 @@ def layer_samples(trace: RoutingTrace, layer: int) -> LayerSamples:
     starts = np.concatenate(([0], np.cumsum(routed)))[trace.seq_starts]
     prior = np.full(width, tokens.sum() / max(len(tokens), 1) / width, dtype=np.float32)
     over_all = np.concatenate((prior[None], moving(tokens, prior, KEEP_OVER_ALL)))
-    none = np.zeros((0, width), dtype=np.float32)
-    logits, recent, follow = [np.zeros((0, len(KEEP) + 1, width), np.float32)], [none.repeat(2, axis=1)], [none]
-    follow_row = [row_of[:0]]
+    of_sequence = np.maximum(np.diff(starts) - 1, 0)
+    count = int(of_sequence.sum())
+    logits: Array = np.empty((count, len(KEEP) + 1, width), dtype=np.float32)
+    recent = np.zeros((count, 2 * width), dtype=np.bool_)
+    follow = np.empty((count, width), dtype=np.bool_)
+    follow_row = np.empty(count, dtype=row_of.dtype)
+    at = 0
     for begin, end in pairwise(starts.tolist()):
         if end - begin < 2:
             continue
-        own = tokens[begin:end]
-        averages = [moving(own[:-1], over_all[begin], keep) for keep in KEEP]
-        logits.append(logit(np.stack([*averages, over_all[begin + 1 : end]], axis=1)))
-        before = np.concatenate((np.zeros((1, width), dtype=np.float32), own[:-2]))
-        recent.append(np.concatenate((own[:-1], before), axis=1))
-        follow.append(own[1:])
-        follow_row.append(row_of[begin + 1 : end])
-    sequence = np.repeat(np.arange(trace.sequences), np.maximum(np.diff(starts) - 1, 0))
-    return LayerSamples(
-        np.concatenate(logits), np.concatenate(recent), np.concatenate(follow), sequence, np.concatenate(follow_row)
-    )
+        own, here = tokens[begin:end], slice(at, at := at + end - begin - 1)
+        for number, keep in enumerate(KEEP):
+            logits[here, number] = logit(moving(own[:-1], over_all[begin], keep))
+        logits[here, -1] = logit(over_all[begin + 1 : end])
+        recent[here, :width] = own[:-1]
+        recent[here, width:][1:] = own[:-2]
+        follow[here], follow_row[here] = own[1:], row_of[begin + 1 : end]
+    return LayerSamples(logits, recent, follow, np.repeat(np.arange(trace.sequences), of_sequence), follow_row)
 
 
 def moving(tokens: Array, start: Array, keep: float) -> Array:
@@ -179,7 +191,10 @@ class _Layer:
     loss: float
 
 
-def _fitted(learnt: LayerSamples, held_out: LayerSamples, options: FitOptions, *, followers: bool) -> _Layer:
+def _fitted(
+    learnt: LayerSamples, held_out: LayerSamples, options: FitOptions, time_left: FitTime, *, followers: bool
+) -> _Layer:
+    time_left.begin()
     width = learnt.follow.shape[1]
     weights = np.array([*[1 / len(KEEP)] * len(KEEP), 0], dtype=np.float32)
     bias = np.zeros(width, dtype=np.float32)
@@ -191,13 +206,15 @@ def _fitted(learnt: LayerSamples, held_out: LayerSamples, options: FitOptions, *
     for _ in range(rounds):
         order = rng.permutation(len(learnt))
         for begin in range(0, len(order), options.batch):
+            if time_left.is_up:
+                break
             some = order[begin : begin + options.batch]
-            logits, recent = learnt.logits[some], learnt.recent[some]
+            logits, recent = learnt.logits[some], learnt.recent[some].astype(np.float32)
             wrong = _chances(logits, recent, *parameters) - learnt.follow[some]
             wrong /= len(some)
             gradients = [np.einsum("nre,ne->r", logits, wrong), wrong.sum(axis=0)]
             adam.step([*gradients, recent.T @ wrong] if followers else gradients)
-    chances = np.clip(_chances(held_out.logits, held_out.recent, *parameters), NEVER, 1 - NEVER)
+    chances = np.clip(_chances(held_out.logits, held_out.recent.astype(np.float32), *parameters), NEVER, 1 - NEVER)
     losses = np.where(held_out.follow > 0, -np.log(chances), -np.log(1 - chances))
     return _Layer(weights, bias, pairs, float(losses.sum() / max(losses.size, 1)))
 

@@ -16,7 +16,7 @@ class ReuseKind(FittedToPicks[ReuseFile]):
     def __init__(self, config: BuildingConfig) -> None:
         super().__init__(ReuseFile, config)
 
-    def fit(self, trace: RoutingTrace, *, seed: int) -> ReuseFile:
+    def fit(self, trace: RoutingTrace, *, seed: int, seconds: float) -> ReuseFile:
         from greenroom.predictor.kinds.reuse.fit import FitOptions, fit
 
-        return fit(trace, FitOptions(seed=seed))
+        return fit(trace, FitOptions(seed=seed, seconds=seconds))

@@ -104,6 +104,24 @@ def test_the_same_routing_and_seed_give_the_same_and_every_layer_is_told_of() ->
         assert array.tolist() == other.arrays[name].tolist()
 
 
+@pytest.mark.parametrize("sequences", [2, 5])
+def test_a_few_long_sequences_are_enough(monkeypatch: pytest.MonkeyPatch, sequences: int) -> None:
+    """Also where only one of them begins among the tokens that are learnt from."""
+    monkeypatch.setattr("greenroom.predictor.kinds.path.fit.most_tokens", lambda _: 500)
+    made = fit(onward(sequences, 700), knows_nothing(), FitOptions(rounds=1, steps=10, window=1))
+    assert (made.report["tokens"], made.report["held_out_tokens"]) == (700, 700)
+
+
+def test_where_time_is_short_less_is_learnt() -> None:
+    trace, later = onward(60, 60, noise=0.1), onward(10, 60, seed=9, noise=0.1)
+    hurried = fit(trace, knows_nothing(), FitOptions(seconds=0.0))
+    assert not hurried.weights.any()
+    at_leisure = fit(trace, knows_nothing(), FitOptions(seconds=3600.0, rounds=2, steps=50))
+    unbounded = fit(trace, knows_nothing(), FitOptions(rounds=2, steps=50))
+    assert np.array_equal(at_leisure.weights, unbounded.weights)
+    assert recall(at_leisure, later, 1) > recall(hurried, later, 1)
+
+
 def test_too_little_to_learn_from_says_how_much_is_needed() -> None:
     with pytest.raises(InvalidConfig, match="at least 500 tokens, beside the"):
         fit(onward(9, 60), knows_nothing())

@@ -15,7 +15,7 @@ from greenroom.policies.base.events import LayerRouting, Step
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.reuse.chances import Coefficients, ReuseChances
 from greenroom.predictor.kinds.reuse import fit as fitting
-from greenroom.predictor.kinds.reuse.fit import KEEP, FitOptions, fit, layer_samples, moving
+from greenroom.predictor.kinds.reuse.fit import KEEP, FitOptions, fit, layer_samples, most_tokens, moving
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
 LAYERS, EXPERTS = 2, 8
@@ -120,6 +120,21 @@ def test_a_few_long_sequences_are_enough(monkeypatch: pytest.MonkeyPatch, sequen
     monkeypatch.setattr(fitting, "MOST_TOKENS", 10_000)
     made = fit(in_circles(sequences, 1200), FitOptions(followers=False))
     assert made.report["held_out_tokens"] == (120 if sequences == 1 else 1199)
+
+
+def test_where_time_is_short_less_is_learnt() -> None:
+    trace = in_circles(4, 200)
+    hurried = fit(trace, FitOptions(seconds=0.0))
+    assert not hurried.bias.any()
+    at_leisure, unbounded = (fit(trace, FitOptions(seconds=seconds)) for seconds in (3600.0, None))
+    assert np.array_equal(at_leisure.bias, unbounded.bias)
+    assert at_leisure.bias.any()
+
+
+def test_more_experts_are_learnt_from_fewer_tokens() -> None:
+    none = np.zeros((4, 1, 1), dtype=np.uint16)
+    narrow, wide = (RoutingTrace(none, np.array([0, 4]), experts) for experts in (128, 512))
+    assert (most_tokens(narrow), most_tokens(wide)) == (50_000, 12_500)
 
 
 def test_too_little_to_learn_from_is_refused() -> None:
