@@ -27,7 +27,7 @@ from greenroom.core.artifacts.path_file import PathFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.units import MIB
 from greenroom.predictor.kinds.config import BuildingConfig
-from greenroom.predictor.kinds.registry import MAKE
+from greenroom.predictor.kinds.registry import MAKE, POLICY_KINDS
 from greenroom.predictor.making.job import Job, dump_job
 from greenroom.predictor.making.subprocess_job import ONE_THREAD
 from greenroom.predictor.traces.counts import Shape
@@ -85,7 +85,7 @@ def job_of(kind: str, trace: RoutingTrace) -> Job:
             break
         samples.append(sample)
     shape = Shape(trace.layers, int(trace.num_experts))
-    return Job(kind, trace.model, shape, samples[::-1], {"seed": config.seed})
+    return Job(kind, trace.model, shape, samples[::-1], POLICY_KINDS[kind](config).options())
 
 
 @contextmanager
