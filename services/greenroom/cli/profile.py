@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom import __version__
-from greenroom.cli.artifact_options import POLICY_ARTIFACTS
 from greenroom.cli.model_options import checkpoint_options, runtime_options, worker_config
 from greenroom.cli.option_stack import F
+from greenroom.core.artifacts.policy_artifacts import POLICY_ARTIFACTS
 
 if TYPE_CHECKING:
     from greenroom.profiling.config import ProfileConfig

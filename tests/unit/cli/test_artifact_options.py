@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from greenroom.cli.artifact_options import POLICY_ARTIFACTS
 from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.policy_artifacts import POLICY_ARTIFACTS
 from greenroom.policies.registry import SPELLINGS
 
 

@@ -58,8 +58,8 @@ def test_it_is_what_the_trace_recorder_has_of_each_sequence(
         start, stop = trace.seq_starts[sequence : sequence + 2]
         of_prompt = min(2 * sequence, stop - start)
         kept = min(of_prompt, max(1, int(0.75 * most_rows)))
-        rows = np.concatenate((np.arange(kept), np.arange(of_prompt, stop - start)))[:most_rows]
-        expected = trace.experts[start:stop][rows]
+        recorded = np.concatenate((np.arange(kept), np.arange(of_prompt, stop - start)))[:most_rows]
+        expected = trace.experts[start:stop][recorded]
         routed = ours.take(sequence)
         if not len(expected):
             assert routed is None
