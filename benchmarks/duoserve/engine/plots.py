@@ -62,5 +62,6 @@ def _ablation(panel: Any, own: Mapping[str, Any]) -> None:
                        if not place else None)  # fmt: skip
     panel.set_yticks(range(len(names)), [name.replace(" ", "\n", 1) for name in names], fontsize=7)
     panel.axvline(1, color="grey", linewidth=0.8)
-    panel.legend(fontsize=6, frameon=False)
+    panel.set_ylim(-1.3, len(names) - 0.5)  # the legend is below all points
+    panel.legend(fontsize=6, frameon=False, loc="lower right")
     panel.set_title("each change, over the whole", fontsize=9)
