@@ -38,7 +38,7 @@ def unprofiled_bytes(
     longest = computer.longest(expert)
     if longest is None:
         return {count: intermediate_bytes(computer, expert, [sample] * count, weights) for count in (1, LARGE)}
-    short = computer.prepare(expert, [sample])
+    (short,) = computer.prepare(expert, [sample])
     if longest <= _SOON_TOKENS:
         texts = {count: _repeated(short, longest, count) for count in (1, LARGE)}
         return {count: bytes_of_prepared(computer, expert, text, weights) for count, text in texts.items()}
