@@ -112,6 +112,11 @@ class ExpertComputer:
         preparation = self._preparations[expert]
         return preparation.longest if isinstance(preparation, TextPreparation) else None
 
+    def largest(self, expert: int) -> tuple[int, int] | None:
+        """Width and height of an image of which its processor makes the most pixels. None: it takes texts."""
+        preparation = self._preparations[expert]
+        return preparation.largest if isinstance(preparation, ImagePreparation) else None
+
     def prepared_alike(self, experts: Iterable[int]) -> list[list[int]]:
         """These experts, those together whose inputs are prepared alike."""
         found: dict[int, list[int]] = {}

@@ -15,7 +15,7 @@ import xxhash
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from greenroom.coe.computing.images import MAX_PIXELS, decoded, open_image
+from greenroom.coe.computing.images import MAX_PIXELS, decoded, largest_image, open_image
 from greenroom.coe.loading.architecture import Architecture
 from greenroom.coe.loading.expert_checkpoint import IMAGE_SETTINGS, TOKENIZERS, ExpertCheckpoint, InputKind, Task
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
@@ -121,6 +121,11 @@ class ImagePreparation:
         self.processor = processor
         self._max_pixels = max_pixels
 
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Width and height of an image of which it makes the most pixels."""
+        return largest_image(getattr(self.processor, "size", None))
+
     def open(self, given: Input, name: str) -> Image.Image:
         if isinstance(given, Image.Image):
             return given
@@ -212,21 +217,24 @@ class Preparations:
         longest = None if images else longest_text(checkpoint.folder, architecture.model)
         key = _digest(checkpoint, (IMAGE_SETTINGS,) if images else _TOKENIZER_FILES, longest)
         if key not in self._made:
-            self._made[key] = self._images(checkpoint) if images else _texts(checkpoint, longest)
+            made = image_preparation(checkpoint, self._max_pixels) if images else _texts(checkpoint, longest)
+            self._made[key] = made
         return self._made[key]
 
-    def _images(self, checkpoint: ExpertCheckpoint) -> ImagePreparation:
-        try:
-            processor = AutoImageProcessor.from_pretrained(
-                checkpoint.folder, backend="pil", trust_remote_code=False, local_files_only=True
-            )
-        except Exception as error:  # the JSON is untrusted, so transformers may raise anything
-            raise CorruptCheckpoint(f"{IMAGE_SETTINGS} of {checkpoint.model} is not valid: {error}") from error
-        if checkpoint.task is Task.OBJECT_DETECTION and not hasattr(processor, "post_process_object_detection"):
-            raise CorruptCheckpoint(
-                f"{IMAGE_SETTINGS} of {checkpoint.model} is of a {type(processor).__name__}, which finds no objects"
-            )
-        return ImagePreparation(processor, self._max_pixels)
+
+def image_preparation(checkpoint: ExpertCheckpoint, max_pixels: int = MAX_PIXELS) -> ImagePreparation:
+    """By the checkpoint's own image processor. Raises CorruptCheckpoint."""
+    try:
+        processor = AutoImageProcessor.from_pretrained(
+            checkpoint.folder, backend="pil", trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # the JSON is untrusted, so transformers may raise anything
+        raise CorruptCheckpoint(f"{IMAGE_SETTINGS} of {checkpoint.model} is not valid: {error}") from error
+    if checkpoint.task is Task.OBJECT_DETECTION and not hasattr(processor, "post_process_object_detection"):
+        raise CorruptCheckpoint(
+            f"{IMAGE_SETTINGS} of {checkpoint.model} is of a {type(processor).__name__}, which finds no objects"
+        )
+    return ImagePreparation(processor, max_pixels)
 
 
 def longest_text(folder: Path, model: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +17,7 @@ from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.coe.loading.architecture import build_architectures
 from greenroom.coe.loading.collaboration import read_collaboration
 from greenroom.coe.loading.packing import ensure_pack
+from greenroom.coe.serving import unprofiled_memory
 from greenroom.coe.serving.config import ServingConfig
 from greenroom.coe.serving.costs import MOST_UNPROFILED, ExecutorCosts, measure_quickly
 from greenroom.coe.serving.runtime import CollaborationRuntime
@@ -28,7 +30,7 @@ from tests.coe_profiles import costs as profiled_costs
 from tests.coe_profiles import trial
 from tests.contract.coe.single_expert import Experts, collaborate, record_of
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
-from tests.random_experts import save_board, save_expert
+from tests.random_experts import DETECTORS, random_image, save_board, save_expert
 
 
 def test_no_time_is_zero(tmp_path: Path) -> None:
@@ -63,6 +65,34 @@ def test_memory_is_that_of_the_longest_texts(tmp_path: Path) -> None:
     needed = intermediate_bytes(experts.computer, 0, list(longest), record_of(experts, 0))
     short = intermediate_bytes(experts.computer, 0, ["good"] * 8, record_of(experts, 0))
     assert costs.bytes_by_batch[0][8] >= needed > 2 * short
+
+
+@pytest.mark.parametrize("family", DETECTORS)
+def test_memory_is_that_of_the_largest_images(tmp_path: Path, family: str) -> None:
+    """Alone, in a batch of one size, and in a mixed one."""
+    experts = collaborate(tmp_path / "one.toml", [save_expert(family, tmp_path / "one")])
+    with closing(PackFile.open(ensure_pack(experts.collaboration, experts.architectures, tmp_path / "cache"))) as pack:
+        costs = measure_quickly(experts.collaboration, experts.computer, pack)
+    record = record_of(experts, 0)
+    square, wide, high = (random_image(0, *size) for size in ((90, 90), (144, 96), (96, 144)))
+    for count in (1, 2, 8, 16):
+        announced = bytes_of_batch(costs.bytes_by_batch[0], count)
+        for kinds in ([wide], [high], [wide, high]):
+            batch = list(itertools.islice(itertools.cycle(kinds), count))
+            assert intermediate_bytes(experts.computer, 0, list(batch), record) <= announced
+        assert announced > 1.2 * intermediate_bytes(experts.computer, 0, [square] * count, record)
+
+
+def test_memory_of_many_large_images_is_bounded_by_that_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert("yolos", tmp_path / "one")])
+    record, sample = record_of(experts, 0), random_image(0, 96, 64)
+    measured = unprofiled_bytes(experts.computer, 0, sample, record)
+    ticks = itertools.count()
+    slow = unprofiled_bytes(experts.computer, 0, sample, record, most_s=7.9, clock=lambda: float(next(ticks)))
+    monkeypatch.setattr(unprofiled_memory, "_MOST_BYTES", 8 * measured[1] - 1)
+    large = unprofiled_bytes(experts.computer, 0, sample, record)
+    assert slow == large == {1: measured[1], 8: 8 * measured[1]}
+    assert 8 * measured[1] >= measured[8]
 
 
 def texts_costs(tmp_path: Path, **config: object) -> tuple[ExecutorCosts, Experts]:
