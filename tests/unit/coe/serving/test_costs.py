@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from greenroom.coe.computing.batch_size import bytes_of_batch
 from greenroom.coe.computing.expert_computer import ExpertComputer
+from greenroom.coe.computing.images import decoded_bytes
 from greenroom.coe.computing.inputs import Preparations
 from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.coe.loading.architecture import build_architectures
@@ -25,6 +27,7 @@ from greenroom.coe.serving.unprofiled_memory import unprofiled_bytes
 from greenroom.core.coe_profile import FORMAT, ArchitectureProfile, CoeProfile, ExecutorsProfile, dump_coe_profile
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged
 from greenroom.core.machine import machine_name
+from greenroom.experts.pack.layout import PAGE_BYTES
 from greenroom.experts.pack.pack_file import PackFile
 from tests.coe_profiles import costs as profiled_costs
 from tests.coe_profiles import trial
@@ -212,6 +215,23 @@ def test_a_profile_of_another_dtype_is_not_taken(tmp_path: Path, caplog: pytest.
         (tmp_path / "other.json").write_bytes(dump_coe_profile(profile_of(runtime, "bfloat16")))
     with pytest.raises(InvalidConfig, match="was measured in bfloat16, and is to compute in float32"):
         CollaborationRuntime(replace(config, profile=tmp_path / "other.json"))
+
+
+def test_auto_starts_with_a_profile_for_more_memory_than_is_free(tmp_path: Path) -> None:
+    file = save_board(tmp_path)
+    config = ServingConfig(file=file, cache_dir=tmp_path / "cache", executors=1, max_pixels=10_000, most_batch=4)
+    with CollaborationRuntime(config) as runtime:
+        whole, made = sum(runtime.sizes), profile_of(runtime)
+    chosen = whole * 9 // 10
+    kind = replaced(made.kinds["cpu"], memory_bytes=whole, trials={1: trial(2, chosen)})
+    (tmp_path / "profile.json").write_bytes(dump_coe_profile(replaced(made, kinds={"cpu": kind})))
+    images = decoded_bytes(10_000, 4)
+    for free in (whole, chosen):
+        with CollaborationRuntime(config, available_bytes=images + free) as runtime:
+            assert runtime.plan.images == images
+            assert 0 <= free * chosen // whole - runtime.plan.experts < PAGE_BYTES
+            assert runtime.plan.total <= images + free
+            assert runtime.engine.alive
 
 
 def test_a_damaged_record_is_measured_by_another(
