@@ -1,4 +1,7 @@
-"""Every family is computed to the bit as transformers' own model of the same checkpoint computes the same batch."""
+"""Every family is computed to the bit as transformers' own model of the same checkpoint computes the same batch.
+
+A batch here is what one forward takes: inputs that need no padding for each other's sake, or whose padding is masked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,17 @@ from greenroom.coe.computing.expert_result import ExpertResult
 from greenroom.coe.computing.images import decode_image
 from greenroom.coe.computing.skeleton import Skeleton
 from tests.contract.coe.single_expert import collaborate, own_model, record_of, tensors_of
-from tests.random_experts import DETECTORS, EMBEDDINGS, FAMILIES, LABELS, save_expert, some_inputs, takes_images
+from tests.random_experts import (
+    DETECTORS,
+    EMBEDDINGS,
+    FAMILIES,
+    LABELS,
+    encoded,
+    random_image,
+    save_expert,
+    some_inputs,
+    takes_images,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,23 +58,39 @@ def test_outputs_are_transformers_own(family: str, folders: list[Path], tmp_path
     records = [record_of(experts, expert) for expert in range(2)]
     models = [own_model(family, folder, DTYPES[dtype]) for folder in folders]
     for expert, count in ((0, 3), (1, 3), (0, 1), (1, 5)):
-        prepared = experts.computer.prepare(expert, some_inputs(family, count))
-        ours = tensors_of(experts.computer.forward(expert, prepared, records[expert]))
-        with torch.no_grad():
-            theirs = tensors_of(models[expert](**prepared.tensors))
-        assert ours.keys() == theirs.keys()
-        for name, tensor in theirs.items():
-            assert torch.equal(ours[name], tensor), name
+        parts = experts.computer.prepare(expert, some_inputs(family, count))
+        assert sorted(place for part in parts for place in part.places) == list(range(count))
+        for part in parts:
+            ours = tensors_of(experts.computer.forward(expert, part, records[expert]))
+            with torch.no_grad():
+                theirs = tensors_of(models[expert](**part.tensors))
+            assert ours.keys() == theirs.keys()
+            for name, tensor in theirs.items():
+                assert torch.equal(ours[name], tensor), name
 
 
 def test_batches_are_prepared_as_by_hand(family: str, folders: list[Path], tmp_path: Path) -> None:
     experts = collaborate(tmp_path / "one.toml", folders)
-    inputs = some_inputs(family, 4)
-    prepared = experts.computer.prepare(0, inputs)
-    expected = by_hand(family, folders[0], inputs)
-    assert prepared.tensors.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(prepared.tensors[name], tensor), name
+    inputs = some_inputs(family, 4) + some_inputs(family, 2)
+    parts = experts.computer.prepare(0, inputs)
+    assert sorted(place for part in parts for place in part.places) == list(range(6))
+    assert len(parts) == (4 if family == "detr" else 1)
+    for part in parts:
+        expected = by_hand(family, folders[0], [inputs[place] for place in part.places])
+        assert part.tensors.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(part.tensors[name], tensor), name
+
+
+def test_no_image_is_padded_for_another(family: str, folders: list[Path], tmp_path: Path) -> None:
+    if not takes_images(family):
+        pytest.skip("texts are padded, and masked")
+    experts = collaborate(tmp_path / "one.toml", folders)
+    inputs = [encoded(random_image(0, 96, 64)), encoded(random_image(1, 64, 96)), encoded(random_image(2, 96, 64))]
+    for part in experts.computer.prepare(0, inputs):
+        for row, place in enumerate(part.places):
+            for name, tensor in by_hand(family, folders[0], [inputs[place]]).items():
+                assert torch.equal(part.tensors[name][row : row + 1], tensor), name
 
 
 def test_weights_are_used_where_they_lie(family: str, folders: list[Path], tmp_path: Path) -> None:

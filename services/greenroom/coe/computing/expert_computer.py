@@ -61,8 +61,9 @@ class ExpertComputer:
                 raise type(error)(f"{collaboration.file}: experts.{name}: {error}") from error
 
     def compute(self, expert: int, inputs: Sequence[Input], weights: ExpertWeights) -> list[Computed]:
-        """What becomes of each input. One that can not be read or prepared leaves the batch; the others are computed,
-        together unless their images have more pixels than may be decoded at once (PIXELS_AT_ONCE).
+        """What becomes of each input. One that can not be read or prepared leaves the batch. The others are computed,
+        together unless their sizes differ once they are prepared, or their images have more pixels than may be decoded
+        at once (PIXELS_AT_ONCE).
 
         What else is raised is a defect of the expert or of the machine, after which none of the batch has a result.
         """
@@ -87,28 +88,34 @@ class ExpertComputer:
     def _compute_read(self, expert: int, read: Mapping[int, Any], weights: ExpertWeights) -> dict[int, Computed]:
         """What becomes of inputs that were read, by their place."""
         places = list(read)
-        prepared, refused = prepare_what_can_be(self._preparations[expert], list(read.values()))
+        parts, refused = prepare_what_can_be(self._preparations[expert], list(read.values()))
         outcomes: dict[int, Computed] = {places[at]: error for at, error in refused.items()}
-        if prepared is not None:
-            prepared = self._placed(expert, prepared)
+        for part in parts:
+            prepared = self._placed(expert, part)
             computed = self.results(expert, prepared, self.forward(expert, prepared, weights))
-            kept = [place for at, place in enumerate(places) if at not in refused]
-            outcomes.update(zip(kept, computed, strict=True))
+            outcomes.update(zip((places[at] for at in part.places), computed, strict=True))
         return outcomes
 
-    def prepare(self, expert: int, inputs: Sequence[Input]) -> Prepared:
-        """The batch as the expert's own processor or tokenizer makes it, on the device. Raises InvalidRequest."""
+    def prepare(self, expert: int, inputs: Sequence[Input]) -> list[Prepared]:
+        """The batch as the expert's own processor or tokenizer makes it, on the device: for each size that inputs have
+        then a part, which is computed by itself. Raises InvalidRequest.
+        """
         preparation = self._preparations[expert]
         read = []
         for place, given in enumerate(inputs):
             name = f"inputs[{place}]"
             read.append(preparation.decode(preparation.open(given, name), name))
-        return self._placed(expert, preparation.prepare(read))
+        return [self._placed(expert, part) for part in preparation.prepare(read)]
 
     def longest(self, expert: int) -> int | None:
         """How many tokens a text for it may have. None: it takes images."""
         preparation = self._preparations[expert]
         return preparation.longest if isinstance(preparation, TextPreparation) else None
+
+    def largest(self, expert: int) -> tuple[int, int] | None:
+        """Width and height of an image of which its processor makes the most pixels. None: it takes texts."""
+        preparation = self._preparations[expert]
+        return preparation.largest if isinstance(preparation, ImagePreparation) else None
 
     def prepared_alike(self, experts: Iterable[int]) -> list[list[int]]:
         """These experts, those together whose inputs are prepared alike."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -17,6 +18,7 @@ BYTES_A_PIXEL: Final = 8
 """A decoded pixel takes four bytes, and the copy that image processors make of it three or four."""
 BYTES_A_PIXEL_IN_HAND: Final = 12
 """More, of the one image that is being decoded, turned, converted or scaled, with what allocators keep of it."""
+_UNKNOWN_SIDE: Final = 224
 MAX_ASPECT: Final = 100
 """A longer strip is refused: processors scale the shorter side to a size of theirs, so it would become huge."""
 
@@ -50,6 +52,23 @@ def decoded_bytes(max_pixels: int, most: int) -> int:
     ``most``. Measured on ResNet's, ViT's, MobileNet's, DETR's and YOLOS's own processors, it is a little less.
     """
     return BYTES_A_PIXEL * pixels_at_once(max_pixels, most) + BYTES_A_PIXEL_IN_HAND * max_pixels
+
+
+def largest_image(size: Any) -> tuple[int, int]:
+    """Width and height of an image of which a processor of this ``size`` makes the most pixels.
+
+    ``size``: as the image processors of transformers have it, a number or sides by name. One that keeps the aspect up
+    to a ``longest_edge`` makes the most of an image that reaches both limits; which way it lies does not matter.
+    """
+    if isinstance(size, int):
+        return max(1, size), max(1, size)
+    given = dict(size) if isinstance(size, Mapping) or hasattr(size, "shortest_edge") else {}
+    sides = {name: max(1, side) for name, side in given.items() if isinstance(side, int)}
+    for width, height in (("width", "height"), ("max_width", "max_height")):
+        if width in sides and height in sides:
+            return sides[width], sides[height]
+    longest = sides.get("longest_edge", sides.get("shortest_edge", _UNKNOWN_SIDE))
+    return longest, min(longest, sides.get("shortest_edge", longest))
 
 
 def open_image(data: bytes, name: str = "image", max_pixels: int = MAX_PIXELS) -> Image.Image:

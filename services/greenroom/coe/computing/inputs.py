@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -15,7 +15,7 @@ import xxhash
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from greenroom.coe.computing.images import MAX_PIXELS, decoded, open_image
+from greenroom.coe.computing.images import MAX_PIXELS, decoded, largest_image, open_image
 from greenroom.coe.loading.architecture import Architecture
 from greenroom.coe.loading.expert_checkpoint import IMAGE_SETTINGS, TOKENIZERS, ExpertCheckpoint, InputKind, Task
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
@@ -37,10 +37,13 @@ _TOKENIZER_FILES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch. ``tensors``: the model's arguments by name. ``sizes``: (height, width) of each image; of texts empty."""
+    """What one forward takes. ``tensors``: the model's arguments by name. ``sizes``: (height, width) of each image; of
+    texts empty. ``places``: of each input among those that were prepared together.
+    """
 
     tensors: dict[str, torch.Tensor] = field(repr=False)
     sizes: tuple[tuple[int, int], ...] = ()
+    places: tuple[int, ...] = ()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Prepared:
         """Numbers that are no integers become ``dtype``, as a model of that dtype needs them."""
@@ -48,7 +51,7 @@ class Prepared:
             name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
             for name, tensor in self.tensors.items()
         }
-        return Prepared(moved, self.sizes)
+        return Prepared(moved, self.sizes, self.places)
 
 
 class Preparation(Protocol):
@@ -62,20 +65,22 @@ class Preparation(Protocol):
         """What ``open`` gave, as ``prepare`` takes it. Raises InvalidRequest."""
         ...
 
-    def prepare(self, read: Sequence[Any]) -> Prepared:
-        """A batch of what ``decode`` gave."""
+    def prepare(self, read: Sequence[Any]) -> list[Prepared]:
+        """What ``decode`` gave, in parts of one prepared size each: none is padded that the model does not mask.
+
+        So what becomes of an input does not depend on the others.
+        """
         ...
 
 
 def prepare_what_can_be(
     preparation: Preparation, read: Sequence[Any]
-) -> tuple[Prepared | None, dict[int, InvalidRequest]]:
-    """A batch of those that can be prepared, in their order, and for the others, by their place, why not.
-
-    None: there is none that can.
+) -> tuple[list[Prepared], dict[int, InvalidRequest]]:
+    """The parts of those that can be prepared, with their places among all, and for the others, by their place, why
+    not.
     """
     try:
-        return (preparation.prepare(read) if read else None), {}
+        return preparation.prepare(read), {}
     except Exception as error:  # inputs and settings are untrusted, so a processor may raise anything
         log.warning("a batch of %d inputs can not be prepared, so each is tried alone: %r", len(read), error)
     refused: dict[int, InvalidRequest] = {}
@@ -85,8 +90,28 @@ def prepare_what_can_be(
         except Exception as error:
             own = InvalidRequest(f"the input can not be prepared: {error!s:.200}", code="invalid_input")
             refused[place] = error if isinstance(error, InvalidRequest) else own
-    good = [one for place, one in enumerate(read) if place not in refused]
-    return (preparation.prepare(good) if good else None), refused
+    good = [place for place in range(len(read)) if place not in refused]
+    parts = preparation.prepare([read[place] for place in good])
+    return [replace(part, places=tuple(good[at] for at in part.places)) for part in parts], refused
+
+
+def _joined(made: Iterable[Prepared]) -> list[Prepared]:
+    """Those together whose inputs have one size."""
+    alike: dict[tuple[Any, ...], list[Prepared]] = {}
+    for one in made:
+        shapes = tuple(sorted((name, tuple(tensor.shape[1:])) for name, tensor in one.tensors.items()))
+        alike.setdefault(shapes, []).append(one)
+    return [_together(parts) for parts in alike.values()]
+
+
+def _together(parts: Sequence[Prepared]) -> Prepared:
+    if len(parts) == 1:
+        return parts[0]
+    return Prepared(
+        {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors},
+        tuple(size for part in parts for size in part.sizes),
+        tuple(place for part in parts for place in part.places),
+    )
 
 
 class ImagePreparation:
@@ -95,6 +120,11 @@ class ImagePreparation:
     def __init__(self, processor: Any, max_pixels: int = MAX_PIXELS) -> None:
         self.processor = processor
         self._max_pixels = max_pixels
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Width and height of an image of which it makes the most pixels."""
+        return largest_image(getattr(self.processor, "size", None))
 
     def open(self, given: Input, name: str) -> Image.Image:
         if isinstance(given, Image.Image):
@@ -106,9 +136,21 @@ class ImagePreparation:
     def decode(self, opened: Image.Image, name: str) -> Image.Image:
         return decoded(opened, name) if opened.format else opened
 
-    def prepare(self, read: Sequence[Image.Image]) -> Prepared:
-        made = self.processor(images=list(read), return_tensors="pt")
-        return Prepared(dict(made), tuple((image.height, image.width) for image in read))
+    def prepare(self, read: Sequence[Image.Image]) -> list[Prepared]:
+        """Detectors' processors would pad all to the largest. YOLOS gets no mask, so its boxes would be shares of the
+        padded image; DETR gets one, but its backbone sees the padding at the image's edge.
+        """
+        by_size: dict[tuple[int, int], list[int]] = {}  # images of one size have one when they are prepared
+        for place, image in enumerate(read):
+            by_size.setdefault((image.height, image.width), []).append(place)
+        return _joined(
+            Prepared(
+                dict(self.processor(images=[read[place] for place in places], return_tensors="pt")),
+                (size,) * len(places),
+                tuple(places),
+            )
+            for size, places in by_size.items()
+        )
 
     def boxes(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Any]:
         """Of each image a mapping with ``scores``, ``labels`` and ``boxes``, by the checkpoint's own processor."""
@@ -125,6 +167,8 @@ class TextPreparation:
         self.tokenizer = tokenizer
         self.longest = UNLIMITED_TOKENS if longest is None else longest
         self._cuts = longest is not None
+        # Padding on the left moves a text's positions, which some models count from the row's begin.
+        self._pads = "attention_mask" in tokenizer.model_input_names and tokenizer.padding_side == "right"
         self._lock = threading.Lock()  # a call changes the tokenizer's settings of padding and truncation
 
     def open(self, given: Input, name: str) -> str:
@@ -141,7 +185,13 @@ class TextPreparation:
     def decode(self, opened: str, name: str) -> str:
         return opened
 
-    def prepare(self, read: Sequence[str]) -> Prepared:
+    def prepare(self, read: Sequence[str]) -> list[Prepared]:
+        """All together where the model is told what is padding, and it is on the right; else those of one length."""
+        if self._pads and read:
+            return [self._tokenised(read, tuple(range(len(read))))]
+        return _joined(self._tokenised([text], (place,)) for place, text in enumerate(read))
+
+    def _tokenised(self, read: Sequence[str], places: tuple[int, ...]) -> Prepared:
         with self._lock:
             made = self.tokenizer(
                 list(read), padding=True, truncation=self._cuts, max_length=self.longest if self._cuts else None,
@@ -152,7 +202,7 @@ class TextPreparation:
                 f"a text has {tokens} tokens; the expert takes at most {self.longest}: send it in parts",
                 code="invalid_text",
             )
-        return Prepared(dict(made))
+        return Prepared(dict(made), places=places)
 
 
 class Preparations:
@@ -168,21 +218,24 @@ class Preparations:
         longest = None if images else longest_text(checkpoint.folder, architecture.model)
         key = _digest(checkpoint, (IMAGE_SETTINGS,) if images else _TOKENIZER_FILES, longest)
         if key not in self._made:
-            self._made[key] = self._images(checkpoint) if images else _texts(checkpoint, longest)
+            made = image_preparation(checkpoint, self._max_pixels) if images else _texts(checkpoint, longest)
+            self._made[key] = made
         return self._made[key]
 
-    def _images(self, checkpoint: ExpertCheckpoint) -> ImagePreparation:
-        try:
-            processor = AutoImageProcessor.from_pretrained(
-                checkpoint.folder, backend="pil", trust_remote_code=False, local_files_only=True
-            )
-        except Exception as error:  # the JSON is untrusted, so transformers may raise anything
-            raise CorruptCheckpoint(f"{IMAGE_SETTINGS} of {checkpoint.model} is not valid: {error}") from error
-        if checkpoint.task is Task.OBJECT_DETECTION and not hasattr(processor, "post_process_object_detection"):
-            raise CorruptCheckpoint(
-                f"{IMAGE_SETTINGS} of {checkpoint.model} is of a {type(processor).__name__}, which finds no objects"
-            )
-        return ImagePreparation(processor, self._max_pixels)
+
+def image_preparation(checkpoint: ExpertCheckpoint, max_pixels: int = MAX_PIXELS) -> ImagePreparation:
+    """By the checkpoint's own image processor. Raises CorruptCheckpoint."""
+    try:
+        processor = AutoImageProcessor.from_pretrained(
+            checkpoint.folder, backend="pil", trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # the JSON is untrusted, so transformers may raise anything
+        raise CorruptCheckpoint(f"{IMAGE_SETTINGS} of {checkpoint.model} is not valid: {error}") from error
+    if checkpoint.task is Task.OBJECT_DETECTION and not hasattr(processor, "post_process_object_detection"):
+        raise CorruptCheckpoint(
+            f"{IMAGE_SETTINGS} of {checkpoint.model} is of a {type(processor).__name__}, which finds no objects"
+        )
+    return ImagePreparation(processor, max_pixels)
 
 
 def longest_text(folder: Path, model: Any) -> int | None:

@@ -32,18 +32,20 @@ _COPIES: Final = 2
 def intermediate_bytes(computer: ExpertComputer, expert: int, inputs: list[Input], weights: ExpertWeights) -> int:
     """The most bytes that computing this batch holds at once: its prepared inputs and all that is computed of them.
 
-    See ``bytes_of_prepared``.
+    Its parts are there together, and are computed one after the other. See ``bytes_of_prepared``.
     """
-    return bytes_of_prepared(computer, expert, computer.prepare(expert, inputs), weights)
+    parts = computer.prepare(expert, inputs)
+    given = sum(_given(part) for part in parts)
+    return max(given - _given(part) + bytes_of_prepared(computer, expert, part, weights) for part in parts)
 
 
 def bytes_of_prepared(computer: ExpertComputer, expert: int, prepared: Prepared, weights: ExpertWeights) -> int:
-    """Bytes of a prepared batch and of all that is computed of it.
+    """Bytes of a prepared batch, which is of one part, and of all that is computed of it.
 
     It computes the batch once. On an accelerator it is what its allocator counts. On the CPU it is an estimate: every
     tensor that lives, and two copies of all that a product or convolution is given (docs/decisions/0031).
     """
-    given = sum(tensor.nbytes for tensor in prepared.tensors.values())
+    given = _given(prepared)
 
     def forward() -> Any:
         return computer.forward(expert, prepared, weights)
@@ -51,6 +53,10 @@ def bytes_of_prepared(computer: ExpertComputer, expert: int, prepared: Prepared,
     if computer.device.type == "cuda":
         return given + _counted_by_cuda(forward, computer.device)
     return given + _estimated(forward, [*weights, *prepared.tensors.values()])
+
+
+def _given(prepared: Prepared) -> int:
+    return sum(tensor.nbytes for tensor in prepared.tensors.values())
 
 
 def _counted_by_cuda(forward: Callable[[], Any], device: torch.device) -> int:

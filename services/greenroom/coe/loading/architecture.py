@@ -27,6 +27,7 @@ from greenroom.experts.pack.layout import DTYPES, FLOATS, PIECE_BYTES, RecordLay
 _NOT_COMPUTED_WITH: Final = re.compile(r"\.num_batches_tracked$")
 """Counters of training, which old checkpoints lack."""
 
+AUTO: Final = "auto"
 Tensors = dict[str, torch.Tensor]
 
 
@@ -59,7 +60,7 @@ class Architecture:
         return [state[names[0]] for names in self.names]
 
 
-def build_architectures(collaboration: Collaboration, dtype: str = "auto") -> dict[str, Architecture]:
+def build_architectures(collaboration: Collaboration, dtype: str = AUTO) -> dict[str, Architecture]:
     """Of every architecture one, by its key. It reads one checkpoint each, whose weights are in memory meanwhile.
 
     ``dtype``: what the parameters are converted to; auto is each checkpoint's own. Raises InvalidConfig,
@@ -69,11 +70,15 @@ def build_architectures(collaboration: Collaboration, dtype: str = "auto") -> di
     for key, experts in collaboration.of_architecture().items():
         expert = experts[0]
         checkpoint = collaboration.experts[expert]
+        where = f"{collaboration.file}: experts.{collaboration.graph.names[expert]}"
         try:
             found[key] = build(checkpoint, _dtype(checkpoint, dtype))
+        except InvalidConfig as error:
+            if dtype != AUTO:  # the caller's own choice, for all experts
+                raise
+            raise InvalidConfig(f"{where}.{error.field}", error.value, error.allowed) from None
         except (CorruptCheckpoint, UnsupportedModel) as error:
-            name = collaboration.graph.names[expert]
-            raise type(error)(f"{collaboration.file}: experts.{name}: {error}") from error
+            raise type(error)(f"{where}: {error}") from error
     return found
 
 
@@ -165,10 +170,11 @@ def _class_of(checkpoint: ExpertCheckpoint) -> Any:
 
 def _dtype(checkpoint: ExpertCheckpoint, dtype: str) -> torch.dtype:
     """Raises InvalidConfig."""
-    name = checkpoint.dtype if dtype == "auto" else dtype
-    if name not in FLOATS:
-        raise InvalidConfig("dtype", name, f"use auto or one of {', '.join(sorted(FLOATS))}")
-    return FLOATS[name]
+    name, known = (checkpoint.dtype if dtype == AUTO else dtype), ", ".join(sorted(FLOATS))
+    if name in FLOATS:
+        return FLOATS[name]
+    allowed = f"a config.json names one of {known}; or give --dtype" if dtype == AUTO else f"use auto or one of {known}"
+    raise InvalidConfig("dtype", name, allowed)
 
 
 def _is_as_stored(names: Sequence[Sequence[str]], loaded: Tensors, stored: Mapping[str, torch.Tensor]) -> bool:

@@ -35,7 +35,7 @@ KIND: Final = "cpu"
 """Of executors, as profiles call it."""
 MOST_UNPROFILED: Final = 16
 _LEAST_MS: Final = 1e-3
-_SAMPLE_PIXELS: Final = 224
+_SAMPLE_SIZE: Final = (224, 224)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ def measure_quickly(
 ) -> ExecutorCosts:
     """One batch of 1 and one of 8 an architecture, and how fast its records are read. No time is zero.
 
-    The samples are noise of 224 pixels and a short text; memory is that of the longest text. ``progress``: called once
+    The samples are noise of 224 pixels and a short text. Memory is that of the longest text, and of the image of which
+    the expert's processor makes most (``unprofiled_bytes``). ``progress``: called once
     an architecture. Raises CorruptCheckpoint, naming file and expert, if one can not compute a sample; PackError,
     OSError if no record of an architecture can be read.
     """
@@ -121,7 +122,7 @@ def measure_quickly(
             alone, together = _ms(computer, expert, one, weights), _ms(computer, expert, many, weights)
         for alike in computer.prepared_alike(experts):
             with _named(collaboration, alike[0]):
-                sample = sample_input(collaboration, alike[0])
+                sample = sample_input(collaboration, alike[0], computer.largest(alike[0]))
                 taken |= dict.fromkeys(alike, unprofiled_bytes(computer, alike[0], sample, weights))
         each = max(_LEAST_MS, (together - alone) / (LARGE - 1))
         for key in experts:
@@ -206,11 +207,12 @@ def _read_one(collaboration: Collaboration, pack: PackFile, experts: Sequence[in
     raise failure
 
 
-def sample_input(collaboration: Collaboration, expert: int) -> Input:
-    """Something that the expert can judge: noise, always the same."""
+def sample_input(collaboration: Collaboration, expert: int, size: tuple[int, int] | None = None) -> Input:
+    """Something that the expert can judge: noise, always the same. ``size``: an image's width and height."""
     if collaboration.experts[expert].takes is InputKind.TEXT:
         return "a part of the board that may be turned or missing"
-    noise = np.random.default_rng(0).integers(0, 256, (_SAMPLE_PIXELS, _SAMPLE_PIXELS, 3), dtype=np.uint8)
+    width, height = size or _SAMPLE_SIZE
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(noise)
 
 

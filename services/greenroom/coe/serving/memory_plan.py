@@ -53,6 +53,7 @@ def plan_memory(
     share: float | None = None,
     *,
     strict_share: bool = False,
+    chosen: int | None = None,
 ) -> MemoryPlan:
     """Who gets what of the memory that is ``available`` (None: of as much as is asked for).
 
@@ -60,10 +61,16 @@ def plan_memory(
     largest batch takes, but no more than is left, and no more than ``share`` leaves them (the experts' part of what
     both have; None: any). They get what one request takes at least, unless the share is ``strict_share``.
 
+    ``chosen``: what a profile gives experts of the memory that it was made for. Under ``auto`` they get no more; and
+    where less is available than that memory, their share of it, in place of half.
+
     Raises InvalidConfig; BudgetTooSmall, with what is too much.
     """
     images, least = needs.images * needs.executors, needs.least * needs.executors
-    regions = plan_regions(text, names, sizes, memories, available, least + images)
+    most = chosen
+    if chosen is not None and share is not None and available is not None:
+        most = min(chosen, max(0, int((available - images) * share)))
+    regions = plan_regions(text, names, sizes, memories, available, least + images, most)
     intermediates = needs.batch
     if share is not None:
         intermediates = min(intermediates, plan_intermediates(regions, needs.executors, share))
@@ -75,11 +82,17 @@ def plan_memory(
 
 
 def plan_regions(
-    text: str, names: Sequence[str], sizes: Sequence[int], memories: int, available: int | None, beside: int = 0
+    text: str,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    memories: int,
+    available: int | None,
+    beside: int = 0,
+    most: int | None = None,
 ) -> tuple[int, ...]:
     """Bytes of each of so many memories. ``text``: of all together, a size or a share of all experts; ``auto``: what
-    they need to hold all, and at most half of what is ``available``. ``names``, ``sizes``: of the experts. ``beside``:
-    what executors need at least besides.
+    they need to hold all, and at most ``most`` (None: half of what is ``available``), but no less than each needs to
+    hold the largest. ``names``, ``sizes``: of the experts. ``beside``: what executors need at least besides.
 
     Raises InvalidConfig; BudgetTooSmall, naming the largest expert, where one does not fit into a memory; and where
     more is asked for than is available.
@@ -87,9 +100,12 @@ def plan_regions(
     whole, largest = sum(sizes), max(sizes)
     least = align(largest, PAGE_BYTES) * memories
     if text == AUTO:
-        total = whole * memories
+        limits = [whole * memories]
         if available is not None:
-            total = max(least, min(total, available // 2, available - beside))
+            limits += [available - beside, available // 2 if most is None else most]
+        elif most is not None:
+            limits.append(most)
+        total = max(least, min(limits))
     else:
         total = parse_bytes(text, field="expert_memory", whole=whole)
     if available is not None and total + beside > available:

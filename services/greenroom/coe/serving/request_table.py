@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from greenroom.coe.computing.inputs import Input
 from greenroom.coe.serving.outcomes import InFlight, Outcome
 from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.policies.placement.placement_policy import PendingRequest
+
+log = logging.getLogger(__name__)
 
 NO_DEADLINE = float("inf")
 
@@ -81,13 +84,18 @@ class RequestsHere:
         return request.number in self._here
 
     def tell(self, request: InFlight, error: GreenroomError | None) -> bool:
-        """Its outcome, unless it was told one or was withdrawn: then False."""
+        """Its outcome, unless it was told one or was withdrawn: then False. A caller that can not take it is logged:
+        the others are to be told theirs.
+        """
         with self._lock:
             if request.cancelled:
                 return False
             request.cancelled = True
             self._by_id.pop(request.request_id, None)
-        request.on_end(Outcome(tuple(request.stages), error))
+        try:
+            request.on_end(Outcome(tuple(request.stages), error))
+        except Exception:
+            log.exception("what was to be told the outcome of %s has failed", request.request_id)
         return True
 
     def forget(self, request: InFlight) -> None:

@@ -23,7 +23,7 @@ from greenroom.coe.loading.architecture import Architecture, build_architectures
 from greenroom.coe.loading.collaboration import Collaboration, read_collaboration
 from greenroom.coe.loading.expert_checkpoint import InputKind
 from greenroom.coe.loading.packing import ensure_pack
-from greenroom.coe.serving.config import AUTO, ServingConfig
+from greenroom.coe.serving.config import ServingConfig
 from greenroom.coe.serving.costs import KIND, ExecutorCosts, measure_quickly, profiled, try_each
 from greenroom.coe.serving.engine import ServingEngine, Wake
 from greenroom.coe.serving.executor import Died, Ended, Executor
@@ -82,16 +82,16 @@ class CollaborationRuntime:
         preparations = Preparations(self.max_pixels)
         computers = [ExpertComputer(self.collaboration, self.architectures, preparations) for _ in self.names]
         self.costs = self._costs(computers[0], count).limited(config.most_batch)
-        largest, share, asked = self.costs.intermediates(), config.expert_share, config.expert_memory
-        if kind is not None and trial is not None:
-            fit = sum(self.sizes) * memories + largest * count <= kind.memory_bytes
-            asked = str(trial.expert_bytes) if asked == AUTO and not fit else asked
-            share = share or (None if fit else trial.expert_bytes / kind.memory_bytes)
+        largest, share, chosen = self.costs.intermediates(), config.expert_share, None
+        whole = sum(self.sizes) * memories + largest * count
+        if kind is not None and trial is not None and whole > kind.memory_bytes:  # else nothing had to be divided
+            chosen = trial.expert_bytes
+            share = share or chosen / kind.memory_bytes
         images = 0
         if any(expert.takes is InputKind.IMAGE for expert in self.collaboration.experts):
             images = decoded_bytes(self.max_pixels, max(self.costs.most))
         self.plan = plan_memory(
-            asked,
+            config.expert_memory,
             graph.names,
             self.sizes,
             memories,
@@ -99,6 +99,7 @@ class CollaborationRuntime:
             available,
             share,
             strict_share=config.expert_share is not None,
+            chosen=chosen,
         )
         self.most = self.costs.largest_batches(graph.names, self.plan.intermediates)
         self._start(computers)

@@ -30,15 +30,22 @@ def unprofiled_bytes(
 ) -> dict[int, int]:
     """By requests in a batch, the bytes of intermediates that inputs like ``sample`` take at most.
 
-    Images have one size once they are prepared, so the sample says it. A text may be as long as the expert takes it:
-    then one of that length is measured, and a batch takes at most as many times that. If the longest would take more
-    than ``most_s`` or a GiB to measure, a shorter one is, and memory grows with the square of the length at most, as
-    attention's does.
+    ``sample``: an image as large as they come (``ExpertComputer.largest``), or a short text. A batch takes most if all
+    its images are that large and lie the same way: others are computed apart. If such a batch would take more than
+    ``most_s`` or a GiB to measure, it takes at most so many times what one takes.
+
+    A text may be as long as the expert takes it: then one of that length is measured, and a batch takes at most as many
+    times that. If the longest would take more than ``most_s`` or a GiB to measure, a shorter one is, and memory grows
+    with the square of the length at most, as attention's does.
     """
     longest = computer.longest(expert)
     if longest is None:
-        return {count: intermediate_bytes(computer, expert, [sample] * count, weights) for count in (1, LARGE)}
-    short = computer.prepare(expert, [sample])
+        begun = clock()
+        image = intermediate_bytes(computer, expert, [sample], weights)
+        if LARGE * (clock() - begun) > most_s or LARGE * image > _MOST_BYTES:
+            return {1: image, LARGE: LARGE * image}
+        return {1: image, LARGE: intermediate_bytes(computer, expert, [sample] * LARGE, weights)}
+    (short,) = computer.prepare(expert, [sample])
     if longest <= _SOON_TOKENS:
         texts = {count: _repeated(short, longest, count) for count in (1, LARGE)}
         return {count: bytes_of_prepared(computer, expert, text, weights) for count, text in texts.items()}

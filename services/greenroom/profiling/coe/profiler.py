@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -206,11 +207,11 @@ def measure_costs(
 ) -> dict[str, ArchitectureCosts]:
     """By architecture, on the CPU, with each number of executors that ``config`` tries."""
     preparations = Preparations()
-    counts = config.counts
+    counts, by_key = config.counts, collaboration.of_architecture()
     computers = [ExpertComputer(collaboration, architectures, preparations) for _ in range(max(counts))]
     subjects = [
         _subject(collaboration, architectures[key], experts[: max(counts)], pack, samples, config.seed)
-        for key, experts in collaboration.of_architecture().items()
+        for key, experts in by_key.items()
     ]
     on_progress("link", 0, 1)
     link = measured_link(pack)
@@ -221,7 +222,9 @@ def measure_costs(
         on_progress("memory", done, len(subjects))
         with _named(collaboration, subject):
             sizes[subject.key] = warm_up(computers[0], subject, config.timing)
-            memory[subject.key] = measure_bytes(computers[0], subject, sizes[subject.key])
+        largest = _with_largest_images(collaboration, computers[0], subject, by_key[subject.key], config.seed)
+        with _named(collaboration, largest):
+            memory[subject.key] = measure_bytes(computers[0], largest, sizes[subject.key])
     on_progress("memory", len(subjects), len(subjects))
     turns = config.timing.rounds * len(counts) * sum(map(len, sizes.values()))
     done_turns = iter(range(1, turns + 1))
@@ -262,6 +265,20 @@ def _subject(
     checkpoint = collaboration.experts[experts[0]]
     inputs = inputs_of(checkpoint, samples, longest_text(checkpoint.folder, architecture.model), seed)
     return Subject(architecture.key, tuple(experts), tuple(_weights(pack, expert) for expert in experts), inputs)
+
+
+def _with_largest_images(
+    collaboration: Collaboration, computer: ExpertComputer, subject: Subject, experts: Sequence[int], seed: int
+) -> Subject:
+    """What memory is measured with. It must hold for images that are larger than samples, of each expert of the
+    architecture; their processors may differ. Texts are the subject's own.
+    """
+    pixels = {expert: math.prod(size) for expert in experts if (size := computer.largest(expert)) is not None}
+    if not pixels:
+        return subject
+    expert = max(pixels, key=pixels.__getitem__)
+    inputs = inputs_of(collaboration.experts[expert], None, None, seed)
+    return Subject(subject.key, (expert,), subject.weights[:1], inputs)
 
 
 def _weights(pack: PackFile, expert: int) -> ExpertWeights:

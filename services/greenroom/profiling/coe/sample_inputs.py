@@ -1,4 +1,4 @@
-"""What experts are measured with: a user's own samples, or random inputs of the size that a checkpoint works with."""
+"""What experts are measured with: a user's own samples, or random inputs as large as a checkpoint takes them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import io
 import json
 import random
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from PIL import Image
 
-from greenroom.coe.computing.inputs import Input
-from greenroom.coe.loading.expert_checkpoint import IMAGE_SETTINGS, ExpertCheckpoint, InputKind
+from greenroom.coe.computing.inputs import Input, image_preparation
+from greenroom.coe.loading.expert_checkpoint import ExpertCheckpoint, InputKind
 from greenroom.core.errors import InvalidConfig
 
 IMAGE_SUFFIXES: Final = (".png", ".jpg", ".jpeg")
@@ -23,7 +23,6 @@ MOST: Final = 4096
 """So many samples are read at most, in the order of their names or lines."""
 DISTINCT: Final = 16
 """So many random inputs are made; larger batches repeat them."""
-_UNKNOWN_SIDE: Final = 224
 _UNKNOWN_WORDS: Final = 128
 _LINE: Final = 'a line is {"file": "NAME.png"} or {"text": "…"}, with "experts": [names] where they are known'
 
@@ -82,33 +81,15 @@ def _json_lines(path: Path) -> Samples:
 def inputs_of(checkpoint: ExpertCheckpoint, samples: Samples | None, longest: int | None, seed: int) -> Sequence[Input]:
     """What an expert's batches are made of, in turn: the samples of its kind, else random ones.
 
-    ``longest``: tokens that a text may have.
+    ``longest``: tokens that a text may have. Random images are those of which its processor makes the most pixels, all
+    of one size, so that they are computed together and a batch takes the most memory that it may take. Raises
+    CorruptCheckpoint.
     """
     if samples is not None and (own := samples.of(checkpoint.takes)):
         return own
     if checkpoint.takes is InputKind.IMAGE:
-        return random_images(*image_size(checkpoint), DISTINCT, seed)
+        return random_images(*image_preparation(checkpoint).largest, DISTINCT, seed)
     return random_texts(longest or _UNKNOWN_WORDS, DISTINCT, seed)
-
-
-def image_size(checkpoint: ExpertCheckpoint) -> tuple[int, int]:
-    """Width and height that its image processor makes of an image, as far as its settings say."""
-    try:
-        size = json.loads((checkpoint.folder / IMAGE_SETTINGS).read_text()).get("size")
-    except (OSError, ValueError, AttributeError):
-        size = None
-    return side_of(size, "width"), side_of(size, "height")
-
-
-def side_of(size: Any, side: str) -> int:
-    """Of a ``size`` as image processors write it: a number, or sides by name."""
-    if isinstance(size, int):
-        return max(1, size)
-    if isinstance(size, Mapping):
-        for name in (side, "shortest_edge", "longest_edge"):
-            if isinstance(size.get(name), int):
-                return max(1, int(size[name]))
-    return _UNKNOWN_SIDE
 
 
 def random_images(width: int, height: int, many: int, seed: int) -> list[bytes]:

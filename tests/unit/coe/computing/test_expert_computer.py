@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoImageProcessor
 
-from greenroom.coe.computing import expert_computer, images
+from greenroom.coe.computing import expert_computer, images, outputs
 from greenroom.coe.computing.expert_computer import ExpertComputer
 from greenroom.coe.computing.expert_result import ExpertResult
 from greenroom.coe.computing.images import decoded_bytes
@@ -20,8 +21,17 @@ from greenroom.coe.computing.inputs import Preparations, TextPreparation, prepar
 from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.core.errors import CorruptCheckpoint, ExpertFailed, InvalidRequest, UnsupportedModel
 from greenroom.profiling.coe.batch_memory import peak_growth
-from tests.contract.coe.single_expert import collaborate, record_of
-from tests.random_experts import FAMILIES, WORDS, encoded, random_image, save_expert, small_tokenizer, some_inputs
+from tests.contract.coe.single_expert import collaborate, own_model, record_of
+from tests.random_experts import (
+    DETECTORS,
+    FAMILIES,
+    WORDS,
+    encoded,
+    random_image,
+    save_expert,
+    small_tokenizer,
+    some_inputs,
+)
 
 
 def test_a_broken_input_leaves_the_batch(tmp_path: Path) -> None:
@@ -64,7 +74,9 @@ def test_images_that_would_take_too_much_memory_together_are_decoded_one_after_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experts = collaborate(tmp_path / "one.toml", [save_expert("resnet", tmp_path / "one")])
-    record, inputs = record_of(experts, 0), [*some_inputs("resnet", 3), b"no image", *some_inputs("resnet", 2)]
+    record = record_of(experts, 0)
+    alike = [encoded(random_image(seed)) for seed in range(5)]
+    inputs = [*alike[:3], b"no image", *alike[3:]]
     preparation: Any = experts.computer._preparations[0]
     batches: list[int] = []
     original = preparation.processor
@@ -76,7 +88,7 @@ def test_images_that_would_take_too_much_memory_together_are_decoded_one_after_t
     monkeypatch.setattr(preparation, "processor", counting)
     together = experts.computer.compute(0, inputs, record)
     assert batches == [5]
-    monkeypatch.setattr(expert_computer, "PIXELS_AT_ONCE", 110 * 40)  # of 50, 53 and 56 times 40
+    monkeypatch.setattr(expert_computer, "PIXELS_AT_ONCE", 110 * 40)  # of 50 times 40 each
     parted = experts.computer.compute(0, inputs, record)
     assert batches == [5, 2, 2, 1]
     assert [type(each) for each in parted] == [type(each) for each in together]
@@ -107,12 +119,63 @@ def test_images_take_no_more_memory_than_is_announced(
     assert 0.4 * decoded_bytes(side * side, count) < grown < 1.05 * decoded_bytes(side * side, count)
 
 
+@pytest.mark.parametrize("family", DETECTORS)
+def test_boxes_do_not_depend_on_whose_images_are_in_the_batch(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A landscape and a portrait, which a processor would pad to one canvas: as transformers answers each alone."""
+    monkeypatch.setattr(outputs, "LEAST_BOX_SCORE", 0.0)  # random weights are sure of nothing
+    folder = save_expert(family, tmp_path / "one")
+    experts = collaborate(tmp_path / "one.toml", [folder])
+    record, model = record_of(experts, 0), own_model(family, folder, torch.float32)
+    given = [random_image(0, 96, 64), random_image(1, 64, 96), random_image(2, 96, 64), random_image(3, 70, 70)]
+    together = experts.computer.compute(0, list(given), record)
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    for image, outcome in zip(given, together, strict=True):
+        (alone,) = experts.computer.compute(0, [image], record)
+        with torch.inference_mode():
+            made = model(**processor(images=[image], return_tensors="pt"))
+        (theirs,) = processor.post_process_object_detection(made, 0.0, [(image.height, image.width)])
+        expected = sorted(zip(theirs["scores"].tolist(), theirs["boxes"].tolist(), strict=True), reverse=True)
+        for own in (alone, outcome):
+            assert isinstance(own, ExpertResult)
+            assert len(own.boxes) == len(expected) > 0
+            for box, (score, corners) in zip(own.boxes, expected, strict=True):
+                assert box.score == pytest.approx(score, abs=1e-5)
+                assert (box.left, box.top, box.right, box.bottom) == pytest.approx(corners, abs=1e-3)
+
+
+@pytest.mark.parametrize("family", DETECTORS)
+def test_parts_are_there_together_and_computed_one_after_the_other(tmp_path: Path, family: str) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert(family, tmp_path / "one")])
+    record = record_of(experts, 0)
+    wide, high = random_image(0, 96, 64), random_image(1, 64, 96)
+    alone, mixed, alike = (
+        intermediate_bytes(experts.computer, 0, list(batch), record)
+        for batch in ([wide], [wide, high, wide, high], [wide] * 4)
+    )
+    assert alone < mixed < alike
+
+
+@pytest.mark.parametrize(("setting", "value"), [("model_input_names", ["input_ids"]), ("padding_side", "left")])
+def test_texts_of_unequal_length_are_parted_where_padding_would_be_seen(setting: str, value: object) -> None:
+    """The model gets no mask of it, or it moves the texts' positions."""
+    texts = ["good", "bad part", "worse"]
+    tokenizer = small_tokenizer()
+    (part,) = TextPreparation(tokenizer, 10).prepare(texts)
+    assert (part.places, part.tensors["input_ids"].shape) == ((0, 1, 2), (3, 4))
+    setattr(tokenizer, setting, value)
+    parts = TextPreparation(tokenizer, 10).prepare(texts)
+    assert [(part.places, part.tensors["input_ids"].shape) for part in parts] == [((0, 2), (2, 3)), ((1,), (1, 4))]
+
+
 def test_without_a_limit_of_its_own_a_text_may_have_so_many_tokens() -> None:
     """Memory has a limit. The others of the batch are computed."""
     preparation = TextPreparation(small_tokenizer(), None)
     prepared, refused = prepare_what_can_be(preparation, ["good", "good " * 5000, "good " * 4000])
-    assert prepared is not None
-    assert prepared.tensors["input_ids"].shape[0] == 2
+    (part,) = prepared
+    assert part.tensors["input_ids"].shape[0] == 2
+    assert part.places == (0, 2)
     assert list(refused) == [1]
     assert "tokens; the expert takes at most 4096" in str(refused[1])
 
@@ -175,7 +238,7 @@ def test_an_embedding_is_pooled_as_its_files_say(tmp_path: Path) -> None:
     folder = sentence_transformer(tmp_path / "one", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
     experts = collaborate(tmp_path / "one.toml", [folder])
     record = record_of(experts, 0)
-    prepared = experts.computer.prepare(0, ["a b c", " ".join(WORDS[4:24])])
+    (prepared,) = experts.computer.prepare(0, ["a b c", " ".join(WORDS[4:24])])
     assert prepared.tensors["input_ids"].shape == (2, 12)
     hidden = experts.computer.forward(0, prepared, record).last_hidden_state[0, 0]
     (outcome, _) = experts.computer.results(0, prepared, experts.computer.forward(0, prepared, record))
@@ -238,7 +301,8 @@ def test_intermediates_grow_with_the_batch(tmp_path: Path, family: str) -> None:
     record = record_of(experts, 0)
     (one,) = some_inputs(family, 1)
     found = [intermediate_bytes(experts.computer, 0, [one] * count, record) for count in (1, 2, 4, 8)]
-    given = sum(tensor.nbytes for tensor in experts.computer.prepare(0, [one]).tensors.values())
+    (prepared,) = experts.computer.prepare(0, [one])
+    given = sum(tensor.nbytes for tensor in prepared.tensors.values())
     assert found[0] > given
     steps = np.diff(found) / np.array([1, 2, 4])
     assert steps[-1] > given
@@ -249,7 +313,7 @@ def test_intermediates_are_counted_while_they_live(tmp_path: Path) -> None:
     experts = collaborate(tmp_path / "one.toml", [save_expert("resnet", tmp_path / "one")])
     record = record_of(experts, 0)
     inputs = some_inputs("resnet", 4)
-    prepared = experts.computer.prepare(0, inputs)
+    (prepared,) = experts.computer.prepare(0, inputs)
     outputs: list[torch.Tensor] = []
     (skeleton,) = experts.computer._skeletons.values()
     with skeleton.using(record) as model, torch.no_grad():

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from transformers.image_utils import SizeDict
 
-from greenroom.coe.computing.images import check_image, decode_image
+from greenroom.coe.computing.images import check_image, decode_image, largest_image
 from greenroom.core.errors import InvalidRequest
 from tests.random_experts import encoded, random_image
 
@@ -24,6 +25,26 @@ def test_an_image(kind: str) -> None:
     assert check_image(encoded(image, kind)) == (31, 17)
     if kind == "PNG":
         assert np.array_equal(np.asarray(decoded), np.asarray(image))
+
+
+@pytest.mark.parametrize(
+    ("size", "largest"),
+    [
+        ({"shortest_edge": 800, "longest_edge": 1333}, (1333, 800)),
+        ({"shortest_edge": 800, "longest_edge": 600}, (600, 600)),
+        ({"shortest_edge": 40}, (40, 40)),
+        ({"longest_edge": 50}, (50, 50)),
+        ({"height": 8, "width": 12}, (12, 8)),
+        ({"max_height": 8, "max_width": 12}, (12, 8)),
+        (SizeDict(shortest_edge=32, longest_edge=48), (48, 32)),
+        (SizeDict(height=8, width=12), (12, 8)),
+        (32, (32, 32)),
+        (None, (224, 224)),
+        ({"height": "8"}, (224, 224)),
+    ],
+)
+def test_the_image_of_which_a_processor_makes_most(size: object, largest: tuple[int, int]) -> None:
+    assert largest_image(size) == largest
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "I;16"])

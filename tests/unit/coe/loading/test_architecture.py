@@ -99,6 +99,17 @@ def test_a_class_that_is_not_known(tmp_path: Path) -> None:
         build_architectures(read_collaboration(file))
 
 
+def test_a_checkpoint_of_a_dtype_that_is_not_served_is_named(tmp_path: Path) -> None:
+    """Another --dtype helps, so that is said."""
+    file = save_board(tmp_path)
+    config = tmp_path / "experts" / "turned" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float64"}))
+    message = r"board\.toml: experts\.turned\.dtype: 'float64' is not allowed; .* one of bfloat16, .* --dtype"
+    with pytest.raises(InvalidConfig, match=message):
+        build_architectures(read_collaboration(file))
+    assert build_architectures(read_collaboration(file), "float32")
+
+
 def test_a_dtype_that_is_not_known(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="dtype: 'int8' is not allowed; use auto or one of bfloat16, "):
         build_architectures(read_collaboration(save_board(tmp_path)), "int8")

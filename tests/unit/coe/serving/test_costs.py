@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from greenroom.coe.computing.batch_size import bytes_of_batch
 from greenroom.coe.computing.expert_computer import ExpertComputer
+from greenroom.coe.computing.images import decoded_bytes
 from greenroom.coe.computing.inputs import Preparations
 from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.coe.loading.architecture import build_architectures
 from greenroom.coe.loading.collaboration import read_collaboration
 from greenroom.coe.loading.packing import ensure_pack
+from greenroom.coe.serving import unprofiled_memory
 from greenroom.coe.serving.config import ServingConfig
 from greenroom.coe.serving.costs import MOST_UNPROFILED, ExecutorCosts, measure_quickly
 from greenroom.coe.serving.runtime import CollaborationRuntime
@@ -23,12 +27,13 @@ from greenroom.coe.serving.unprofiled_memory import unprofiled_bytes
 from greenroom.core.coe_profile import FORMAT, ArchitectureProfile, CoeProfile, ExecutorsProfile, dump_coe_profile
 from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, PackDamaged
 from greenroom.core.machine import machine_name
+from greenroom.experts.pack.layout import PAGE_BYTES
 from greenroom.experts.pack.pack_file import PackFile
 from tests.coe_profiles import costs as profiled_costs
 from tests.coe_profiles import trial
 from tests.contract.coe.single_expert import Experts, collaborate, record_of
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
-from tests.random_experts import save_board, save_expert
+from tests.random_experts import DETECTORS, random_image, save_board, save_expert
 
 
 def test_no_time_is_zero(tmp_path: Path) -> None:
@@ -63,6 +68,34 @@ def test_memory_is_that_of_the_longest_texts(tmp_path: Path) -> None:
     needed = intermediate_bytes(experts.computer, 0, list(longest), record_of(experts, 0))
     short = intermediate_bytes(experts.computer, 0, ["good"] * 8, record_of(experts, 0))
     assert costs.bytes_by_batch[0][8] >= needed > 2 * short
+
+
+@pytest.mark.parametrize("family", DETECTORS)
+def test_memory_is_that_of_the_largest_images(tmp_path: Path, family: str) -> None:
+    """Alone, in a batch of one size, and in a mixed one."""
+    experts = collaborate(tmp_path / "one.toml", [save_expert(family, tmp_path / "one")])
+    with closing(PackFile.open(ensure_pack(experts.collaboration, experts.architectures, tmp_path / "cache"))) as pack:
+        costs = measure_quickly(experts.collaboration, experts.computer, pack)
+    record = record_of(experts, 0)
+    square, wide, high = (random_image(0, *size) for size in ((90, 90), (144, 96), (96, 144)))
+    for count in (1, 2, 8, 16):
+        announced = bytes_of_batch(costs.bytes_by_batch[0], count)
+        for kinds in ([wide], [high], [wide, high]):
+            batch = list(itertools.islice(itertools.cycle(kinds), count))
+            assert intermediate_bytes(experts.computer, 0, list(batch), record) <= announced
+        assert announced > 1.2 * intermediate_bytes(experts.computer, 0, [square] * count, record)
+
+
+def test_memory_of_many_large_images_is_bounded_by_that_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert("yolos", tmp_path / "one")])
+    record, sample = record_of(experts, 0), random_image(0, 96, 64)
+    measured = unprofiled_bytes(experts.computer, 0, sample, record)
+    ticks = itertools.count()
+    slow = unprofiled_bytes(experts.computer, 0, sample, record, most_s=7.9, clock=lambda: float(next(ticks)))
+    monkeypatch.setattr(unprofiled_memory, "_MOST_BYTES", 8 * measured[1] - 1)
+    large = unprofiled_bytes(experts.computer, 0, sample, record)
+    assert slow == large == {1: measured[1], 8: 8 * measured[1]}
+    assert 8 * measured[1] >= measured[8]
 
 
 def texts_costs(tmp_path: Path, **config: object) -> tuple[ExecutorCosts, Experts]:
@@ -182,6 +215,23 @@ def test_a_profile_of_another_dtype_is_not_taken(tmp_path: Path, caplog: pytest.
         (tmp_path / "other.json").write_bytes(dump_coe_profile(profile_of(runtime, "bfloat16")))
     with pytest.raises(InvalidConfig, match="was measured in bfloat16, and is to compute in float32"):
         CollaborationRuntime(replace(config, profile=tmp_path / "other.json"))
+
+
+def test_auto_starts_with_a_profile_for_more_memory_than_is_free(tmp_path: Path) -> None:
+    file = save_board(tmp_path)
+    config = ServingConfig(file=file, cache_dir=tmp_path / "cache", executors=1, max_pixels=10_000, most_batch=4)
+    with CollaborationRuntime(config) as runtime:
+        whole, made = sum(runtime.sizes), profile_of(runtime)
+    chosen = whole * 9 // 10
+    kind = replaced(made.kinds["cpu"], memory_bytes=whole, trials={1: trial(2, chosen)})
+    (tmp_path / "profile.json").write_bytes(dump_coe_profile(replaced(made, kinds={"cpu": kind})))
+    images = decoded_bytes(10_000, 4)
+    for free in (whole, chosen):
+        with CollaborationRuntime(config, available_bytes=images + free) as runtime:
+            assert runtime.plan.images == images
+            assert 0 <= free * chosen // whole - runtime.plan.experts < PAGE_BYTES
+            assert runtime.plan.total <= images + free
+            assert runtime.engine.alive
 
 
 def test_a_damaged_record_is_measured_by_another(

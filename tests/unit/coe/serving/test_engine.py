@@ -196,6 +196,24 @@ def test_a_deadline_ends_what_waits_and_what_runs(selection: object) -> None:
         until_others(lambda: scripted.engine.counters.left == 4, "all are gone")
 
 
+@every_selection
+def test_a_caller_that_fails_ends_nobody_else(selection: object, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(outcome: object) -> None:
+        raise RuntimeError("the caller is gone")
+
+    with Scripted(selection, executors=1) as scripted:  # type: ignore[arg-type]
+        scripted.store.open()
+        scripted.engine.submit("bad", b"\0", "d", on_end=fails)
+        scripted.engine.submit("late", b"\0", "d", on_end=fails, deadline_s=scripted.engine.now() - 1.0)
+        scripted.submit("good", b"\0", "d")
+        scripted.told.wait(1)
+        until_others(lambda: scripted.engine.counters.left == 3, lambda: scripted.engine.failure or "all end")
+        assert scripted.engine.alive
+        assert scripted.engine.counters.ended == 3
+    assert "outcome of bad has failed" in caplog.text
+    assert "RuntimeError: the caller is gone" in caplog.text
+
+
 def test_a_dead_executor_ends_the_engine() -> None:
     changed = threading.Event()
     with Scripted(SELECTIONS["coserve"]) as scripted:

@@ -115,6 +115,33 @@ def test_a_share_leaves_batches_what_one_request_takes_unless_it_was_asked_for()
     assert (own.intermediates, asked.intermediates) == (3000, 413)
 
 
+@pytest.mark.parametrize(
+    ("available", "share", "regions", "intermediates"),
+    [
+        (None, 0.75, 73_728, 12_288),
+        (1_000_000, 0.75, 73_728, 12_288),
+        (110_000, 0.75, 73_728, 12_288),
+        (70_000, 0.75, 40_960, 6_826),
+        (70_000, 0.3, 16_384, 19_114),
+        (70_000, 0.9, 53_248, 2_958),
+        (17_000, 0.75, 4_096, 1_000),
+    ],
+)
+def test_auto_divides_what_is_available_as_the_profile_does(
+    available: int | None, share: float, regions: int, intermediates: int
+) -> None:
+    """Experts of 102,400 bytes, and a profile for 100,000 bytes. In whole pages, and no less than one request takes."""
+    sizes, names = [4096] * 25, [str(number) for number in range(25)]
+    needs = ExecutorNeeds(batch=90_000, least=1000, images=5000, executors=2)
+    chosen = int(100_000 * share)
+    plan = plan_memory(AUTO, names, sizes, 1, needs, available, share, chosen=chosen)
+    assert plan.regions == (regions,)
+    assert plan.intermediates == intermediates
+    assert available is None or plan.total <= available
+    asked = plan_memory("81920", names, sizes, 1, needs, None, share, chosen=chosen)
+    assert asked.experts == 81920, "what was asked for is not the profile's"
+
+
 def test_the_share_is_of_experts_and_intermediates_together() -> None:
     assert plan_intermediates([300, 300], 2, 0.75) == 100
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,6 +14,7 @@ import torch
 from greenroom.coe.computing.all_resident import resident_weights
 from greenroom.coe.computing.expert_computer import ExpertComputer
 from greenroom.coe.computing.inputs import Input, Preparations
+from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.coe.loading.architecture import build_architectures
 from greenroom.coe.loading.collaboration import read_collaboration
 from greenroom.coe.loading.packing import ensure_pack
@@ -21,9 +23,12 @@ from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.profiling.coe.batch_memory import measure_bytes, never_shrinking, peak_growth
 from greenroom.profiling.coe.batch_timing import SideBySide, Subject, TimingPlan, measure_times, threads_of, warm_up
-from greenroom.profiling.coe.sample_inputs import inputs_of
+from greenroom.profiling.coe.config import CoeProfileConfig
+from greenroom.profiling.coe.profiler import Here, measure_costs
+from greenroom.profiling.coe.sample_inputs import Samples, inputs_of
+from tests.contract.coe.single_expert import collaborate, record_of
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
-from tests.random_experts import save_board
+from tests.random_experts import DETECTORS, encoded, random_image, save_board, save_expert
 
 Measured = tuple[list[ExpertComputer], Subject]
 
@@ -91,6 +96,37 @@ def test_bytes_are_no_fewer_than_what_the_process_has_grown_by(measured: Measure
     assert list(found) == [1, 2, 8]
     assert found[1] <= found[2] <= found[8]
     assert all(found[size] >= peak for size, peak in peaks.items())
+
+
+@pytest.mark.parametrize("family", DETECTORS)
+def test_bytes_are_those_of_the_largest_images(tmp_path: Path, family: str) -> None:
+    experts = collaborate(tmp_path / "one.toml", [save_expert(family, tmp_path / "one")])
+    record = record_of(experts, 0)
+    inputs = inputs_of(experts.collaboration.experts[0], None, None, 0)
+    found, _ = measure_bytes(experts.computer, Subject("one", (0,), (record,), inputs), [1, 4])
+    wide, high = random_image(0, 144, 96), random_image(0, 96, 144)
+    for batch in ([wide], [high], [wide] * 4, [wide, high] * 2):
+        assert intermediate_bytes(experts.computer, 0, list(batch), record) <= found[len(batch)]
+
+
+def test_memory_is_that_of_the_largest_images_whatever_the_samples(tmp_path: Path) -> None:
+    """Of two experts of one architecture, of which the second one's processor makes larger images."""
+    folders = [save_expert("yolos", tmp_path / name, seed=seed) for seed, name in enumerate(("small", "large"))]
+    settings = folders[1] / "preprocessor_config.json"
+    larger = {"size": {"shortest_edge": 64, "longest_edge": 96}}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | larger))
+    experts = collaborate(tmp_path / "two.toml", folders)
+    assert len(experts.architectures) == 1
+    config = CoeProfileConfig(1 << 30, 1, TimingPlan(largest=2, rounds=1, repeats=1))
+    samples = Samples(images=(encoded(random_image(0, 40, 40)),))
+    with closing(PackFile.open(ensure_pack(experts.collaboration, experts.architectures, tmp_path / "cache"))) as pack:
+        costs = measure_costs(
+            experts.collaboration, experts.architectures, pack, config, Here("here", 2), samples, lambda *_: None
+        )
+    (found,) = costs.values()
+    for count, announced in found.bytes_by_batch.items():
+        batch = [random_image(0, 144, 96)] * count
+        assert intermediate_bytes(experts.computer, 1, list(batch), record_of(experts, 1)) <= announced
 
 
 def test_a_peak_that_the_system_does_not_tell(measured: Measured, tmp_path: Path) -> None:

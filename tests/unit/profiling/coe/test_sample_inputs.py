@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from greenroom.coe.loading.expert_checkpoint import InputKind
+from greenroom.coe.loading.expert_checkpoint import InputKind, read_expert
 from greenroom.core.errors import InvalidConfig
-from greenroom.profiling.coe.sample_inputs import random_images, random_texts, read_samples, side_of
+from greenroom.profiling.coe.sample_inputs import inputs_of, random_images, random_texts, read_samples
+from tests.random_experts import save_expert
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
@@ -65,8 +66,23 @@ def test_random_texts_have_the_words() -> None:
     assert [len(text.split()) for text in random_texts(5, 2, seed=0)] == [5, 5]
 
 
-def test_sides_as_image_processors_write_them() -> None:
-    assert side_of(32, "width") == 32
-    assert side_of({"height": 8, "width": 12}, "width") == 12
-    assert side_of({"shortest_edge": 40}, "height") == 40
-    assert side_of(None, "width") == 224
+@pytest.mark.parametrize(
+    ("family", "settings", "size"),
+    [
+        ("vit", {}, (32, 32)),
+        ("resnet", {}, (32, 32)),
+        ("yolos", {}, (48, 32)),
+        ("detr", {"size": 40, "max_size": 60}, (60, 40)),
+        ("detr", {"size": None}, (1333, 800)),
+    ],
+)
+def test_random_images_are_those_of_which_the_processor_makes_most(
+    tmp_path: Path, family: str, settings: dict[str, object], size: tuple[int, int]
+) -> None:
+    """Settings as older checkpoints have them, too, and the processor's own where they say nothing."""
+    folder = save_expert(family, tmp_path / "one")
+    file = folder / "preprocessor_config.json"
+    kept = json.loads(file.read_text()) | settings
+    file.write_text(json.dumps({name: value for name, value in kept.items() if value is not None}))
+    made = inputs_of(read_expert(folder, "one"), None, None, seed=0)
+    assert {Image.open(io.BytesIO(data)).size for data in made if isinstance(data, bytes)} == {size}
