@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, 
 from greenroom.worker.inference_twin import SPOILED, InferenceTwin, twin_card
 from tests.pipeline.inferences.conftest import MODEL, Served, body, outputs_of
 from tests.pipeline.inferences.images import png
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 
 @pytest.fixture
@@ -117,6 +118,82 @@ async def test_more_bytes_than_may_be_held_are_429(served: Served, twin: Inferen
     assert "bytes are being answered" in reply["error"]
     twin.release()
     assert (await first)[0] == 200
+
+
+class Begun:
+    """An infer call of which the client has sent the headers, and no more than ``send`` has."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def at(cls, served: Served, *headers: str) -> Begun:
+        begun = cls(*await asyncio.open_connection("127.0.0.1", served.gateway.port))
+        lines = (f"POST /v2/models/{MODEL}/infer HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json")
+        await begun.send("\r\n".join((*lines, *headers, "", "")).encode())
+        return begun
+
+    async def send(self, raw: bytes) -> None:
+        self._writer.write(raw)
+        await self._writer.drain()
+
+    async def status(self) -> int:
+        async with asyncio.timeout(DEADLINE_S):
+            return int((await self._reader.readline()).split()[1])
+
+    async def leave(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+def bytes_held(served: Served) -> int:
+    return served.gateway._gateway._requests._held.total
+
+
+@pytest.mark.parametrize("front", [{"max_inputs_held_bytes": 5000, "max_input_bytes": 10_000}])
+@pytest.mark.parametrize("header", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+async def test_calls_whose_bodies_do_not_come_keep_no_one_out(served: Served, twin: InferenceTwin, header: str) -> None:
+    twin.release()
+    idle = [await Begun.at(served, header) for _ in range(4)]
+    await until(lambda: served.gateway._gateway._admission.in_flight == 4, "all are read")
+    assert (await served.post(body([png()])))[0] == 200
+    for one in idle:
+        await one.leave()
+
+
+@pytest.mark.parametrize("front", [{"max_inputs_held_bytes": 30_000, "max_infer_body_bytes": 200_000}])
+async def test_a_body_counts_as_what_it_is_once_decompressed(served: Served, twin: InferenceTwin) -> None:
+    """While it comes, until its client leaves. One that can not be held is refused before it has come."""
+    twin.release()
+    packed = zlib.compressobj(wbits=31)
+    start = packed.compress(b" " * 40_000) + packed.flush(zlib.Z_SYNC_FLUSH)
+    assert len(start) < 1000
+    first, second = [await Begun.at(served, "Content-Encoding: gzip", "Content-Length: 1000") for _ in range(2)]
+    await first.send(start)
+    await until(lambda: bytes_held(served) == 40_000, "alone it may have as many as a body has")
+    await second.send(start)
+    assert await second.status() == 429
+    status, reply, headers = await served.post(body([png()]))
+    assert (status, list(reply)) == (429, ["error"])
+    assert int(headers["Retry-After"]) >= 1
+    for one in (first, second):
+        await one.leave()
+    await until(lambda: bytes_held(served) == 0, "nothing is held")
+    assert (await served.post(body([png()])))[0] == 200
+
+
+@pytest.mark.parametrize("front", [{"max_infer_body_bytes": 5000, "body_timeout_s": 1.0}])
+async def test_bodies_that_are_refused_hold_nothing(served: Served) -> None:
+    chunk = b"400\r\n" + bytes(1024) + b"\r\n"
+    late, large = [await Begun.at(served, "Transfer-Encoding: chunked") for _ in range(2)]
+    await late.send(chunk)
+    await large.send(chunk * 5)
+    assert await large.status() == 413
+    await until(lambda: bytes_held(served) == 1024, "one is held")
+    assert await late.status() == 408
+    assert bytes_held(served) == 0
+    for one in (late, large):
+        await one.leave()
 
 
 @pytest.mark.parametrize("front", [{"max_infer_body_bytes": 5000, "max_input_bytes": 1000}])

@@ -95,7 +95,8 @@ class OpenInferenceApi(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             note.request_id = call.base
             await context.send_initial_metadata(((REPLY_ID_HEADER.lower(), call.base),))
             size, config = request.ByteSize(), self._requests.config
-            with self._requests.enter(call), self._requests.hold_bytes(size):
+            with self._requests.enter(call), self._requests.hold_bytes() as held:
+                held.add(size)
                 if size > config.max_infer_body_bytes:
                     raise too_large(config.max_infer_body_bytes)
                 model, card = self._requests.collaboration_named(request.model_name)

@@ -17,12 +17,12 @@ from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.admission import Admission
 from greenroom.gateway.doors.doorkeeper import Caller
+from greenroom.gateway.doors.held_bytes import CallBytes, HeldBytes
 from greenroom.gateway.doors.limits import Limits, Refusal
 from greenroom.gateway.errors import (
     ApiError,
     expired,
     model_not_found,
-    saturated,
     takes_inferences,
     takes_prompts,
     too_many,
@@ -93,7 +93,7 @@ class RequestHandler:
         self._limits = Limits(config.cancels_per_minute)
         self._active: dict[str, set[Generations]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
-        self._bytes_held = 0
+        self._held = HeldBytes(config.max_inputs_held_bytes)
         self.tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -144,15 +144,13 @@ class RequestHandler:
         self._admission.check_ready()
 
     @contextmanager
-    def hold_bytes(self, size: int) -> Iterator[None]:
-        """So many bytes of inputs are held while the context is open. Raises ApiError (429) where they are too many."""
-        if self._bytes_held and self._bytes_held + size > self.config.max_inputs_held_bytes:
-            raise saturated(f"inputs of {self._bytes_held} bytes are being answered, as many as are allowed", 1.0)
-        self._bytes_held += size
+    def hold_bytes(self) -> Iterator[CallBytes]:
+        """What is added to it is held while the context is open."""
+        held = self._held.of_call()
         try:
-            yield
+            yield held
         finally:
-            self._bytes_held -= size
+            held.release()
 
     @contextmanager
     def enter(self, call: CallHeaders) -> Iterator[None]:
