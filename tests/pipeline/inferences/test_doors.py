@@ -182,6 +182,24 @@ async def test_a_body_counts_as_what_it_is_once_decompressed(served: Served, twi
     assert (await served.post(body([png()])))[0] == 200
 
 
+@pytest.mark.parametrize("front", [{"max_inputs_held_bytes": 4200, "max_input_bytes": 10_000}])
+async def test_what_goes_on_under_a_key_goes_on_counting(served: Served, twin: InferenceTwin) -> None:
+    """Once, however many callers it had, and until it ends."""
+    asked, key = body([png(tail=bytes(1000)), png(tail=bytes(500))]), {"Idempotency-Key": "k"}
+    inputs = len(png(tail=bytes(1000)) + png(tail=bytes(500)))
+    for _ in range(2):
+        call = asyncio.create_task(served.post(asked, headers=key))
+        await until(lambda: twin.state().waiting == 2 and bytes_held(served) > inputs, "it is read, and joins")
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: bytes_held(served) <= inputs, "its call has ended")
+        assert bytes_held(served) == inputs
+        assert (await served.post(body([png(tail=bytes(2500))])))[0] == 429
+    twin.release()
+    await until(lambda: bytes_held(served) == 0, "it has ended")
+    assert (await served.post(asked, headers=key))[0] == 200
+
+
 @pytest.mark.parametrize("front", [{"max_infer_body_bytes": 5000, "body_timeout_s": 1.0}])
 async def test_bodies_that_are_refused_hold_nothing(served: Served) -> None:
     chunk = b"400\r\n" + bytes(1024) + b"\r\n"

@@ -38,6 +38,12 @@ class CallBytes:
         self._held.take(size, self.size)
         self.size += size
 
+    def part(self, size: int) -> CallBytes:
+        """So many of its bytes, to be released by themselves."""
+        own = CallBytes(self._held)
+        own.size, self.size = size, self.size - size
+        return own
+
     def release(self) -> None:
         self._held.give_back(self.size)
         self.size = 0

@@ -106,7 +106,7 @@ class OpenInferenceApi(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
                     return prepare_inferences(infer_call_of(request), model, card, call=call, config=config)
 
                 prepared = await self._requests.prepare(size, prepare)
-                found = await self._requests.infer(prepared, call, arrived)
+                found = await self._requests.infer(prepared, call, arrived, held)
             tensors = output_tensors(prepared.outputs, found)
             return pb.ModelInferResponse(
                 model_name=model.name,

@@ -119,7 +119,7 @@ class InferApi:
                 prepared = await self._requests.prepare(len(raw), prepare)
                 raw = b""  # `prepared` has what is needed of it, and once is what is counted
                 assert asked is not None
-                found = await self._requests.infer(prepared, call, arrived)
+                found = await self._requests.infer(prepared, call, arrived, held)
         return _reply(model.name, asked, output_tensors(prepared.outputs, found))
 
 
