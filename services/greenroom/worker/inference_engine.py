@@ -15,6 +15,8 @@ from greenroom.worker.generation_engine import EngineState
 TAKES_AT_ONCE: Final = 4000
 """Requests that a worker with such an engine announces to take: the engine arranges them, and needs a queue for that. A
 scheduler reads 4096 ahead, and a server has as many calls."""
+INPUT_COPIES: Final = 2
+"""How often an input is in a worker: in the call that brought it, and taken out of that."""
 
 
 def model_card(name: str, digest: str, collaboration: CollaborationCard, *, created: int = 0) -> ModelCard:

@@ -121,9 +121,10 @@ class ServiceConfig:
     """One worker's place in its pool. Times in milliseconds.
 
     ``instance``: its name, another one for every start. ``max_running``: requests that generate at once.
-    ``max_queued``: requests that wait behind them here. ``grace_ms``: how long a run, or a result that was not
-    released, outlives its scheduler's call. ``ttl_ms``: after how long of silence members take it for gone. ``fault``:
-    what to break on purpose in tests, see ``faults``.
+    ``max_queued``: requests that wait behind them here. ``max_input_bytes``: of the inputs of all requests here; more
+    are not taken before others have ended; None: any. ``grace_ms``: how long a run, or a result that was not released,
+    outlives its scheduler's call. ``ttl_ms``: after how long of silence members take it for gone. ``fault``: what to
+    break on purpose in tests, see ``faults``.
     Raises InvalidConfig, naming the field.
     """
 
@@ -131,6 +132,7 @@ class ServiceConfig:
     pool: int = 0
     max_running: int = 32
     max_queued: int = 8
+    max_input_bytes: int | None = None
     grace_ms: float = 120_000.0
     ttl_ms: int = 10_000
     streams: StreamConfig = field(default_factory=StreamConfig)

@@ -200,6 +200,16 @@ async def test_what_goes_on_under_a_key_goes_on_counting(served: Served, twin: I
     assert (await served.post(asked, headers=key))[0] == 200
 
 
+@pytest.mark.parametrize("pool", [{"max_input_bytes": 3000}])
+async def test_inputs_that_the_worker_has_no_memory_for_wait(served: Served, twin: InferenceTwin) -> None:
+    some = [png(tail=bytes(2000) + b"%d" % n) for n in range(5)]
+    calls = [asyncio.create_task(served.post(body([image]))) for image in some]
+    await queued(served)
+    twin.release()
+    assert [reply[0] for reply in await asyncio.gather(*calls)] == [200] * 5
+    assert [len(batch) for batch in twin.batches] == [1] * 5, "no two are there at once"
+
+
 @pytest.mark.parametrize("front", [{"max_infer_body_bytes": 5000, "body_timeout_s": 1.0}])
 async def test_bodies_that_are_refused_hold_nothing(served: Served) -> None:
     chunk = b"400\r\n" + bytes(1024) + b"\r\n"

@@ -49,17 +49,18 @@ class CollaborationRuntime:
     profile, filling the memory. Raises a GreenroomError that says what is wrong; then nothing is left running.
     """
 
-    def __init__(self, config: ServingConfig, *, available_bytes: int | None = None) -> None:
-        """``available_bytes``: memory that there is. None: not known, so ``auto`` is all experts in each memory."""
+    def __init__(self, config: ServingConfig, *, available_bytes: int | None = None, input_bytes: int = 0) -> None:
+        """``available_bytes``: memory that there is. None: not known, so ``auto`` is all experts in each memory.
+        ``input_bytes``: part of it, for the inputs of requests that are here. Whoever submits them heeds it."""
         self.config = config
         self._parts = contextlib.ExitStack()
         try:
-            self._assemble(available_bytes)
+            self._assemble(available_bytes, input_bytes)
         except BaseException:
             self._parts.close()
             raise
 
-    def _assemble(self, available: int | None) -> None:
+    def _assemble(self, available: int | None, inputs: int) -> None:
         config = self.config
         self.collaboration: Collaboration = read_collaboration(config.file, offline=config.offline)
         if not self._shows_progress:
@@ -99,6 +100,7 @@ class CollaborationRuntime:
             available,
             share,
             strict_share=config.expert_share is not None,
+            inputs=inputs,
         )
         self.most = self.costs.largest_batches(graph.names, self.plan.intermediates)
         self._start(computers)
@@ -201,6 +203,7 @@ class CollaborationRuntime:
                 if plan.images
                 else []
             ),
+            *([("inputs", f"{format_bytes(plan.inputs)} for those of requests that are here")] if plan.inputs else []),
             ("memory", f"{format_bytes(plan.total)} in all, beside the program itself"),
             ("executors", f"{len(self.names)} of {self.threads} threads"),
             ("scheduling", f"{selection.scheduling_spelt}, policy {selection.policy_spelt}"),
