@@ -13,6 +13,7 @@ import pytest
 
 from greenroom.fabric.log import AppendRefused
 from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, write_keys
+from greenroom.worker.inference_engine import InferenceResult
 from greenroom.worker.inference_twin import SPOILED, InferenceTwin, twin_card
 from tests.pipeline.inferences.conftest import MODEL, Served, body, outputs_of
 from tests.pipeline.inferences.images import png
@@ -96,6 +97,21 @@ async def test_an_idempotency_key(served: Served, twin: InferenceTwin) -> None:
     again, repeated, _ = await served.post(body([png(tail=b"a"), png(tail=b"b")]), headers=key)
     assert (again, outputs_of(repeated)) == (200, outputs_of(reply))
     assert sum(map(len, twin.batches)) == 2, "nothing ran twice"
+
+
+async def test_what_the_engine_has_ended_by_its_deadline_is_expired_for_a_retry_too(
+    served: Served, twin: InferenceTwin
+) -> None:
+    key = {"Idempotency-Key": "k"}
+    first = asyncio.create_task(served.post(body([png()]), headers=key))
+    await queued(served)
+    for one in twin._waiting.values():
+        one.on_result(InferenceResult(error="its time was over", expired=True))
+    assert (await first)[0] == 504
+    status, reply, _ = await served.post(body([png()]), headers=key)
+    assert (status, reply) == (504, {"error": "its time was over"})
+    assert served.metric("request_success_total", model_name=MODEL, finished_reason="expired") == 2
+    assert served.metric("request_success_total", model_name=MODEL, finished_reason="failed") == 0
 
 
 @pytest.mark.parametrize("front", [{"max_in_flight": 1}])

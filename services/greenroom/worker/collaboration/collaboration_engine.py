@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from greenroom.coe.serving.outcomes import Outcome
 from greenroom.coe.serving.runtime import CollaborationRuntime
-from greenroom.core.errors import GreenroomError, InvalidRequest, ModelBroken
+from greenroom.core.errors import DeadlinePassed, GreenroomError, InvalidRequest, ModelBroken
 from greenroom.core.inference import InferenceInput, InferenceRequest
 from greenroom.worker.collaboration.outputs import outputs_of
 from greenroom.worker.generation_engine import EngineState
@@ -151,6 +151,11 @@ class CollaborationEngine:
 
 
 def _result(outcome: Outcome) -> InferenceResult:
-    if outcome.error is not None:
-        return InferenceResult(error=str(outcome.error), invalid=isinstance(outcome.error, InvalidRequest))
+    error = outcome.error
+    if error is not None:
+        return InferenceResult(
+            error=str(error),
+            invalid=isinstance(error, InvalidRequest),
+            expired=isinstance(error, DeadlinePassed),
+        )
     return InferenceResult(outputs_of(outcome))

@@ -15,6 +15,7 @@ from greenroom.coe.serving.outcomes import Outcome
 from greenroom.coe.serving.runtime import CollaborationRuntime
 from greenroom.core.collaboration import InputKind
 from greenroom.core.errors import InvalidRequest
+from greenroom.core.generation import FinishReason
 from greenroom.core.inference import InferenceInput, InferenceRequest
 from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine
@@ -123,6 +124,18 @@ async def test_what_can_never_be_served_is_refused(scripted: Scripted) -> None:
     submit(engine, "unknown", b"\0", "nobody", found)
     await until(lambda: len(found) == 2, "both end")
     assert all(one.outputs is None for one in found)
+
+
+async def test_a_deadline_that_passes_is_no_failure(scripted: Scripted) -> None:
+    engine = engine_of(scripted)
+    engine.listen(lambda: None)
+    late: list[InferenceResult] = []
+    unknown: list[InferenceResult] = []
+    submit(engine, "late", b"\0", "a", late, left_s=-1)
+    submit(engine, "unknown", b"\0", "nobody", unknown)
+    await until(lambda: late and unknown, "both end")
+    assert (late[0].reason, late[0].expired, late[0].invalid) == (FinishReason.EXPIRED, True, False)
+    assert (unknown[0].reason, unknown[0].expired, unknown[0].invalid) == (FinishReason.FAILED, False, True)
 
 
 async def test_after_a_death_nothing_ends(scripted: Scripted) -> None:
