@@ -112,7 +112,7 @@ class InferApi:
 
                 def prepare() -> PreparedInferences:
                     nonlocal asked
-                    asked = decode_infer(raw, json_bytes)
+                    asked = decode_infer(raw, json_bytes, self._config.max_choices)
                     _check_agrees(asked, name, version)
                     return prepare_inferences(asked, model, card, call=call, config=self._config)
 
