@@ -141,8 +141,7 @@ def _collaboration(options: dict[str, Any]) -> int:
         )
 
     _refuse_wrong(options)
-    service_config("worker")
-
+    most = service_config("worker").max_runs
     # Imports torch, which takes seconds. What can be refused without it has been refused.
     from greenroom.cli.service_process import live, say
     from greenroom.coe.serving.memory_plan import plan_inputs
@@ -151,7 +150,7 @@ def _collaboration(options: dict[str, Any]) -> int:
     from greenroom.fabric.members import Directory
     from greenroom.fabric.members.metrics import MembersCollector
     from greenroom.worker.collaboration.card import card_of
-    from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine
+    from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine, most_requests
     from greenroom.worker.collaboration.metrics import CollaborationCollector
     from greenroom.worker.process import worker_parts
     from greenroom.worker.service import WorkerService
@@ -160,7 +159,10 @@ def _collaboration(options: dict[str, Any]) -> int:
 
     available = memory().available
     with CollaborationRuntime(
-        collaboration, available_bytes=available, input_bytes=plan_inputs(available)
+        collaboration,
+        available_bytes=available,
+        input_bytes=plan_inputs(available),
+        most_requests=most_requests(most),
     ) as runtime:
 
         def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:

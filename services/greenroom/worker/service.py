@@ -89,7 +89,7 @@ class WorkerService(Part):
         self.counters = ServiceCounters()
         self.table = RunTable(
             grace_ms=config.grace_ms,
-            max_runs=config.max_running + config.max_queued,
+            max_runs=config.max_runs,
             max_bytes=config.max_input_bytes,
         )
         self.leases = Leases(self)

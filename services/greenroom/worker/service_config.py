@@ -9,6 +9,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 
 LONGEST_MS = 3_600_000.0
+MOST_PLACES = 1_000_000
 
 
 def predictor_for(policy: str) -> str:
@@ -146,7 +147,15 @@ class ServiceConfig:
             raise InvalidConfig("instance", self.instance, "a name of 1 to 256 characters")
         _at_least(self, 0, "pool", "max_queued")
         _at_least(self, 1, "max_running")
+        for name in ("max_running", "max_queued"):
+            if getattr(self, name) > MOST_PLACES:
+                raise InvalidConfig(name, getattr(self, name), f"a whole number of at most {MOST_PLACES}")
         _milliseconds(self, "grace_ms", "ttl_ms")
+
+    @property
+    def max_runs(self) -> int:
+        """Requests here at once, finished ones that nobody has released included."""
+        return self.max_running + self.max_queued
 
     @property
     def records_routing(self) -> bool:

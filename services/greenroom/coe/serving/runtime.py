@@ -25,7 +25,7 @@ from greenroom.coe.loading.expert_checkpoint import InputKind
 from greenroom.coe.loading.packing import ensure_pack
 from greenroom.coe.serving.config import AUTO, ServingConfig
 from greenroom.coe.serving.costs import KIND, ExecutorCosts, measure_quickly, profiled, try_each
-from greenroom.coe.serving.engine import ServingEngine, Wake
+from greenroom.coe.serving.engine import MOST_REQUESTS, ServingEngine, Wake
 from greenroom.coe.serving.executor import Died, Ended, Executor
 from greenroom.coe.serving.memory_plan import ExecutorNeeds, plan_memory
 from greenroom.core.coe_profile import PROFILE_FILE, CoeProfile, load_coe_profile
@@ -49,10 +49,19 @@ class CollaborationRuntime:
     profile, filling the memory. Raises a GreenroomError that says what is wrong; then nothing is left running.
     """
 
-    def __init__(self, config: ServingConfig, *, available_bytes: int | None = None, input_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        config: ServingConfig,
+        *,
+        available_bytes: int | None = None,
+        input_bytes: int = 0,
+        most_requests: int = MOST_REQUESTS,
+    ) -> None:
         """``available_bytes``: memory that there is. None: not known, so ``auto`` is all experts in each memory.
-        ``input_bytes``: part of it, for the inputs of requests that are here. Whoever submits them heeds it."""
+        ``input_bytes``: part of it, for the inputs of requests that are here. Whoever submits them heeds it.
+        ``most_requests``: that the engine has at once, cancelled ones that are still computed included."""
         self.config = config
+        self._most_requests = most_requests
         self._parts = contextlib.ExitStack()
         try:
             self._assemble(available_bytes, input_bytes)
@@ -131,7 +140,9 @@ class CollaborationRuntime:
             Executor(name, computer, post, self.threads) for name, computer in zip(self.names, computers, strict=True)
         ]
         dispatcher = selection.make_dispatcher(self.names, by_name, self.costs.costs, self.most)
-        self.engine = ServingEngine(graph, dispatcher, executors, by_name, wake, inbox=inbox)
+        self.engine = ServingEngine(
+            graph, dispatcher, executors, by_name, wake, inbox=inbox, most_requests=self._most_requests
+        )
         self._parts.callback(self.engine.close)
         self.engine.start()
 
