@@ -55,16 +55,18 @@ them is gone for its silence: hence no end of a worker's lease either."""
 class EmbeddedConfig:
     """``scheduling``: the placement policy by name, ``scheduling_options`` what its class may be told. ``max_waiting``:
     requests that wait at most, and ``max_queue_wait_s`` how long. ``max_running``: requests that generate at once.
-    ``forecast_every``: prompts between two forecasts; 0: none. ``forecast_predictor``: see ForecastConfig.
-    ``artifact_every_s``: how often it is looked whether there is a newer version of what the expert policy predicts by;
-    0: never. With neither of the two nothing is traced, and there is no predictor. ``predictor``: how that is set up.
-    Raises InvalidConfig, naming the field."""
+    ``max_input_bytes``: of the inputs of all requests that the worker has, None: any. ``forecast_every``: prompts
+    between two forecasts; 0: none. ``forecast_predictor``: see ForecastConfig. ``artifact_every_s``: how often it is
+    looked whether there is a newer version of what the expert policy predicts by; 0: never. With neither of the two
+    nothing is traced, and there is no predictor. ``predictor``: how that is set up. Raises InvalidConfig, naming the
+    field."""
 
     scheduling: str = "fcfs"
     scheduling_options: Mapping[str, Any] = field(default_factory=dict)
     max_waiting: int = 256
     max_queue_wait_s: float = 120.0
     max_running: int = 32
+    max_input_bytes: int | None = None
     forecast_every: int = 0
     forecast_predictor: str = STATISTICS
     artifact_every_s: float = 0.0
@@ -99,6 +101,7 @@ class EmbeddedConfig:
         return ServiceConfig(
             instance=instance,
             max_running=self.max_running,
+            max_input_bytes=self.max_input_bytes,
             ttl_ms=_TTL_MS,
             traces=TraceConfig(enabled=self.predicts),
             forecasts=ForecastConfig(every=self.forecast_every, predictor=self.forecast_predictor),

@@ -137,14 +137,18 @@ def _serve_collaboration(
     refuse_taken("grpc_port", front.host, front.grpc_port)
 
     # Imports torch, which takes seconds. What can be refused without it has been refused.
+    from greenroom.coe.serving.memory_plan import plan_inputs
     from greenroom.coe.serving.runtime import CollaborationRuntime
     from greenroom.worker.collaboration.card import card_of
     from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine
     from greenroom.worker.collaboration.metrics import CollaborationCollector
+    from greenroom.worker.inference_engine import INPUT_COPIES
     from greenroom.worker.usable_memory import memory
 
-    with CollaborationRuntime(collaboration, available_bytes=memory().available) as runtime:
+    available = memory().available
+    with CollaborationRuntime(collaboration, available_bytes=available, input_bytes=plan_inputs(available)) as runtime:
         say(runtime.describe(), options["log_format"])
+        config = replace(config, max_input_bytes=runtime.plan.inputs // INPUT_COPIES)
         card = card_of(runtime, options["served_model_name"])
         served = Served(CollaborationEngine(runtime), card, CollaborationCollector(runtime))
         return run_loop(_serve(served, config, front, traces, options["log_format"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -123,7 +124,7 @@ def worker(**options: Any) -> None:
 
 def _collaboration(options: dict[str, Any]) -> int:
     from greenroom.worker.faults import VARIABLE
-    from greenroom.worker.inference_engine import TAKES_AT_ONCE
+    from greenroom.worker.inference_engine import INPUT_COPIES, TAKES_AT_ONCE
     from greenroom.worker.service_config import ServiceConfig, StreamConfig
 
     collaboration = serving_config(options)
@@ -140,30 +141,37 @@ def _collaboration(options: dict[str, Any]) -> int:
         )
 
     _refuse_wrong(options)
-    service_config("worker")
-
+    most = service_config("worker").max_runs
     # Imports torch, which takes seconds. What can be refused without it has been refused.
     from greenroom.cli.service_process import live, say
+    from greenroom.coe.serving.memory_plan import plan_inputs
     from greenroom.coe.serving.runtime import CollaborationRuntime
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
     from greenroom.fabric.members.metrics import MembersCollector
     from greenroom.worker.collaboration.card import card_of
-    from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine
+    from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine, most_requests
     from greenroom.worker.collaboration.metrics import CollaborationCollector
     from greenroom.worker.process import worker_parts
     from greenroom.worker.service import WorkerService
     from greenroom.worker.service_counters import ServiceCollector
     from greenroom.worker.usable_memory import memory
 
-    with CollaborationRuntime(collaboration, available_bytes=memory().available) as runtime:
+    available = memory().available
+    with CollaborationRuntime(
+        collaboration,
+        available_bytes=available,
+        input_bytes=plan_inputs(available),
+        most_requests=most_requests(most),
+    ) as runtime:
 
         def make(log: Log, registry: CollectorRegistry, instance: str) -> Sequence[Service]:
             say(runtime.describe(), options["log_format"])
             dialer, directory = dialer_from(options), Directory(log)
             card = card_of(runtime, options["served_model_name"])
             engine = CollaborationEngine(runtime)
-            service = WorkerService(service_config(instance), engine, card, log, dialer, directory)
+            own = replace(service_config(instance), max_input_bytes=runtime.plan.inputs // INPUT_COPIES)
+            service = WorkerService(own, engine, card, log, dialer, directory)
             registry.register(CollaborationCollector(runtime))
             registry.register(ServiceCollector(service.counters, service.gauges))
             registry.register(MembersCollector(directory))

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 _LENGTH = struct.Struct("<I")
 
 
-def split(raw: bytes) -> list[bytes]:
-    """The elements. Raises ValueError where the bytes do not end with one."""
+def split(raw: bytes, most: int | None = None) -> list[bytes]:
+    """The elements. Raises ValueError where the bytes do not end with one, or there are more than ``most``."""
     elements: list[bytes] = []
     at = 0
     while at < len(raw):
+        if len(elements) == most:
+            raise ValueError(f"{len(raw) - at} bytes are left behind {most} elements")
         begin = at + _LENGTH.size
         if begin > len(raw):
             raise ValueError(f"{len(raw) - at} bytes are left behind element {len(elements)}, too few for a length")

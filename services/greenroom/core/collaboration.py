@@ -8,10 +8,17 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from greenroom.core.units import KIB
+
 CALL_PARAMETERS: Final = ("priority", "slo_e2e_ms", "timeout")
 """Of a call, beside the router's."""
 TAKEN_NAMES: Final = frozenset({*CALL_PARAMETERS, "binary_data_output", "image", "text"})
 """What a router's parameter can not be called: it comes beside these, or as an input beside these."""
+MAX_VALUES: Final = 16_384
+MAX_VALUES_BYTES: Final = 896 * KIB
+"""Of all together in UTF-8, each with what encodes it. They are announced in one record, which has at most 1 MiB."""
+VALUE_BYTES: Final = 3
+"""What encodes one, beside itself."""
 
 
 class InputKind(StrEnum):
@@ -41,6 +48,6 @@ class CollaborationCard(msgspec.Struct, frozen=True, kw_only=True):
 
     takes: Annotated[tuple[InputKind, ...], Meta(min_length=1)]
     parameter: Annotated[str, Meta(max_length=256)] = ""
-    values: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=16_384)] = ()
+    values: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=MAX_VALUES)] = ()
     gives: tuple[OutputKind, ...] = (OutputKind.PATH, OutputKind.LABEL, OutputKind.SCORE)
     max_pixels: Annotated[int, Meta(ge=0)] = 0

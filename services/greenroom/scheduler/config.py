@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import GIB
 from greenroom.policies.placement.placement_policy import PlacementPolicy
 from greenroom.policies.registry import create_placement_policy
 
@@ -18,9 +19,10 @@ class PoolConfig:
 
     ``max_waiting``: requests that may wait; more are shed. ``max_queue_wait_ms``: a request that has not begun by then
     is shed. ``read_ahead``: unfinished records of ``tasks`` that may be held. ``read_ahead_span``: records that may be
-    held from the first unfinished one on, finished ones included; a restart reads them again. ``lease_ms``: how long a
-    worker may emit after its last renewal, and after how long of silence it is lost; infinite where both share a
-    process, which is paused as a whole. ``max_losses``: workers lost under a request before it is given up.
+    held from the first unfinished one on, finished ones included; a restart reads them again. ``read_ahead_bytes``: no
+    more are read while inputs of so many bytes are held. ``lease_ms``: how long a worker may emit after its last
+    renewal, and after how long of silence it is lost; infinite where both share a process, which is paused as a whole.
+    ``max_losses``: workers lost under a request before it is given up.
     ``alone_after``: losses from which a request runs alone on its worker. ``retry_ms``: after how long an answer that
     did not come is asked for again. ``reclaim_ms``: how often the holder claims anew, so that a reader which starts
     late soon knows the epoch. ``remember_ms``: how long a finished request is known, so that a second copy of it is
@@ -31,6 +33,7 @@ class PoolConfig:
     max_queue_wait_ms: float = 120_000.0
     read_ahead: int = 4096
     read_ahead_span: int = 262_144
+    read_ahead_bytes: int = GIB
     lease_ms: float = 3_000.0
     max_losses: int = 3
     alone_after: int = 2
@@ -39,7 +42,7 @@ class PoolConfig:
     remember_ms: float = 3_600_000.0
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "read_ahead", "read_ahead_span", "max_losses", "alone_after"):
+        for name in ("max_waiting", "read_ahead", "read_ahead_span", "read_ahead_bytes", "max_losses", "alone_after"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(name, getattr(self, name), "it is a number from 1")
         if not self.lease_ms > 0:

@@ -101,6 +101,7 @@ class Pool(PoolState):
             self.holds
             and self.tracker.open < self.config.read_ahead
             and self.tracker.span < self.config.read_ahead_span
+            and self.input_bytes < self.config.read_ahead_bytes
         )
 
     @property
@@ -171,6 +172,7 @@ class Pool(PoolState):
         for offset in entry.offsets:
             self.tracker.finish(offset)
         del self.entries[request_id]
+        self.input_bytes -= 0 if entry.task is None else entry.task.input_bytes
         return effects + self.schedule(now)
 
     def journal_unreadable(self, offset: int) -> None:
@@ -210,6 +212,7 @@ class Pool(PoolState):
         if entry.task is not None or entry.stage is RequestStage.ENDING:
             return []  # a second copy, of this gateway or another: it ends with the first (rule 10)
         entry.task = task
+        self.input_bytes += task.input_bytes
         entry.pending = self._pending(task)
         if now >= task.request.deadline_ms:
             return end(self, entry, FinishReason.EXPIRED, now, message="its deadline had passed when it was read")
@@ -385,9 +388,10 @@ class Pool(PoolState):
         return end(self, entry, result.reason, now, message=result.message, result=result)
 
     def refused(
-        self, worker: str, request_id: str, attempt: Attempt, now: float, *, back_off_ms: float
+        self, worker: str, request_id: str, attempt: Attempt, now: float, *, back_off_ms: float, full: bool = False
     ) -> list[Effect]:
-        """The worker did not take it: no attempt. Nothing more is placed there for ``back_off_ms``."""
+        """The worker did not take it: no attempt. Nothing more is placed there for ``back_off_ms``. ``full``: it had no
+        room."""
         self.now = now
         entry = self._placed(worker, request_id, attempt)
         if entry is None:
@@ -396,6 +400,8 @@ class Pool(PoolState):
         if not entry.begun:
             entry.placed_ms = 0.0
         self.wait(entry)
+        if full:
+            self.workers[worker].full = len(self.workers[worker].placed), now
         return self.schedule(now)
 
     def impossible(self, worker: str, request_id: str, attempt: Attempt, why: str, now: float) -> list[Effect]:

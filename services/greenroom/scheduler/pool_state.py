@@ -48,6 +48,8 @@ class PoolState:
         self.fold = JournalFold(journal_start)
         self.tracker = PrefixTracker(tasks_position)
         self.entries: dict[str, Entry] = {}
+        self.input_bytes = 0
+        """Of all entries."""
         self.workers: dict[str, PoolWorker] = {}
         self.waiting: dict[str, Entry] = {}
         """Requests on no worker, in the order of their arrival."""
@@ -130,5 +132,7 @@ class PoolState:
                 assert placed.get(request_id) == entry.worker, f"{request_id} is not where it was placed"
                 assert entry.attempt is not None, f"{request_id} is placed without an attempt"
                 assert entry.attempt.epoch <= self.epoch, f"{request_id} runs under an epoch that is not held"
+        held = sum(entry.task.input_bytes for entry in self.entries.values() if entry.task is not None)
+        assert self.input_bytes == held, "bytes are those of the entries"
         offsets = [offset for entry in self.entries.values() for offset in entry.offsets]
         assert len(offsets) == len(set(offsets)) == self.tracker.open, "every open offset belongs to one request"

@@ -9,6 +9,8 @@ from greenroom.policies.placement.latency_estimate import expected_left
 from greenroom.policies.placement.placement_policy import Costs, PlacedRequest, QueuedGroup, WorkerView
 from greenroom.scheduler.request_entries import Entry
 
+_ONE_MORE_MS = 20.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -40,8 +42,9 @@ class PoolWorker:
     """One worker of the pool. ``lease_until``: it may emit until then at the latest, by the scheduler's clock.
 
     ``listed``: it has said what it runs since it was last reached. ``blocked_until``: nothing is placed on it before,
-    since it refused a run. ``alone``: the request that it runs alone. ``reserved``: it is being emptied for a request
-    that must run alone. ``heard_ms``: when it said ``state``. ``costs``: its costs as policies are told.
+    since it refused a run. ``full``: how many it had when it last said that it has no room, and when. ``alone``: the
+    request that it runs alone. ``reserved``: it is being emptied for a request that must run alone. ``heard_ms``: when
+    it said ``state``. ``costs``: its costs as policies are told.
     """
 
     name: str
@@ -53,6 +56,7 @@ class PoolWorker:
     costs: Costs = field(default_factory=Costs)
     placed: dict[str, Entry] = field(default_factory=dict)
     blocked_until: float = 0.0
+    full: tuple[int, float] | None = None
     alone: str | None = None
     reserved: bool = False
     unclaimed: dict[str, Attempt] = field(default_factory=dict)
@@ -66,7 +70,7 @@ class PoolWorker:
         """The worker as a policy sees it: its last ``state``, plus a token for each step that there was time for since.
         Without these tokens the view would be some hundred milliseconds old, as long as a short answer takes."""
         if self.state.executing is not None:
-            return self._view_of_many()
+            return self._view_of_many(now)
         running: list[PlacedRequest] = []
         kv_used = 0
         rows = min(len(self.placed), self.capacity.max_running)
@@ -94,15 +98,23 @@ class PoolWorker:
             costs=self.costs,
         )
 
-    def _view_of_many(self) -> WorkerView:
-        """It arranges its requests itself, and has thousands. So a policy is told how many they are, and no more."""
+    def _view_of_many(self, now: float) -> WorkerView:
+        """It arranges its requests itself, and has thousands. So a policy is told how many they are, and no more.
+
+        Their inputs may take all its room before its places are taken. Each that is sent in vain costs as much as its
+        inputs, so after a refusal as many are tried as it had then, and one more for every ``_ONE_MORE_MS`` since."""
         count = len(self.placed)
+        most_running, most_queued = self.capacity.max_running, self.capacity.max_queued
+        if self.full is not None:
+            had, since = self.full
+            tried = had + 1 + int(max(0.0, now - since) / _ONE_MORE_MS)
+            most_running, most_queued = min(most_running, tried), min(most_queued, max(0, tried - most_running))
         return WorkerView(
             worker=self.name,
             running=(),
             queued=(),
-            max_running=self.capacity.max_running,
-            max_queued=self.capacity.max_queued,
+            max_running=most_running,
+            max_queued=most_queued,
             kv_total=self.capacity.kv_tokens,
             kv_free=self.capacity.kv_tokens,
             costs=self.costs,

@@ -29,8 +29,8 @@ class RequestStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a worker says at a run's end. ``reason``: stop, length, cancelled or failed. ``approximated``, ``outputs``,
-    ``invalid``: as in Outcome."""
+    """What a worker says at a run's end. ``reason``: stop, length, cancelled, failed or expired. ``approximated``,
+    ``outputs``, ``invalid``: as in Outcome."""
 
     reason: FinishReason
     prompt_tokens: int = 0

@@ -180,7 +180,8 @@ class WorkerCalls:
                 return self._pool.broken(worker, request_id, attempt, now)
             case _:
                 back_off_ms = _FULL_BACK_OFF_MS
-        return self._pool.refused(worker, request_id, attempt, now, back_off_ms=back_off_ms)
+        full = refused.why == _Refused.WHY_FULL
+        return self._pool.refused(worker, request_id, attempt, now, back_off_ms=back_off_ms, full=full)
 
     async def _list(self, stream: _LeaseStream, worker: str) -> None:
         request = worker_pb2.ListRunsRequest(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 from greenroom.core.collaboration import CollaborationCard
+from greenroom.core.generation import FinishReason
 from greenroom.core.inference import InferenceInput, InferenceRequest
 from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.core.messages import ModelCard
@@ -15,6 +16,8 @@ from greenroom.worker.generation_engine import EngineState
 TAKES_AT_ONCE: Final = 4000
 """Requests that a worker with such an engine announces to take: the engine arranges them, and needs a queue for that. A
 scheduler reads 4096 ahead, and a server has as many calls."""
+INPUT_COPIES: Final = 2
+"""How often an input is in a worker: in the call that brought it, and taken out of that."""
 
 
 def model_card(name: str, digest: str, collaboration: CollaborationCard, *, created: int = 0) -> ModelCard:
@@ -34,11 +37,18 @@ def model_card(name: str, digest: str, collaboration: CollaborationCard, *, crea
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
     """How one request ended: with ``outputs``, or with an ``error`` for people. ``invalid``: the request is at fault,
-    as where its image can not be decoded, and no worker can serve it."""
+    as where its image can not be decoded, and no worker can serve it. ``expired``: its deadline has passed."""
 
     outputs: InferenceOutputs | None = None
     error: str | None = None
     invalid: bool = False
+    expired: bool = False
+
+    @property
+    def reason(self) -> FinishReason:
+        if self.outputs is not None:
+            return FinishReason.STOP
+        return FinishReason.EXPIRED if self.expired else FinishReason.FAILED
 
 
 @runtime_checkable

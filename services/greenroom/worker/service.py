@@ -87,7 +87,11 @@ class WorkerService(Part):
         self.config = config
         self.card = card
         self.counters = ServiceCounters()
-        self.table = RunTable(grace_ms=config.grace_ms, max_runs=config.max_running + config.max_queued)
+        self.table = RunTable(
+            grace_ms=config.grace_ms,
+            max_runs=config.max_runs,
+            max_bytes=config.max_input_bytes,
+        )
         self.leases = Leases(self)
         self.streams = TokenStreams(StreamEdges(dialer, members, self, config.streams, self.counters, clock))
         self.changed: Callable[[], None] = lambda: None
@@ -248,6 +252,7 @@ class WorkerService(Part):
 
     def gauges(self) -> Iterable[tuple[str, str, float]]:
         yield "runs_here", "Runs here, finished ones that nobody has released included.", len(self.table.runs)
+        yield "input_bytes", "Bytes of the inputs of runs here.", self.table.input_bytes
         yield "calls_waiting", "Calls of schedulers that wait for an end.", len(self._calls)
         yield "gateways", "Gateways that there is a call to.", self.streams.gateways
         yield "gateways_ending", "Idle calls whose gateways have not ended them yet.", self.streams.ending

@@ -9,6 +9,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 
 LONGEST_MS = 3_600_000.0
+MOST_PLACES = 1_000_000
 
 
 def predictor_for(policy: str) -> str:
@@ -121,9 +122,10 @@ class ServiceConfig:
     """One worker's place in its pool. Times in milliseconds.
 
     ``instance``: its name, another one for every start. ``max_running``: requests that generate at once.
-    ``max_queued``: requests that wait behind them here. ``grace_ms``: how long a run, or a result that was not
-    released, outlives its scheduler's call. ``ttl_ms``: after how long of silence members take it for gone. ``fault``:
-    what to break on purpose in tests, see ``faults``.
+    ``max_queued``: requests that wait behind them here. ``max_input_bytes``: of the inputs of all requests here; more
+    are not taken before others have ended; None: any. ``grace_ms``: how long a run, or a result that was not released,
+    outlives its scheduler's call. ``ttl_ms``: after how long of silence members take it for gone. ``fault``: what to
+    break on purpose in tests, see ``faults``.
     Raises InvalidConfig, naming the field.
     """
 
@@ -131,6 +133,7 @@ class ServiceConfig:
     pool: int = 0
     max_running: int = 32
     max_queued: int = 8
+    max_input_bytes: int | None = None
     grace_ms: float = 120_000.0
     ttl_ms: int = 10_000
     streams: StreamConfig = field(default_factory=StreamConfig)
@@ -144,7 +147,15 @@ class ServiceConfig:
             raise InvalidConfig("instance", self.instance, "a name of 1 to 256 characters")
         _at_least(self, 0, "pool", "max_queued")
         _at_least(self, 1, "max_running")
+        for name in ("max_running", "max_queued"):
+            if getattr(self, name) > MOST_PLACES:
+                raise InvalidConfig(name, getattr(self, name), f"a whole number of at most {MOST_PLACES}")
         _milliseconds(self, "grace_ms", "ttl_ms")
+
+    @property
+    def max_runs(self) -> int:
+        """Requests here at once, finished ones that nobody has released included."""
+        return self.max_running + self.max_queued
 
     @property
     def records_routing(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 
 from greenroom.fabric.log import AppendRefused
 from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, write_keys
+from greenroom.worker.inference_engine import InferenceResult
 from greenroom.worker.inference_twin import SPOILED, InferenceTwin, twin_card
 from tests.pipeline.inferences.conftest import MODEL, Served, body, outputs_of
 from tests.pipeline.inferences.images import png
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 
 @pytest.fixture
@@ -97,6 +99,21 @@ async def test_an_idempotency_key(served: Served, twin: InferenceTwin) -> None:
     assert sum(map(len, twin.batches)) == 2, "nothing ran twice"
 
 
+async def test_what_the_engine_has_ended_by_its_deadline_is_expired_for_a_retry_too(
+    served: Served, twin: InferenceTwin
+) -> None:
+    key = {"Idempotency-Key": "k"}
+    first = asyncio.create_task(served.post(body([png()]), headers=key))
+    await queued(served)
+    for one in twin._waiting.values():
+        one.on_result(InferenceResult(error="its time was over", expired=True))
+    assert (await first)[0] == 504
+    status, reply, _ = await served.post(body([png()]), headers=key)
+    assert (status, reply) == (504, {"error": "its time was over"})
+    assert served.metric("request_success_total", model_name=MODEL, finished_reason="expired") == 2
+    assert served.metric("request_success_total", model_name=MODEL, finished_reason="failed") == 0
+
+
 @pytest.mark.parametrize("front", [{"max_in_flight": 1}])
 async def test_a_full_server_is_429_with_retry_after(served: Served, twin: InferenceTwin) -> None:
     first = asyncio.create_task(served.post(body([png()])))
@@ -117,6 +134,110 @@ async def test_more_bytes_than_may_be_held_are_429(served: Served, twin: Inferen
     assert "bytes are being answered" in reply["error"]
     twin.release()
     assert (await first)[0] == 200
+
+
+class Begun:
+    """An infer call of which the client has sent the headers, and no more than ``send`` has."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def at(cls, served: Served, *headers: str) -> Begun:
+        begun = cls(*await asyncio.open_connection("127.0.0.1", served.gateway.port))
+        lines = (f"POST /v2/models/{MODEL}/infer HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json")
+        await begun.send("\r\n".join((*lines, *headers, "", "")).encode())
+        return begun
+
+    async def send(self, raw: bytes) -> None:
+        self._writer.write(raw)
+        await self._writer.drain()
+
+    async def status(self) -> int:
+        async with asyncio.timeout(DEADLINE_S):
+            return int((await self._reader.readline()).split()[1])
+
+    async def leave(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+def bytes_held(served: Served) -> int:
+    return served.gateway._gateway._requests._held.total
+
+
+@pytest.mark.parametrize("front", [{"max_inputs_held_bytes": 5000, "max_input_bytes": 10_000}])
+@pytest.mark.parametrize("header", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+async def test_calls_whose_bodies_do_not_come_keep_no_one_out(served: Served, twin: InferenceTwin, header: str) -> None:
+    twin.release()
+    idle = [await Begun.at(served, header) for _ in range(4)]
+    await until(lambda: served.gateway._gateway._admission.in_flight == 4, "all are read")
+    assert (await served.post(body([png()])))[0] == 200
+    for one in idle:
+        await one.leave()
+
+
+@pytest.mark.parametrize("front", [{"max_inputs_held_bytes": 30_000, "max_infer_body_bytes": 200_000}])
+async def test_a_body_counts_as_what_it_is_once_decompressed(served: Served, twin: InferenceTwin) -> None:
+    """While it comes, until its client leaves. One that can not be held is refused before it has come."""
+    twin.release()
+    packed = zlib.compressobj(wbits=31)
+    start = packed.compress(b" " * 40_000) + packed.flush(zlib.Z_SYNC_FLUSH)
+    assert len(start) < 1000
+    first, second = [await Begun.at(served, "Content-Encoding: gzip", "Content-Length: 1000") for _ in range(2)]
+    await first.send(start)
+    await until(lambda: bytes_held(served) == 40_000, "alone it may have as many as a body has")
+    await second.send(start)
+    assert await second.status() == 429
+    status, reply, headers = await served.post(body([png()]))
+    assert (status, list(reply)) == (429, ["error"])
+    assert int(headers["Retry-After"]) >= 1
+    for one in (first, second):
+        await one.leave()
+    await until(lambda: bytes_held(served) == 0, "nothing is held")
+    assert (await served.post(body([png()])))[0] == 200
+
+
+@pytest.mark.parametrize("front", [{"max_inputs_held_bytes": 4200, "max_input_bytes": 10_000}])
+async def test_what_goes_on_under_a_key_goes_on_counting(served: Served, twin: InferenceTwin) -> None:
+    """Once, however many callers it had, and until it ends."""
+    asked, key = body([png(tail=bytes(1000)), png(tail=bytes(500))]), {"Idempotency-Key": "k"}
+    inputs = len(png(tail=bytes(1000)) + png(tail=bytes(500)))
+    for _ in range(2):
+        call = asyncio.create_task(served.post(asked, headers=key))
+        await until(lambda: twin.state().waiting == 2 and bytes_held(served) > inputs, "it is read, and joins")
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: bytes_held(served) <= inputs, "its call has ended")
+        assert bytes_held(served) == inputs
+        assert (await served.post(body([png(tail=bytes(2500))])))[0] == 429
+    twin.release()
+    await until(lambda: bytes_held(served) == 0, "it has ended")
+    assert (await served.post(asked, headers=key))[0] == 200
+
+
+@pytest.mark.parametrize("pool", [{"max_input_bytes": 3000}])
+async def test_inputs_that_the_worker_has_no_memory_for_wait(served: Served, twin: InferenceTwin) -> None:
+    some = [png(tail=bytes(2000) + b"%d" % n) for n in range(5)]
+    calls = [asyncio.create_task(served.post(body([image]))) for image in some]
+    await queued(served)
+    twin.release()
+    assert [reply[0] for reply in await asyncio.gather(*calls)] == [200] * 5
+    assert [len(batch) for batch in twin.batches] == [1] * 5, "no two are there at once"
+
+
+@pytest.mark.parametrize("front", [{"max_infer_body_bytes": 5000, "body_timeout_s": 1.0}])
+async def test_bodies_that_are_refused_hold_nothing(served: Served) -> None:
+    chunk = b"400\r\n" + bytes(1024) + b"\r\n"
+    late, large = [await Begun.at(served, "Transfer-Encoding: chunked") for _ in range(2)]
+    await late.send(chunk)
+    await large.send(chunk * 5)
+    assert await large.status() == 413
+    await until(lambda: bytes_held(served) == 1024, "one is held")
+    assert await late.status() == 408
+    assert bytes_held(served) == 0
+    for one in (late, large):
+        await one.leave()
 
 
 @pytest.mark.parametrize("front", [{"max_infer_body_bytes": 5000, "max_input_bytes": 1000}])

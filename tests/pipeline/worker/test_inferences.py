@@ -110,6 +110,19 @@ async def test_what_can_never_run_is_refused(stage: Stage, task: Task, reason: s
     assert reason in refused.message
 
 
+async def test_inputs_that_it_has_no_memory_for_are_refused_for_now(twin: InferenceTwin) -> None:
+    async with staged(twin, twin.card, max_running=4000, max_input_bytes=100) as stage:
+        await stage.gateway()
+        await stage.lease()
+        call = asyncio.ensure_future(stage.run(inference("r0", data=bytes(80))))
+        await until(lambda: twin.state().waiting == 1)
+        refused = (await stage.run(inference("r1", data=bytes(80)), 1)).refused
+        assert refused.why == worker_pb2.RunRefused.WHY_FULL
+        assert {name: value for name, _, value in stage.service.gauges()}["input_bytes"] == 80
+        twin.release()
+        assert (await call).result.reason == common_pb2.END_REASON_STOP
+
+
 async def test_a_worker_of_text_refuses_an_inference() -> None:
     async with staged() as stage:
         await stage.lease()

@@ -8,6 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.cli.main import main
+from greenroom.coe.serving import runtime
+from greenroom.core.errors import InvalidConfig
+from greenroom.worker.inference_engine import TAKES_AT_ONCE
 
 commands = pytest.mark.parametrize("command", ["serve", "worker"])
 
@@ -79,3 +82,13 @@ def test_an_expert_that_does_not_fit_is_named(command: str, tmp_path: Path) -> N
     ports = ["--port", "0"] if command == "serve" else []
     said = refused(command, "--coe", "demo", *ports, *options)
     assert "expert 'resistor' alone takes 412 KiB: the least that works is" in said
+
+
+def test_the_engine_of_a_worker_has_room_for_what_it_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*args: object, most_requests: int, **more: object) -> None:
+        raise InvalidConfig("room", most_requests, "enough")
+
+    monkeypatch.setattr(runtime, "CollaborationRuntime", made)
+    options = ["--coe", "demo", "--max-queued", "20000", "--listen", "127.0.0.1:0"]
+    assert f"room: {2 * (TAKES_AT_ONCE + 20_000)}" in refused("worker", *options)
+    assert "max_queued: 1000001" in refused("worker", "--coe", "demo", "--max-queued", "1000001")

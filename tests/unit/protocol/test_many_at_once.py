@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from greenroom.core.collaboration import InputKind
 from greenroom.core.generation import FinishReason
 from greenroom.core.inference import InferenceInput
@@ -18,8 +20,8 @@ CONFIG = PoolConfig(max_waiting=10_000, lease_ms=100, retry_ms=50, reclaim_ms=10
 class Many(Bench):
     """With workers that take ten thousand requests and say which they execute."""
 
-    def __init__(self) -> None:
-        super().__init__(CONFIG)
+    def __init__(self, config: PoolConfig = CONFIG) -> None:
+        super().__init__(config)
 
     def come(self, name: str) -> None:
         self.do(self.pool.worker_reached(name, Capacity(max_running=10_000, max_queued=0, kv_tokens=0), self.now))
@@ -109,6 +111,51 @@ def test_three_losses_over_two_thousand_that_wait_and_all_are_served() -> None:
     bench.land()
     assert {outcome.reason for outcome in bench.outcomes()} == {FinishReason.LENGTH}
     assert len(bench.outcomes()) == 2_000
+
+
+def test_one_that_has_no_room_is_not_sent_all_that_waits_again_and_again() -> None:
+    """Its bytes are taken before its places are. As many are tried as it had, and one more for every 20 ms."""
+    bench = Many()
+    bench.come("w")
+    for n in range(300):
+        bench.inference(f"r{n}")
+    assert len(bench.placed_on("w")) == 300
+
+    def refuse() -> None:
+        for n in range(100, 300):
+            if f"r{n}" in bench.placed_on("w"):
+                attempt = bench.last_run(f"r{n}").attempt
+                bench.do(bench.pool.refused("w", f"r{n}", attempt, bench.now, back_off_ms=20, full=True))
+
+    def pass_20_ms() -> int:
+        """How many are sent then."""
+        before = len(bench.wanted)
+        bench.now += 20
+        bench.executes("w")
+        bench.do(bench.pool.tick(bench.now))
+        return sum(isinstance(effect, Run) for effect in bench.wanted[before:])
+
+    refuse()
+    assert len(bench.placed_on("w")) == 100
+    assert pass_20_ms() == 2
+    refuse()
+    for n in range(5):
+        bench.finish("w", f"r{n}")
+    assert pass_20_ms() == 7
+    assert pass_20_ms() == 1, "it refuses no more"
+    assert [pass_20_ms() for _ in range(10)] == [1] * 10
+    assert len(bench.placed_on("w")) == 113
+
+
+def test_no_more_is_read_while_inputs_take_what_they_may() -> None:
+    bench = Many(replace(CONFIG, read_ahead_bytes=3))
+    for n in range(3):
+        assert bench.pool.wants_tasks
+        bench.inference(f"r{n}")
+    assert not bench.pool.wants_tasks
+    bench.come("w")
+    bench.finish("w", "r0")
+    assert bench.pool.wants_tasks
 
 
 def test_what_ends_every_worker_is_found_and_given_up_and_its_batch_is_not() -> None:

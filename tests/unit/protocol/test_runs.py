@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from greenroom.core.attempts import Attempt
+from greenroom.core.collaboration import InputKind
 from greenroom.core.generation import Finished, FinishReason, SamplingParams, Token
-from greenroom.core.messages import Request, Task
+from greenroom.core.inference import InferenceInput
+from greenroom.core.messages import Inference, Request, Task
 from greenroom.worker.runs.run_table import (
     Caller,
     Close,
@@ -61,6 +63,39 @@ def start(table: RunTable, attempt: Attempt = A1, had: tuple[Token, ...] = ()) -
     [begun] = table.opened("r", attempt, had, 0)
     assert isinstance(begun, Start)
     return begun
+
+
+def inference(name: str, nbytes: int) -> Task:
+    inputs = (InferenceInput(kind=InputKind.IMAGE, data=bytes(nbytes)),)
+    return Task(
+        request=Inference(request_id=name, pool=0, model="m", inputs=inputs, accepted_ms=0, deadline_ms=1),
+        task_type="t",
+    )
+
+
+def test_inputs_have_a_bound_in_bytes_and_one_that_is_alone_is_taken() -> None:
+    """A finished run counts until it is released. What has no inputs is taken all the same."""
+    table = RunTable(grace_ms=100, max_runs=9, max_bytes=100)
+    table.meet(HOLDER, 0)
+    table.renew(0, until=1_000, now=0)
+    table.call(0, A1, inference("large", 150))
+    with pytest.raises(RunRefused, match="inputs of 150 bytes are here; this one has 1 more") as refused:
+        table.call(0, A1, inference("small", 1))
+    assert refused.value.refusal is Refusal.FULL
+    table.call(0, A1, task("text"))
+    table.call(0, A2, inference("large", 150))  # it is here, and attaches
+    [begun] = of(table.no_stream("large", A2), Start)
+    assert isinstance(begun, Start)
+    table.ended(begun.number, END, 0)
+    assert table.input_bytes == 150
+    table.cancel("large", A2)
+    for name, nbytes in (("a", 60), ("b", 40)):
+        table.call(0, A1, inference(name, nbytes))
+    with pytest.raises(RunRefused):
+        table.call(0, A1, inference("c", 1))
+    table.audit()
+    table.give_back()
+    assert table.input_bytes == 0
 
 
 def of(effects: list[Effect], kind: type) -> list[Effect]:

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from greenroom.core.collaboration import TAKEN_NAMES
+from greenroom.core.collaboration import MAX_VALUES, MAX_VALUES_BYTES, TAKEN_NAMES, VALUE_BYTES
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 
@@ -174,11 +174,27 @@ def _check_router(definition: CoeDefinition, source: str) -> None:
         if expert == router.expert:
             raise InvalidConfig(f"{source}: router.first.{value}", expert, "an expert other than the one that routes")
     values = definition.values
+    if router.parameter is not None:
+        _check_many(values, f"{source}: router.{'first' if router.first else 'parameter'}")
     if not values and router.expert is not None:
         raise InvalidConfig(f"{source}: router", router.expert, "experts that come after the one that routes")
     for value in definition.quantities:
         if value not in values:
             raise InvalidConfig(f"{source}: quantities", value, _near(value, values, "a value of the router"))
+
+
+def _check_many(values: Collection[str], field: str) -> None:
+    """A worker announces all values of a parameter, with all else that it serves."""
+    if len(values) > MAX_VALUES:
+        raise InvalidConfig(field, f"{len(values)} values", f"at most {MAX_VALUES}, since a worker announces them")
+    size = sum(len(value.encode()) + VALUE_BYTES for value in values)
+    if size > MAX_VALUES_BYTES:
+        raise InvalidConfig(
+            field,
+            f"{len(values)} values of {size} bytes",
+            f"at most {MAX_VALUES_BYTES} bytes, {VALUE_BYTES} of them for each value: shorten them, since a worker "
+            "announces them",
+        )
 
 
 def _check_edges(definition: CoeDefinition, expert: ExpertDefinition, field: str) -> None:

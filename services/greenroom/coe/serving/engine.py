@@ -25,7 +25,7 @@ from greenroom.policies.placement.placement_policy import PendingRequest
 log = logging.getLogger(__name__)
 
 MOST_REQUESTS = 8192
-"""Here at once: twice what a worker announces to take, since one that was cancelled may still be computed."""
+"""Here at once, if whoever submits them does not say how many it does."""
 BATCH_TIMEOUT_S = 600.0
 """A batch that takes longer will never end: the engine ends instead."""
 _TICK_S = 1.0

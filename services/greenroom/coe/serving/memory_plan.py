@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from greenroom.coe.serving.config import AUTO
 from greenroom.core.errors import BudgetTooSmall
-from greenroom.core.units import format_bytes, parse_bytes
+from greenroom.core.units import MIB, format_bytes, parse_bytes
 from greenroom.experts.pack.layout import PAGE_BYTES, align
+
+MOST_INPUTS: Final = 512 * MIB
+LEAST_INPUTS: Final = 32 * MIB
+"""Some of the largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes. ``regions``: of each memory for experts. Of each executor: ``intermediates``, for what a batch computes,
-    and ``images``, for what it decodes.
+    and ``images``, for what it decodes. ``inputs``: for those of all requests that are here.
     """
 
     regions: tuple[int, ...]
     intermediates: int
     images: int
     executors: int
+    inputs: int = 0
 
     @property
     def experts(self) -> int:
@@ -28,7 +34,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.experts + (self.intermediates + self.images) * self.executors
+        return self.experts + (self.intermediates + self.images) * self.executors + self.inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +60,14 @@ def plan_memory(
     *,
     strict_share: bool = False,
     chosen: int | None = None,
+    inputs: int = 0,
 ) -> MemoryPlan:
     """Who gets what of the memory that is ``available`` (None: of as much as is asked for).
 
     ``text``: what experts get in all memories together, as ``plan_regions`` takes it. Intermediates get what the
     largest batch takes, but no more than is left, and no more than ``share`` leaves them (the experts' part of what
-    both have; None: any). They get what one request takes at least, unless the share is ``strict_share``.
+    both have; None: any). They get what one request takes at least, unless the share is ``strict_share``. ``inputs``:
+    what those of requests get.
 
     ``chosen``: what a profile gives experts of the memory that it was made for. Under ``auto`` they get no more; and
     where less is available than that memory, their share of it, in place of half.
@@ -69,16 +77,21 @@ def plan_memory(
     images, least = needs.images * needs.executors, needs.least * needs.executors
     most = chosen
     if chosen is not None and share is not None and available is not None:
-        most = min(chosen, max(0, int((available - images) * share)))
-    regions = plan_regions(text, names, sizes, memories, available, least + images, most)
+        most = min(chosen, max(0, int((available - images - inputs) * share)))
+    regions = plan_regions(text, names, sizes, memories, available, least + images + inputs, most)
     intermediates = needs.batch
     if share is not None:
         intermediates = min(intermediates, plan_intermediates(regions, needs.executors, share))
     if available is not None:
-        intermediates = min(intermediates, (available - images - sum(regions)) // needs.executors)
+        intermediates = min(intermediates, (available - images - inputs - sum(regions)) // needs.executors)
     if not strict_share:
         intermediates = max(intermediates, needs.least)
-    return MemoryPlan(regions, intermediates, needs.images, needs.executors)
+    return MemoryPlan(regions, intermediates, needs.images, needs.executors, inputs)
+
+
+def plan_inputs(available: int | None) -> int:
+    """Bytes for the inputs of all requests that are here: a sixteenth of what is ``available``, within bounds."""
+    return MOST_INPUTS if available is None else min(MOST_INPUTS, max(LEAST_INPUTS, available // 16))
 
 
 def plan_regions(
@@ -92,7 +105,7 @@ def plan_regions(
 ) -> tuple[int, ...]:
     """Bytes of each of so many memories. ``text``: of all together, a size or a share of all experts; ``auto``: what
     they need to hold all, and at most ``most`` (None: half of what is ``available``), but no less than each needs to
-    hold the largest. ``names``, ``sizes``: of the experts. ``beside``: what executors need at least besides.
+    hold the largest. ``names``, ``sizes``: of the experts. ``beside``: what executors and inputs need at least besides.
 
     Raises InvalidConfig; BudgetTooSmall, naming the largest expert, where one does not fit into a memory; and where
     more is asked for than is available.
@@ -111,8 +124,8 @@ def plan_regions(
     if available is not None and total + beside > available:
         raise BudgetTooSmall(
             f"--expert-memory is {format_bytes(total)}, executors need {format_bytes(beside)} besides, for one request "
-            f"and one image each, and {format_bytes(available)} are available: lower --expert-memory, --executors or "
-            "--max-pixels"
+            f"and one image each and for inputs that wait, and {format_bytes(available)} are available: lower "
+            "--expert-memory, --executors or --max-pixels"
         )
     each = total // memories // PAGE_BYTES * PAGE_BYTES
     if each < largest:

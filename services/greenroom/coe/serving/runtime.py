@@ -25,7 +25,7 @@ from greenroom.coe.loading.expert_checkpoint import InputKind
 from greenroom.coe.loading.packing import ensure_pack
 from greenroom.coe.serving.config import ServingConfig
 from greenroom.coe.serving.costs import KIND, ExecutorCosts, measure_quickly, profiled, try_each
-from greenroom.coe.serving.engine import ServingEngine, Wake
+from greenroom.coe.serving.engine import MOST_REQUESTS, ServingEngine, Wake
 from greenroom.coe.serving.executor import Died, Ended, Executor
 from greenroom.coe.serving.memory_plan import ExecutorNeeds, plan_memory
 from greenroom.core.coe_profile import PROFILE_FILE, CoeProfile, load_coe_profile
@@ -49,17 +49,27 @@ class CollaborationRuntime:
     profile, filling the memory. Raises a GreenroomError that says what is wrong; then nothing is left running.
     """
 
-    def __init__(self, config: ServingConfig, *, available_bytes: int | None = None) -> None:
-        """``available_bytes``: memory that there is. None: not known, so ``auto`` is all experts in each memory."""
+    def __init__(
+        self,
+        config: ServingConfig,
+        *,
+        available_bytes: int | None = None,
+        input_bytes: int = 0,
+        most_requests: int = MOST_REQUESTS,
+    ) -> None:
+        """``available_bytes``: memory that there is. None: not known, so ``auto`` is all experts in each memory.
+        ``input_bytes``: part of it, for the inputs of requests that are here. Whoever submits them heeds it.
+        ``most_requests``: that the engine has at once, cancelled ones that are still computed included."""
         self.config = config
+        self._most_requests = most_requests
         self._parts = contextlib.ExitStack()
         try:
-            self._assemble(available_bytes)
+            self._assemble(available_bytes, input_bytes)
         except BaseException:
             self._parts.close()
             raise
 
-    def _assemble(self, available: int | None) -> None:
+    def _assemble(self, available: int | None, inputs: int) -> None:
         config = self.config
         self.collaboration: Collaboration = read_collaboration(config.file, offline=config.offline)
         if not self._shows_progress:
@@ -100,6 +110,7 @@ class CollaborationRuntime:
             share,
             strict_share=config.expert_share is not None,
             chosen=chosen,
+            inputs=inputs,
         )
         self.most = self.costs.largest_batches(graph.names, self.plan.intermediates)
         self._start(computers)
@@ -130,7 +141,9 @@ class CollaborationRuntime:
             Executor(name, computer, post, self.threads) for name, computer in zip(self.names, computers, strict=True)
         ]
         dispatcher = selection.make_dispatcher(self.names, by_name, self.costs.costs, self.most)
-        self.engine = ServingEngine(graph, dispatcher, executors, by_name, wake, inbox=inbox)
+        self.engine = ServingEngine(
+            graph, dispatcher, executors, by_name, wake, inbox=inbox, most_requests=self._most_requests
+        )
         self._parts.callback(self.engine.close)
         self.engine.start()
 
@@ -202,6 +215,7 @@ class CollaborationRuntime:
                 if plan.images
                 else []
             ),
+            *([("inputs", f"{format_bytes(plan.inputs)} for those of requests that are here")] if plan.inputs else []),
             ("memory", f"{format_bytes(plan.total)} in all, beside the program itself"),
             ("executors", f"{len(self.names)} of {self.threads} threads"),
             ("scheduling", f"{selection.scheduling_spelt}, policy {selection.policy_spelt}"),

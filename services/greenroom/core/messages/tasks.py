@@ -19,6 +19,11 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     task_type: Annotated[str, Meta(min_length=1, max_length=64)]
     source: Literal["client", "keywords"] = "keywords"
 
+    @property
+    def input_bytes(self) -> int:
+        """Of an inference. A prompt has few, which were bounded as text."""
+        return sum(len(one.data) for one in self.request.inputs) if isinstance(self.request, Inference) else 0
+
 
 class Rejected(Message, frozen=True, kw_only=True, tag="rejected"):
     """A request whose body could not be read though its id could. It still gets an outcome."""

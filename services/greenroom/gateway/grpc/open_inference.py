@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from greenroom.core import bytes_tensors
@@ -17,14 +17,15 @@ from greenroom.gateway.replies.output_tensors import TensorKind, output_tensors
 from greenroom.gateway.replies.reply_headers import REPLY_ID_HEADER
 from greenroom.gateway.requests.call_headers import call_headers
 from greenroom.gateway.requests.inferences.infer_call import (
-    BYTES,
     CONTENT_TYPE,
     MAX_ID,
     MAX_TENSORS,
     InferCall,
+    InputTensor,
     ParameterValue,
+    check_came,
     checked_output,
-    checked_tensor,
+    count_of,
     decoded,
 )
 from greenroom.gateway.requests.inferences.prepare_inferences import PreparedInferences, prepare_inferences
@@ -95,17 +96,19 @@ class OpenInferenceApi(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             note.request_id = call.base
             await context.send_initial_metadata(((REPLY_ID_HEADER.lower(), call.base),))
             size, config = request.ByteSize(), self._requests.config
-            with self._requests.enter(call), self._requests.hold_bytes(size):
+            with self._requests.enter(call), self._requests.hold_bytes() as held:
+                held.add(size)
                 if size > config.max_infer_body_bytes:
                     raise too_large(config.max_infer_body_bytes)
                 model, card = self._requests.collaboration_named(request.model_name)
                 check_version(request.model_version)
 
                 def prepare() -> PreparedInferences:
-                    return prepare_inferences(infer_call_of(request), model, card, call=call, config=config)
+                    asked = infer_call_of(request, config.max_choices)
+                    return prepare_inferences(asked, model, card, call=call, config=config)
 
                 prepared = await self._requests.prepare(size, prepare)
-                found = await self._requests.infer(prepared, call, arrived)
+                found = await self._requests.infer(prepared, call, arrived, held)
             tensors = output_tensors(prepared.outputs, found)
             return pb.ModelInferResponse(
                 model_name=model.name,
@@ -121,28 +124,26 @@ class OpenInferenceApi(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             )
 
 
-def infer_call_of(request: pb.ModelInferRequest) -> InferCall:
-    """Raises InvalidRequest, naming the input or parameter."""
+def infer_call_of(request: pb.ModelInferRequest, most: int) -> InferCall:
+    """``most``: elements of a batch. Raises InvalidRequest, naming the input or parameter."""
     if len(request.id) > MAX_ID:
         raise InvalidRequest(f"id has at most {MAX_ID} characters", param="id")
     for field, some in (("inputs", len(request.inputs)), ("outputs", len(request.outputs))):
         if some > MAX_TENSORS:
             raise InvalidRequest(f"{field} has {some} tensors; at most {MAX_TENSORS} are allowed", param=field)
-    raws: list[bytes | None] = list(request.raw_input_contents) or [None] * len(request.inputs)
-    if len(raws) != len(request.inputs):
+    parts = len(request.raw_input_contents)
+    if parts not in (0, len(request.inputs)):
         raise InvalidRequest(
-            f"raw_input_contents has {len(raws)} parts for {len(request.inputs)} inputs; send one for each",
+            f"raw_input_contents has {parts} parts for {len(request.inputs)} inputs; send one for each",
             param="raw_input_contents",
         )
-    inputs = [
-        checked_tensor(tensor.name, tensor.datatype, tuple(tensor.shape), _elements(tensor, raw))
-        for tensor, raw in zip(request.inputs, raws, strict=True)
-    ]
+    raws: list[bytes | None] = list(request.raw_input_contents) or [None] * len(request.inputs)
+    inputs = [_input(tensor, raw, most) for tensor, raw in zip(request.inputs, raws, strict=True)]
     outputs = [checked_output(one.name, _parameters(one.parameters)) for one in request.outputs]
     return InferCall(tuple(inputs), tuple(outputs), _parameters(request.parameters), request.id)
 
 
-def _elements(tensor: _Input, raw: bytes | None) -> list[bytes]:
+def _input(tensor: _Input, raw: bytes | None, most: int) -> InputTensor:
     where = f"inputs.{tensor.name}"
     unknown = tensor.parameters.keys() - {CONTENT_TYPE}
     if unknown:
@@ -150,17 +151,17 @@ def _elements(tensor: _Input, raw: bytes | None) -> list[bytes]:
         message = f"{name!r} is not known as a parameter of an input"
         raise InvalidRequest(message, param=f"{where}.parameters.{name}", code="unknown_field")
     parameters = _parameters(tensor.parameters)
-    if raw is None:
-        return decoded(tensor.contents.bytes_contents, parameters, where)
-    if tensor.HasField("contents"):
+    if raw is not None and tensor.HasField("contents"):
         raise InvalidRequest(f"the input {tensor.name!r} has contents and raw contents; send one of them", param=where)
-    if tensor.datatype != BYTES:
-        return []
-    try:
-        elements = bytes_tensors.split(raw)
-    except ValueError as error:
-        raise InvalidRequest(f"the input {tensor.name!r} can not be read: {error}", param=where) from error
-    return decoded(elements, parameters, where)
+    count, shape = count_of(tensor.name, tensor.datatype, tensor.shape, most), tuple(tensor.shape)
+    elements: Sequence[bytes] = tensor.contents.bytes_contents
+    if raw is not None:
+        try:
+            elements = bytes_tensors.split(raw, count)
+        except ValueError as error:
+            raise InvalidRequest(f"the input {tensor.name!r} can not be read: {error}", param=where) from error
+    check_came(tensor.name, shape, count, len(elements))
+    return InputTensor(tensor.name, shape, tuple(decoded(elements, parameters, where)))
 
 
 def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
 from greenroom.gateway.errors import ApiError, ClientGone, too_large
 
 
-async def read_body(request: web.Request, limit: int, timeout_s: float) -> bytes:
-    """At most ``limit`` bytes, as they are once decompressed. Raises ApiError: 413, 408, 400; ClientGone."""
+async def read_body(
+    request: web.Request, limit: int, timeout_s: float, came: Callable[[int], None] = lambda size: None
+) -> bytes:
+    """At most ``limit`` bytes, as they are once decompressed. ``came`` is told how many have come, each time before
+    they are kept. Raises ApiError: 413, 408, 400; ClientGone; what ``came`` raises."""
     if (request.content_length or 0) > limit:
         raise too_large(limit)
     parts = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
             async for part in request.content.iter_any():
-                parts += part
-                if len(parts) > limit:
+                if len(parts) + len(part) > limit:
                     raise too_large(limit)
+                came(len(part))
+                parts += part
     except TimeoutError:
         message = f"the body did not come within {timeout_s:g} seconds"
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None

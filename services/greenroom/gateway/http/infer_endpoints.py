@@ -12,6 +12,7 @@ from aiohttp import web
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.gateway.config import GatewayConfig
+from greenroom.gateway.doors.held_bytes import CallBytes
 from greenroom.gateway.errors import ApiError
 from greenroom.gateway.http.bodies import read_body
 from greenroom.gateway.http.endpoints import CALLER
@@ -105,21 +106,20 @@ class InferApi:
         with self._requests.enter(call):
             model, card = self._requests.collaboration_named(name)
             check_version(version)
-            most, declared = self._config.max_infer_body_bytes, request.content_length
-            with self._requests.hold_bytes(most if declared is None else min(declared, most)):
-                raw = await _read(request, self._config)
-            with self._requests.hold_bytes(len(raw)):
+            with self._requests.hold_bytes() as held:
+                raw = await _read(request, self._config, held)
                 asked: InferCall | None = None
 
                 def prepare() -> PreparedInferences:
                     nonlocal asked
-                    asked = decode_infer(raw, json_bytes)
+                    asked = decode_infer(raw, json_bytes, self._config.max_choices)
                     _check_agrees(asked, name, version)
                     return prepare_inferences(asked, model, card, call=call, config=self._config)
 
                 prepared = await self._requests.prepare(len(raw), prepare)
+                raw = b""  # `prepared` has what is needed of it, and once is what is counted
                 assert asked is not None
-                found = await self._requests.infer(prepared, call, arrived)
+                found = await self._requests.infer(prepared, call, arrived, held)
         return _reply(model.name, asked, output_tensors(prepared.outputs, found))
 
 
@@ -149,9 +149,10 @@ def _json_bytes(request: web.Request) -> int | None:
     return int(given[0])
 
 
-async def _read(request: web.Request, config: GatewayConfig) -> bytes:
-    """The body. A page of another site can send no body of this type, nor that header, unasked; a body without a type,
-    as Triton's client sends it, is taken only from what is no page. Raises ApiError: 415, 413, 408, 400."""
+async def _read(request: web.Request, config: GatewayConfig, held: CallBytes) -> bytes:
+    """The body; its bytes are ``held``. A page of another site can send no body of this type, nor that header, unasked;
+    a body without a type, as Triton's client sends it, is taken only from what is no page. Raises ApiError: 415, 413,
+    408, 400, 429."""
     typed = request.headers.get("Content-Type")
     json = typed is not None and request.content_type == "application/json"
     if not (json or INFER_LENGTH_HEADER in request.headers or (typed is None and "Origin" not in request.headers)):
@@ -161,7 +162,7 @@ async def _read(request: web.Request, config: GatewayConfig) -> bytes:
             f"it the header {INFER_LENGTH_HEADER} says how long the JSON is",
             code="unsupported_media_type",
         )
-    return await read_body(request, config.max_infer_body_bytes, config.body_timeout_s)
+    return await read_body(request, config.max_infer_body_bytes, config.body_timeout_s, held.add)
 
 
 def _reply(model: str, asked: InferCall, tensors: list[OutputTensor]) -> web.Response:

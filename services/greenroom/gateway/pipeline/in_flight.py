@@ -39,6 +39,9 @@ class InFlightRequest:
     """How many tokens it had when that was last looked at, and since when."""
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """Called once when it ends."""
+    place_kept: bool = False
+    bytes_kept: bool = False
+    """Whether its place and the bytes of its inputs, which its call held, are among ``at_end``."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

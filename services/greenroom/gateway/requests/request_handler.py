@@ -17,12 +17,12 @@ from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.admission import Admission
 from greenroom.gateway.doors.doorkeeper import Caller
+from greenroom.gateway.doors.held_bytes import CallBytes, HeldBytes
 from greenroom.gateway.doors.limits import Limits, Refusal
 from greenroom.gateway.errors import (
     ApiError,
     expired,
     model_not_found,
-    saturated,
     takes_inferences,
     takes_prompts,
     too_many,
@@ -93,7 +93,7 @@ class RequestHandler:
         self._limits = Limits(config.cancels_per_minute)
         self._active: dict[str, set[Generations]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
-        self._bytes_held = 0
+        self._held = HeldBytes(config.max_inputs_held_bytes)
         self.tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -144,15 +144,13 @@ class RequestHandler:
         self._admission.check_ready()
 
     @contextmanager
-    def hold_bytes(self, size: int) -> Iterator[None]:
-        """So many bytes of inputs are held while the context is open. Raises ApiError (429) where they are too many."""
-        if self._bytes_held and self._bytes_held + size > self.config.max_inputs_held_bytes:
-            raise saturated(f"inputs of {self._bytes_held} bytes are being answered, as many as are allowed", 1.0)
-        self._bytes_held += size
+    def hold_bytes(self) -> Iterator[CallBytes]:
+        """What is added to it is held while the context is open, and by ``infer`` also until what goes on has ended."""
+        held = self._held.of_call()
         try:
-            yield
+            yield held
         finally:
-            self._bytes_held -= size
+            held.release()
 
     @contextmanager
     def enter(self, call: CallHeaders) -> Iterator[None]:
@@ -174,9 +172,18 @@ class RequestHandler:
         name, base = call.caller.name, call.base
         for index in range(self.config.max_choices):
             running = self._generator.keyed_request(f"{base}-{index}")
-            if running is not None and not running.at_end:
+            if running is not None and not running.place_kept:
+                running.place_kept = True
                 self._limits.hold(name, base)
                 running.at_end.append(lambda: self._limits.leave(name, base))
+
+    def _keep_bytes(self, prepared: PreparedInferences, held: CallBytes) -> None:
+        """Inputs of requests that go on without their client go on counting. Of its callers one counts for that."""
+        for job in prepared.jobs:
+            running = self._generator.keyed_request(job.request.request_id)
+            if running is not None and running.digest == job.request.digest and not running.bytes_kept:
+                running.bytes_kept = True
+                running.at_end.append(held.part(sum(len(one.data) for one in job.request.inputs)).release)
 
     async def prepare(self, size: int, work: Callable[[], P]) -> P:
         """Runs ``work`` and returns its result. A body of more than a few kB (``size``, in bytes) is prepared in a
@@ -209,15 +216,22 @@ class RequestHandler:
                 if not active:
                     self._active.pop(call.base, None)
 
-    async def infer(self, prepared: PreparedInferences, call: CallHeaders, arrived: float) -> list[InferenceOutputs]:
-        """What was found for each element of the batch, in its order. Raises what ``run`` and its parts raise: the
-        first failure is the call's, and ends the others."""
+    async def infer(
+        self, prepared: PreparedInferences, call: CallHeaders, arrived: float, held: CallBytes
+    ) -> list[InferenceOutputs]:
+        """What was found for each element of the batch, in its order. ``held``: by the call; what goes on without it
+        keeps its part of that. Raises what ``run`` and its parts raise: the first failure is the call's, and ends the
+        others."""
         found: dict[int, InferenceOutputs] = {}
-        async with self.run(prepared, call, arrived) as running:
-            while not running.generations.done:
-                for part in await running.parts(self.config.keep_alive_s):
-                    assert part.outputs is not None, "an inference has one part"
-                    found[part.index] = part.outputs
+        try:
+            async with self.run(prepared, call, arrived) as running:
+                while not running.generations.done:
+                    for part in await running.parts(self.config.keep_alive_s):
+                        assert part.outputs is not None, "an inference has one part"
+                        found[part.index] = part.outputs
+        finally:
+            if call.keyed:
+                self._keep_bytes(prepared, held)
         return [found[job.index] for job in prepared.jobs]
 
     def _generations(self, prepared: Prepared | PreparedInferences, arrived: float, tokens: bool) -> Generations:

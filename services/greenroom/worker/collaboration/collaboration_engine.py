@@ -9,10 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from greenroom.coe.serving.outcomes import Outcome
 from greenroom.coe.serving.runtime import CollaborationRuntime
-from greenroom.core.errors import GreenroomError, InvalidRequest, ModelBroken
+from greenroom.core.errors import DeadlinePassed, GreenroomError, InvalidRequest, ModelBroken, Saturated
 from greenroom.core.inference import InferenceInput, InferenceRequest
 from greenroom.worker.collaboration.outputs import outputs_of
 from greenroom.worker.generation_engine import EngineState
@@ -21,6 +22,22 @@ from greenroom.worker.inference_engine import InferenceResult
 log = logging.getLogger(__name__)
 
 OnResult = Callable[[InferenceResult], None]
+_AGAIN_S = 0.02
+
+
+def most_requests(runs: int) -> int:
+    """That the engine of a worker with so many runs is to take: each may have followed one that was cancelled while it
+    was computed, and still is."""
+    return 2 * runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    given: bytes
+    parameter: str
+    deadline_s: float
+    priority: int
+    on_result: OnResult
 
 
 class CollaborationEngine:
@@ -37,6 +54,8 @@ class CollaborationEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed: Callable[[], None] = lambda: None
         self._wanted: dict[str, OnResult] = {}
+        self._later: dict[str, _Asked] = {}  # of those that are wanted, for which the engine had no room
+        self._retry: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
         self._ended: deque[tuple[str, OnResult, Outcome]] = deque()
         self._executing_changed = False
@@ -77,28 +96,60 @@ class CollaborationEngine:
         """``priority`` changes nothing here: within a collaboration requests go by expert and by how long they wait."""
         left_s = deadline_ms / 1000.0 - self._unix()
         try:
-            self._engine.submit(
-                request_id,
-                self._input_of(inputs, parameter).data,
-                parameter or "",
-                on_end=functools.partial(self._on_end, request_id, on_result),
-                deadline_s=self._engine.now() + left_s,
-                priority=priority,
-            )
+            if request_id in self._later:
+                raise InvalidRequest(f"{request_id} is here already", code="duplicate_request")
+            given = self._input_of(inputs, parameter).data
+            asked = _Asked(given, parameter or "", self._engine.now() + left_s, priority, on_result)
+            if not self._submit(request_id, asked):
+                self._later[request_id] = asked
+                self._try_again_soon()
         except GreenroomError as error:
             if request_id in self._wanted:  # a request of this id is here, and keeps its place
                 asyncio.get_running_loop().call_soon(on_result, _result(Outcome((), error)))
                 return
             self._wanted[request_id] = on_result
             self._on_end(request_id, on_result, Outcome((), error))
+
+    def _submit(self, request_id: str, asked: _Asked) -> bool:
+        """Whether there was room. Raises a GreenroomError that is its end."""
+        room = True
+        try:
+            self._engine.submit(
+                request_id,
+                asked.given,
+                asked.parameter,
+                on_end=functools.partial(self._on_end, request_id, asked.on_result),
+                deadline_s=asked.deadline_s,
+                priority=asked.priority,
+            )
         except ModelBroken:
-            return  # it never ends here, as the service learns from ``alive``
-        else:
-            self._wanted[request_id] = on_result  # its end comes to this loop, so not before
+            return True  # it never ends here, as the service learns from ``alive``
+        except Saturated:
+            room = False
+        self._wanted[request_id] = asked.on_result  # its end comes to this loop, so not before
+        return room
+
+    def _try_again_soon(self) -> None:
+        """Cancelled ones that are still computed have the engine's room. The worker has promised these theirs, so they
+        wait. There are no more of them than it has runs."""
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(_AGAIN_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        for request_id, asked in list(self._later.items()):
+            try:
+                if not self._submit(request_id, asked):
+                    self._try_again_soon()
+                    return
+            except GreenroomError as error:
+                self._on_end(request_id, asked.on_result, Outcome((), error))
+            del self._later[request_id]
 
     def cancel(self, request_id: str) -> None:
         self._wanted.pop(request_id, None)
-        self._engine.cancel(request_id)
+        if self._later.pop(request_id, None) is None:
+            self._engine.cancel(request_id)
 
     def _arrived(self) -> None:
         with self._lock:
@@ -121,7 +172,7 @@ class CollaborationEngine:
         engine, costs = self._engine, self._runtime.costs.costs
         return EngineState(
             running=len(engine.executing()),
-            waiting=engine.waiting,
+            waiting=engine.waiting + len(self._later),
             resident_experts=engine.resident,
             experts=len(self._runtime.sizes),
             expert_load_ms=max(costs.load_ms_by_expert.values()),
@@ -151,6 +202,11 @@ class CollaborationEngine:
 
 
 def _result(outcome: Outcome) -> InferenceResult:
-    if outcome.error is not None:
-        return InferenceResult(error=str(outcome.error), invalid=isinstance(outcome.error, InvalidRequest))
+    error = outcome.error
+    if error is not None:
+        return InferenceResult(
+            error=str(error),
+            invalid=isinstance(error, InvalidRequest),
+            expired=isinstance(error, DeadlinePassed),
+        )
     return InferenceResult(outputs_of(outcome))

@@ -137,6 +137,8 @@ class Run:
     number: int | None = None
     tokens: list[Token] = field(default_factory=list)
     sent: int = 0
+    nbytes: int = 0
+    """Of its inputs, where it has any."""
     stream: _Stream = _Stream.OPENING
     finished: Finished | None = None
     reported: bool = False
@@ -151,13 +153,14 @@ class RunTable:
     """All runs of a worker, by request. Times are milliseconds on the worker's own monotonic clock.
 
     ``grace_ms``: how long a run outlives its scheduler's call. ``max_runs``: how many runs there may be, finished ones
-    that wait to be released included.
+    that wait to be released included. ``max_bytes``: of the inputs of all runs together, though a run that is alone may
+    have more; None: any.
 
     Invariants, checked by ``audit``: one run a request, however often it is called; nothing is generated before
     the gateway has answered; nothing is emitted without a lease or under an attempt that is not the run's.
     """
 
-    def __init__(self, *, grace_ms: float, max_runs: int) -> None:
+    def __init__(self, *, grace_ms: float, max_runs: int, max_bytes: int | None = None) -> None:
         self.epoch = -1
         self.journal = ""
         """The journal that ``epoch`` is of; empty before a scheduler has said it."""
@@ -165,8 +168,11 @@ class RunTable:
         """The scheduler that holds ``epoch``; empty where it has not said its name."""
         self.draining = False
         self.runs: dict[str, Run] = {}
+        self.input_bytes = 0
+        """Of all runs."""
         self._grace_ms = grace_ms
         self._max_runs = max_runs
+        self._max_bytes = max_bytes
         self._lease_until = -1.0
         self._numbers = itertools.count()
         self._by_number: dict[int, Run] = {}
@@ -229,7 +235,11 @@ class RunTable:
             raise RunRefused(Refusal.DRAINING, "this worker is stopping")
         if len(self.runs) >= self._max_runs:
             raise RunRefused(Refusal.FULL, f"{len(self.runs)} runs are here, as many as may be")
-        run = self.runs[task.request.request_id] = Run(task, attempt)
+        nbytes = task.input_bytes
+        if nbytes and self.input_bytes and self._max_bytes is not None and self.input_bytes + nbytes > self._max_bytes:
+            raise RunRefused(Refusal.FULL, f"inputs of {self.input_bytes} bytes are here; this one has {nbytes} more")
+        run = self.runs[task.request.request_id] = Run(task, attempt, nbytes=nbytes)
+        self.input_bytes += nbytes
         return [Open(run.request_id, attempt, task.request.reply_to)]
 
     def _attach(self, run: Run, attempt: Attempt) -> list[Effect]:
@@ -370,6 +380,7 @@ class RunTable:
 
     def _drop(self, run: Run, why: Closing) -> list[Effect]:
         del self.runs[run.request_id]
+        self.input_bytes -= run.nbytes
         effects: list[Effect] = []
         if run.number is not None:
             del self._by_number[run.number]
@@ -382,6 +393,7 @@ class RunTable:
         assert {id(run) for run in self._by_number.values()} == {
             id(run) for run in self.runs.values() if run.number is not None
         }, "every generation belongs to one run"
+        assert self.input_bytes == sum(run.nbytes for run in self.runs.values()), "bytes are those of the runs"
         for run in self.runs.values():
             assert run.number is not None or not run.tokens, f"{run.request_id} has tokens that nothing generated"
             assert [token.index for token in run.tokens] == list(range(len(run.tokens))), "tokens without gap"

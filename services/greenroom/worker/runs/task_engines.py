@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from greenroom.core.errors import InvalidRequest
-from greenroom.core.generation import Finished, FinishReason, Token
+from greenroom.core.generation import Finished, Token
 from greenroom.core.inference import InferenceRequest
 from greenroom.core.messages import Inference, Task
 from greenroom.worker.generation_engine import EngineState, Events, GenerationEngine
@@ -119,6 +119,5 @@ class Inferring:
 
     def _ended(self, number: int, result: InferenceResult) -> None:
         if self._ids.pop(number, None) is not None:
-            reason = FinishReason.FAILED if result.outputs is None else FinishReason.STOP
-            end = Finished(reason, 0, 0, result.error, outputs=result.outputs, invalid=result.invalid)
+            end = Finished(result.reason, 0, 0, result.error, outputs=result.outputs, invalid=result.invalid)
             self._take([(number, end)])

@@ -6,8 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.coe.graph.definition_file import check_labels, read_definition
+from greenroom.coe.graph.definition_file import (
+    CoeDefinition,
+    ExpertDefinition,
+    RouterDefinition,
+    check,
+    check_labels,
+    read_definition,
+)
+from greenroom.core.collaboration import (
+    MAX_VALUES,
+    MAX_VALUES_BYTES,
+    VALUE_BYTES,
+    CollaborationCard,
+    InputKind,
+    OutputKind,
+)
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.messages import Member, MemberKind, decode, encode
+from greenroom.fabric.log.base import Topic
+from greenroom.worker.inference_engine import model_card
 
 BOARD = """
 name = "board"
@@ -109,6 +127,62 @@ def test_what_can_not_be_is_refused_by_file_and_name(tmp_path: Path, old: str, n
         read_definition(path)
     for part in ["board.toml", *named]:
         assert part in str(caught.value)
+
+
+def of_values(values: list[str]) -> str:
+    first = ", ".join(f'"{value}" = "chip"' for value in values)
+    return f"""name = "board"
+[router]
+parameter = "component"
+first = {{ {first} }}
+[experts.chip]
+model = "experts/chip"
+"""
+
+
+def of_length(count: int, length: int) -> list[str]:
+    return [f"{number:06}".ljust(length, "ä") for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        (of_length(MAX_VALUES + 1, 6), "16385 values"),
+        (of_length(5_000, 120), "5000 values of 1185000 bytes"),
+    ],
+    ids=["many", "long"],
+)
+def test_more_values_than_a_worker_can_announce_are_refused(tmp_path: Path, values: list[str], wrong: str) -> None:
+    path = written(tmp_path, of_values(values))
+    with pytest.raises(InvalidConfig, match=r"board\.toml: router\.first") as caught:
+        read_definition(path)
+    assert wrong in str(caught.value)
+    experts = {value: ExpertDefinition(model="m") for value in values}
+    with pytest.raises(InvalidConfig, match=r"board\.toml: router\.parameter"):
+        check(CoeDefinition(name="b", router=RouterDefinition(parameter="p"), experts=experts), "board.toml")
+    routed = {**experts, "router": ExpertDefinition(model="m")}
+    check(CoeDefinition(name="b", router=RouterDefinition(expert="router"), experts=routed))  # labels: not announced
+
+
+@pytest.mark.parametrize("length", [6, 29, 52, 120, 200])
+def test_what_passes_can_be_announced(length: int) -> None:
+    """The most that pass, in the record that all other members would read."""
+    values = of_length(MAX_VALUES, length)
+    size = len(values[0].encode()) + VALUE_BYTES
+    values = values[: min(MAX_VALUES, MAX_VALUES_BYTES // size)]
+    experts = {value: ExpertDefinition(model="m") for value in values}
+    definition = CoeDefinition(name="b", router=RouterDefinition(parameter="p"), experts=experts)
+    check(definition)
+    card = CollaborationCard(takes=tuple(InputKind), parameter="p" * 200, values=tuple(values), gives=tuple(OutputKind))
+    member = Member(
+        member=MemberKind.WORKER,
+        instance="i" * 256,
+        address="a" * 200,
+        ttl_ms=10_000,
+        model=model_card("n" * 256, "d" * 64, card),
+    )
+    assert decode(encode(member), Member) == member
+    assert len(encode(member)) < Topic("members").max_message_bytes
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

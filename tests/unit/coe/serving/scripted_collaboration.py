@@ -15,7 +15,7 @@ from greenroom.coe.computing.expert_result import ExpertResult
 from greenroom.coe.computing.inputs import Input
 from greenroom.coe.graph.definition_file import CoeDefinition, EdgeDefinition, ExpertDefinition, RouterDefinition
 from greenroom.coe.graph.expert_graph import ExpertGraph
-from greenroom.coe.serving.engine import ServingEngine, Wake
+from greenroom.coe.serving.engine import MOST_REQUESTS, ServingEngine, Wake
 from greenroom.coe.serving.executor import Died, Ended, Executor
 from greenroom.coe.serving.outcomes import Outcome
 from greenroom.coe.serving.selection import Selection
@@ -131,6 +131,7 @@ class Scripted:
         most: int = 3,
         held: bool = False,
         read_timeout_s: float = 60.0,
+        most_requests: int = MOST_REQUESTS,
     ) -> None:
         floats = PAGE_BYTES // 4
         manifest = manifest_of(
@@ -165,6 +166,7 @@ class Scripted:
             memories,
             self.wake,
             inbox=inbox,
+            most_requests=most_requests,
             read_timeout_s=read_timeout_s,
         )
         self.told = Told()

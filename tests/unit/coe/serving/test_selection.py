@@ -11,10 +11,17 @@ from greenroom.coe.dispatch.first_fill import dealt
 from greenroom.coe.dispatch.late_binding import LateBinding
 from greenroom.coe.serving.config import AUTO, ServingConfig
 from greenroom.coe.serving.costs import ExecutorCosts
-from greenroom.coe.serving.memory_plan import ExecutorNeeds, plan_intermediates, plan_memory, plan_regions
+from greenroom.coe.serving.memory_plan import (
+    ExecutorNeeds,
+    plan_inputs,
+    plan_intermediates,
+    plan_memory,
+    plan_regions,
+)
 from greenroom.coe.serving.selection import OWN_POLICY, Selection
 from greenroom.coe.simulation.simulated_memory import SimulatedLink, SimulatedMemory
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
+from greenroom.core.units import GIB, MIB
 from greenroom.policies.base.dependencies import Dependencies
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.placement.placement_policy import Costs
@@ -105,6 +112,15 @@ def test_what_executors_need_besides_counts_as_taken() -> None:
         plan_memory("81920", NAMES, SIZES, 2, needs, 81920 + 2 * 8000 - 1)
     auto = plan_memory(AUTO, NAMES, SIZES, 1, needs, 60_000)
     assert (auto.experts, auto.total <= 60_000) == (40_960, True)
+
+
+def test_inputs_that_wait_count_as_taken() -> None:
+    needs = ExecutorNeeds(batch=9000, least=3000, images=5000, executors=2)
+    plan = plan_memory("81920", NAMES, SIZES, 2, needs, 100_000, inputs=2000)
+    assert (plan.inputs, plan.intermediates, plan.total) == (2000, 3040, 100_000)
+    with pytest.raises(BudgetTooSmall, match="for inputs that wait"):
+        plan_memory("81920", NAMES, SIZES, 2, needs, 100_000, inputs=2100)
+    assert [plan_inputs(one) for one in (None, 1, 2 * GIB, 100 * GIB)] == [512 * MIB, 32 * MIB, 128 * MIB, 512 * MIB]
 
 
 def test_a_share_leaves_batches_what_one_request_takes_unless_it_was_asked_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -14,11 +15,15 @@ from hypothesis import strategies as st
 from greenroom.core import bytes_tensors
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.inference_outputs import Box, InferenceOutputs
+from greenroom.gateway.grpc.open_inference import infer_call_of
 from greenroom.gateway.replies.output_tensors import output_tensors
 from greenroom.gateway.requests.inferences.image_size import image_size
 from greenroom.gateway.requests.inferences.infer_body import decode_infer
+from greenroom.gateway.requests.inferences.json_values import has_more_values
+from greenroom.v1 import open_inference_pb2 as pb
 from tests.pipeline.inferences.images import jpeg, png
 
+MOST = 128
 Elements = st.lists(st.binary(max_size=40), max_size=12)
 
 
@@ -50,7 +55,7 @@ def test_an_infer_body_with_tensors_in_binary_form_comes_back(tensors: list[list
         for place, (elements, raw) in enumerate(zip(tensors, raws, strict=True))
     ]
     head = json.dumps({"id": name, "inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    call = decode_infer(b"".join((head, *raws)), len(head))
+    call = decode_infer(b"".join((head, *raws)), len(head), MOST)
     assert [list(one.elements) for one in call.inputs] == tensors
     assert [one.shape for one in call.inputs] == [(len(elements), 1) for elements in tensors]
     assert (call.id, call.binary, dict(call.parameters)) == (name, True, {})
@@ -65,29 +70,102 @@ def test_so_it_does_as_base64_in_json(elements: list[bytes]) -> None:
         "parameters": {"content_type": "base64"},
         "data": [base64.b64encode(one).decode() for one in elements],
     }
-    call = decode_infer(json.dumps({"inputs": [tensor]}).encode(), None)
+    call = decode_infer(json.dumps({"inputs": [tensor]}).encode(), None, MOST)
     assert list(call.inputs[0].elements) == elements
 
 
 def test_nested_and_flat_data_are_the_same() -> None:
     def of(data: Any) -> tuple[bytes, ...]:
         tensor = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": data}
-        return decode_infer(json.dumps({"inputs": [tensor]}).encode(), None).inputs[0].elements
+        return decode_infer(json.dumps({"inputs": [tensor]}).encode(), None, MOST).inputs[0].elements
 
     assert of(["ä", "b"]) == of([["ä"], ["b"]]) == ("ä".encode(), b"b")
 
 
-@pytest.mark.parametrize("dimensions", [300, 20_000])
+@pytest.mark.parametrize("dimensions", [300, 10_000])
 def test_a_shape_of_many_dimensions_is_refused_without_multiplying_them(dimensions: int) -> None:
     tensor = {"name": "image", "shape": [2**63 - 1] * dimensions, "datatype": "BYTES", "data": ["x"]}
     with pytest.raises(InvalidRequest, match=rf"'image' has {dimensions} dimensions; send \[N\]"):
-        decode_infer(json.dumps({"inputs": [tensor]}).encode(), None)
+        decode_infer(json.dumps({"inputs": [tensor]}).encode(), None, MOST)
+
+
+@pytest.mark.parametrize("shape", [[129], [10**4000], [10**4000] * 8, [2, 65], [129, 1]])
+def test_a_shape_of_more_than_a_batch_is_refused(shape: list[int]) -> None:
+    tensor = {"name": "image", "shape": shape, "datatype": "BYTES", "data": ["x"]}
+    with pytest.raises(InvalidRequest, match="a batch has 1 to 128 elements, not ") as caught:
+        decode_infer(json.dumps({"inputs": [tensor]}).encode(), None, MOST)
+    assert len(str(caught.value)) < 200
+
+
+JsonValues = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.sampled_from('a"\\\\,[]{}: ä')),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.sampled_from('b"\\\\,[')), inner),
+    max_leaves=20,
+)
+
+
+def values_in(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(1 + values_in(one) for one in value.values())
+    return 1 + (sum(map(values_in, value)) if isinstance(value, list) else 0)
+
+
+@given(JsonValues, st.booleans(), st.sampled_from([None, 2]))
+def test_values_are_counted_as_they_are_decoded(value: Any, as_ascii: bool, indent: int | None) -> None:
+    text, count = json.dumps(value, ensure_ascii=as_ascii, indent=indent).encode(), values_in(value)
+    assert not has_more_values(text, count)
+    assert has_more_values(text, count - 1)
+
+
+@given(st.binary(max_size=60), st.integers(0, 20))
+def test_any_bytes_have_some_number_of_values(text: bytes, most: int) -> None:
+    assert has_more_values(text, most) <= (len(text) > most)
+
+
+def test_a_string_of_escapes_is_one_value() -> None:
+    assert not has_more_values(b'["' + rb"\n\"" * 300_000 + b'"]', 2)
+    assert has_more_values(b'["' + rb"\n\"" * 300_000 + b'", 1]', 2)
+
+
+def taken(decode: Any) -> int:
+    """Bytes that refusing it takes at most."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match=r"(1 to|behind) 128 elements|128 elements, and 500000 came"):
+            decode()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("said", [MOST, 500_000], ids=["more than it says", "as it says"])
+@pytest.mark.parametrize("element", ['""', "[]", "{}", "1", '["\\\\"]'])
+def test_many_tiny_elements_are_refused_before_they_take_memory(element: str, said: int) -> None:
+    data = f"[{','.join([element] * 500_000)}]"
+    raw = f'{{"inputs": [{{"name": "image", "shape": [{said}], "datatype": "BYTES", "data": {data}}}]}}'.encode()
+    assert taken(lambda: decode_infer(raw, None, MOST)) < len(raw) / 2
+
+
+@pytest.mark.parametrize("said", [MOST, 500_000], ids=["more than it says", "as it says"])
+def test_so_they_are_in_the_binary_form_and_over_grpc(said: int) -> None:
+    raw = bytes(4 * 500_000)
+    tensor = {"name": "image", "shape": [said], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    whole = head + raw
+    assert taken(lambda: decode_infer(whole, len(head), MOST)) < 3 * len(raw)  # the parts that are cut out of it
+    asked = pb.ModelInferRequest()
+    one = asked.inputs.add(name="image", shape=[said], datatype="BYTES")
+    asked.raw_input_contents.append(raw)
+    assert taken(lambda: infer_call_of(asked, MOST)) < 3 * len(raw)
+    asked.ClearField("raw_input_contents")
+    one.contents.bytes_contents.extend([b""] * 500_000)
+    assert taken(lambda: infer_call_of(asked, MOST)) < 100_000
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(0, 250))
 def test_no_body_is_more_than_refused(raw: bytes, length: int | None) -> None:
     with pytest.raises(InvalidRequest):
-        decode_infer(raw, length)
+        decode_infer(raw, length, MOST)
 
 
 @pytest.mark.parametrize("make", [png, jpeg])

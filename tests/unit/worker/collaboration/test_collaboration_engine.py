@@ -15,6 +15,7 @@ from greenroom.coe.serving.outcomes import Outcome
 from greenroom.coe.serving.runtime import CollaborationRuntime
 from greenroom.core.collaboration import InputKind
 from greenroom.core.errors import InvalidRequest
+from greenroom.core.generation import FinishReason
 from greenroom.core.inference import InferenceInput, InferenceRequest
 from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine
@@ -110,6 +111,32 @@ async def test_an_id_that_is_here_is_refused_and_the_first_one_is_served(scripte
     assert len(second) == 1
 
 
+async def test_those_that_find_no_room_wait_for_it() -> None:
+    """One that was cancelled is still computed, and has the room that the worker has promised to another."""
+    with Scripted(SELECTIONS["pull"], executors=1, held=True, most_requests=2) as scripted:
+        scripted.store.open()
+        engine = engine_of(scripted)
+        engine.listen(lambda: None)
+        found: dict[str, list[InferenceResult]] = {name: [] for name in ("gone", "one", "two", "three", "left")}
+        submit(engine, "gone", b"\0", "d", found["gone"])
+        await until(lambda: "gone" in engine.executing(), "it runs")
+        engine.cancel("gone")
+        for name in ("one", "two", "three", "left"):
+            submit(engine, name, b"\0", "d", found[name])
+        again: list[InferenceResult] = []
+        submit(engine, "two", b"\0", "d", again)
+        await until(lambda: again, "it is here already")
+        assert again[0].invalid
+        engine.cancel("left")
+        await until(lambda: engine.state().waiting == 3, "all wait")
+        scripted.computers[0].permits.release(100)
+        await until(lambda: all(found[name] for name in ("one", "two", "three")), "they end")
+        assert all(found[name][0].outputs is not None for name in ("one", "two", "three"))
+        assert not found["gone"]
+        assert not found["left"]
+        assert engine.state().waiting == 0
+
+
 async def test_what_can_never_be_served_is_refused(scripted: Scripted) -> None:
     engine = engine_of(scripted)
     engine.listen(lambda: None)
@@ -123,6 +150,18 @@ async def test_what_can_never_be_served_is_refused(scripted: Scripted) -> None:
     submit(engine, "unknown", b"\0", "nobody", found)
     await until(lambda: len(found) == 2, "both end")
     assert all(one.outputs is None for one in found)
+
+
+async def test_a_deadline_that_passes_is_no_failure(scripted: Scripted) -> None:
+    engine = engine_of(scripted)
+    engine.listen(lambda: None)
+    late: list[InferenceResult] = []
+    unknown: list[InferenceResult] = []
+    submit(engine, "late", b"\0", "a", late, left_s=-1)
+    submit(engine, "unknown", b"\0", "nobody", unknown)
+    await until(lambda: late and unknown, "both end")
+    assert (late[0].reason, late[0].expired, late[0].invalid) == (FinishReason.EXPIRED, True, False)
+    assert (unknown[0].reason, unknown[0].expired, unknown[0].invalid) == (FinishReason.FAILED, False, True)
 
 
 async def test_after_a_death_nothing_ends(scripted: Scripted) -> None:

@@ -11,19 +11,22 @@ from greenroom.core import bytes_tensors
 from greenroom.core.errors import InvalidRequest
 from greenroom.gateway.requests.bodies import not_valid
 from greenroom.gateway.requests.inferences.infer_call import (
-    BYTES,
     CONTENT_TYPE,
     MAX_ID,
     MAX_TENSORS,
     InferCall,
     InputTensor,
     ParameterValue,
+    check_came,
     checked_output,
-    checked_tensor,
+    count_of,
     decoded,
 )
+from greenroom.gateway.requests.inferences.json_values import has_more_values
 
 _DEEPEST = 8
+_FIELDS = 64
+"""So many values a tensor may have beside its elements."""
 
 
 class TensorBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -55,14 +58,23 @@ class InferBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 _DECODER = msgspec.json.Decoder(InferBody)
 
 
-def decode_infer(raw: bytes, json_bytes: int | None) -> InferCall:
-    """``json_bytes``: the header Inference-Header-Content-Length, None where it was not sent. Raises InvalidRequest."""
+def decode_infer(raw: bytes, json_bytes: int | None, most: int) -> InferCall:
+    """``json_bytes``: the header Inference-Header-Content-Length, None where it was not sent. ``most``: elements of a
+    batch. Raises InvalidRequest. What is decoded takes memory by ``most`` and the bytes of the body, not by how small
+    its elements are."""
     if json_bytes is not None and json_bytes > len(raw):
         raise InvalidRequest(
             f"Inference-Header-Content-Length says {json_bytes} bytes of JSON, and the body has {len(raw)}",
             param="inference-header-content-length",
         )
     head, binary = (raw, b"") if json_bytes is None else (raw[:json_bytes], raw[json_bytes:])
+    values = MAX_TENSORS * (most * _DEEPEST + _FIELDS)
+    if has_more_values(head, values):
+        raise InvalidRequest(
+            f"the JSON has more than {values} values: a batch has 1 to {most} elements, and each input one element of "
+            "the datatype BYTES for each file or text",
+            param="inputs",
+        )
     try:
         body = _DECODER.decode(head)
     except msgspec.ValidationError as error:
@@ -71,10 +83,10 @@ def decode_infer(raw: bytes, json_bytes: int | None) -> InferCall:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
-    return _call_of(body, binary)
+    return _call_of(body, binary, most)
 
 
-def _call_of(body: InferBody, binary: bytes) -> InferCall:
+def _call_of(body: InferBody, binary: bytes, most: int) -> InferCall:
     if len(body.id) > MAX_ID:
         raise InvalidRequest(f"id has at most {MAX_ID} characters", param="id")
     for field, some in (("inputs", len(body.inputs)), ("outputs", len(body.outputs))):
@@ -91,7 +103,7 @@ def _call_of(body: InferBody, binary: bytes) -> InferCall:
                 param=f"inputs.{tensor.name}.parameters.binary_data_size",
             )
         at += size
-        tensors.append(_tensor(tensor, part))
+        tensors.append(_tensor(tensor, part, most))
     if at < len(binary):
         raise InvalidRequest(f"{len(binary) - at} bytes behind the JSON belong to no input", param="inputs")
     parameters = dict(body.parameters)
@@ -115,7 +127,7 @@ def _binary_size(tensor: TensorBody) -> int:
     return given
 
 
-def _tensor(tensor: TensorBody, binary: bytes) -> InputTensor:
+def _tensor(tensor: TensorBody, binary: bytes, most: int) -> InputTensor:
     where = f"inputs.{tensor.name}"
     unknown = tensor.parameters.keys() - {"binary_data_size", CONTENT_TYPE}
     if unknown:
@@ -125,20 +137,18 @@ def _tensor(tensor: TensorBody, binary: bytes) -> InputTensor:
             param=f"{where}.parameters.{name}",
             code="unknown_field",
         )
-    elements: list[bytes] = []
-    if tensor.datatype != BYTES:
-        pass  # refused below, whatever its elements are
-    elif "binary_data_size" in tensor.parameters:
+    count = count_of(tensor.name, tensor.datatype, tensor.shape, most)
+    if "binary_data_size" in tensor.parameters:
         try:
-            elements = bytes_tensors.split(binary)
+            elements = bytes_tensors.split(binary, count)
         except ValueError as error:
             raise InvalidRequest(f"the input {tensor.name!r} can not be read: {error}", param=where) from error
     elif tensor.data is None:
         raise InvalidRequest(f"the input {tensor.name!r} has no data", param=f"{where}.data", code="missing_field")
     else:
         elements = [_element(one, f"{where}.data") for one in _flat(tensor.data, f"{where}.data")]
-    elements = decoded(elements, tensor.parameters, where)
-    return checked_tensor(tensor.name, tensor.datatype, tuple(tensor.shape), elements)
+    check_came(tensor.name, tensor.shape, count, len(elements))
+    return InputTensor(tensor.name, tuple(tensor.shape), tuple(decoded(elements, tensor.parameters, where)))
 
 
 def _flat(data: list[Any], where: str, depth: int = 0) -> Iterator[Any]:

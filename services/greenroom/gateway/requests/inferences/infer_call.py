@@ -68,8 +68,11 @@ def decoded(elements: Sequence[bytes], parameters: Mapping[str, ParameterValue],
         raise InvalidRequest(f"data is not base64, as content_type says: {error}", param=f"{where}.data") from error
 
 
-def checked_tensor(name: str, datatype: str, shape: tuple[int, ...], elements: list[bytes]) -> InputTensor:
-    """Raises InvalidRequest, naming the input."""
+def count_of(name: str, datatype: str, shape: Sequence[int], most: int) -> int:
+    """How many elements an input has by its shape. To be called before they are looked at: there may be millions.
+
+    ``most``: of a batch. Raises InvalidRequest, naming the input.
+    """
     if datatype != BYTES:
         raise InvalidRequest(
             f"the input {name!r} has the datatype {datatype!r:.40}; send BYTES, an element for each file or text",
@@ -84,13 +87,20 @@ def checked_tensor(name: str, datatype: str, shape: tuple[int, ...], elements: l
     for length in shape:
         if length < 0:
             raise InvalidRequest(f"the shape of {name!r} has the negative size {length}", param=f"inputs.{name}.shape")
-        size *= length
-    if size != len(elements):
+        size *= min(length, most + 1)  # numbers of JSON may have any number of digits
+    if size > most:
+        told = str(max(shape)) if len(shape) == 1 else f"those of the shape {list(shape)}"
+        raise InvalidRequest(f"a batch has 1 to {most} elements, not {told:.100}", param=f"inputs.{name}.shape")
+    return size
+
+
+def check_came(name: str, shape: Sequence[int], size: int, came: int) -> None:
+    """Raises InvalidRequest where ``came`` elements are not the ``size`` of the shape."""
+    if size != came:
         raise InvalidRequest(
-            f"the shape {list(shape)} of {name!r} stands for {size} elements, and {len(elements)} came",
+            f"the shape {list(shape)} of {name!r} stands for {size} elements, and {came} came",
             param=f"inputs.{name}.shape",
         )
-    return InputTensor(name, shape, tuple(elements))
 
 
 def checked_output(name: str, parameters: Mapping[str, ParameterValue]) -> AskedOutput:
