@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import statistics
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
+from benchmarks.coserve.boards import role_of
+from benchmarks.coserve.random_experts import CROP_PIXELS
 from benchmarks.coserve.real.board import RealBoard, without_bars
 from benchmarks.coserve.settings import Setting
 from benchmarks.harness.disk import drop_cache
@@ -20,6 +24,8 @@ from benchmarks.harness.reporting.statistics import percentile
 from greenroom.coe.dispatch.first_fill import dealt
 from greenroom.coe.serving.serve_calls import Call
 from greenroom.coe.simulation.simulate import Way
+
+_LOADS: Final = 12
 
 
 @dataclass
@@ -59,6 +65,26 @@ class Resident:
         self.load_s += time.perf_counter() - began
         self.loads += 1
         return model
+
+
+def loading_ms(real: RealBoard, nbytes: int, loads: int = _LOADS) -> float:
+    """Median over types' experts that are not in memory, up to weights that a forward finds there, beyond what that
+    forward takes. ``nbytes``: in which as many models are as while it serves, since each makes loading slower."""
+    resident, image = Resident(real, nbytes), torch.rand(1, 3, CROP_PIXELS, CROP_PIXELS)
+    spent: list[float] = []
+    with without_bars(), torch.inference_mode():
+        resident.fill()
+        absent = [expert for expert, folder in enumerate(real.folders)
+                  if expert not in resident.models and role_of(folder.name) == "type"]  # fmt: skip
+        for expert in np.random.default_rng(0).permutation(absent)[: loads + 1].tolist():
+            drop_cache([real.folders[expert] / "model.safetensors"])
+            began = resident.clock()
+            model = resident.of(expert)
+            model(image)
+            loaded = resident.clock()
+            model(image)
+            spent.append(1000 * (2 * loaded - began - resident.clock()))
+    return statistics.median(spent[1:])
 
 
 def served_by_samba(real: RealBoard, setting: Setting, ways: Sequence[Way]) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from benchmarks.coserve.bounds import bound_of
 from benchmarks.coserve.checkpoints import NoRoom
 from benchmarks.coserve.real.board import RealBoard, cores, prepare
 from benchmarks.coserve.real.foretold import foretold
-from benchmarks.coserve.real.samba import served_by_samba
+from benchmarks.coserve.real.samba import loading_ms, served_by_samba
 from benchmarks.coserve.real.scale import Scale
 from benchmarks.coserve.real.served import served
 from benchmarks.coserve.real.systems import ON_THE_LINE, SYSTEMS, RealSystem
 from benchmarks.coserve.settings import Setting, best_setting, candidates, run_with
+from benchmarks.coserve.systems import SAMBA_TORCH
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import Spread, percentile, spread_json
 from benchmarks.harness.rounds import in_turns
@@ -40,6 +41,7 @@ def run(scale: Scale) -> dict[str, Any]:
     except NoRoom as error:
         return {"skipped": str(error)}
     settings = {system.name: setting_of(real, system, scale.sample) for system in SYSTEMS}
+    real = replace(real, torch_ms=loading_ms(real, settings[SAMBA_TORCH].expert_bytes))
     bound = bound_of(real.board, real.memory)
     every_ms = bound.least_ms / scale.requests / ARRIVES_FASTER
     ways = [Way(number * every_ms, path) for number, path in enumerate(real.board.paths)]
