@@ -11,21 +11,15 @@ from greenroom.policies.placement.placement_policy import PendingRequest, Queued
 class _Group:
     """Requests of one expert, by id, and the groups before and behind them."""
 
-    __slots__ = ("_view", "before", "behind", "expert", "requests")
+    __slots__ = ("before", "behind", "expert", "requests", "view")
 
     def __init__(self, expert: int | None, before: _Group | None) -> None:
         self.expert = expert
         self.requests: OrderedDict[str, PendingRequest] = OrderedDict()  # not a dict: its first one is found at once
         self.before = before
         self.behind: _Group | None = None
-        self._view = QueuedGroup(expert, 0)
-
-    @property
-    def view(self) -> QueuedGroup:
-        """As policies see it, made anew only where it has changed: all groups are described for each request."""
-        if self._view.requests != len(self.requests):
-            self._view = QueuedGroup(self.expert, len(self.requests))
-        return self._view
+        self.view = QueuedGroup(expert, 0)
+        """As policies last saw it."""
 
 
 class GroupedQueue:
@@ -38,6 +32,7 @@ class GroupedQueue:
         self._first: _Group | None = None
         self._last: _Group | None = None
         self._group_of: dict[str, _Group] = {}
+        self._described: tuple[QueuedGroup, ...] | None = ()
 
     def __len__(self) -> int:
         return len(self._group_of)
@@ -59,7 +54,16 @@ class GroupedQueue:
         return None if group is None else next(iter(group.requests.values()))
 
     def groups(self) -> tuple[QueuedGroup, ...]:
-        return tuple(group.view for group in self._groups())
+        """Asked for with each request that is placed anywhere: so it is written out, and kept until it changes."""
+        if self._described is None:
+            found, group = [], self._first
+            while group is not None:
+                if group.view.requests != len(group.requests):
+                    group.view = QueuedGroup(group.expert, len(group.requests))
+                found.append(group.view)
+                group = group.behind
+            self._described = tuple(found)
+        return self._described
 
     def insert(self, request: PendingRequest, position: int | None) -> None:
         """Before this position (None: at the end). Raises ValueError where that is neither the end nor behind a
@@ -75,6 +79,7 @@ class GroupedQueue:
             group = self._ending_at(position)
             if group is None or group.expert != request.expert:
                 raise ValueError(f"a request of expert {request.expert} can not come among others")
+        self._described = None
         group.requests[request.request_id] = request
         self._group_of[request.request_id] = group
 
@@ -82,6 +87,7 @@ class GroupedQueue:
         """The first requests, all of one expert and at most so many."""
         group = self._first
         assert group is not None, "only what is there can be taken"
+        self._described = None
         taken = [group.requests.popitem(last=False)[1] for _ in range(min(most, len(group.requests)))]
         for request in taken:
             del self._group_of[request.request_id]
@@ -94,6 +100,7 @@ class GroupedQueue:
         group = self._group_of.get(request.request_id)
         if group is None or group.expert != request.expert:
             return None
+        self._described = None
         one = group.requests.pop(request.request_id)
         del self._group_of[request.request_id]
         if not group.requests:
@@ -102,6 +109,7 @@ class GroupedQueue:
 
     def remove_all(self, expert: int | None) -> list[PendingRequest]:
         """Take out all requests of this expert."""
+        self._described = None
         own = [group for group in self._groups() if group.expert == expert]
         removed = [request for group in own for request in group.requests.values()]
         for request in removed:
