@@ -288,7 +288,7 @@ class Maker:
                 return
             info = await self.registries[kind.name].publish(kind.judged(artifact))
         except (JobFailed, OSError, Damaged) as error:
-            self._failed(model, kind, watched, error, time.monotonic() - began)
+            self._failed(model, kind, watched, error)
             return
         watched.pace.made()
         watched.retry.succeeded()
@@ -311,8 +311,10 @@ class Maker:
         job = Job(kind.name, model, watched.shape, samples, kind.options(), file, recorded)
         return await make_in_subprocess(kind, job, timeout_s=self._config.timeout_s, command=self._command)
 
-    def _failed(self, model: str, kind: Kind[Any], watched: _Watched, error: Exception, took_s: float) -> None:
-        self._metrics.ended(kind.name, error.why if isinstance(error, JobFailed) else "failed")
+    def _failed(self, model: str, kind: Kind[Any], watched: _Watched, error: Exception) -> None:
+        why = error.why if isinstance(error, JobFailed) else "failed"
+        self._metrics.ended(kind.name, why)
+        took_s = self._config.timeout_s if why == "timed_out" else 0.0
         more, pause_s = watched.pace.failed(), watched.retry.failed(self._now(), took_s)
         when = f"in {pause_s:g} s" if more is None else f"when {more} more sequences have come"
         _LOG.error("%s of %r was not made; it is tried again %s: %s", kind.name, model, when, error)

@@ -72,7 +72,8 @@ class EveryMany:
 class Retry:
     """What failed is tried again after ``first_s``, and then after twice as long each time, up to ``longest_s``.
 
-    It waits for nine times as long as it took, if that is more: what fails for good takes a tenth of a core at most.
+    What took ``took_s`` until it was given up waits for nine times as long, if that is more. It will hardly fare better
+    the next time, and so takes a tenth of a core at most.
     """
 
     first_s: float
