@@ -73,6 +73,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": _GEMMA4,
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "shared_intermediate_size": 24,
                          "layer_types": ["mamba", "attention", "mamba", "attention"]},
+    "inkling2_loop_text": _INKLING,
     "inkling2_text": _INKLING,
     "inkling_text": _INKLING,
     "kimi_linear": {**_LINEAR, "num_experts_per_token": 3, "q_lora_rank": None},
@@ -91,7 +92,8 @@ SERVED = (
     "afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe",
     "exaone_moe", "flex_olmo", "flint", "gemma4", "gemma4_text", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe",
     "granitemoe_swa", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum", "mimo_v2_flash",
-    "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
+    "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "sarvam_mla",
+    "sarvam_moe", "solar_open",
 )  # fmt: skip
 """Their texts are those of transformers' own ``generate``."""
 
@@ -105,13 +107,14 @@ STATE, MORE, OWN_EXPERTS, NOT_FOUND, COMPOSITE = (
 REFUSED: dict[str, str] = {
     **dict.fromkeys(
         (
-            "bailing_hybrid", "deepseek_v4", "granitemoehybrid", "inkling2_text", "jamba", "kimi_linear", "lfm2_moe",
-            "minimax", "nemotron_h", "qwen3_5_moe_text", "qwen3_next", "qwen4_exp_text", "zaya",
+            "bailing_hybrid", "deepseek_v4", "granitemoehybrid", "inkling2_loop_text", "inkling2_text", "inkling_text",
+            "jamba", "kimi_linear", "lara_mini", "lfm2_moe", "minimax", "nemotron_h", "qwen3_5_moe_text", "qwen3_next",
+            "qwen4_exp_text", "zaya",
         ),
         STATE,
     ),
     **dict.fromkeys(("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"), MORE),
-    **dict.fromkeys(("dbrx", "inkling_text", "jetmoe", "llama4_text", "longcat_flash"), OWN_EXPERTS),
+    **dict.fromkeys(("dbrx", "jetmoe", "llama4_text", "longcat_flash"), OWN_EXPERTS),
     "doge": NOT_FOUND,
     **dict.fromkeys(("dots3_note", "llama4", "qwen3_5_moe", "qwen4_exp"), COMPOSITE),
 }  # fmt: skip

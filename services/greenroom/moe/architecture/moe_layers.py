@@ -84,7 +84,8 @@ def model_class(config: Any) -> type[Any]:
     found: Any = mapping[type(config)]
     generating: type[Any] = found[0] if isinstance(found, tuple) else found
     of = getattr(generating, "config_class", None)
-    if of is not None and not isinstance(config, of):
+    # A type of its own alone is none: some are computed by another family's class.
+    if of is not None and not isinstance(config, of) and config.get_text_config() is not config:
         raise unsupported(
             config.model_type,
             f"it is a multimodal checkpoint, whose text model transformers runs by itself ({generating.__name__}, of a "

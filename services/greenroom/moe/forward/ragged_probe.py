@@ -38,17 +38,22 @@ def refuse_unsupported(model: Any) -> None:
         raise UnsupportedModel(
             f"{family} is an encoder-decoder: its decoder attends to encoder states, which the batch loop does not hold"
         )
-    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    stateful = sorted({kind for kind in layer_types if any(word in kind for word in _STATEFUL_LAYERS)})
-    if stateful or getattr(model, "_is_stateful", False):
-        raise UnsupportedModel(
-            f"{family} has layers with a running state ({', '.join(stateful) or 'linear attention'}); the batch loop"
-            " holds keys and values only, of which it can take rows back"
-        )
+    refuse_stateful(model.config, type(model))
     if not getattr(model, "_supports_attention_backend", False):
         raise UnsupportedModel(f"{family} does not let its attention function be replaced")
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModel(f"{family} computes the logits of every row, which no long prompt has the memory for")
+
+
+def refuse_stateful(config: Any, generating: type[Any]) -> None:
+    """The same of layers with a running state, before anything is packed. ``generating``: the model's class."""
+    layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
+    stateful = sorted({kind for kind in layer_types if any(word in kind for word in _STATEFUL_LAYERS)})
+    if stateful or getattr(generating, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{config.model_type} has layers with a running state ({', '.join(stateful) or 'linear attention'}); the"
+            " batch loop holds keys and values only, of which it can take rows back"
+        )
 
 
 def position_limit(config: Any) -> int:

@@ -28,10 +28,12 @@ from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.architecture.families import ENCODER_DECODER_REASON, family_of
+from greenroom.moe.architecture.moe_layers import model_class
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.forward.ragged_probe import refuse_stateful
 from greenroom.moe.forward.row_limits import limits_for
 from greenroom.moe.kernels.expert_products import describe_products
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
@@ -75,6 +77,7 @@ class ModelRuntime:
         self.checkpoint: Checkpoint = resolve(config.model, revision=config.revision, offline=config.offline)
         if not family_of(self.checkpoint.config).decoder_only:
             raise UnsupportedModel(ENCODER_DECODER_REASON)
+        refuse_stateful(self.checkpoint.config, model_class(self.checkpoint.config))
         self._refuse_masking(family_of(self.checkpoint.config).masking(self.checkpoint.config))
         self.profile: ModelProfile | None = None if config.profile is None else load_model_profile(Path(config.profile))
         """The profile of the model that `greenroom profile` made, where one was given."""
