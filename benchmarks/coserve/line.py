@@ -64,7 +64,7 @@ class Scale:
 
     seeds: int = 5
     places: tuple[Place, ...] = (
-        Place(HERE, ((Limit(20, 120), None), (Limit(180, 400, 0.05), 2))),
+        Place(HERE, ((Limit(20, 100), None), (Limit(180, 360, 0.08), 2))),
         Place(MACHINES[2], ((Limit(20, 240), None), (Limit(180, 1080), None))),
     )
     measured: bool = True
