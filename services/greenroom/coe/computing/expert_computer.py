@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 
 from greenroom.coe.computing.expert_result import ExpertResult
-from greenroom.coe.computing.images import PIXELS_AT_ONCE
 from greenroom.coe.computing.inputs import (
     ImagePreparation,
     Input,
@@ -62,49 +60,34 @@ class ExpertComputer:
 
     def compute(self, expert: int, inputs: Sequence[Input], weights: ExpertWeights) -> list[Computed]:
         """What becomes of each input. One that can not be read or prepared leaves the batch. The others are computed,
-        together unless their sizes differ once they are prepared, or their images have more pixels than may be decoded
-        at once (PIXELS_AT_ONCE).
+        together unless their sizes differ once they are prepared.
 
         What else is raised is a defect of the expert or of the machine, after which none of the batch has a result.
         """
         outcomes: dict[int, Computed] = {}
         read: dict[int, Any] = {}
-        preparation, pixels = self._preparations[expert], 0
+        preparation = self._preparations[expert]
         for place, given in enumerate(inputs):
             try:
-                opened = preparation.open(given, "the input")
-                own = opened.width * opened.height if isinstance(opened, Image.Image) else 0
-                if read and pixels + own > PIXELS_AT_ONCE:
-                    outcomes.update(self._compute_read(expert, read, weights))
-                    read, pixels = {}, 0
-                read[place] = preparation.decode(opened, "the input")
-                del opened  # it holds the pixels as the file has them
-                pixels += own
+                read[place] = preparation.read(given, "the input")
             except InvalidRequest as error:
                 outcomes[place] = error
-        outcomes.update(self._compute_read(expert, read, weights))
-        return [outcomes[place] for place in range(len(inputs))]
-
-    def _compute_read(self, expert: int, read: Mapping[int, Any], weights: ExpertWeights) -> dict[int, Computed]:
-        """What becomes of inputs that were read, by their place."""
         places = list(read)
-        parts, refused = prepare_what_can_be(self._preparations[expert], list(read.values()))
-        outcomes: dict[int, Computed] = {places[at]: error for at, error in refused.items()}
+        parts, refused = prepare_what_can_be(preparation, list(read.values()))
+        outcomes.update({places[at]: error for at, error in refused.items()})
+        read.clear()  # the parts have it
         for part in parts:
             prepared = self._placed(expert, part)
             computed = self.results(expert, prepared, self.forward(expert, prepared, weights))
             outcomes.update(zip((places[at] for at in part.places), computed, strict=True))
-        return outcomes
+        return [outcomes[place] for place in range(len(inputs))]
 
     def prepare(self, expert: int, inputs: Sequence[Input]) -> list[Prepared]:
         """The batch as the expert's own processor or tokenizer makes it, on the device: for each size that inputs have
         then a part, which is computed by itself. Raises InvalidRequest.
         """
         preparation = self._preparations[expert]
-        read = []
-        for place, given in enumerate(inputs):
-            name = f"inputs[{place}]"
-            read.append(preparation.decode(preparation.open(given, name), name))
+        read = [preparation.read(given, f"inputs[{place}]") for place, given in enumerate(inputs)]
         return [self._placed(expert, part) for part in preparation.prepare(read)]
 
     def longest(self, expert: int) -> int | None:

@@ -12,12 +12,10 @@ from greenroom.core.errors import InvalidRequest
 
 FORMATS: Final = ("PNG", "JPEG")
 MAX_PIXELS: Final = 16_000_000
-PIXELS_AT_ONCE: Final = 16_000_000
-"""Of a batch's images so many are decoded at once, or one alone that has more."""
-BYTES_A_PIXEL: Final = 8
-"""A decoded pixel takes four bytes, and the copy that image processors make of it three or four."""
-BYTES_A_PIXEL_IN_HAND: Final = 12
-"""More, of the one image that is being decoded, turned, converted or scaled, with what allocators keep of it."""
+BYTES_A_PIXEL: Final = 20
+"""Of an image that is decoded, turned, converted and scaled. At most two copies of four bytes a pixel and one of three
+are there at once; the rest is what allocators keep of those before.
+"""
 _UNKNOWN_SIDE: Final = 224
 MAX_ASPECT: Final = 100
 """A longer strip is refused: processors scale the shorter side to a size of theirs, so it would become huge."""
@@ -29,9 +27,12 @@ def decode_image(data: bytes, name: str = "image", max_pixels: int = MAX_PIXELS)
 
 
 def decoded(image: Image.Image, name: str = "image") -> Image.Image:
-    """What ``open_image`` gave, upright and as RGB. Raises InvalidRequest if it is no whole PNG or JPEG."""
+    """What ``open_image`` gave, which it may change: upright and as RGB. Raises InvalidRequest if it is no whole PNG or
+    JPEG.
+    """
     try:
-        return _eight_bits(ImageOps.exif_transpose(image)).convert("RGB")
+        ImageOps.exif_transpose(image, in_place=True)  # each copy takes four bytes a pixel
+        return image if image.mode == "RGB" else _eight_bits(image).convert("RGB")
     except Exception as error:  # the bytes are untrusted, so Pillow may raise anything
         raise _broken(name, error) from error
 
@@ -42,16 +43,11 @@ def check_image(data: bytes, name: str = "image", max_pixels: int = MAX_PIXELS) 
     return image.width, image.height
 
 
-def pixels_at_once(max_pixels: int, most: int) -> int:
-    """The most that are decoded at once, of batches of at most ``most`` images."""
-    return max(max_pixels, min(PIXELS_AT_ONCE, most * max_pixels))
-
-
-def decoded_bytes(max_pixels: int, most: int) -> int:
-    """The most memory that an executor's images take while they are decoded and prepared, in batches of at most
-    ``most``. Measured on ResNet's, ViT's, MobileNet's, DETR's and YOLOS's own processors, it is a little less.
+def decoded_bytes(max_pixels: int) -> int:
+    """The most memory that an executor's images take while they are decoded and prepared, which is one by one. Measured
+    on ResNet's, ViT's, MobileNet's, DETR's and YOLOS's own processors, it is less.
     """
-    return BYTES_A_PIXEL * pixels_at_once(max_pixels, most) + BYTES_A_PIXEL_IN_HAND * max_pixels
+    return BYTES_A_PIXEL * max_pixels
 
 
 def largest_image(size: Any) -> tuple[int, int]:

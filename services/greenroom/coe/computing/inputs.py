@@ -15,7 +15,7 @@ import xxhash
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from greenroom.coe.computing.images import MAX_PIXELS, decoded, largest_image, open_image
+from greenroom.coe.computing.images import MAX_PIXELS, decode_image, largest_image
 from greenroom.coe.loading.architecture import Architecture
 from greenroom.coe.loading.expert_checkpoint import IMAGE_SETTINGS, TOKENIZERS, ExpertCheckpoint, InputKind, Task
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
@@ -23,7 +23,7 @@ from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
 log = logging.getLogger(__name__)
 
 Input = bytes | str | Image.Image
-"""An image (PNG or JPEG, or decoded) or a text (UTF-8 where it is bytes)."""
+"""An image (PNG or JPEG, or decoded as RGB) or a text (UTF-8 where it is bytes)."""
 
 UNLIMITED_TOKENS: Final = 4096
 """What a text may have where neither model nor tokenizer has a limit: memory has one."""
@@ -57,16 +57,12 @@ class Prepared:
 class Preparation(Protocol):
     """May be used by several threads at once."""
 
-    def open(self, given: Input, name: str) -> Any:
-        """One input, checked and not decoded. ``name``: what errors call it. Raises InvalidRequest."""
-        ...
-
-    def decode(self, opened: Any, name: str) -> Any:
-        """What ``open`` gave, as ``prepare`` takes it. Raises InvalidRequest."""
+    def read(self, given: Input, name: str) -> Any:
+        """One input, checked, as ``prepare`` takes it. ``name``: what errors call it. Raises InvalidRequest."""
         ...
 
     def prepare(self, read: Sequence[Any]) -> list[Prepared]:
-        """What ``decode`` gave, in parts of one prepared size each: none is padded that the model does not mask.
+        """What ``read`` gave, in parts of one prepared size each: none is padded that the model does not mask.
 
         So what becomes of an input does not depend on the others.
         """
@@ -88,11 +84,14 @@ def prepare_what_can_be(
         try:
             preparation.prepare([one])
         except Exception as error:
-            own = InvalidRequest(f"the input can not be prepared: {error!s:.200}", code="invalid_input")
-            refused[place] = error if isinstance(error, InvalidRequest) else own
+            refused[place] = error if isinstance(error, InvalidRequest) else _unprepared("the input", error)
     good = [place for place in range(len(read)) if place not in refused]
     parts = preparation.prepare([read[place] for place in good])
     return [replace(part, places=tuple(good[at] for at in part.places)) for part in parts], refused
+
+
+def _unprepared(name: str, error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"{name} can not be prepared: {error!s:.200}", code="invalid_input")
 
 
 def _joined(made: Iterable[Prepared]) -> list[Prepared]:
@@ -126,31 +125,22 @@ class ImagePreparation:
         """Width and height of an image of which it makes the most pixels."""
         return largest_image(getattr(self.processor, "size", None))
 
-    def open(self, given: Input, name: str) -> Image.Image:
-        if isinstance(given, Image.Image):
-            return given
+    def read(self, given: Input, name: str) -> Prepared:
+        """Prepared alone, so that of a batch's images one at a time is decoded."""
         if isinstance(given, str):
             raise InvalidRequest(f"{name} is a text; the expert needs an image", param=name, code="invalid_image")
-        return open_image(given, name, self._max_pixels)
+        image = given if isinstance(given, Image.Image) else decode_image(given, name, self._max_pixels)
+        try:
+            tensors = dict(self.processor(images=[image], return_tensors="pt"))
+        except Exception as error:  # the image and the settings are untrusted, so a processor may raise anything
+            raise _unprepared(name, error) from error
+        return Prepared(tensors, ((image.height, image.width),), (0,))
 
-    def decode(self, opened: Image.Image, name: str) -> Image.Image:
-        return decoded(opened, name) if opened.format else opened
-
-    def prepare(self, read: Sequence[Image.Image]) -> list[Prepared]:
+    def prepare(self, read: Sequence[Prepared]) -> list[Prepared]:
         """Detectors' processors would pad all to the largest. YOLOS gets no mask, so its boxes would be shares of the
         padded image; DETR gets one, but its backbone sees the padding at the image's edge.
         """
-        by_size: dict[tuple[int, int], list[int]] = {}  # images of one size have one when they are prepared
-        for place, image in enumerate(read):
-            by_size.setdefault((image.height, image.width), []).append(place)
-        return _joined(
-            Prepared(
-                dict(self.processor(images=[read[place] for place in places], return_tensors="pt")),
-                (size,) * len(places),
-                tuple(places),
-            )
-            for size, places in by_size.items()
-        )
+        return _joined(replace(one, places=(place,)) for place, one in enumerate(read))
 
     def boxes(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Any]:
         """Of each image a mapping with ``scores``, ``labels`` and ``boxes``, by the checkpoint's own processor."""
@@ -171,7 +161,7 @@ class TextPreparation:
         self._pads = "attention_mask" in tokenizer.model_input_names and tokenizer.padding_side == "right"
         self._lock = threading.Lock()  # a call changes the tokenizer's settings of padding and truncation
 
-    def open(self, given: Input, name: str) -> str:
+    def read(self, given: Input, name: str) -> str:
         if isinstance(given, Image.Image):
             raise InvalidRequest(f"{name} is an image; the expert needs a text", param=name, code="invalid_text")
         try:
@@ -181,9 +171,6 @@ class TextPreparation:
         if not text.strip():
             raise InvalidRequest(f"{name} is empty; send a text", param=name, code="invalid_text")
         return text
-
-    def decode(self, opened: str, name: str) -> str:
-        return opened
 
     def prepare(self, read: Sequence[str]) -> list[Prepared]:
         """All together where the model is told what is padding, and it is on the right; else those of one length."""

@@ -99,7 +99,7 @@ class CollaborationRuntime:
             share = share or chosen / kind.memory_bytes
         images = 0
         if any(expert.takes is InputKind.IMAGE for expert in self.collaboration.experts):
-            images = decoded_bytes(self.max_pixels, max(self.costs.most))
+            images = decoded_bytes(self.max_pixels)
         self.plan = plan_memory(
             config.expert_memory,
             graph.names,

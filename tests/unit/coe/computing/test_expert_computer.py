@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import io
 import json
 import threading
+import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,14 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from greenroom.coe.computing import expert_computer, images, outputs
+from greenroom.coe.computing import outputs
 from greenroom.coe.computing.expert_computer import ExpertComputer
 from greenroom.coe.computing.expert_result import ExpertResult
-from greenroom.coe.computing.images import decoded_bytes
-from greenroom.coe.computing.inputs import Preparations, TextPreparation, prepare_what_can_be
+from greenroom.coe.computing.images import decode_image
+from greenroom.coe.computing.inputs import Preparations, Prepared, TextPreparation, prepare_what_can_be
 from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.core.errors import CorruptCheckpoint, ExpertFailed, InvalidRequest, UnsupportedModel
-from greenroom.profiling.coe.batch_memory import peak_growth
+from greenroom.experts.pack.layout import ExpertWeights
 from tests.contract.coe.single_expert import collaborate, own_model, record_of
 from tests.random_experts import (
     DETECTORS,
@@ -70,53 +69,31 @@ def test_what_a_processor_can_not_take_leaves_the_batch(tmp_path: Path, monkeypa
     assert "seven is not for me" in str(outcomes[1])
 
 
-def test_images_that_would_take_too_much_memory_together_are_decoded_one_after_the_other(
+def test_of_a_batch_one_image_at_a_time_is_decoded_and_all_are_computed_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experts = collaborate(tmp_path / "one.toml", [save_expert("resnet", tmp_path / "one")])
     record = record_of(experts, 0)
-    alike = [encoded(random_image(seed)) for seed in range(5)]
-    inputs = [*alike[:3], b"no image", *alike[3:]]
-    preparation: Any = experts.computer._preparations[0]
-    batches: list[int] = []
-    original = preparation.processor
+    alive: list[weakref.ref[Image.Image]] = []
 
-    def counting(images: list[Any], **options: Any) -> Any:
-        batches.append(len(images))
-        return original(images=images, **options)
+    def watched(*given: Any) -> Image.Image:
+        assert not any(image() for image in alive)
+        made = decode_image(*given)
+        alive.append(weakref.ref(made))
+        return made
 
-    monkeypatch.setattr(preparation, "processor", counting)
-    together = experts.computer.compute(0, inputs, record)
-    assert batches == [5]
-    monkeypatch.setattr(expert_computer, "PIXELS_AT_ONCE", 110 * 40)  # of 50 times 40 each
-    parted = experts.computer.compute(0, inputs, record)
-    assert batches == [5, 2, 2, 1]
-    assert [type(each) for each in parted] == [type(each) for each in together]
-    kept = [place for place, each in enumerate(parted) if isinstance(each, ExpertResult)]
-    assert [parted[place].label for place in kept] == [together[place].label for place in kept]  # type: ignore[union-attr]
+    monkeypatch.setattr("greenroom.coe.computing.inputs.decode_image", watched)
+    given = [*(encoded(random_image(seed)) for seed in range(3)), b"no image", encoded(random_image(3))]
+    batches, forward = [], experts.computer.forward
 
+    def counting(expert: int, prepared: Prepared, weights: ExpertWeights) -> Any:
+        batches.append(len(prepared.sizes))
+        return forward(expert, prepared, weights)
 
-@pytest.mark.parametrize("family", ["resnet", "vit", "yolos"])
-@pytest.mark.parametrize(("count", "side"), [(1, 2000), (6, 1400), (16, 500)], ids=["one", "in turns", "together"])
-def test_images_take_no_more_memory_than_is_announced(
-    tmp_path: Path, family: str, count: int, side: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the process's own peak. Of files that are turned, which takes another copy."""
-    monkeypatch.setattr(images, "PIXELS_AT_ONCE", 4_000_000)
-    monkeypatch.setattr(expert_computer, "PIXELS_AT_ONCE", 4_000_000)
-    experts = collaborate(tmp_path / "one.toml", [save_expert(family, tmp_path / "one")])
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn
-    file = io.BytesIO()
-    Image.new("RGB", (side, side), "green").save(file, "JPEG", exif=exif)
-    subject: Any = SimpleNamespace(
-        experts=(0,), weights=(record_of(experts, 0),), batch=lambda size: [file.getvalue()] * size
-    )
-    peak_growth(experts.computer, subject, count)  # what is made once
-    grown = peak_growth(experts.computer, subject, count)
-    if grown is None:
-        pytest.skip("the system does not tell a process's peak")
-    assert 0.4 * decoded_bytes(side * side, count) < grown < 1.05 * decoded_bytes(side * side, count)
+    monkeypatch.setattr(experts.computer, "forward", counting)
+    outcomes = experts.computer.compute(0, given, record)
+    assert [type(each) for each in outcomes] == [*[ExpertResult] * 3, InvalidRequest, ExpertResult]
+    assert (len(alive), batches) == (4, [4])
 
 
 @pytest.mark.parametrize("family", DETECTORS)

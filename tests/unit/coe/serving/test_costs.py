@@ -225,7 +225,7 @@ def test_auto_starts_with_a_profile_for_more_memory_than_is_free(tmp_path: Path)
     chosen = whole * 9 // 10
     kind = replaced(made.kinds["cpu"], memory_bytes=whole, trials={1: trial(2, chosen)})
     (tmp_path / "profile.json").write_bytes(dump_coe_profile(replaced(made, kinds={"cpu": kind})))
-    images = decoded_bytes(10_000, 4)
+    images = decoded_bytes(10_000)
     for free in (whole, chosen):
         with CollaborationRuntime(config, available_bytes=images + free) as runtime:
             assert runtime.plan.images == images
