@@ -34,6 +34,8 @@ class Executor:
     queue: GroupedQueue = field(default_factory=GroupedQueue)
     runs: Run | None = None
     begun_ms: float = 0.0
+    running: tuple[PlacedRequest, ...] = ()
+    """The requests of what it runs, as policies see them: made once, since they are looked at with every arrival."""
 
     @property
     def following(self) -> PendingRequest | None:
@@ -93,7 +95,7 @@ class EarlyBinding(Dispatcher):
         own = self._executors[executor]
         assert own.runs is not None
         own.memory.release(own.runs.expert)
-        own.runs = None
+        own.runs, own.running = None, ()
 
     def cancel(self, request: PendingRequest) -> bool:
         if self._pending.pop(request.request_id, None) is not None:
@@ -160,14 +162,12 @@ class EarlyBinding(Dispatcher):
             requests = tuple(executor.queue.take(executor.most[expert]))
             executor.memory.hold(expert, requests)
             executor.runs, executor.begun_ms = Run(executor.name, expert, requests), now_ms
+            executor.running = tuple([PlacedRequest(request, now_ms, 0, 1) for request in requests])
 
     def _view(self, executor: Executor, now_ms: float) -> WorkerView:
-        running: tuple[PlacedRequest, ...] = ()
-        if executor.runs is not None:
-            running = tuple(PlacedRequest(request, executor.begun_ms, 0, 1) for request in executor.runs.requests)
         return WorkerView(
             executor.name,
-            running,
+            executor.running,
             queued=(),
             max_running=_ROOM,
             max_queued=_ROOM,

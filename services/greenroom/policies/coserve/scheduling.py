@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from greenroom.policies.placement.placement_policy import (
+    Costs,
     PendingRequest,
     Placement,
     PlacementDecision,
@@ -33,9 +36,12 @@ class CoServePlacement(PlacementPolicy):
         self._assigning = assigning
         self._arranging = arranging
         self.needs_groups = assigning or arranging
+        self._queues: dict[str, _Queue] = {}
+        """By executor, as the last decision saw them. Most have not changed since."""
 
     def decide(self, state: PlacementState, now_ms: float) -> PlacementDecision:
-        executors = [_Executor(view) for view in state.workers]
+        self._queues = {view.worker: self._queue_of(view) for view in state.workers}
+        executors = [_Executor(view, self._queues[view.worker]) for view in state.workers]
         largest = max((view.kv_total for view in state.workers), default=None)
         place: list[Placement] = []
         shed: list[Shed] = []
@@ -52,6 +58,12 @@ class CoServePlacement(PlacementPolicy):
                 place.append(Placement(request.request_id, chosen.name, chosen.take(request, arrange=self._arranging)))
         return PlacementDecision(tuple(place), tuple(shed))
 
+    def _queue_of(self, view: WorkerView) -> _Queue:
+        known, groups = self._queues.get(view.worker), view.queue_groups
+        if known is not None and known.groups is groups and known.costs is view.costs:
+            return known
+        return _queue(groups, view.costs)
+
     def _least(self, request: PendingRequest, able: Iterable[_Executor], everyone: Iterable[_Executor]) -> _Executor:
         longest = max(executor.left_ms for executor in everyone)
 
@@ -62,46 +74,66 @@ class CoServePlacement(PlacementPolicy):
         return min(able, key=after)
 
 
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """What follows from an executor's queue alone. To find it is most of what a decision takes.
+
+    ``queued_ms``: K of all ``requests`` and B of all experts. ``last``: by expert, the place of its last group.
+    ``load_ms``: of each expert.
+    """
+
+    groups: Sequence[QueuedGroup]
+    costs: Costs
+    requests: int
+    queued_ms: float
+    last: dict[int | None, int]
+    load_ms: dict[int | None, float]
+
+
+def _queue(groups: Sequence[QueuedGroup], costs: Costs) -> _Queue:
+    """As ``adds_ms`` of every request, written out."""
+    # Nobody has the key None, so where the expert is not known what is usual counts.
+    request_ms: Mapping[Any, float] = costs.request_ms_by_expert
+    batch_ms: Mapping[Any, float] = costs.batch_ms_by_expert
+    load_ms: Mapping[Any, float] = costs.load_ms_by_expert
+    last = {expert: place for place, (expert, _) in enumerate(groups)}
+    computing = sum([requests * request_ms.get(expert, costs.token_ms) for expert, requests in groups])
+    beginning = sum([batch_ms.get(expert, costs.batch_ms) for expert in last])
+    return _Queue(
+        groups,
+        costs,
+        requests=sum([requests for _, requests in groups]),
+        queued_ms=computing + beginning,
+        last=last,
+        load_ms={expert: load_ms.get(expert, 0.0) for expert in last},
+    )
+
+
 class _Executor:
     """An executor with what this decision has given it so far.
 
-    ``left_ms``: predicted until all that it has is done. It is found once a decision, from its groups.
+    ``left_ms``: predicted until all that it has is done.
     """
 
-    __slots__ = ("_costs", "_groups", "_last", "_ready", "_running", "kv_free", "left_ms", "name", "requests", "room")
+    __slots__ = (
+        "_costs", "_counts", "_last", "_queue", "_ready", "_running", "kv_free", "left_ms", "name", "requests", "room"
+    )  # fmt: skip
 
-    def __init__(self, view: WorkerView) -> None:
+    def __init__(self, view: WorkerView, queue: _Queue) -> None:
         self.name = view.worker
         self.kv_free = view.kv_free
-        self.requests = len(view.running) + view.queue_length
+        self.requests = len(view.running) + queue.requests
         self.room = view.max_running + view.max_queued - self.requests
-        self.left_ms = view.busy_ms
         self._costs = view.costs
-        self._ready = set(view.resident.tolist())
+        self._ready = ready = set(view.resident.tolist())
         self._running = {placed.request.expert for placed in view.running}
-        self._groups: list[int] = []  # requests of each, in the order of the queue
-        self._last: dict[int | None, int] = {}  # by expert, the place of its last group
-        self._add_groups(view.queue_groups)
-
-    def _add_groups(self, groups: Iterable[QueuedGroup]) -> None:
-        """``adds_ms`` of every group's requests, written out: this is most of what a decision takes."""
-        costs, left_ms = self._costs, self.left_ms
-        request_ms, batch_ms, load_ms = (
-            costs.request_ms_by_expert, costs.batch_ms_by_expert, costs.load_ms_by_expert
-        )  # fmt: skip
-        usual_ms, usual_batch_ms, last, ready, running = (
-            costs.token_ms, costs.batch_ms, self._last, self._ready, self._running
-        )  # fmt: skip
-        for place, (expert, requests) in enumerate(groups):
-            left_ms += requests * request_ms.get(expert, usual_ms)  # type: ignore[arg-type]  # nobody has the key None
-            if expert not in last:
-                if expert not in running:
-                    left_ms += batch_ms.get(expert, usual_batch_ms)  # type: ignore[arg-type]
-                if expert not in ready:
-                    left_ms += load_ms.get(expert, 0.0)  # type: ignore[arg-type]
-            last[expert] = place
-            self._groups.append(requests)
-        self.left_ms = left_ms
+        self._queue = queue
+        self._counts: list[int] | None = None
+        """Requests of each group, from where this decision changes them on: the queue is later decisions' too."""
+        self._last = queue.last
+        begun = sum(view.costs.batch_ms_of(expert) for expert in self._running if expert in queue.last)
+        loads = sum([ms for expert, ms in queue.load_ms.items() if expert not in ready])
+        self.left_ms = view.busy_ms + queue.queued_ms - begun + loads
 
     def adds_ms(self, expert: int | None) -> float:
         """By how much a request of this expert would prolong ``left_ms``."""
@@ -119,14 +151,16 @@ class _Executor:
         self.kv_free -= request.kv_need
         self.room -= 1
         self.requests += 1
+        if self._counts is None:
+            self._counts, self._last = [group.requests for group in self._queue.groups], self._last.copy()
         group = self._last.get(expert)
-        end = len(self._groups) - 1
+        end = len(self._counts) - 1
         if group is None or (group < end and not arrange):
-            self._last[expert] = len(self._groups)
-            self._groups.append(1)
+            self._last[expert] = len(self._counts)
+            self._counts.append(1)
             return None
-        self._groups[group] += 1
-        return None if group == end else sum(self._groups[: group + 1]) - 1
+        self._counts[group] += 1
+        return None if group == end else sum(self._counts[: group + 1]) - 1
 
 
 def _even(executor: _Executor) -> tuple[int, str]:

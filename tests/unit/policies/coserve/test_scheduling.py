@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from greenroom.coe.dispatch.grouped_queue import GroupedQueue
 from greenroom.policies.coserve.scheduling import CoServePlacement
 from greenroom.policies.placement.placement_policy import (
     Costs,
@@ -87,3 +92,30 @@ def test_models_have_times_of_their_own() -> None:
     fast = executor("b", resident=(1, 3), running=3, busy_ms=1.5)
     assert placed([slow, fast], 3) == [("a", None)]
     assert placed([slow, fast], 3, 3) == [("a", None), ("b", None)]  # K is 2: 2 and then 3.5 against 4
+
+
+@given(st.data(), st.booleans(), st.booleans())
+def test_what_is_kept_of_queues_changes_no_decision(data: st.DataObject, assigning: bool, arranging: bool) -> None:
+    kept = CoServePlacement(assigning=assigning, arranging=arranging)
+    queues = {"a": GroupedQueue(), "b": GroupedQueue(), "c": GroupedQueue()}
+    running: dict[str, int] = {}
+    few = st.lists(st.integers(0, 5), max_size=4)
+    for round_ in range(data.draw(st.integers(1, 8))):
+        arriving = tuple(request(f"{round_}.{at}", expert) for at, expert in enumerate(data.draw(few)))
+        views = [
+            dataclasses.replace(
+                executor(name, resident=tuple(data.draw(few)), running=running.get(name)), groups=queue.groups()
+            )
+            for name, queue in queues.items()
+        ]
+        state = PlacementState(arriving, tuple(views))
+        decision = kept.decide(state, 0)
+        assert decision == CoServePlacement(assigning=assigning, arranging=arranging).decide(state, 0)
+        for own, one in zip(arriving, decision.place, strict=True):
+            queues[one.worker].insert(own, one.position)
+        name = data.draw(st.sampled_from(sorted(queues)))
+        running.pop(name, None)
+        if queues[name]:
+            (first, *_) = queues[name].take(2)
+            assert first.expert is not None
+            running[name] = first.expert
