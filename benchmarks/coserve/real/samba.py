@@ -55,7 +55,8 @@ class Resident:
             return self.models[expert]
         sizes = self.real.board.bytes_of
         while sum(sizes[one] for one in self.models) + sizes[expert] > self.nbytes:
-            gone, _ = self.models.popitem(last=False)
+            gone = next(iter(self.models))
+            del self.models[gone]  # what a model maps can not be dropped
             began = time.perf_counter()
             drop_cache([self.real.folders[gone] / "model.safetensors"])
             self.dropping_s += time.perf_counter() - began
@@ -69,7 +70,10 @@ class Resident:
 
 def loading_ms(real: RealBoard, nbytes: int, loads: int = _LOADS) -> float:
     """Median over types' experts that are not in memory, up to weights that a forward finds there, beyond what that
-    forward takes. ``nbytes``: in which as many models are as while it serves, since each makes loading slower."""
+    forward takes. ``nbytes``: in which as many models are as while it serves, since each makes loading slower.
+
+    Each was read before, as in rounds after the first: a disk may be behind a cache of its own.
+    """
     resident, image = Resident(real, nbytes), torch.rand(1, 3, CROP_PIXELS, CROP_PIXELS)
     spent: list[float] = []
     with without_bars(), torch.inference_mode():
@@ -77,7 +81,9 @@ def loading_ms(real: RealBoard, nbytes: int, loads: int = _LOADS) -> float:
         absent = [expert for expert, folder in enumerate(real.folders)
                   if expert not in resident.models and role_of(folder.name) == "type"]  # fmt: skip
         for expert in np.random.default_rng(0).permutation(absent)[: loads + 1].tolist():
-            drop_cache([real.folders[expert] / "model.safetensors"])
+            file = real.folders[expert] / "model.safetensors"
+            file.read_bytes()
+            drop_cache([file])
             began = resident.clock()
             model = resident.of(expert)
             model(image)
