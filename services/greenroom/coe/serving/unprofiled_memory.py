@@ -17,6 +17,8 @@ _SOON_TOKENS: Final = 512
 """Texts up to that length, as most classifiers take them, are measured in batches too."""
 _MOST_S: Final = 3.0
 _MOST_BYTES: Final = GIB
+KEPT: Final = 1.2
+"""Of what is used, what allocators take from the system, since holes stay where something was freed."""
 
 
 def unprofiled_bytes(
@@ -37,7 +39,21 @@ def unprofiled_bytes(
     A text may be as long as the expert takes it: then one of that length is measured, and a batch takes at most as many
     times that. If the longest would take more than ``most_s`` or a GiB to measure, a shorter one is, and memory grows
     with the square of the length at most, as attention's does.
+
+    KEPT counts what allocators keep (docs/decisions/0031); a profile has it from the process's own peak.
     """
+    used = _used(computer, expert, sample, weights, most_s, clock)
+    return {count: int(KEPT * nbytes) for count, nbytes in used.items()}
+
+
+def _used(
+    computer: ExpertComputer,
+    expert: int,
+    sample: Input,
+    weights: ExpertWeights,
+    most_s: float,
+    clock: Callable[[], float],
+) -> dict[int, int]:
     longest = computer.longest(expert)
     if longest is None:
         begun = clock()
