@@ -29,6 +29,7 @@ LARGER = 16
 AHEAD = 1.1
 """Requests that clients have open, of those that are to be queued: some are on their way."""
 SETTLED = 0.95
+"""Of the requests that are placed, those that workers have by then."""
 GIVE_UP_S = 240.0
 
 Answer = tuple[list[str], str]
@@ -136,10 +137,10 @@ def computes(worker: Process, queued: int) -> bool:
 
 
 def half_way(worker: Process) -> float:
-    """Requests of two stages of which the first is done and the second is not, at least."""
-    ended = worker.metric("greenroom_coe_requests_ended_total")  # first, since all of them only grow
-    running = worker.metric("greenroom_coe_running")
-    return worker.metric("greenroom_coe_stages_total") - running - EXECUTORS * MOST - 2 * ended
+    """Requests of two stages of which the first is done and the second is not, at least: if all have two."""
+    stages = worker.metric("greenroom_coe_stages_total")
+    ended = worker.metric("greenroom_coe_requests_ended_total")  # read last, since both only grow
+    return stages - EXECUTORS * MOST - 2 * ended
 
 
 def settled(scheduler: Process, workers: Sequence[Process]) -> bool:
@@ -215,8 +216,7 @@ async def kill_over_a_queue(
 @pytest.mark.timeout(300)
 async def test_a_worker_killed_between_the_stages_of_its_requests_loses_nothing(cluster: Cluster, board: Board) -> None:
     samples = [sample for sample in board.samples if len(sample.experts) == 2]
-    due = lambda worker: computes(worker, 50) and half_way(worker) > 0  # noqa: E731
-    await kill_over_a_queue(cluster, samples, 1, 240, due)
+    await kill_over_a_queue(cluster, samples, 1, 240, lambda worker: computes(worker, 50) and half_way(worker) > 0)
 
 
 @pytest.mark.full
@@ -230,5 +230,4 @@ async def test_a_worker_killed_between_the_stages_of_its_requests_loses_nothing(
 )
 async def test_three_kills_over_two_thousand_that_are_queued_and_all_are_served(cluster: Cluster, board: Board) -> None:
     """Each kill finds nearly the whole queue on the workers, and the next one finds what it returned with others."""
-    due = lambda worker: computes(worker, 500)  # noqa: E731
-    await kill_over_a_queue(cluster, board.samples, 3, 2000, due)
+    await kill_over_a_queue(cluster, board.samples, 3, 2000, lambda worker: computes(worker, 500))
