@@ -69,6 +69,7 @@ def _place_suspects(pool: PoolState, now: float) -> list[Effect]:
             worker.reserved = True
             break
         worker.alone = entry.request_id
+        pool.count("placed_alone")
         effects += pool.place(entry, worker, now)
     return effects
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from greenroom.core.generation import FinishReason, SamplingParams
 from greenroom.core.journal import JournalFold, Verdict
-from greenroom.core.messages import DeadLetter, JournalRecord, Message, Outcome, Request, decode, encode
+from greenroom.core.messages import DeadLetter, JournalRecord, Lost, Message, Outcome, Request, decode, encode
 from greenroom.fabric.log import LogConfig, Position, Reader, Record
 from greenroom.fabric.log.kafka.kafka_log import KafkaLog
 from tests.integration.cluster import Cluster
@@ -24,13 +24,14 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 class Journal:
-    """Follows a pool's journal from its beginning. ``outcomes``: those that count, in order. ``unreadable``: how many
-    records could not be decoded."""
+    """Follows a pool's journal from its beginning. ``outcomes`` and ``losses``: those that count, in order.
+    ``unreadable``: how many records could not be decoded."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._fold = JournalFold()
         self.outcomes: list[Outcome] = []
+        self.losses: list[Lost] = []
         self.unreadable = 0
 
     def of(self, request_id: str) -> list[Outcome]:
@@ -63,8 +64,12 @@ class Journal:
                 self._fold.skip(record.offset)
                 self.unreadable += 1
                 continue
-            if self._fold.read(record.offset, content) is Verdict.COUNTS and isinstance(content, Outcome):
+            if self._fold.read(record.offset, content) is not Verdict.COUNTS:
+                continue
+            if isinstance(content, Outcome):
                 self.outcomes.append(content)
+            elif isinstance(content, Lost):
+                self.losses.append(content)
 
 
 class Topics:

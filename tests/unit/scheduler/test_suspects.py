@@ -44,6 +44,7 @@ def test_a_suspect_is_placed_under_load_that_never_ends(
     for number in range(workers * PLACES):
         arrive(pool, number)
     dispatch(pool, policy, 0.0)
+    assert "placed_alone" not in pool.counts
     suspect = arrive(pool, 10_000, losses=pool.config.alone_after)
     for step in range(workers * PLACES + 1):
         for more in range(3):
@@ -56,3 +57,4 @@ def test_a_suspect_is_placed_under_load_that_never_ends(
                 pool.unplace(worker.placed[lots.choice(list(worker.placed))])
     assert suspect.worker is not None
     assert list(pool.workers[suspect.worker].placed) == ["10000"]
+    assert pool.counts["placed_alone"] == 1
