@@ -132,12 +132,10 @@ def test_images_have_a_limit_and_their_memory_is_announced(board: Board) -> None
     large = encoded(random_image(width=100, height=101))
     with CollaborationRuntime(config_of(board, "pull", "100%", max_pixels=10_000, most_batch=4)) as runtime:
         plan, told = runtime.plan, queue.Queue[Outcome]()
-        assert plan.images == images.decoded_bytes(10_000) == 20 * 10_000
-        assert plan.total == plan.experts + EXECUTORS * (plan.intermediates + plan.images)
-        assert (
-            f"images          {format_bytes(plan.images)} for each executor, of at most 10000 pixels"
-            in runtime.describe()
-        )
+        assert plan.preparing == images.decoded_bytes(10_000) == 20 * 10_000
+        assert plan.total == plan.experts + EXECUTORS * (plan.intermediates + plan.preparing)
+        told_of = f"{format_bytes(plan.preparing)} for each executor, which reads an image of at most 10000 pixels"
+        assert f"preparing       {told_of} at a time" in runtime.describe()
         assert f"memory          {format_bytes(plan.total)} in all" in runtime.describe()
         announced = card_of(runtime).collaboration
         assert announced is not None

@@ -15,7 +15,6 @@ from greenroom.coe.computing.inputs import (
     Preparations,
     Prepared,
     TextPreparation,
-    prepare_what_can_be,
 )
 from greenroom.coe.computing.outputs import classifications, detections, embeddings
 from greenroom.coe.computing.skeleton import Skeleton
@@ -65,16 +64,14 @@ class ExpertComputer:
         What else is raised is a defect of the expert or of the machine, after which none of the batch has a result.
         """
         outcomes: dict[int, Computed] = {}
-        read: dict[int, Any] = {}
+        read: dict[int, Prepared] = {}
         preparation = self._preparations[expert]
         for place, given in enumerate(inputs):
             try:
                 read[place] = preparation.read(given, "the input")
             except InvalidRequest as error:
                 outcomes[place] = error
-        places = list(read)
-        parts, refused = prepare_what_can_be(preparation, list(read.values()))
-        outcomes.update({places[at]: error for at, error in refused.items()})
+        places, parts = list(read), preparation.together(list(read.values()))
         read.clear()  # the parts have it
         for part in parts:
             prepared = self._placed(expert, part)
@@ -88,7 +85,12 @@ class ExpertComputer:
         """
         preparation = self._preparations[expert]
         read = [preparation.read(given, f"inputs[{place}]") for place, given in enumerate(inputs)]
-        return [self._placed(expert, part) for part in preparation.prepare(read)]
+        return [self._placed(expert, part) for part in preparation.together(read)]
+
+    @property
+    def preparing_bytes(self) -> int:
+        """What reading an input takes at most, of whichever expert."""
+        return max(preparation.nbytes for preparation in self._preparations)
 
     def longest(self, expert: int) -> int | None:
         """How many tokens a text for it may have. None: it takes images."""

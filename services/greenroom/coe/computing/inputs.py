@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -15,18 +14,21 @@ import xxhash
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from greenroom.coe.computing.images import MAX_PIXELS, decode_image, largest_image
+from greenroom.coe.computing.images import MAX_PIXELS, decode_image, decoded_bytes, largest_image
 from greenroom.coe.loading.architecture import Architecture
 from greenroom.coe.loading.expert_checkpoint import IMAGE_SETTINGS, TOKENIZERS, ExpertCheckpoint, InputKind, Task
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
-
-log = logging.getLogger(__name__)
 
 Input = bytes | str | Image.Image
 """An image (PNG or JPEG, or decoded as RGB) or a text (UTF-8 where it is bytes)."""
 
 UNLIMITED_TOKENS: Final = 4096
 """What a text may have where neither model nor tokenizer has a limit: memory has one."""
+LEAST_CHARACTERS: Final = 65_536
+CHARACTERS_A_TOKEN: Final = 16
+"""Of a long text so many characters are read for each token that is taken of it, but at least LEAST_CHARACTERS."""
+BYTES_A_CHARACTER: Final = 500
+"""What a tokenizer takes at most of a text that it reads: 110 to 370 were measured, and allocators keep some."""
 _SENTENCES: Final = "sentence_bert_config.json"
 _NO_LIMIT: Final = 10**9  # tokenizers without a limit name a number beyond it
 _TOKENIZER_FILES: Final = (
@@ -57,11 +59,19 @@ class Prepared:
 class Preparation(Protocol):
     """May be used by several threads at once."""
 
-    def read(self, given: Input, name: str) -> Any:
-        """One input, checked, as ``prepare`` takes it. ``name``: what errors call it. Raises InvalidRequest."""
+    @property
+    def nbytes(self) -> int:
+        """What it takes at most while it reads one input."""
         ...
 
-    def prepare(self, read: Sequence[Any]) -> list[Prepared]:
+    def read(self, given: Input, name: str) -> Prepared:
+        """One input, checked and prepared by itself, so that memory holds one at a time that is decoded.
+
+        ``name``: what errors call it. Raises InvalidRequest.
+        """
+        ...
+
+    def together(self, read: Sequence[Prepared]) -> list[Prepared]:
         """What ``read`` gave, in parts of one prepared size each: none is padded that the model does not mask.
 
         So what becomes of an input does not depend on the others.
@@ -69,37 +79,16 @@ class Preparation(Protocol):
         ...
 
 
-def prepare_what_can_be(
-    preparation: Preparation, read: Sequence[Any]
-) -> tuple[list[Prepared], dict[int, InvalidRequest]]:
-    """The parts of those that can be prepared, with their places among all, and for the others, by their place, why
-    not.
-    """
-    try:
-        return preparation.prepare(read), {}
-    except Exception as error:  # inputs and settings are untrusted, so a processor may raise anything
-        log.warning("a batch of %d inputs can not be prepared, so each is tried alone: %r", len(read), error)
-    refused: dict[int, InvalidRequest] = {}
-    for place, one in enumerate(read):
-        try:
-            preparation.prepare([one])
-        except Exception as error:
-            refused[place] = error if isinstance(error, InvalidRequest) else _unprepared("the input", error)
-    good = [place for place in range(len(read)) if place not in refused]
-    parts = preparation.prepare([read[place] for place in good])
-    return [replace(part, places=tuple(good[at] for at in part.places)) for part in parts], refused
-
-
 def _unprepared(name: str, error: Exception) -> InvalidRequest:
     return InvalidRequest(f"{name} can not be prepared: {error!s:.200}", code="invalid_input")
 
 
-def _joined(made: Iterable[Prepared]) -> list[Prepared]:
-    """Those together whose inputs have one size."""
+def _joined(read: Sequence[Prepared]) -> list[Prepared]:
+    """Those together that have one size."""
     alike: dict[tuple[Any, ...], list[Prepared]] = {}
-    for one in made:
+    for place, one in enumerate(read):
         shapes = tuple(sorted((name, tuple(tensor.shape[1:])) for name, tensor in one.tensors.items()))
-        alike.setdefault(shapes, []).append(one)
+        alike.setdefault(shapes, []).append(replace(one, places=(place,)))
     return [_together(parts) for parts in alike.values()]
 
 
@@ -121,12 +110,15 @@ class ImagePreparation:
         self._max_pixels = max_pixels
 
     @property
+    def nbytes(self) -> int:
+        return decoded_bytes(self._max_pixels)
+
+    @property
     def largest(self) -> tuple[int, int]:
         """Width and height of an image of which it makes the most pixels."""
         return largest_image(getattr(self.processor, "size", None))
 
     def read(self, given: Input, name: str) -> Prepared:
-        """Prepared alone, so that of a batch's images one at a time is decoded."""
         if isinstance(given, str):
             raise InvalidRequest(f"{name} is a text; the expert needs an image", param=name, code="invalid_image")
         image = given if isinstance(given, Image.Image) else decode_image(given, name, self._max_pixels)
@@ -136,11 +128,11 @@ class ImagePreparation:
             raise _unprepared(name, error) from error
         return Prepared(tensors, ((image.height, image.width),), (0,))
 
-    def prepare(self, read: Sequence[Prepared]) -> list[Prepared]:
+    def together(self, read: Sequence[Prepared]) -> list[Prepared]:
         """Detectors' processors would pad all to the largest. YOLOS gets no mask, so its boxes would be shares of the
         padded image; DETR gets one, but its backbone sees the padding at the image's edge.
         """
-        return _joined(replace(one, places=(place,)) for place, one in enumerate(read))
+        return _joined(read)
 
     def boxes(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Any]:
         """Of each image a mapping with ``scores``, ``labels`` and ``boxes``, by the checkpoint's own processor."""
@@ -156,40 +148,73 @@ class TextPreparation:
     def __init__(self, tokenizer: Any, longest: int | None) -> None:
         self.tokenizer = tokenizer
         self.longest = UNLIMITED_TOKENS if longest is None else longest
+        self.characters = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * self.longest)
         self._cuts = longest is not None
         # Padding on the left moves a text's positions, which some models count from the row's begin.
         self._pads = "attention_mask" in tokenizer.model_input_names and tokenizer.padding_side == "right"
         self._lock = threading.Lock()  # a call changes the tokenizer's settings of padding and truncation
 
-    def read(self, given: Input, name: str) -> str:
-        if isinstance(given, Image.Image):
-            raise InvalidRequest(f"{name} is an image; the expert needs a text", param=name, code="invalid_text")
+    @property
+    def nbytes(self) -> int:
+        return BYTES_A_CHARACTER * self.characters
+
+    def read(self, given: Input, name: str) -> Prepared:
+        """A tokenizer takes memory for all of a text before it cuts it, so of a very long one it gets the begin. That
+        is refused if fewer tokens come of it than are taken.
+        """
+        text, whole = _text(given, name), True
+        if len(text) > self.characters:
+            if not self._cuts:
+                raise _too_long(name, f"{len(text)} characters", f"{self.characters} characters")
+            text, whole = _begin(text, self.characters), False
         try:
-            text = given if isinstance(given, str) else given.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"{name} is no UTF-8: {error}", param=name, code="invalid_text") from error
-        if not text.strip():
-            raise InvalidRequest(f"{name} is empty; send a text", param=name, code="invalid_text")
-        return text
+            if not whole and len(self._tokens(text, cuts=False)["input_ids"]) <= self.longest:
+                raise _too_long(name, "few tokens in very many characters", f"{self.characters} characters")
+            tokens = self._tokens(text, cuts=self._cuts)
+        except InvalidRequest:
+            raise
+        except Exception as error:  # the text and the settings are untrusted, so a tokenizer may raise anything
+            raise _unprepared(name, error) from error
+        if (count := len(tokens["input_ids"])) > self.longest:
+            raise _too_long(name, f"{count} tokens", f"{self.longest}")
+        return Prepared({key: torch.tensor([own]) for key, own in tokens.items()}, places=(0,))
 
-    def prepare(self, read: Sequence[str]) -> list[Prepared]:
+    def together(self, read: Sequence[Prepared]) -> list[Prepared]:
         """All together where the model is told what is padding, and it is on the right; else those of one length."""
-        if self._pads and read:
-            return [self._tokenised(read, tuple(range(len(read))))]
-        return _joined(self._tokenised([text], (place,)) for place, text in enumerate(read))
-
-    def _tokenised(self, read: Sequence[str], places: tuple[int, ...]) -> Prepared:
+        if not self._pads or len(read) < 2:
+            return _joined(read)
+        rows = {key: [one.tensors[key][0].tolist() for one in read] for key in read[0].tensors}
         with self._lock:
-            made = self.tokenizer(
-                list(read), padding=True, truncation=self._cuts, max_length=self.longest if self._cuts else None,
-                return_tensors="pt",
-            )  # fmt: skip
-        if (tokens := made["input_ids"].shape[1]) > self.longest:
-            raise InvalidRequest(
-                f"a text has {tokens} tokens; the expert takes at most {self.longest}: send it in parts",
-                code="invalid_text",
-            )
-        return Prepared(dict(made), places=places)
+            padded = self.tokenizer.pad(rows, return_tensors="pt")
+        return [Prepared(dict(padded), places=tuple(range(len(read))))]
+
+    def _tokens(self, text: str, *, cuts: bool) -> dict[str, list[int]]:
+        with self._lock:
+            return dict(self.tokenizer(text, truncation=cuts, max_length=self.longest if cuts else None, verbose=False))
+
+
+def _text(given: Input, name: str) -> str:
+    if isinstance(given, Image.Image):
+        raise InvalidRequest(f"{name} is an image; the expert needs a text", param=name, code="invalid_text")
+    try:
+        text = given if isinstance(given, str) else given.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} is no UTF-8: {error}", param=name, code="invalid_text") from error
+    if not text.strip():
+        raise InvalidRequest(f"{name} is empty; send a text", param=name, code="invalid_text")
+    return text
+
+
+def _begin(text: str, characters: int) -> str:
+    """At most so many, and no part of a word if there is a space among them: tokens depend on whole words."""
+    words = text[:characters].rsplit(maxsplit=1)
+    return words[0] if len(words) > 1 else text[:characters]
+
+
+def _too_long(name: str, has: str, most: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name} has {has}; the expert takes at most {most}: send it in parts", param=name, code="invalid_text"
+    )
 
 
 class Preparations:

@@ -22,6 +22,8 @@ MAX_FILE_BYTES: Final = 16 * MIB
 _NEAR: Final = 3
 """So many near names are shown where one is not known. There may be hundreds."""
 _ROUNDING: Final = 1e-9
+_NO_PARTS: Final = frozenset({"infer", "ready", "versions", ".", ".."})
+"""Of a name between slashes: the path of a model's endpoints goes on with these, or clients take them out of it."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -37,7 +39,7 @@ class EdgeDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     expert: Name
     label: Name | None = None
-    labels: tuple[Name, ...] = ()
+    labels: Annotated[tuple[Name, ...], Meta(min_length=1)] = ()
     least_score: Share | None = None
     below_score: Share | None = None
     probability: Share | None = None
@@ -117,6 +119,10 @@ def read_definition(path: Path) -> CoeDefinition:
 
 def check(definition: CoeDefinition, source: str = "coe") -> None:
     """Raises InvalidConfig where the invariants of ``CoeDefinition`` do not hold. ``source``: named in the error."""
+    if taken := _NO_PARTS.intersection(definition.name.split("/")[1:]):
+        raise InvalidConfig(
+            f"{source}: name", definition.name, f"a name without /{min(taken)}, which endpoints end with"
+        )
     _check_router(definition, source)
     for name, expert in definition.experts.items():
         _check_edges(definition, expert, f"{source}: experts.{name}.next")

@@ -19,12 +19,12 @@ LEAST_INPUTS: Final = 32 * MIB
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes. ``regions``: of each memory for experts. Of each executor: ``intermediates``, for what a batch computes,
-    and ``images``, for what it decodes. ``inputs``: for those of all requests that are here.
+    and ``preparing``, for an input that it decodes or tokenises. ``inputs``: for those of all requests.
     """
 
     regions: tuple[int, ...]
     intermediates: int
-    images: int
+    preparing: int
     executors: int
     inputs: int = 0
 
@@ -34,18 +34,18 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.experts + (self.intermediates + self.images) * self.executors + self.inputs
+        return self.experts + (self.intermediates + self.preparing) * self.executors + self.inputs
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorNeeds:
     """Bytes of one executor. ``batch``: of intermediates, for the largest batch; ``least``: for one request.
-    ``images``: for what it decodes at once. ``executors``: how many there are.
+    ``preparing``: for an input that it reads. ``executors``: how many there are.
     """
 
     batch: int
     least: int
-    images: int
+    preparing: int
     executors: int
 
 
@@ -74,19 +74,19 @@ def plan_memory(
 
     Raises InvalidConfig; BudgetTooSmall, with what is too much.
     """
-    images, least = needs.images * needs.executors, needs.least * needs.executors
+    preparing, least = needs.preparing * needs.executors, needs.least * needs.executors
     most = chosen
     if chosen is not None and share is not None and available is not None:
-        most = min(chosen, max(0, int((available - images - inputs) * share)))
-    regions = plan_regions(text, names, sizes, memories, available, least + images + inputs, most)
+        most = min(chosen, max(0, int((available - preparing - inputs) * share)))
+    regions = plan_regions(text, names, sizes, memories, available, least + preparing + inputs, most)
     intermediates = needs.batch
     if share is not None:
         intermediates = min(intermediates, plan_intermediates(regions, needs.executors, share))
     if available is not None:
-        intermediates = min(intermediates, (available - images - inputs - sum(regions)) // needs.executors)
+        intermediates = min(intermediates, (available - preparing - inputs - sum(regions)) // needs.executors)
     if not strict_share:
         intermediates = max(intermediates, needs.least)
-    return MemoryPlan(regions, intermediates, needs.images, needs.executors, inputs)
+    return MemoryPlan(regions, intermediates, needs.preparing, needs.executors, inputs)
 
 
 def plan_inputs(available: int | None) -> int:

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import sys
+import warnings
 from collections import deque
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +17,7 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from greenroom.coe.computing.expert_computer import ExpertComputer
-from greenroom.coe.computing.images import MAX_PIXELS, decoded_bytes
+from greenroom.coe.computing.images import MAX_PIXELS
 from greenroom.coe.computing.inputs import Preparations
 from greenroom.coe.dispatch.first_fill import dealt
 from greenroom.coe.loading.architecture import Architecture, build_architectures
@@ -89,6 +90,8 @@ class CollaborationRuntime:
         memories = 1 if config.selection.one_memory else count
         graph = self.collaboration.graph
         self.max_pixels = config.max_pixels or MAX_PIXELS
+        # A line for each odd tag of an image's metadata is nothing that clients should write into a log.
+        warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
         preparations = Preparations(self.max_pixels)
         computers = [ExpertComputer(self.collaboration, self.architectures, preparations) for _ in self.names]
         self.costs = self._costs(computers[0], count).limited(config.most_batch)
@@ -97,15 +100,12 @@ class CollaborationRuntime:
         if kind is not None and trial is not None and whole > kind.memory_bytes:  # else nothing had to be divided
             chosen = trial.expert_bytes
             share = share or chosen / kind.memory_bytes
-        images = 0
-        if any(expert.takes is InputKind.IMAGE for expert in self.collaboration.experts):
-            images = decoded_bytes(self.max_pixels)
         self.plan = plan_memory(
             config.expert_memory,
             graph.names,
             self.sizes,
             memories,
-            ExecutorNeeds(largest, self.costs.least_intermediates(), images, count),
+            ExecutorNeeds(largest, self.costs.least_intermediates(), computers[0].preparing_bytes, count),
             available,
             share,
             strict_share=config.expert_share is not None,
@@ -194,6 +194,11 @@ class CollaborationRuntime:
     def _shows_progress(self) -> bool:
         return sys.stderr.isatty() if self.config.progress is None else self.config.progress
 
+    def _reads(self) -> str:
+        kinds = {expert.takes for expert in self.collaboration.experts}
+        images = [f"an image of at most {self.max_pixels} pixels"] if InputKind.IMAGE in kinds else []
+        return " or ".join(images + (["a text"] if InputKind.TEXT in kinds else []))
+
     def describe(self) -> str:
         """What it is and what it has, a line each."""
         selection, plan = self.config.selection, self.plan
@@ -210,11 +215,7 @@ class CollaborationRuntime:
             ),
             ("expert memory", f"{format_bytes(plan.experts)} ({memories})"),
             ("intermediates", f"{format_bytes(plan.intermediates)} for each executor, batches of at most {sizes}"),
-            *(
-                [("images", f"{format_bytes(plan.images)} for each executor, of at most {self.max_pixels} pixels each")]
-                if plan.images
-                else []
-            ),
+            ("preparing", f"{format_bytes(plan.preparing)} for each executor, which reads {self._reads()} at a time"),
             *([("inputs", f"{format_bytes(plan.inputs)} for those of requests that are here")] if plan.inputs else []),
             ("memory", f"{format_bytes(plan.total)} in all, beside the program itself"),
             ("executors", f"{len(self.names)} of {self.threads} threads"),

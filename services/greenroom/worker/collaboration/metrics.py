@@ -61,7 +61,11 @@ class CollaborationCollector(Collector):
                 "What batches may take, of all executors.",
                 runtime.plan.intermediates * len(runtime.names),
             ),
-            ("image_bytes", "Memory for images while they are decoded.", runtime.plan.images * len(runtime.names)),
+            (
+                "preparing_bytes",
+                "Memory for inputs while they are decoded or tokenised.",
+                runtime.plan.preparing * len(runtime.names),
+            ),
             ("executors", "Executors.", len(runtime.names)),
         ):
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=_LABELS)

@@ -5,10 +5,13 @@ import threading
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoImageProcessor
 
@@ -16,7 +19,7 @@ from greenroom.coe.computing import outputs
 from greenroom.coe.computing.expert_computer import ExpertComputer
 from greenroom.coe.computing.expert_result import ExpertResult
 from greenroom.coe.computing.images import decode_image
-from greenroom.coe.computing.inputs import Preparations, Prepared, TextPreparation, prepare_what_can_be
+from greenroom.coe.computing.inputs import Preparations, Prepared, TextPreparation
 from greenroom.coe.computing.intermediates import intermediate_bytes
 from greenroom.core.errors import CorruptCheckpoint, ExpertFailed, InvalidRequest, UnsupportedModel
 from greenroom.experts.pack.layout import ExpertWeights
@@ -139,22 +142,57 @@ def test_texts_of_unequal_length_are_parted_where_padding_would_be_seen(setting:
     """The model gets no mask of it, or it moves the texts' positions."""
     texts = ["good", "bad part", "worse"]
     tokenizer = small_tokenizer()
-    (part,) = TextPreparation(tokenizer, 10).prepare(texts)
+    (part,) = prepared_by(TextPreparation(tokenizer, 10), texts)
     assert (part.places, part.tensors["input_ids"].shape) == ((0, 1, 2), (3, 4))
     setattr(tokenizer, setting, value)
-    parts = TextPreparation(tokenizer, 10).prepare(texts)
+    parts = prepared_by(TextPreparation(tokenizer, 10), texts)
     assert [(part.places, part.tensors["input_ids"].shape) for part in parts] == [((0, 2), (2, 3)), ((1,), (1, 4))]
 
 
+def prepared_by(preparation: TextPreparation, texts: list[str]) -> list[Prepared]:
+    return preparation.together([preparation.read(text, "the input") for text in texts])
+
+
+def test_texts_are_padded_as_the_tokenizer_does_it() -> None:
+    texts = ["good", "bad part", "a b c d e"]
+    (part,) = prepared_by(TextPreparation(small_tokenizer(), 10), texts)
+    expected = small_tokenizer()(texts, padding=True, return_tensors="pt")
+    assert set(part.tensors) == set(expected)
+    assert all(torch.equal(part.tensors[name], tensor) for name, tensor in expected.items())
+
+
 def test_without_a_limit_of_its_own_a_text_may_have_so_many_tokens() -> None:
-    """Memory has a limit. The others of the batch are computed."""
+    """Memory has a limit."""
     preparation = TextPreparation(small_tokenizer(), None)
-    prepared, refused = prepare_what_can_be(preparation, ["good", "good " * 5000, "good " * 4000])
-    (part,) = prepared
-    assert part.tensors["input_ids"].shape[0] == 2
-    assert part.places == (0, 2)
-    assert list(refused) == [1]
-    assert "tokens; the expert takes at most 4096" in str(refused[1])
+    assert preparation.read("good " * 4000, "text").tensors["input_ids"].shape == (1, 4002)
+    with pytest.raises(InvalidRequest, match="text has 5002 tokens; the expert takes at most 4096"):
+        preparation.read("good " * 5000, "text")
+    with pytest.raises(InvalidRequest, match="text has 70000 characters; the expert takes at most 65536 characters"):
+        preparation.read("x" * 70_000, "text")
+
+
+@given(st.lists(st.text("ab \n", min_size=1, max_size=60), min_size=1), st.integers(3, 8))
+def test_of_a_very_long_text_only_the_begin_is_read_and_gives_the_same_tokens(parts: list[str], longest: int) -> None:
+    """Or it is refused: then what was read has too few."""
+    text = " ".join(parts)
+    assume(text.strip())
+    preparation = TextPreparation(small_tokenizer(), longest)
+    expected = preparation.tokenizer(text, truncation=True, max_length=longest)["input_ids"]
+    preparation.characters = 40
+    try:
+        read = preparation.read(text, "text")
+    except InvalidRequest:
+        assert len(preparation.tokenizer(text[:40])["input_ids"]) <= longest
+        assert len(text) > 40
+    else:
+        assert read.tensors["input_ids"].tolist() == [expected]
+
+
+def test_a_million_characters_are_not_tokenised() -> None:
+    preparation = TextPreparation(small_tokenizer(), 128)
+    with mock.patch.object(preparation, "tokenizer", wraps=preparation.tokenizer) as tokenizer:
+        preparation.read("good " * 200_000, "text")
+    assert max(len(call.args[0]) for call in tokenizer.call_args_list) <= preparation.characters == 65_536
 
 
 def test_weights_that_are_no_numbers_fail_every_request(tmp_path: Path) -> None:

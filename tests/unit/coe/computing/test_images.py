@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+import tracemalloc
+import warnings
 import zlib
 
 import numpy as np
@@ -64,6 +66,47 @@ def test_an_image_that_lies_on_its_side_is_turned() -> None:
     file = io.BytesIO()
     random_image(width=31, height=17).save(file, "JPEG", exif=exif)
     assert decode_image(file.getvalue()).size == (17, 31)
+
+
+def png_with(kind: bytes, data: bytes) -> bytes:
+    """An image of random pixels with one more chunk before them."""
+    whole = encoded(random_image())
+    chunk = struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return whole[:33] + chunk + whole[33:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [(b"eXIf", b"\xff\xd8no TIFF"), (b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 4\nzzzz"))],
+)
+def test_pixels_with_broken_metadata_are_taken_as_they_lie(kind: bytes, data: bytes) -> None:
+    assert np.array_equal(np.asarray(decode_image(png_with(kind, data))), np.asarray(random_image()))
+
+
+def test_values_that_many_tags_point_at_are_there_once() -> None:
+    tags, value = 1000, bytes(300_000)
+    entries = b"".join(struct.pack(">HHII", 1 + tag, 7, len(value), 14 + 12 * tags) for tag in range(tags))
+    exif = b"MM\0*\0\0\0\x08" + struct.pack(">H", tags) + entries + bytes(4) + value
+    data = png_with(b"eXIf", exif)
+    tracemalloc.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            decode_image(data)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded() -> None:
+    """Each takes as long as the whole image, and a few bytes."""
+    file = io.BytesIO()
+    random_image().save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    assert decode_image(data).size == random_image().size
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    with pytest.raises(InvalidRequest, match=r"photo has 1\d\d scans; at most 100 are taken"):
+        decode_image(data[:-2] + 100 * scan + data[-2:], "photo")
 
 
 def png_that_claims(width: int, height: int) -> bytes:

@@ -229,7 +229,7 @@ def test_auto_starts_with_a_profile_for_more_memory_than_is_free(tmp_path: Path)
     images = decoded_bytes(10_000)
     for free in (whole, chosen):
         with CollaborationRuntime(config, available_bytes=images + free) as runtime:
-            assert runtime.plan.images == images
+            assert runtime.plan.preparing == images
             assert 0 <= free * chosen // whole - runtime.plan.experts < PAGE_BYTES
             assert runtime.plan.total <= images + free
             assert runtime.engine.alive

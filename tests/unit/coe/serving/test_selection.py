@@ -103,10 +103,10 @@ def test_regions() -> None:
 
 def test_what_executors_need_besides_counts_as_taken() -> None:
     """A batch of 9000 bytes, 3000 for a request and 5000 for images, of two executors."""
-    needs = ExecutorNeeds(batch=9000, least=3000, images=5000, executors=2)
+    needs = ExecutorNeeds(batch=9000, least=3000, preparing=5000, executors=2)
     assert plan_memory("81920", NAMES, SIZES, 2, needs, None).total == 81920 + 2 * (9000 + 5000)
     roomy, tight = (plan_memory("81920", NAMES, SIZES, 2, needs, available) for available in (200_000, 100_000))
-    assert (roomy.intermediates, roomy.images, roomy.total) == (9000, 5000, 109_920)
+    assert (roomy.intermediates, roomy.preparing, roomy.total) == (9000, 5000, 109_920)
     assert (tight.intermediates, tight.total) == (4040, 100_000), "a batch gets what is left"
     with pytest.raises(BudgetTooSmall, match=r"80 KiB, executors need .* lower --expert-memory"):
         plan_memory("81920", NAMES, SIZES, 2, needs, 81920 + 2 * 8000 - 1)
@@ -115,7 +115,7 @@ def test_what_executors_need_besides_counts_as_taken() -> None:
 
 
 def test_inputs_that_wait_count_as_taken() -> None:
-    needs = ExecutorNeeds(batch=9000, least=3000, images=5000, executors=2)
+    needs = ExecutorNeeds(batch=9000, least=3000, preparing=5000, executors=2)
     plan = plan_memory("81920", NAMES, SIZES, 2, needs, 100_000, inputs=2000)
     assert (plan.inputs, plan.intermediates, plan.total) == (2000, 3040, 100_000)
     with pytest.raises(BudgetTooSmall, match="for inputs that wait"):
@@ -124,7 +124,7 @@ def test_inputs_that_wait_count_as_taken() -> None:
 
 
 def test_a_share_leaves_batches_what_one_request_takes_unless_it_was_asked_for() -> None:
-    needs = ExecutorNeeds(batch=9000, least=3000, images=0, executors=2)
+    needs = ExecutorNeeds(batch=9000, least=3000, preparing=0, executors=2)
     own, asked = (
         plan_memory("81920", NAMES, SIZES, 2, needs, None, 0.99, strict_share=strict) for strict in (False, True)
     )
@@ -148,7 +148,7 @@ def test_auto_divides_what_is_available_as_the_profile_does(
 ) -> None:
     """Experts of 102,400 bytes, and a profile for 100,000 bytes. In whole pages, and no less than one request takes."""
     sizes, names = [4096] * 25, [str(number) for number in range(25)]
-    needs = ExecutorNeeds(batch=90_000, least=1000, images=5000, executors=2)
+    needs = ExecutorNeeds(batch=90_000, least=1000, preparing=5000, executors=2)
     chosen = int(100_000 * share)
     plan = plan_memory(AUTO, names, sizes, 1, needs, available, share, chosen=chosen)
     assert plan.regions == (regions,)
