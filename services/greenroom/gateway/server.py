@@ -34,8 +34,9 @@ from greenroom.gateway.grpc.open_inference import OpenInferenceApi
 from greenroom.gateway.http.broken_bodies import quiet_broken_bodies
 from greenroom.gateway.http.endpoints import CALLER, Api
 from greenroom.gateway.http.infer_endpoints import InferApi
-from greenroom.gateway.http.middleware import Handler, name_reply, note_of, page_middleware, request_middleware
+from greenroom.gateway.http.middleware import name_reply, note_of, page_middleware, request_middleware
 from greenroom.gateway.http.openapi import openapi
+from greenroom.gateway.http.routes import Handler, Routes, route_of
 from greenroom.gateway.metrics import GatewayMetrics
 from greenroom.gateway.replies.reply_bodies import Condition, Model, ModelList
 from greenroom.gateway.requests.request_handler import RequestGenerator, RequestHandler
@@ -87,6 +88,7 @@ class Gateway:
             access_log=None,
             keepalive_timeout=_IDLE_CONNECTION_S,
             shutdown_timeout=1.0,
+            auto_decompress=False,  # else it answers codings that it does not know, in a shape of its own
         )
         self._name_model()
         apis = [api(self._requests, self._doorkeeper, metrics) for api in (InferenceApi, OpenInferenceApi)]
@@ -110,15 +112,17 @@ class Gateway:
         app.on_response_prepare.append(name_reply)
         app.on_response_prepare.append(self._allow_origin)
         app.on_response_prepare.append(self._close_after)
-        app.router.add_post("/v1/chat/completions", self._api.chat)
-        app.router.add_post("/v1/completions", self._api.completion)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/v1/models/{id:.+}", self._model)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/live", self._live)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/openapi.json", self._openapi)
-        InferApi(self._requests).add_to(app.router)
+        routes = Routes(app.router)
+        routes.post("/v1/chat/completions", self._api.chat)
+        routes.post("/v1/completions", self._api.completion)
+        routes.get("/v1/models", self._models)
+        routes.get("/v1/models/{id:.+}", self._model)
+        routes.get("/health", self._health)
+        routes.get("/live", self._live)
+        routes.get("/metrics", self._metrics)
+        routes.get("/openapi.json", self._openapi)
+        InferApi(self._requests).add_to(routes)
+        routes.rest()
         return app
 
     def _key_middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -126,8 +130,7 @@ class Gateway:
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-            resource = request.match_info.route.resource
-            if resource is None or resource.canonical not in without_key:
+            if route_of(request) not in without_key:
                 caller = self._doorkeeper.admit(request.headers.get("Authorization"), time.monotonic())
                 request[CALLER] = caller
                 note_of(request).caller = caller.name

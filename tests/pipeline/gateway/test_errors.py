@@ -240,11 +240,24 @@ async def test_a_body_that_says_it_is_too_large_is_not_waited_for(server: Server
     await writer.wait_closed()
 
 
-async def test_a_body_that_is_not_what_its_encoding_says(server: Server) -> None:
-    headers = {**JSON, "Content-Encoding": "gzip"}
-    async with server.http.post(server.url + "/v1/completions", data=b"not gzip at all", headers=headers) as response:
-        assert response.status == 400
-        assert shaped(await response.json())
+@pytest.mark.parametrize(
+    ("coding", "raw", "status", "code"),
+    [
+        ("gzip", b"not gzip at all", 400, "invalid_body"),
+        ("gzip", gzip.compress(json.dumps(COMPLETION).encode())[:-8], 400, "invalid_body"),
+        ("br", b"any", 415, "unsupported_content_encoding"),
+        ("gzip, gzip", gzip.compress(gzip.compress(b"{}")), 415, "unsupported_content_encoding"),
+    ],
+)
+async def test_a_body_that_is_not_what_its_encoding_says_or_in_one_that_is_not_taken(
+    server: Server, coding: str, raw: bytes, status: int, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {**JSON, "Content-Encoding": coding}
+    async with server.http.post(server.url + "/v1/completions", data=raw, headers=headers) as response:
+        error = shaped(await response.json())
+        assert (response.status, error["code"], error["param"]) == (status, code, "content-encoding")
+        assert response.headers["X-Request-Id"]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_model_of_text_is_ready_for_no_inference(server: Server) -> None:

@@ -148,6 +148,71 @@ BAD = {
 }
 
 
+Output = pb.ModelInferRequest.InferRequestedOutputTensor
+NO, YES = pb.InferParameter(bool_param=False), pb.InferParameter(bool_param=True)
+
+
+def with_contents(field: str, value: Any, *, elements: int = 1) -> pb.ModelInferRequest:
+    asked = request(images(elements), raw=False)
+    getattr(asked.inputs[0].contents, field).append(value)
+    return asked
+
+
+WITHOUT_EFFECT: dict[str, tuple[pb.ModelInferRequest, str, str]] = {
+    "an output that is not binary": (
+        request(images(1), outputs=[Output(name="score"), Output(name="label", parameters={"binary_data": NO})]),
+        "unsupported_field",
+        "binary_data can not be false over gRPC",
+    ),
+    "no output binary": (
+        request(images(1), parameters={"binary_data_output": NO}),
+        "unsupported_field",
+        "binary_data_output can not be false over gRPC",
+    ),
+    "a form that is none": (
+        request(images(1), parameters={"binary_data_output": pb.InferParameter(string_param="yes")}),
+        "invalid_type",
+        "binary_data_output is true or false",
+    ),
+    **{
+        f"{field} beside bytes_contents": (
+            with_contents(field, value),
+            "unsupported_field",
+            f"the input 'image' has contents.{field}",
+        )
+        for field, value in {
+            "bool_contents": False,
+            "int_contents": 0,
+            "int64_contents": 1,
+            "uint_contents": 7,
+            "uint64_contents": 7,
+            "fp32_contents": 0.5,
+            "fp64_contents": 0.5,
+        }.items()
+    },
+    "no bytes_contents": (
+        with_contents("uint_contents", 7, elements=0),
+        "unsupported_field",
+        "elements of BYTES are in contents.bytes_contents",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+async def test_what_would_be_without_effect_is_refused_by_name(stub: Any, name: str) -> None:
+    asked, word, reason = WITHOUT_EFFECT[name]
+    status, details, trailing = await refusal(stub.ModelInfer(asked))
+    assert (status, trailing["greenroom-code"]) == (grpc.StatusCode.INVALID_ARGUMENT, word)
+    assert reason in details
+
+
+async def test_binary_outputs_may_be_asked_for_though_there_are_no_others(stub: Any) -> None:
+    wanted = [Output(name="label", parameters={"binary_data": YES})]
+    reply = await stub.ModelInfer(request(images(1), outputs=wanted, parameters={"binary_data_output": YES}))
+    assert [one.name for one in reply.outputs] == ["label"]
+    assert bytes_tensors.split(reply.raw_output_contents[0]) == [str(said(images(1)[0]).label).encode()]
+
+
 @pytest.mark.parametrize("name", BAD)
 async def test_bad_input_is_refused(stub: Any, name: str) -> None:
     asked, code, word = BAD[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import struct
 from typing import Any
@@ -17,7 +16,6 @@ from greenroom.core.inference_outputs import InferenceOutputs
 from greenroom.worker.inference_twin import SPOILED, InferenceTwin, twin_card, twin_outputs
 from tests.pipeline.inferences.conftest import MODEL, Served, body, outputs_of
 from tests.pipeline.inferences.images import jpeg, png
-from tests.waiting import until
 
 LENGTH = "Inference-Header-Content-Length"
 
@@ -116,50 +114,10 @@ async def test_tensors_in_binary_form_both_ways(served: Served) -> None:
     assert len(bytes_tensors.split(rest[12:])) == 3 * path["shape"][1]
 
 
-async def test_a_compressed_body(served: Served) -> None:
-    raw = gzip.compress(json.dumps(body(images(1))).encode())
-    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-    async with served.http.post(served.infer_url, data=raw, headers=headers) as response:
-        assert response.status == 200, await response.text()
-
-
 async def test_a_timeout_of_0_is_none_of_its_own(served: Served) -> None:
     """As in Triton's protocol."""
     status, reply, _ = await served.post(body(images(1), parameters={"timeout": 0}))
     assert status == 200, reply
-
-
-BROKEN_BODIES = {
-    "no gzip": ("gzip", b"not gzip at all"),
-    "JSON": ("gzip", json.dumps(body(images(1))).encode()),
-    "gzip and more": ("gzip", gzip.compress(b"{}") + b"more"),
-    "a wrong checksum": ("gzip", gzip.compress(b"{}")[:-8] + bytes(8)),
-    "no deflate": ("deflate", b"not deflate"),
-}
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "elsewhere"], ids=["read", "refused before it is read"])
-@pytest.mark.parametrize("name", BROKEN_BODIES)
-async def test_a_body_that_is_not_what_its_encoding_says(
-    served: Served, name: str, host: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is the client's fault, so the log has no traceback of it."""
-    encoding, raw = BROKEN_BODIES[name]
-    headers = {"Content-Encoding": encoding, "Content-Type": "application/json", "Host": host}
-    async with served.http.post(served.infer_url, data=raw, headers=headers) as response:
-        error = (await response.json())["error"]
-        if host == "127.0.0.1":
-            assert (response.status, error) == (
-                400,
-                f"the body can not be read: Can not decode content-encoding: {encoding}",
-            )
-        else:
-            assert response.status in (400, 403, 421)
-    if host == "127.0.0.1":  # else the connection ends unsaid, where the answer was sent before the body was looked at
-        status, _, _ = await served.post(body(images(1)), headers={"Connection": "close"})
-        assert status == 200
-    await until(lambda: not served.gateway._gateway._runner.server.connections, "aiohttp has read on")  # type: ignore[union-attr]
-    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_content_type_holds_in_the_binary_form_too(served: Served) -> None:
@@ -247,6 +205,11 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
                      "parameters": {"content_type": "np"}}]},
         400,
         "content_type is base64, or left out where elements are sent as they are; not 'np'",
+    ),
+    "outputs neither binary nor not": (
+        body(images(1), parameters={"binary_data_output": 1}),
+        400,
+        "binary_data_output is true or false",
     ),
     "negative timeout": (body(images(1), parameters={"timeout": -1}), 400, "timeout must be above 0"),
     "unknown output": (body(images(1), outputs=[{"name": "colour"}]), 400, "no output is called 'colour'"),

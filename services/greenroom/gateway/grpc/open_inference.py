@@ -17,12 +17,14 @@ from greenroom.gateway.replies.output_tensors import TensorKind, output_tensors
 from greenroom.gateway.replies.reply_headers import REPLY_ID_HEADER
 from greenroom.gateway.requests.call_headers import call_headers
 from greenroom.gateway.requests.inferences.infer_call import (
+    BINARY_OUTPUT,
     CONTENT_TYPE,
     MAX_ID,
     MAX_TENSORS,
     InferCall,
     InputTensor,
     ParameterValue,
+    binary_output,
     check_came,
     checked_output,
     count_of,
@@ -45,6 +47,7 @@ from greenroom.v1 import open_inference_pb2_grpc
 
 _SERVICE = "inference.GRPCInferenceService"
 _QUIET = frozenset({"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata"})
+_CONTENTS = "bytes_contents"
 _Input = pb.ModelInferRequest.InferInputTensor
 
 
@@ -140,7 +143,23 @@ def infer_call_of(request: pb.ModelInferRequest, most: int) -> InferCall:
     raws: list[bytes | None] = list(request.raw_input_contents) or [None] * len(request.inputs)
     inputs = [_input(tensor, raw, most) for tensor, raw in zip(request.inputs, raws, strict=True)]
     outputs = [checked_output(one.name, _parameters(one.parameters)) for one in request.outputs]
-    return InferCall(tuple(inputs), tuple(outputs), _parameters(request.parameters), request.id)
+    for output in outputs:
+        _check_form(output.binary, f"outputs.{output.name}.parameters.binary_data")
+    parameters = _parameters(request.parameters)
+    _check_form(binary_output(parameters), f"parameters.{BINARY_OUTPUT}")
+    parameters.pop(BINARY_OUTPUT, None)
+    return InferCall(tuple(inputs), tuple(outputs), parameters, request.id, binary=True)
+
+
+def _check_form(binary: bool | None, where: str) -> None:
+    """``binary``: the form of outputs that is asked for at ``where``. Raises InvalidRequest where it is not the only
+    one that there is here."""
+    if binary is False:
+        raise InvalidRequest(
+            f"{where.rpartition('.')[2]} can not be false over gRPC: all outputs are in raw_output_contents",
+            param=where,
+            code="unsupported_field",
+        )
 
 
 def _input(tensor: _Input, raw: bytes | None, most: int) -> InputTensor:
@@ -153,6 +172,13 @@ def _input(tensor: _Input, raw: bytes | None, most: int) -> InputTensor:
     parameters = _parameters(tensor.parameters)
     if raw is not None and tensor.HasField("contents"):
         raise InvalidRequest(f"the input {tensor.name!r} has contents and raw contents; send one of them", param=where)
+    others = [field.name for field, _ in tensor.contents.ListFields() if field.name != _CONTENTS]
+    if others:
+        raise InvalidRequest(
+            f"the input {tensor.name!r} has contents.{others[0]}; the elements of BYTES are in contents.{_CONTENTS}",
+            param=f"{where}.contents.{others[0]}",
+            code="unsupported_field",
+        )
     count, shape = count_of(tensor.name, tensor.datatype, tensor.shape, most), tuple(tensor.shape)
     elements: Sequence[bytes] = tensor.contents.bytes_contents
     if raw is not None:

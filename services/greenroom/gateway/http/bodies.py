@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
 from greenroom.gateway.errors import ApiError, ClientGone, too_large
+from greenroom.gateway.http.content_codings import inflater_of
+
+
+def check_utf8(request: web.Request) -> None:
+    """Raises ApiError (415) where the header Content-Type names another charset: JSON is read as UTF-8."""
+    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
+        raise ApiError(415, "send the body in UTF-8", code="unsupported_media_type")
 
 
 async def read_body(
     request: web.Request, limit: int, timeout_s: float, came: Callable[[int], None] = lambda size: None
 ) -> bytes:
-    """At most ``limit`` bytes, as they are once decompressed. ``came`` is told how many have come, each time before
-    they are kept. Raises ApiError: 413, 408, 400; ClientGone; what ``came`` raises."""
+    """At most ``limit`` bytes, as they come and as they are once decompressed. ``came`` is told how many have come,
+    decompressed, each time before they are kept. Raises ApiError: 415, 413, 408, 400; ClientGone; what ``came``
+    raises."""
     if (request.content_length or 0) > limit:
         raise too_large(limit)
     parts = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
-            async for part in request.content.iter_any():
+            async for part in _decompressed(request, limit):
                 if len(parts) + len(part) > limit:
                     raise too_large(limit)
                 came(len(part))
@@ -35,3 +43,22 @@ async def read_body(
         message = f"the body can not be read: {said}"
         raise ApiError(400, message, code="invalid_body", headers={"Connection": "close"}) from error
     return bytes(parts)
+
+
+async def _decompressed(request: web.Request, limit: int) -> AsyncIterator[bytes]:
+    """Everybody else has a turn after each slice of what is decompressed. ``limit``: of bytes before that, since there
+    are any number of them that stand for nothing. Raises ApiError: 415, 413, 400."""
+    inflater = inflater_of(request.headers.getall("Content-Encoding", ()))
+    size = 0
+    async for part in request.content.iter_any():
+        size += len(part)
+        if size > limit:
+            raise too_large(limit)
+        if inflater is None:
+            yield part
+            continue
+        for one in inflater.slices(part):
+            yield one
+            await asyncio.sleep(0)
+    if inflater is not None:
+        inflater.check_ended()

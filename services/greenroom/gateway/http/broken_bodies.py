@@ -1,4 +1,4 @@
-"""A body that is not what its Content-Encoding says is its client's fault, and no defect of ours."""
+"""A body whose chunks can not be read (Transfer-Encoding) is its client's fault, and no defect of ours."""
 
 from __future__ import annotations
 

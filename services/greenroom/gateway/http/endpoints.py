@@ -13,7 +13,7 @@ from aiohttp import web
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.doorkeeper import Caller
 from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect
-from greenroom.gateway.http.bodies import read_body
+from greenroom.gateway.http.bodies import check_utf8, read_body
 from greenroom.gateway.http.middleware import note_of
 from greenroom.gateway.http.sse import DONE, EventStream, error_frame, frame
 from greenroom.gateway.replies.choices import Delta, TokenRecord
@@ -163,6 +163,5 @@ async def _read_json(request: web.Request, config: GatewayConfig) -> bytes:
         raise ApiError(
             415, "send the body as JSON, with the header Content-Type: application/json", code="unsupported_media_type"
         )
-    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
-        raise ApiError(415, "send the body in UTF-8", code="unsupported_media_type")
+    check_utf8(request)
     return await read_body(request, config.max_body_bytes, config.body_timeout_s)

@@ -14,9 +14,10 @@ from greenroom.core.errors import InvalidRequest
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.held_bytes import CallBytes
 from greenroom.gateway.errors import ApiError
-from greenroom.gateway.http.bodies import read_body
+from greenroom.gateway.http.bodies import check_utf8, read_body
 from greenroom.gateway.http.endpoints import CALLER
 from greenroom.gateway.http.middleware import note_of
+from greenroom.gateway.http.routes import Routes
 from greenroom.gateway.replies.infer_bodies import (
     InferReply,
     Live,
@@ -56,15 +57,15 @@ class InferApi:
         self._requests = requests
         self._config = requests.config
 
-    def add_to(self, router: web.UrlDispatcher) -> None:
-        router.add_get("/v2", self._server)
-        router.add_get("/v2/health/live", self._live)
-        router.add_get("/v2/health/ready", self._ready)
+    def add_to(self, routes: Routes) -> None:
+        routes.get("/v2", self._server)
+        routes.get("/v2/health/live", self._live)
+        routes.get("/v2/health/ready", self._ready)
         # A name may have slashes. What stands behind it is looked for first, and `infer` is the end of no name.
         for path in (f"/v2/models/{_NAME}/versions/{{version}}", f"/v2/models/{_NAME}"):
-            router.add_post(path + "/infer", self._infer)
-            router.add_get(path + "/ready", self._model_ready)
-            router.add_get(path, self._model)
+            routes.post(path + "/infer", self._infer)
+            routes.get(path + "/ready", self._model_ready)
+            routes.get(path, self._model)
 
     async def _server(self, request: web.Request) -> web.Response:
         return _json(ServerMetadata(name=SERVER, version=server_version(), extensions=list(EXTENSIONS)))
@@ -162,6 +163,7 @@ async def _read(request: web.Request, config: GatewayConfig, held: CallBytes) ->
             f"it the header {INFER_LENGTH_HEADER} says how long the JSON is",
             code="unsupported_media_type",
         )
+    check_utf8(request)
     return await read_body(request, config.max_infer_body_bytes, config.body_timeout_s, held.add)
 
 

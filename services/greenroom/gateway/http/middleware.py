@@ -17,6 +17,7 @@ from greenroom.gateway.access_log import ACCESS_LOG, fields
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.hosts import Hosts, Origins, is_preflight
 from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect
+from greenroom.gateway.http.routes import UNMATCHED, Handler, check_expectations, route_of
 from greenroom.gateway.http.sse import drop
 from greenroom.gateway.metrics import GatewayMetrics
 from greenroom.gateway.replies.reply_headers import HINTS_HEADER, REPLY_ID_HEADER
@@ -33,7 +34,6 @@ _PROBES = (
     "/v2/health/live",
     _READY,
 )  # asked every few seconds, so not worth a line while all is well
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def request_middleware(config: GatewayConfig, metrics: GatewayMetrics) -> Callab
                     status = note.sent
                 raise
             finally:
-                path = _route(request)
+                path = route_of(request)
                 metrics.answered(path, status)
                 if note.code is not None:
                     metrics.error(note.code)
@@ -119,7 +119,7 @@ def page_middleware(hosts: Hosts, origins: Origins) -> Callable[..., Awaitable[w
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        hosts.check(request.headers.getall("Host", ()), probe=_route(request) in _PROBES)
+        hosts.check(request.headers.getall("Host", ()), probe=route_of(request) in _PROBES)
         if origins and is_preflight(request.method, request.headers):
             return web.Response(status=204, headers=origins.preflight(request.headers))
         return await handler(request)
@@ -155,7 +155,7 @@ async def name_reply(request: web.Request, response: web.StreamResponse) -> None
 @contextmanager
 def _traced(request: web.Request, note: Note) -> Iterator[telemetry.Span]:
     """The request's span, marked as failed only where the server is at fault. Probes have none."""
-    route = _route(request)
+    route = route_of(request)
     if route in _PROBES or not telemetry.enabled():
         yield telemetry.Span()
         return
@@ -163,7 +163,7 @@ def _traced(request: web.Request, note: Note) -> Iterator[telemetry.Span]:
     sent = ((name.lower(), value) for name, value in request.headers.items())
     span = telemetry.begin(f"{method} {route}", parent=telemetry.extract(sent), kind="server")
     span.set("http.request.method", method)
-    if request.match_info.route.resource is not None:
+    if route != UNMATCHED:
         span.set("http.route", route)
     try:
         with span.active():
@@ -181,6 +181,7 @@ async def _answer(request: web.Request, handler: Handler, note: Note) -> web.Str
     try:
         _check_id(note)
         current_request.request_id.set(note.request_id)
+        check_expectations(request)
         return await handler(request)
     except ClientGone:
         raise
@@ -218,8 +219,3 @@ async def _send(request: web.Request, response: web.StreamResponse, timeout_s: f
         raise ClientGone(f"took nothing for {timeout_s:g} seconds") from None
     except ConnectionError as error:
         raise ClientGone("closed the connection") from error
-
-
-def _route(request: web.Request) -> str:
-    resource = request.match_info.route.resource
-    return "unmatched" if resource is None else resource.canonical

@@ -40,7 +40,7 @@ _ERRORS: Mapping[int, str] = {
     408: "The body did not come in time.",
     409: "The idempotency key belongs to another request.",
     413: "The body is too large.",
-    415: "The body is not JSON in UTF-8.",
+    415: "The body is not JSON in UTF-8, or its Content-Encoding is none that is taken.",
     429: "A limit of the key or of the server: `rate_limited`, `too_many_concurrent`, `saturated`, `shed`.",
     500: "The generation failed, or the server did.",
     503: "Not ready, stopping, or not known whether the request was taken.",

@@ -11,12 +11,14 @@ from greenroom.core import bytes_tensors
 from greenroom.core.errors import InvalidRequest
 from greenroom.gateway.requests.bodies import not_valid
 from greenroom.gateway.requests.inferences.infer_call import (
+    BINARY_OUTPUT,
     CONTENT_TYPE,
     MAX_ID,
     MAX_TENSORS,
     InferCall,
     InputTensor,
     ParameterValue,
+    binary_output,
     check_came,
     checked_output,
     count_of,
@@ -106,10 +108,8 @@ def _call_of(body: InferBody, binary: bytes, most: int) -> InferCall:
         tensors.append(_tensor(tensor, part, most))
     if at < len(binary):
         raise InvalidRequest(f"{len(binary) - at} bytes behind the JSON belong to no input", param="inputs")
-    parameters = dict(body.parameters)
-    wants_binary = parameters.pop("binary_data_output", False)
-    if not isinstance(wants_binary, bool):
-        raise InvalidRequest("binary_data_output is true or false", param="parameters.binary_data_output")
+    wants_binary = binary_output(body.parameters) or False
+    parameters = {name: value for name, value in body.parameters.items() if name != BINARY_OUTPUT}
     outputs = tuple(checked_output(one.name, one.parameters) for one in body.outputs)
     return InferCall(tuple(tensors), outputs, parameters, body.id, wants_binary, body.model_name, body.model_version)
 

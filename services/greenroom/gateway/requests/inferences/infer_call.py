@@ -12,6 +12,7 @@ from greenroom.core.errors import InvalidRequest
 ParameterValue = str | int | float | bool
 BYTES = "BYTES"
 CONTENT_TYPE = "content_type"
+BINARY_OUTPUT = "binary_data_output"
 _BASE64 = "base64"
 MAX_ID = 1024
 MAX_TENSORS = 16
@@ -47,6 +48,16 @@ class InferCall:
     binary: bool = False
     model: str | None = None
     version: str | None = None
+
+
+def binary_output(parameters: Mapping[str, ParameterValue]) -> bool | None:
+    """What a call says of the form of all its outputs, None where it says nothing. Raises InvalidRequest."""
+    value = parameters.get(BINARY_OUTPUT)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest(
+            f"{BINARY_OUTPUT} is true or false", param=f"parameters.{BINARY_OUTPUT}", code="invalid_type"
+        )
+    return value
 
 
 def decoded(elements: Sequence[bytes], parameters: Mapping[str, ParameterValue], where: str) -> list[bytes]:
