@@ -29,7 +29,7 @@ from greenroom.core.units import GIB, MIB
 
 FILE: Final = "costs.json"
 EXECUTORS: Final = 4
-_FOLDERS_OF_A_MODEL: Final = 2
+FOLDERS_OF_A_MODEL: Final = 2
 _LOADINGS: Final = 9
 
 Above = Annotated[float, Meta(gt=0)]
@@ -136,7 +136,7 @@ def pretrained_ms(folder: Path, rounds: int = _LOADINGS) -> float:
 
 def random_models(folder: Path) -> dict[str, list[Path]]:
     """Two random checkpoints of each shape."""
-    found = {role: [folder / f"{role}-{number}" for number in range(_FOLDERS_OF_A_MODEL)] for role in SHAPES}
+    found = {role: [folder / f"{role}-{number}" for number in range(FOLDERS_OF_A_MODEL)] for role in SHAPES}
     for role, own in found.items():
         for each in own:
             save_expert(each, role)

@@ -44,7 +44,8 @@ def run_named(
 
     ``beside``: figures without an aim that are put on top too. Whatever no stage measured is None.
     """
-    found: dict[str, Any] = dict.fromkeys((*aims, *beside))
+    on_top = (*aims, *beside)
+    found: dict[str, Any] = dict.fromkeys(on_top)
     for name, stage in stages.items():
         say(f"\n== {name}")
         try:
@@ -52,7 +53,7 @@ def run_named(
         except Exception as error:
             own = {"error": f"{type(error).__name__}: {error}"}
             say(f"failed: {own['error']}")
-        found |= {figure: own[figure] for figure in found if own.get(figure) is not None}
+        found |= {figure: own[figure] for figure in on_top if own.get(figure) is not None}
         found[name] = own
     say("")
     say("\n".join(figure_lines({name: found[name] for name in aims}, aims)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks.coserve.boards import definition, role_of
 from benchmarks.coserve.checkpoints import checkpoints, smaller, write_definition
-from benchmarks.coserve.costs import Costs, documented, kept_or_measured
+from benchmarks.coserve.costs import FOLDERS_OF_A_MODEL, Costs, documented, measured
 from benchmarks.coserve.random_experts import CROP_PIXELS, weight_bytes
 from benchmarks.coserve.real.scale import Scale
 from benchmarks.harness.machine import cache_folder
@@ -87,7 +87,10 @@ class RealBoard:
 
 
 def prepare(scale: Scale) -> RealBoard:
-    """Made once in the cache folder. Raises NoRoom."""
+    """Made once in the cache folder. Raises NoRoom.
+
+    Costs are those of this hour, not the ones that are kept: a machine may be a fifth faster in another one.
+    """
     cache = cache_folder() / "bench-coserve"
     made = definition("A", scale.seed)
     if scale.types is not None:
@@ -99,7 +102,7 @@ def prepare(scale: Scale) -> RealBoard:
     write_definition(file, made, folders)
     collaboration = read_collaboration(file)
     architectures = build_architectures(collaboration)
-    costs = kept_or_measured() if scale.measured else documented()
+    costs = measured(_of_each_role(folders)) if scale.measured else documented()
     path = ensure_pack(collaboration, architectures, cache)
     with closing(PackFile.open(path)) as pack:
         sizes = pack.manifest.sizes()
@@ -119,6 +122,13 @@ def prepare(scale: Scale) -> RealBoard:
     return RealBoard(
         file, cache, collaboration, own, costs, link, board, memory, profile, torch_ms=costs.models["type"].torch_ms
     )
+
+
+def _of_each_role(folders: Mapping[str, Path]) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for name, folder in folders.items():
+        found.setdefault(role_of(name), []).append(folder)
+    return {role: own[:FOLDERS_OF_A_MODEL] for role, own in found.items()}
 
 
 @contextmanager

@@ -60,3 +60,9 @@ def test_options_go_to_the_stages_that_know_them(tmp_path: Path) -> None:
     assert scale_of(Stage("cache"), Settings(quick=False, out=tmp_path)) == Much()
     asked = Settings(quick=True, out=tmp_path, seeds=9, trace=trace)
     assert scale_of(Stage("cache"), asked) == Much(10, 9, trace)
+
+
+def test_no_figure_of_a_stage_takes_the_place_of_another_stage() -> None:
+    found = run_named({"line": lambda: {"rate": 1.0}, "real": lambda: {"line": "another one"}}, {}, lambda _: None)
+    assert found["line"] == {"rate": 1.0}
+    assert found["real"] == {"line": "another one"}
