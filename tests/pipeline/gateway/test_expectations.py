@@ -60,6 +60,7 @@ async def connection(server: Server) -> AsyncIterator[Connection]:
         ("POST /v2/nothing", "unmatched"),
         ("DELETE /v1/models", "unmatched"),
         ("OPTIONS *", "unmatched"),
+        ("GET http://localhost", "unmatched"),
     ],
 )
 @pytest.mark.parametrize("expect", [["200-ok"], ["100-continue, 200-ok"], ["100-continue", "x"], ["x" * 300]])
@@ -80,6 +81,14 @@ async def test_an_expectation_that_is_not_known_is_417(
     assert not [record for record in caplog.records if record.exc_info]
     connection.ask("GET /live")
     assert (await connection.answer())[0] == 200, "the connection serves on"
+
+
+async def test_a_connect_is_refused_as_well(server: Server, connection: Connection) -> None:
+    """It has neither path nor body."""
+    connection.ask("CONNECT host:443", "Expect: 200-ok", "X-Request-Id: mine")
+    status, headers, _ = await connection.answer()
+    assert (status, headers["x-request-id"]) == (417, "mine")
+    await server.over("unmatched", 417)
 
 
 @pytest.mark.parametrize("word", ["100-continue", "100-Continue"])

@@ -172,6 +172,7 @@ def _input(tensor: _Input, raw: bytes | None, most: int) -> InputTensor:
     parameters = _parameters(tensor.parameters)
     if raw is not None and tensor.HasField("contents"):
         raise InvalidRequest(f"the input {tensor.name!r} has contents and raw contents; send one of them", param=where)
+    count, shape = count_of(tensor.name, tensor.datatype, tensor.shape, most), tuple(tensor.shape)
     others = [field.name for field, _ in tensor.contents.ListFields() if field.name != _CONTENTS]
     if others:
         raise InvalidRequest(
@@ -179,7 +180,6 @@ def _input(tensor: _Input, raw: bytes | None, most: int) -> InputTensor:
             param=f"{where}.contents.{others[0]}",
             code="unsupported_field",
         )
-    count, shape = count_of(tensor.name, tensor.datatype, tensor.shape, most), tuple(tensor.shape)
     elements: Sequence[bytes] = tensor.contents.bytes_contents
     if raw is not None:
         try:

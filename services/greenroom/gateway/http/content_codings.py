@@ -9,7 +9,7 @@ from greenroom.core.units import KIB
 from greenroom.gateway.errors import ApiError
 
 SLICE = 256 * KIB
-"""Bytes of a slice at most: a millisecond of decompression."""
+"""Bytes of a slice at most: some milliseconds of decompression."""
 _FED = 64 * KIB
 """Compressed bytes that are looked at together. A slice begins behind what the one before has left of them."""
 _MOST_MEMBERS = 1024
@@ -19,7 +19,7 @@ _NAMES = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
 """What they are called (RFC 9110, 8.4.1)."""
 _GZIP = 16 + zlib.MAX_WBITS
 _ZLIB_METHOD = 8
-"""The first half byte of zlib's head (RFC 1950, 2.2). None of deflate's blocks begins with it."""
+"""The first half byte of zlib's head (RFC 1950, 2.2). No block of deflate that an encoder writes begins with it."""
 
 
 def inflater_of(headers: Sequence[str]) -> Inflater | None:
@@ -31,7 +31,7 @@ def inflater_of(headers: Sequence[str]) -> Inflater | None:
     if len(codings) > 1 or codings[0] not in _NAMES:
         raise ApiError(
             415,
-            f"the header {_HEADER} takes {' or '.join(_TAKEN)}, once, or is left out; not {', '.join(codings):.80}",
+            f"the header {_HEADER} takes {' or '.join(_TAKEN)}, once, or is left out; not {', '.join(codings)!r:.80}",
             code="unsupported_content_encoding",
             param=_HEADER.lower(),
             headers={"Accept-Encoding": ", ".join(_TAKEN)},
@@ -70,7 +70,7 @@ class Inflater:
             raise self._broken(f"was cut off: the end of what its header {_HEADER} says is {self._coding} has not come")
 
     def _stream(self, rest: bytes) -> zlib._Decompress:
-        """Which one is to have the next bytes: of gzip any number of members may follow one another."""
+        """Which one is to have the next bytes: of gzip several members may follow one another."""
         if self._zlib is not None and not self._zlib.eof:
             return self._zlib
         if self._zlib is not None and self._coding == "deflate":

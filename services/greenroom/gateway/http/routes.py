@@ -34,7 +34,15 @@ class Routes:
 
     def rest(self) -> None:
         """Call this behind all others: for whatever they do not take."""
-        self._router.register_resource(_Rest(self._router))
+        rest, resolve = _Rest(self._router), self._router.resolve
+        self._router.register_resource(rest)
+
+        async def resolve_all(request: web.Request) -> web.UrlMappingMatchInfo:
+            """A target without a path, as CONNECT's, comes to no resource, so aiohttp would answer it itself."""
+            found = await resolve(request)
+            return found if found.http_exception is None else (await rest.resolve(request))[0]
+
+        self._router.resolve = resolve_all  # type: ignore[method-assign]
 
 
 def route_of(request: web.Request) -> str:
@@ -72,7 +80,7 @@ async def _go_on(request: web.Request) -> None:
 
 
 class _Rest(web.AbstractResource):
-    """Every path, in every method. aiohttp comes to it where no other resource below "/" takes the request."""
+    """Every path, in every method. aiohttp comes to it where no other resource takes the request."""
 
     def __init__(self, router: web.UrlDispatcher) -> None:
         super().__init__()

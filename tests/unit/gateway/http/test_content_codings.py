@@ -91,3 +91,10 @@ def test_others_are_refused(headers: list[str]) -> None:
         inflater_of(headers)
     assert (caught.value.status, caught.value.code) == (415, "unsupported_content_encoding")
     assert caught.value.headers == {"Accept-Encoding": "gzip, deflate"}
+
+
+def test_a_coding_that_is_no_text_is_named_so_that_it_can_be_told() -> None:
+    """As a header comes whose bytes are no UTF-8."""
+    with pytest.raises(ApiError, match="takes gzip or deflate") as refused:
+        inflater_of([b"gz\xefip".decode(errors="surrogateescape")])
+    assert str(refused.value).encode()
